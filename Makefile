@@ -1,0 +1,85 @@
+# The project's commands. Needs Python 3.11 or later with venv and headers, gcc, g++ and make
+# (Debian: python3-venv python3-dev gcc g++ make). Everything is installed into .venv.
+#
+#   make demo     train under a budget and print the comparison (ARGS="--help" for its options)
+#   make test     all tests
+#   make check    format, lint, types, floors, static analysis, C tests under sanitisers
+#   make format   rewrite the sources in the house format
+#   make bench    every benchmark, one after the other
+#   make gpu      the tests that need an NVIDIA GPU
+#   make setup    what the others do first: .venv, dependencies, native core
+#   make clean    remove everything that was built; .venv too
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+NATIVE := swapkit/_native
+C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
+C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
+FORMATTED := $(C_SOURCES) $(C_HEADERS) $(sort $(wildcard tests/c/*.[ch] swapkit/_runtime/*.cpp))
+C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
+# Runs a command for every C source, as many at a time as there are cores; {} is the source.
+EACH_C_SOURCE := printf '%s\n' $(C_SOURCES) | xargs -P $$(nproc) -I {}
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+MAKEFLAGS += --no-print-directory
+
+.PHONY: setup demo test check check-python check-c check-sanitisers format bench gpu clean
+
+setup: $(READY)
+	@:
+
+$(READY): pyproject.toml setup.py build_native.py constraints.txt $(C_SOURCES) $(C_HEADERS)
+	@echo "setup: $(VENV)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install -qq -c constraints.txt setuptools cffi
+	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[demo,dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m swapkit demo $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: check-python check-c check-sanitisers
+
+check-python: setup
+	@echo "check: format, lint, types, floors, stub"
+	@$(BIN)/ruff format -q --check
+	@$(BIN)/ruff check -q
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache >$(VENV)/floors.log || { cat $(VENV)/floors.log; exit 1; }
+	@$(BIN)/python -m tools.check_includes
+	@$(BIN)/python -m tools.generate_stub --check
+
+check-c: setup
+	@echo "check: clang-format, gcc -fanalyzer, clang-tidy"
+	@$(BIN)/clang-format --dry-run -Werror --ferror-limit=1 $(FORMATTED)
+	@$(EACH_C_SOURCE) gcc $(C_FLAGS) -O2 -Wall -Wextra -Werror -fanalyzer -c {} -o /dev/null
+	@$(EACH_C_SOURCE) gcc $(C_FLAGS) -O1 -DSK_DEBUG -Wall -Wextra -Werror -c {} -o /dev/null
+	@$(EACH_C_SOURCE) $(BIN)/clang-tidy --quiet {} -- $(C_FLAGS)
+
+check-sanitisers: setup
+	@echo "check: C tests, plain and under address, undefined behaviour and thread sanitisers"
+	@$(MAKE) -s -C tests/c test
+	@$(MAKE) -s -C tests/c asan
+	@$(MAKE) -s -C tests/c tsan
+
+format: setup
+	@$(BIN)/ruff format -q
+	@$(BIN)/clang-format -i $(FORMATTED)
+
+bench: setup
+	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+gpu:
+	@echo "make gpu: the CUDA backend is not part of this version" >&2; exit 1
+
+clean:
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find swapkit tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@rm -rf $(NATIVE)/_lib*.so $(VENV)
