@@ -1,0 +1,313 @@
+/* swapkit.h - the C interface of swapkit: backends, the caching pool, and what torch calls.
+ *
+ * Words.  A *backend* serves one device through a table of operations. A *segment* is one
+ * contiguous range obtained from the backend by one call; a *block* is a part of a segment, in use
+ * or free. *Reserved* bytes are those the device really holds for us (in use + cached); they never
+ * exceed the pool's *budget*. A *stream* is an ordered queue of device work (NULL: the host's own
+ * program order), an *event* a mark in it that can be waited for. *Rescue* is what a pool asks of
+ * its owner when an allocation would not fit.
+ *
+ * Rules.  Every fallible function returns an sk_status and leaves its `out` arguments untouched on
+ * failure; sk_error_text() then says why, per thread. Ownership is one of: owned (released with the
+ * function named), borrowed, transferred. Destroy functions accept NULL. "Threads: any" means that
+ * the function may be called from any thread at the same time as any other. Callbacks run on the
+ * calling thread with no lock of ours held. Nothing here touches a driver while the process exits.
+ *
+ * This header is the only source of the Python bindings: with SK_CDEF defined it must preprocess to
+ * plain declarations. */
+#ifndef SWAPKIT_H
+#define SWAPKIT_H
+
+#ifdef SK_CDEF
+#define SK_API
+#define SK_NODISCARD
+#else
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#define SK_API __attribute__((visibility("default")))
+#define SK_NODISCARD __attribute__((warn_unused_result))
+#endif
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+/* One list gives the codes, their names (sk_status_name) and the Python exceptions. */
+#define SK_STATUS_LIST(X)                                                                          \
+    X(SK_OK, 0)                                                                                    \
+    X(SK_NOT_READY, 1)            /* asked without waiting; the work is still under way */         \
+    X(SK_INVALID, 2)              /* an argument is wrong; nothing was done */                     \
+    X(SK_UNSUPPORTED, 3)          /* this backend cannot do that */                                \
+    X(SK_OVER_BUDGET, 4)          /* would pass the budget; the device was not asked */            \
+    X(SK_OUT_OF_DEVICE_MEMORY, 5) /* the device refused */                                         \
+    X(SK_OUT_OF_HOST_MEMORY, 6)   /* the host refused */                                           \
+    X(SK_BACKEND_FAILED, 7)       /* the driver reported an error */                               \
+    X(SK_CORRUPT, 8)              /* a structure broke its invariants: a bug */
+
+#define SK_STATUS_ENTRY(name, value) name = value,
+typedef enum sk_status { SK_STATUS_LIST(SK_STATUS_ENTRY) } sk_status;
+
+/* Name of a code, "SK_OK" and so on. Borrowed, static. Threads: any. */
+SK_API const char *sk_status_name(sk_status status);
+/* What this thread's most recent failure was about. Borrowed until its next failure. */
+SK_API const char *sk_error_text(void);
+
+/* ---- backend --------------------------------------------------------------------------------- */
+
+typedef struct sk_backend sk_backend;
+typedef struct sk_stream sk_stream; /* the backend's own; opaque to everyone else */
+typedef struct sk_event sk_event;
+
+typedef enum sk_copy_kind {
+    SK_DEVICE_TO_HOST,
+    SK_HOST_TO_DEVICE,
+    SK_DEVICE_TO_DEVICE
+} sk_copy_kind;
+
+typedef struct sk_memory_info {
+    size_t free_bytes;
+    size_t total_bytes;
+} sk_memory_info;
+
+/* What a backend implements. All functions may be called from any thread. Mandatory unless said. */
+typedef struct sk_backend_ops {
+    uint32_t struct_size; /* sizeof(sk_backend_ops) of the version compiled against */
+    uint32_t reserved;
+    const char *name;
+    void (*destroy)(void *self); /* optional */
+    sk_status (*memory_info)(void *self, sk_memory_info *out);
+    /* Whole segments: both, or neither if the virtual memory group is there. */
+    sk_status (*memory_alloc)(void *self, size_t nbytes, void **out);
+    sk_status (*memory_free)(void *self, void *address, size_t nbytes);
+    /* Virtual memory: all four or none. Multiples of granule_bytes; only committed bytes count as
+     * device memory. Committed ranges may be read and written, others must fault or be unreachable.
+     */
+    size_t granule_bytes;
+    sk_status (*range_reserve)(void *self, size_t nbytes, void **out);
+    sk_status (*range_release)(void *self, void *address, size_t nbytes);
+    sk_status (*range_commit)(void *self, void *address, size_t nbytes);
+    sk_status (*range_decommit)(void *self, void *address, size_t nbytes);
+    /* Streams and events. An event may be recorded again; a wait on one never recorded returns. */
+    sk_status (*stream_create)(void *self, sk_stream **out);
+    sk_status (*stream_destroy)(void *self, sk_stream *stream); /* waits for its work */
+    sk_status (*stream_sync)(void *self, sk_stream *stream);
+    sk_status (*stream_wait)(void *self, sk_stream *stream, sk_event *event);
+    sk_status (*event_create)(void *self, sk_event **out);
+    sk_status (*event_destroy)(void *self, sk_event *event); /* also while recorded work runs */
+    sk_status (*event_record)(void *self, sk_event *event, sk_stream *stream);
+    sk_status (*event_query)(void *self, sk_event *event); /* SK_OK or SK_NOT_READY */
+    sk_status (*event_sync)(void *self, sk_event *event);
+    sk_status (*copy_async)(void *self, void *to, const void *from, size_t nbytes,
+                            sk_copy_kind kind, sk_stream *stream);
+    /* Optional: run `call(argument)` on the host, in stream order. It must not call the backend. */
+    sk_status (*stream_call)(void *self, sk_stream *stream, void (*call)(void *), void *argument);
+} sk_backend_ops;
+
+/* Validate `ops` (sizes, mandatory members, both-or-none groups) and make a backend of them; absent
+ * optional members become functions that return SK_UNSUPPORTED.
+ * self  transferred on success: ops->destroy gets it.   out  owned: sk_backend_close().
+ * Returns SK_INVALID with the name of the member at fault. Threads: any. */
+SK_API SK_NODISCARD sk_status sk_backend_open(const sk_backend_ops *ops, void *self,
+                                              sk_backend **out);
+/* The backend is destroyed once the last pool, stream and event over it is gone, too. */
+SK_API void sk_backend_close(sk_backend *backend);
+/* The table in force, after validation. Borrowed until the backend is closed. */
+SK_API const sk_backend_ops *sk_backend_table(const sk_backend *backend);
+
+/* The functions of a backend's table, called through the handle. Threads: any. */
+SK_API SK_NODISCARD sk_status sk_memory_info_get(sk_backend *backend, sk_memory_info *out);
+SK_API SK_NODISCARD sk_status sk_stream_create(sk_backend *backend, sk_stream **out);
+SK_API SK_NODISCARD sk_status sk_stream_destroy(sk_backend *backend, sk_stream *stream);
+SK_API SK_NODISCARD sk_status sk_stream_sync(sk_backend *backend, sk_stream *stream);
+SK_API SK_NODISCARD sk_status sk_stream_wait(sk_backend *backend, sk_stream *stream,
+                                             sk_event *event);
+SK_API SK_NODISCARD sk_status sk_event_create(sk_backend *backend, sk_event **out);
+SK_API SK_NODISCARD sk_status sk_event_destroy(sk_backend *backend, sk_event *event);
+SK_API SK_NODISCARD sk_status sk_event_record(sk_backend *backend, sk_event *event,
+                                              sk_stream *stream);
+SK_API SK_NODISCARD sk_status sk_event_query(sk_backend *backend, sk_event *event);
+SK_API SK_NODISCARD sk_status sk_event_sync(sk_backend *backend, sk_event *event);
+SK_API SK_NODISCARD sk_status sk_copy_async(sk_backend *backend, void *to, const void *from,
+                                            size_t nbytes, sk_copy_kind kind, sk_stream *stream);
+
+/* The CPU as a device: a range of host memory, worker threads as streams. */
+typedef struct sk_cpu_params {
+    size_t capacity_bytes;     /* 0: what the machine or its control group allows */
+    uint64_t copy_bytes_per_s; /* of each stream; 0: as fast as it goes */
+    uint64_t copy_latency_ns;  /* added to every asynchronous copy */
+} sk_cpu_params;
+
+SK_API SK_NODISCARD sk_status sk_backend_cpu(const sk_cpu_params *params, sk_backend **out);
+
+/* Wrappers for tests. Each takes `inner` over (transferred on success) and is itself a backend. */
+
+/* Fails the `nth` fallible call from now (1: the next) with `status`; with `forever` every later
+ * one too. nth 0 disarms. Calls that release something are counted but never fail. */
+SK_API SK_NODISCARD sk_status sk_backend_fault(sk_backend *inner, sk_backend **out);
+SK_API void sk_fault_arm(sk_backend *fault, uint64_t nth, bool forever, sk_status status);
+SK_API uint64_t sk_fault_calls(sk_backend *fault); /* fallible calls since the last arm */
+
+/* Holds every asynchronous copy back until sk_delay_release() has let it go. `inner` must support
+ * stream_call. Destroying a stream lets everything go, for good. */
+SK_API SK_NODISCARD sk_status sk_backend_delay(sk_backend *inner, sk_backend **out);
+SK_API void sk_delay_release(sk_backend *delay, uint64_t ncopies); /* UINT64_MAX: all, for good */
+
+/* Remembers the last calls. */
+typedef struct sk_trace_call {
+    const char *name; /* the member of sk_backend_ops; static */
+    size_t nbytes;    /* 0 where the call has none */
+    sk_status status;
+} sk_trace_call;
+
+SK_API SK_NODISCARD sk_status sk_backend_trace(sk_backend *inner, size_t capacity,
+                                               sk_backend **out);
+/* Copies up to `capacity` of the remembered calls, oldest first; returns how many. */
+SK_API size_t sk_trace_read(sk_backend *trace, sk_trace_call *out, size_t capacity);
+
+/* ---- ring: recorded events for timelines ----------------------------------------------------- */
+
+typedef struct sk_ring sk_ring;
+
+typedef enum sk_ring_kind {
+    SK_RING_TAKE,
+    SK_RING_GIVE,
+    SK_RING_RESCUE, /* nbytes: what the rescue freed */
+    SK_RING_OOM,
+    SK_RING_COPY_OUT,
+    SK_RING_COPY_IN,
+    SK_RING_MARK /* the owner's own: a step's end, ... */
+} sk_ring_kind;
+
+typedef struct sk_ring_event {
+    uint64_t time_ns; /* CLOCK_MONOTONIC */
+    uint64_t nbytes;
+    uint64_t in_use_bytes; /* after the event */
+    uint64_t reserved_bytes;
+    uint32_t kind; /* sk_ring_kind */
+    uint32_t tag;
+} sk_ring_event;
+
+/* out  owned: sk_ring_destroy(), after it was detached from every pool. */
+SK_API SK_NODISCARD sk_status sk_ring_create(size_t capacity, sk_ring **out);
+SK_API void sk_ring_destroy(sk_ring *ring);
+/* Take the oldest events out; returns how many. `*lost` (may be NULL): overwritten since the last
+ * call. Threads: any. */
+SK_API size_t sk_ring_read(sk_ring *ring, sk_ring_event *out, size_t capacity, uint64_t *lost);
+
+/* ---- pool: the caching allocator ------------------------------------------------------------- */
+
+typedef struct sk_pool sk_pool;
+
+/* Bytes freed by the owner because `needed_bytes` more are wanted; 0: nothing more can be freed. It
+ * is asked again as long as it says more than 0, so it must say 0 in the end; and it must not
+ * take from another pool whose rescue takes from this one. */
+typedef size_t (*sk_rescue_fn)(void *context, size_t needed_bytes);
+
+typedef struct sk_pool_params {
+    size_t budget_bytes; /* most bytes reserved; 0: no budget */
+    bool whole_segments; /* use memory_alloc even if the backend has virtual memory */
+} sk_pool_params;
+
+typedef struct sk_stat {
+    int64_t current, peak, allocated, freed;
+} sk_stat;
+
+/* torch's meanings and names. Index 0: all, 1: small blocks, 2: large blocks. */
+typedef struct sk_pool_stats {
+    sk_stat allocation[3], segment[3], active[3], inactive_split[3];
+    sk_stat allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3];
+    sk_stat requested_bytes[3];
+    int64_t num_alloc_retries, num_ooms, num_sync_all_streams, num_device_alloc, num_device_free;
+    int64_t num_rescues; /* callbacks that freed something */
+    int64_t rescued_bytes;
+    uint64_t budget_bytes; /* 0: none */
+} sk_pool_stats;
+
+typedef enum sk_block_state { SK_BLOCK_IN_USE, SK_BLOCK_PENDING, SK_BLOCK_CACHED } sk_block_state;
+
+typedef struct sk_block_info {
+    uintptr_t address;
+    size_t nbytes;
+    size_t requested_bytes;
+    uint32_t tag;
+    uint32_t state; /* sk_block_state */
+} sk_block_info;
+
+typedef struct sk_segment_info {
+    uintptr_t address;
+    size_t nbytes;          /* of address space */
+    size_t committed_bytes; /* that the device holds */
+} sk_segment_info;
+
+/* backend  kept open by the pool. Every stream that the pool is told of must outlive the pool.
+ * out      owned: sk_pool_destroy(). */
+SK_API SK_NODISCARD sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params,
+                                             sk_pool **out);
+/* Gives everything back to the backend. SK_INVALID, and nothing done, while blocks are in use. */
+SK_API SK_NODISCARD sk_status sk_pool_destroy(sk_pool *pool);
+
+/* Take a block of at least `nbytes` that is safe to use on `stream`.
+ *
+ * nbytes   > 0.
+ * out      owned: give back with sk_pool_give().
+ * Returns  SK_OVER_BUDGET or SK_OUT_OF_DEVICE_MEMORY only after pending events were drained, caches
+ *          trimmed, and the rescue callback has nothing more to free.
+ * Threads  any. May wait for an event or call back; never holds a lock while doing so. */
+SK_API SK_NODISCARD sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream,
+                                           void **out);
+/* SK_INVALID if `address` is no block in use. The block may be handed out again at once to the
+ * stream it was taken on, elsewhere only behind an event. Threads: any; allocates nothing. */
+SK_API SK_NODISCARD sk_status sk_pool_give(sk_pool *pool, void *address);
+/* `stream` works on the block too: its reuse will wait for the work queued there when it is given.
+ */
+SK_API SK_NODISCARD sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream);
+/* Wait for pending blocks, then give every cached byte that can be spared to the device. */
+SK_API SK_NODISCARD sk_status sk_pool_trim(sk_pool *pool);
+/* 0: no budget. Trims first; SK_OVER_BUDGET, and nothing changed, if more is then still reserved.
+ */
+SK_API SK_NODISCARD sk_status sk_pool_set_budget(sk_pool *pool, size_t budget_bytes);
+/* Called when an allocation would fail. Not called from inside itself: there the allocation fails.
+ * NULL: none. Threads: any; a call already under way may still end. */
+SK_API void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context);
+/* ring  borrowed until detached; NULL detaches. While one is attached every event costs a clock. */
+SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
+/* Put an event of the owner's own into the pool's ring, if there is one. */
+SK_API void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes);
+/* Label for the blocks that this thread takes from now on; returns the previous one. 0: none. */
+SK_API uint32_t sk_tag_set(uint32_t tag);
+
+SK_API void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out);
+SK_API void sk_pool_stats_reset_peak(sk_pool *pool);
+/* Most bytes reserved since the last call, besides and apart from the statistics' peaks. */
+SK_API size_t sk_pool_peak_take(sk_pool *pool);
+/* 1 if `address` lies in one of the pool's segments. */
+SK_API int sk_pool_owns(sk_pool *pool, const void *address);
+/* Copy up to `capacity` descriptions; returns how many there are. */
+SK_API size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity);
+SK_API size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity);
+/* Walk every structure. SK_CORRUPT: sk_error_text() names the invariant that is broken. */
+SK_API SK_NODISCARD sk_status sk_pool_check(sk_pool *pool);
+
+/* ---- entry: what torch calls ----------------------------------------------------------------- */
+
+typedef struct sk_entry sk_entry;
+
+/* Writes into `text` what a failed request for `nbytes` should say; returns its length. */
+typedef size_t (*sk_explain_fn)(void *context, size_t nbytes, char *text, size_t capacity);
+
+/* pool  borrowed: must outlive the entry.   out  owned: sk_entry_destroy(). */
+SK_API SK_NODISCARD sk_status sk_entry_create(sk_pool *pool, sk_entry **out);
+SK_API void sk_entry_destroy(sk_entry *entry);
+/* NULL: none; the plain text with the pool's figures is used. Threads: any. */
+SK_API void sk_entry_set_explain(sk_entry *entry, sk_explain_fn explain, void *context);
+/* NULL on failure: sk_entry_error() then has this thread's text for the user. Threads: any. */
+SK_API void *sk_entry_alloc(sk_entry *entry, size_t nbytes);
+SK_API void sk_entry_free(sk_entry *entry, void *address);
+SK_API const char *sk_entry_error(void);
+
+#ifdef SK_CDEF
+/* Python's side of the callbacks above (cffi API mode). */
+extern "Python" size_t sk_python_rescue(void *context, size_t needed_bytes);
+extern "Python" size_t sk_python_explain(void *context, size_t nbytes, char *text, size_t capacity);
+#endif
+
+#endif

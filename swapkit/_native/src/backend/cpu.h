@@ -1,0 +1,46 @@
+/* cpu.h - the CPU as a device: state shared by its memory half and its stream half. */
+#ifndef SWAPKIT_BACKEND_CPU_H
+#define SWAPKIT_BACKEND_CPU_H
+
+#include <pthread.h>
+
+#include "backend/backend.h"
+#include "base/thread.h"
+
+typedef struct sk__cpu {
+    sk__mutex lock;
+    pthread_cond_t changed; /* an event completed, a task was added or done, a stream stops */
+    sk__fork_node fork_node;
+    sk_cpu_params params; /* capacity_bytes resolved; never changes */
+    size_t used_bytes SK_GUARDED_BY(lock);
+    sk_stream *streams SK_GUARDED_BY(lock); /* all live ones */
+} sk__cpu;
+
+/* Memory half: cpu_memory.c. What the machine or its control group allows, and is free. */
+sk_status sk__cpu_machine_memory(sk_memory_info *out);
+sk_status sk__cpu_memory_info(void *self, sk_memory_info *out);
+sk_status sk__cpu_memory_alloc(void *self, size_t nbytes, void **out);
+sk_status sk__cpu_memory_free(void *self, void *address, size_t nbytes);
+size_t sk__cpu_granule_bytes(void);
+sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out);
+sk_status sk__cpu_range_release(void *self, void *address, size_t nbytes);
+sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes);
+sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes);
+
+/* Stream half: cpu_stream.c. */
+sk_status sk__cpu_stream_create(void *self, sk_stream **out);
+sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream);
+sk_status sk__cpu_stream_sync(void *self, sk_stream *stream);
+sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event);
+sk_status sk__cpu_event_create(void *self, sk_event **out);
+sk_status sk__cpu_event_destroy(void *self, sk_event *event);
+sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream);
+sk_status sk__cpu_event_query(void *self, sk_event *event);
+sk_status sk__cpu_event_sync(void *self, sk_event *event);
+sk_status sk__cpu_copy_async(void *self, void *to, const void *from, size_t nbytes,
+                             sk_copy_kind kind, sk_stream *stream);
+sk_status sk__cpu_stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument);
+/* In a forked child: the streams' threads are gone; they start again at the next task. */
+void sk__cpu_streams_after_fork(void *self);
+
+#endif

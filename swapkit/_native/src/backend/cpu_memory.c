@@ -1,0 +1,230 @@
+/* cpu_memory.c - host memory as device memory.
+ *
+ * A range is reserved as inaccessible address space; committing makes granules readable and
+ * writable, decommitting returns their pages to the kernel and makes them inaccessible again. The
+ * hardware thus enforces that no page outside the committed bytes can ever be resident, huge pages
+ * included: the kernel only builds one inside a range that is writable throughout. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include "backend/cpu.h"
+
+enum {
+    /* Of commit and decommit: small against the tensors worth moving, yet big enough that the
+     * kernel's bookkeeping per range does not grow with the number of blocks. */
+    GRANULE_BYTES = 64 * 1024,
+    RANGE_ALIGNMENT = 2 * 1024 * 1024, /* the huge page of x86-64 and most AArch64 kernels */
+    PATH_BYTES = 512,
+    LINE_BYTES = 512,
+    DECIMAL = 10,
+};
+
+/* ---- how much there is ----------------------------------------------------------------------- */
+
+/* The number in a control group's file; `otherwise` if there is none or it says "max". */
+static size_t cgroup_number(const char *directory, const char *file, size_t otherwise) {
+    char path[PATH_BYTES];
+    char line[LINE_BYTES];
+    (void)snprintf(path, sizeof path, "%s/%s", directory, file);
+    FILE *stream = fopen(path, "re");
+    if (stream == NULL) {
+        return otherwise;
+    }
+    const char *text = fgets(line, sizeof line, stream);
+    (void)fclose(stream);
+    char *end = line;
+    unsigned long long number = text != NULL ? strtoull(line, &end, DECIMAL) : 0;
+    return end != line ? (size_t)number : otherwise;
+}
+
+/* Apply the limit of one control group directory and of all above it. */
+static void cgroup_apply(char *directory, size_t root_length, const char *limit_file,
+                         const char *usage_file, sk_memory_info *info) {
+    for (;;) {
+        size_t limit = cgroup_number(directory, limit_file, SIZE_MAX);
+        size_t usage = cgroup_number(directory, usage_file, 0);
+        info->total_bytes = sk__min(info->total_bytes, limit);
+        info->free_bytes = sk__min(info->free_bytes, limit > usage ? limit - usage : 0);
+        char *slash = strrchr(directory, '/');
+        if (slash == NULL || (size_t)(slash - directory) < root_length) {
+            return;
+        }
+        *slash = '\0';
+    }
+}
+
+/* A line of /proc/self/cgroup: "0::/path" (version 2) or "4:memory:/path" (version 1). */
+static void cgroup_line_apply(char *line, sk_memory_info *info) {
+    char *newline = strchr(line, '\n');
+    if (newline != NULL) {
+        *newline = '\0';
+    }
+    const char *controllers = strchr(line, ':');
+    const char *path = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+    bool second = strncmp(line, "0::", 3) == 0;
+    if (path == NULL || (!second && strncmp(controllers, ":memory:", 8) != 0)) {
+        return;
+    }
+    const char *root = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    char directory[PATH_BYTES];
+    (void)snprintf(directory, sizeof directory, "%s%s", root, path + 1);
+    cgroup_apply(directory, strlen(root), second ? "memory.max" : "memory.limit_in_bytes",
+                 second ? "memory.current" : "memory.usage_in_bytes", info);
+}
+
+static void cgroups_apply(sk_memory_info *info) {
+    FILE *stream = fopen("/proc/self/cgroup", "re");
+    if (stream == NULL) {
+        return;
+    }
+    char line[LINE_BYTES];
+    while (fgets(line, sizeof line, stream) != NULL) {
+        cgroup_line_apply(line, info);
+    }
+    (void)fclose(stream);
+}
+
+sk_status sk__cpu_machine_memory(sk_memory_info *out) {
+    struct sysinfo machine;
+    if (sysinfo(&machine) != 0) {
+        return sk__fail(SK_BACKEND_FAILED, "cpu backend: sysinfo failed: %s", strerror(errno));
+    }
+    sk_memory_info info = {
+        .free_bytes = (size_t)(machine.freeram + machine.bufferram) * machine.mem_unit,
+        .total_bytes = (size_t)machine.totalram * machine.mem_unit,
+    };
+    cgroups_apply(&info);
+    *out = info;
+    return SK_OK;
+}
+
+sk_status sk__cpu_memory_info(void *self, sk_memory_info *out) {
+    sk__cpu *cpu = self;
+    sk__lock(&cpu->lock);
+    out->total_bytes = cpu->params.capacity_bytes;
+    out->free_bytes = out->total_bytes - cpu->used_bytes;
+    sk__unlock(&cpu->lock);
+    return SK_OK;
+}
+
+/* ---- capacity -------------------------------------------------------------------------------- */
+
+static sk_status capacity_claim(sk__cpu *cpu, size_t nbytes) {
+    sk__lock(&cpu->lock);
+    size_t free_bytes = cpu->params.capacity_bytes - cpu->used_bytes;
+    if (nbytes <= free_bytes) {
+        cpu->used_bytes += nbytes;
+    }
+    sk__unlock(&cpu->lock);
+    if (nbytes > free_bytes) {
+        return sk__fail(SK_OUT_OF_DEVICE_MEMORY,
+                        "cpu backend: %zu bytes asked, %zu of its %zu are free", nbytes, free_bytes,
+                        cpu->params.capacity_bytes);
+    }
+    return SK_OK;
+}
+
+static void capacity_return(sk__cpu *cpu, size_t nbytes) {
+    sk__lock(&cpu->lock);
+    sk_assert(nbytes <= cpu->used_bytes);
+    cpu->used_bytes -= nbytes;
+    sk__unlock(&cpu->lock);
+}
+
+static sk_status map_failed(const char *what, size_t nbytes) {
+    sk_status status = errno == ENOMEM ? SK_OUT_OF_DEVICE_MEMORY : SK_BACKEND_FAILED;
+    return sk__fail(status, "cpu backend: %s of %zu bytes failed: %s", what, nbytes,
+                    strerror(errno));
+}
+
+/* ---- whole segments -------------------------------------------------------------------------- */
+
+/* Huge pages make first touches several times cheaper. A hint: without them all works as well. */
+static void huge_pages_advise(void *address, size_t nbytes) {
+    (void)madvise(address, nbytes, MADV_HUGEPAGE);
+}
+
+sk_status sk__cpu_memory_alloc(void *self, size_t nbytes, void **out) {
+    sk_status status = capacity_claim(self, nbytes);
+    if (status != SK_OK) {
+        return status;
+    }
+    void *address = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED) {
+        capacity_return(self, nbytes);
+        return map_failed("mmap", nbytes);
+    }
+    huge_pages_advise(address, nbytes);
+    *out = address;
+    return SK_OK;
+}
+
+sk_status sk__cpu_memory_free(void *self, void *address, size_t nbytes) {
+    if (munmap(address, nbytes) != 0) {
+        return map_failed("munmap", nbytes);
+    }
+    capacity_return(self, nbytes);
+    return SK_OK;
+}
+
+/* ---- virtual memory -------------------------------------------------------------------------- */
+
+size_t sk__cpu_granule_bytes(void) {
+    long page = sysconf(_SC_PAGESIZE);
+    return sk__max(GRANULE_BYTES, page > 0 ? (size_t)page : 0);
+}
+
+sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out) {
+    (void)self;
+    /* Map more than is wanted, so that an aligned part can be cut out. */
+    size_t mapped = nbytes + RANGE_ALIGNMENT;
+    char *start = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+        return map_failed("reserving a range", nbytes);
+    }
+    char *address = (char *)sk__round_up((uintptr_t)start, RANGE_ALIGNMENT);
+    size_t before = (size_t)(address - start);
+    if (before > 0) {
+        (void)munmap(start, before);
+    }
+    (void)munmap(address + nbytes, mapped - before - nbytes);
+    huge_pages_advise(address, nbytes);
+    *out = address;
+    return SK_OK;
+}
+
+sk_status sk__cpu_range_release(void *self, void *address, size_t nbytes) {
+    (void)self;
+    return munmap(address, nbytes) == 0 ? SK_OK : map_failed("releasing a range", nbytes);
+}
+
+sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes) {
+    sk_status status = capacity_claim(self, nbytes);
+    if (status != SK_OK) {
+        return status;
+    }
+    if (mprotect(address, nbytes, PROT_READ | PROT_WRITE) != 0) {
+        capacity_return(self, nbytes);
+        return map_failed("mprotect", nbytes);
+    }
+    return SK_OK;
+}
+
+sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes) {
+    /* Inaccessible first: were the pages dropped first, a stray write could bring one back. */
+    if (mprotect(address, nbytes, PROT_NONE) != 0) {
+        return map_failed("mprotect", nbytes);
+    }
+    if (madvise(address, nbytes, MADV_DONTNEED) != 0) {
+        sk_status status = map_failed("madvise", nbytes);
+        (void)mprotect(address, nbytes, PROT_READ | PROT_WRITE);
+        return status;
+    }
+    capacity_return(self, nbytes);
+    return SK_OK;
+}

@@ -1,0 +1,357 @@
+/* cpu_stream.c - worker threads as streams, with events and copies.
+ *
+ * One lock and one condition serve all streams of a backend: work items are copies of a megabyte or
+ * more, so contention is nothing. A task stays at the head of its queue while it runs and is taken
+ * off when done; a forked child, where the threads do not exist, therefore finds every unfinished
+ * task still queued and runs it again (a copy may be repeated). An event counts how often it was
+ * recorded and up to which recording it has completed; tasks that refer to it keep it alive.
+ *
+ * The NULL stream is the host's own program order: work on it is done before the call returns. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backend/cpu.h"
+
+enum { QUEUE_START = 16, NS_PER_S = 1000000000 };
+
+struct sk_event {
+    uint64_t recorded;  /* all three guarded by the backend's lock */
+    uint64_t completed; /* up to this recording */
+    unsigned holders;   /* the owner and every queued task */
+};
+
+typedef enum task_kind { TASK_COPY, TASK_SIGNAL, TASK_WAIT, TASK_CALL } task_kind;
+
+typedef struct task {
+    task_kind kind;
+    void *to; /* TASK_COPY */
+    const void *from;
+    size_t nbytes;
+    sk_event *event; /* TASK_SIGNAL, TASK_WAIT */
+    uint64_t recording;
+    void (*call)(void *); /* TASK_CALL */
+    void *argument;
+} task;
+
+struct sk_stream {
+    sk__cpu *cpu;
+    sk_stream *next;
+    pthread_t thread;
+    bool running; /* the thread exists */
+    bool stopping;
+    task *queue; /* ring of `capacity` slots, `count` from `head` on */
+    size_t capacity, head, count;
+    uint64_t done; /* tasks ever finished; with `count`, their sequence numbers */
+};
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static void event_let_go(sk_event *event) {
+    sk_assert(event->holders > 0);
+    event->holders--;
+    if (event->holders == 0) {
+        free(event);
+    }
+}
+
+sk_status sk__cpu_event_create(void *self, sk_event **out) {
+    (void)self;
+    sk_event *event = calloc(1, sizeof *event);
+    if (event == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "cpu backend: no host memory for an event");
+    }
+    event->holders = 1;
+    *out = event;
+    return SK_OK;
+}
+
+sk_status sk__cpu_event_destroy(void *self, sk_event *event) {
+    sk__cpu *cpu = self;
+    sk__lock(&cpu->lock);
+    event_let_go(event);
+    sk__unlock(&cpu->lock);
+    return SK_OK;
+}
+
+/* ---- the worker ------------------------------------------------------------------------------ */
+
+static void sleep_until(uint64_t deadline_ns) {
+    struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / NS_PER_S),
+                                .tv_nsec = (long)(deadline_ns % NS_PER_S)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &deadline, NULL) == EINTR) {
+    }
+}
+
+static void copy_run(const sk_cpu_params *params, const task *work) {
+    uint64_t deadline_ns = sk__now_ns() + params->copy_latency_ns;
+    if (params->copy_bytes_per_s != 0) {
+        deadline_ns +=
+            (uint64_t)((double)work->nbytes * NS_PER_S / (double)params->copy_bytes_per_s);
+    }
+    memcpy(work->to, work->from, work->nbytes);
+    if (params->copy_bytes_per_s != 0 || params->copy_latency_ns != 0) {
+        sleep_until(deadline_ns);
+    }
+}
+
+/* Run the task at the head; the lock is released while it copies or calls. */
+static void task_run(sk__cpu *cpu, const task *work) SK_REQUIRES(cpu->lock) {
+    switch (work->kind) {
+    case TASK_COPY:
+        sk__unlock(&cpu->lock);
+        copy_run(&cpu->params, work);
+        sk__lock(&cpu->lock);
+        break;
+    case TASK_CALL:
+        sk__unlock(&cpu->lock);
+        work->call(work->argument);
+        sk__lock(&cpu->lock);
+        break;
+    case TASK_WAIT:
+        while (work->event->completed < work->recording) {
+            sk__wait(&cpu->changed, &cpu->lock);
+        }
+        break;
+    case TASK_SIGNAL:
+        if (work->event->completed < work->recording) {
+            work->event->completed = work->recording;
+        }
+        break;
+    }
+}
+
+static void *stream_main(void *argument) {
+    sk_stream *stream = argument;
+    sk__cpu *cpu = stream->cpu;
+    sk__lock(&cpu->lock);
+    for (;;) {
+        while (stream->count == 0 && !stream->stopping) {
+            sk__wait(&cpu->changed, &cpu->lock);
+        }
+        if (stream->count == 0) {
+            break;
+        }
+        task work = stream->queue[stream->head];
+        task_run(cpu, &work);
+        stream->head = (stream->head + 1) % stream->capacity;
+        stream->count--;
+        stream->done++;
+        if (work.event != NULL) {
+            event_let_go(work.event);
+        }
+        (void)pthread_cond_broadcast(&cpu->changed);
+    }
+    sk__unlock(&cpu->lock);
+    return NULL;
+}
+
+static sk_status stream_start(sk__cpu *cpu, sk_stream *stream) SK_REQUIRES(cpu->lock) {
+    sk_assert(stream->cpu == cpu);
+    (void)cpu; /* named for the analysis of locks */
+    if (stream->running) {
+        return SK_OK;
+    }
+    int error = pthread_create(&stream->thread, NULL, stream_main, stream);
+    if (error != 0) {
+        return sk__fail(SK_BACKEND_FAILED, "cpu backend: no thread for a stream: %s",
+                        strerror(error));
+    }
+    stream->running = true;
+    return SK_OK;
+}
+
+static sk_status queue_grow(sk_stream *stream) {
+    size_t capacity = stream->capacity == 0 ? QUEUE_START : 2 * stream->capacity;
+    task *queue = malloc(capacity * sizeof *queue);
+    if (queue == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "cpu backend: no host memory for a queue");
+    }
+    for (size_t i = 0; i < stream->count; i++) {
+        queue[i] = stream->queue[(stream->head + i) % stream->capacity];
+    }
+    free(stream->queue);
+    stream->queue = queue;
+    stream->capacity = capacity;
+    stream->head = 0;
+    return SK_OK;
+}
+
+static sk_status task_add(sk__cpu *cpu, sk_stream *stream, const task *work)
+    SK_REQUIRES(cpu->lock) {
+    if (stream->count == stream->capacity) {
+        sk_status status = queue_grow(stream);
+        if (status != SK_OK) {
+            return status;
+        }
+    }
+    sk_status status = stream_start(cpu, stream);
+    if (status != SK_OK) {
+        return status;
+    }
+    stream->queue[(stream->head + stream->count) % stream->capacity] = *work;
+    stream->count++;
+    if (work->event != NULL) {
+        work->event->holders++;
+    }
+    (void)pthread_cond_broadcast(&cpu->changed);
+    return SK_OK;
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+sk_status sk__cpu_stream_create(void *self, sk_stream **out) {
+    sk__cpu *cpu = self;
+    sk_stream *stream = calloc(1, sizeof *stream);
+    if (stream == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "cpu backend: no host memory for a stream");
+    }
+    stream->cpu = cpu;
+    sk__lock(&cpu->lock);
+    stream->next = cpu->streams;
+    cpu->streams = stream;
+    sk__unlock(&cpu->lock);
+    *out = stream;
+    return SK_OK;
+}
+
+static void stream_unlink(sk__cpu *cpu, const sk_stream *stream) SK_REQUIRES(cpu->lock) {
+    sk_stream **link = &cpu->streams;
+    while (*link != stream) {
+        link = &(*link)->next;
+    }
+    *link = stream->next;
+}
+
+sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream) {
+    sk__cpu *cpu = self;
+    sk__lock(&cpu->lock);
+    bool running = stream->running;
+    stream->stopping = true;
+    (void)pthread_cond_broadcast(&cpu->changed);
+    sk__unlock(&cpu->lock);
+    if (running) {
+        (void)pthread_join(stream->thread, NULL);
+    }
+    sk__lock(&cpu->lock);
+    stream_unlink(cpu, stream);
+    sk__unlock(&cpu->lock);
+    free(stream->queue);
+    free(stream);
+    return SK_OK;
+}
+
+sk_status sk__cpu_stream_sync(void *self, sk_stream *stream) {
+    sk__cpu *cpu = self;
+    if (stream == NULL) {
+        return SK_OK;
+    }
+    sk__lock(&cpu->lock);
+    sk_status status = stream->count == 0 ? SK_OK : stream_start(cpu, stream);
+    uint64_t last = stream->done + stream->count; /* not what others queue meanwhile */
+    while (status == SK_OK && stream->done < last) {
+        sk__wait(&cpu->changed, &cpu->lock);
+    }
+    sk__unlock(&cpu->lock);
+    return status;
+}
+
+/* Threads that a fork left behind start again where someone asks for their work. */
+static void streams_resume(sk__cpu *cpu) SK_REQUIRES(cpu->lock) {
+    for (sk_stream *stream = cpu->streams; stream != NULL; stream = stream->next) {
+        if (stream->count > 0) {
+            (void)stream_start(cpu, stream);
+        }
+    }
+}
+
+sk_status sk__cpu_event_query(void *self, sk_event *event) {
+    sk__cpu *cpu = self;
+    sk__lock(&cpu->lock);
+    bool done = event->completed >= event->recorded;
+    if (!done) {
+        streams_resume(cpu);
+    }
+    sk__unlock(&cpu->lock);
+    return done ? SK_OK : SK_NOT_READY;
+}
+
+sk_status sk__cpu_event_sync(void *self, sk_event *event) {
+    sk__cpu *cpu = self;
+    sk__lock(&cpu->lock);
+    uint64_t recording = event->recorded;
+    streams_resume(cpu);
+    while (event->completed < recording) {
+        sk__wait(&cpu->changed, &cpu->lock);
+    }
+    sk__unlock(&cpu->lock);
+    return SK_OK;
+}
+
+sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream) {
+    sk__cpu *cpu = self;
+    sk_status status = SK_OK;
+    sk__lock(&cpu->lock);
+    uint64_t recording = event->recorded + 1;
+    if (stream != NULL) {
+        task work = {.kind = TASK_SIGNAL, .event = event, .recording = recording};
+        status = task_add(cpu, stream, &work);
+    } else {
+        event->completed = recording;
+    }
+    if (status == SK_OK) {
+        event->recorded = recording;
+        (void)pthread_cond_broadcast(&cpu->changed);
+    }
+    sk__unlock(&cpu->lock);
+    return status;
+}
+
+sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event) {
+    sk__cpu *cpu = self;
+    if (stream == NULL) {
+        return sk__cpu_event_sync(self, event);
+    }
+    sk__lock(&cpu->lock);
+    task work = {.kind = TASK_WAIT, .event = event, .recording = event->recorded};
+    sk_status status = task_add(cpu, stream, &work);
+    sk__unlock(&cpu->lock);
+    return status;
+}
+
+sk_status sk__cpu_copy_async(void *self, void *to, const void *from, size_t nbytes,
+                             sk_copy_kind kind, sk_stream *stream) {
+    sk__cpu *cpu = self;
+    (void)kind;
+    task work = {.kind = TASK_COPY, .to = to, .from = from, .nbytes = nbytes};
+    if (stream == NULL) {
+        copy_run(&cpu->params, &work);
+        return SK_OK;
+    }
+    sk__lock(&cpu->lock);
+    sk_status status = task_add(cpu, stream, &work);
+    sk__unlock(&cpu->lock);
+    return status;
+}
+
+sk_status sk__cpu_stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument) {
+    sk__cpu *cpu = self;
+    if (stream == NULL) {
+        call(argument);
+        return SK_OK;
+    }
+    sk__lock(&cpu->lock);
+    task work = {.kind = TASK_CALL, .call = call, .argument = argument};
+    sk_status status = task_add(cpu, stream, &work);
+    sk__unlock(&cpu->lock);
+    return status;
+}
+
+SK_NO_ANALYSIS void sk__cpu_streams_after_fork(void *self) {
+    sk__cpu *cpu = self;
+    (void)pthread_cond_init(&cpu->changed, NULL);
+    for (sk_stream *stream = cpu->streams; stream != NULL; stream = stream->next) {
+        stream->running = false;
+    }
+}

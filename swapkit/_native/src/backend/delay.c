@@ -1,0 +1,80 @@
+/* delay.c - a backend whose asynchronous copies wait until they are let go. For tests.
+ *
+ * Before each copy a host call is queued in the same stream that blocks while the gate is shut, so
+ * the order of everything else stays what it is. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "backend/interpose.h"
+#include "base/thread.h"
+
+static const char delay_name[] = "delay";
+
+typedef struct delay {
+    sk__interposer base;
+    sk__mutex lock;
+    pthread_cond_t opened;
+    uint64_t permits SK_GUARDED_BY(lock); /* copies that may pass; UINT64_MAX: all */
+} delay;
+
+static void gate_pass(void *argument) {
+    delay *state = argument;
+    sk__lock(&state->lock);
+    while (state->permits == 0) {
+        sk__wait(&state->opened, &state->lock);
+    }
+    if (state->permits != UINT64_MAX) {
+        state->permits--;
+    }
+    sk__unlock(&state->lock);
+}
+
+static void gate_open(delay *state, uint64_t ncopies) {
+    sk__lock(&state->lock);
+    bool saturated = ncopies > UINT64_MAX - state->permits;
+    state->permits = saturated ? UINT64_MAX : state->permits + ncopies;
+    (void)pthread_cond_broadcast(&state->opened);
+    sk__unlock(&state->lock);
+}
+
+static sk_status delay_before(sk__interposer *self, const sk__call *call) {
+    if (!call->fallible &&
+        call->stream != NULL) { /* a stream is destroyed: it waits for its work */
+        gate_open((delay *)self, UINT64_MAX);
+    }
+    if (call->stream == NULL || call->nbytes == 0) {
+        return SK_OK; /* only copies have both; on the NULL stream they are not asynchronous */
+    }
+    sk_backend *inner = self->inner;
+    return inner->ops.stream_call(inner->self, call->stream, gate_pass, self);
+}
+
+static void delay_destroy(sk__interposer *self) {
+    delay *state = (delay *)self;
+    (void)pthread_cond_destroy(&state->opened);
+    sk__mutex_destroy(&state->lock);
+    free(state);
+}
+
+sk_status sk_backend_delay(sk_backend *inner, sk_backend **out) {
+    delay *state = calloc(1, sizeof *state);
+    if (state == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "delay: no host memory for its state");
+    }
+    state->base =
+        (sk__interposer){.inner = inner, .before = delay_before, .destroy = delay_destroy};
+    sk__mutex_init(&state->lock, SK_RANK_WRAPPER);
+    (void)pthread_cond_init(&state->opened, NULL);
+    sk_status status = sk__interpose(&state->base, delay_name, out);
+    if (status != SK_OK) {
+        delay_destroy(&state->base);
+    }
+    return status;
+}
+
+void sk_delay_release(sk_backend *backend, uint64_t ncopies) {
+    delay *state = (delay *)sk__interposer_of(backend, delay_name);
+    if (state != NULL) {
+        gate_open(state, ncopies);
+    }
+}

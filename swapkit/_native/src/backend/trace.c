@@ -1,0 +1,63 @@
+/* trace.c - a backend that remembers the last calls made to it. For tests. */
+#include <stdlib.h>
+
+#include "backend/interpose.h"
+#include "base/thread.h"
+
+static const char trace_name[] = "trace";
+
+typedef struct trace {
+    sk__interposer base;
+    sk__mutex lock;
+    size_t capacity;
+    uint64_t added SK_GUARDED_BY(lock);
+    sk_trace_call calls[]; /* call i in slot i mod capacity */
+} trace;
+
+static void trace_after(sk__interposer *self, const sk__call *call, sk_status status) {
+    trace *state = (trace *)self;
+    sk__lock(&state->lock);
+    state->calls[state->added % state->capacity] =
+        (sk_trace_call){.name = call->name, .nbytes = call->nbytes, .status = status};
+    state->added++;
+    sk__unlock(&state->lock);
+}
+
+static void trace_destroy(sk__interposer *self) {
+    trace *state = (trace *)self;
+    sk__mutex_destroy(&state->lock);
+    free(state);
+}
+
+sk_status sk_backend_trace(sk_backend *inner, size_t capacity, sk_backend **out) {
+    if (capacity == 0 || capacity > SK_MAX_BYTES / sizeof(sk_trace_call)) {
+        return sk__fail(SK_INVALID, "trace: a capacity of %zu calls is not possible", capacity);
+    }
+    trace *state = calloc(1, sizeof *state + capacity * sizeof state->calls[0]);
+    if (state == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "trace: no host memory for %zu calls", capacity);
+    }
+    state->base = (sk__interposer){.inner = inner, .after = trace_after, .destroy = trace_destroy};
+    state->capacity = capacity;
+    sk__mutex_init(&state->lock, SK_RANK_WRAPPER);
+    sk_status status = sk__interpose(&state->base, trace_name, out);
+    if (status != SK_OK) {
+        trace_destroy(&state->base);
+    }
+    return status;
+}
+
+size_t sk_trace_read(sk_backend *backend, sk_trace_call *out, size_t capacity) {
+    trace *state = (trace *)sk__interposer_of(backend, trace_name);
+    if (state == NULL) {
+        return 0;
+    }
+    sk__lock(&state->lock);
+    uint64_t kept = sk__min((size_t)state->added, state->capacity);
+    size_t count = sk__min((size_t)kept, capacity);
+    for (size_t i = 0; i < count; i++) {
+        out[i] = state->calls[(state->added - kept + i) % state->capacity];
+    }
+    sk__unlock(&state->lock);
+    return count;
+}

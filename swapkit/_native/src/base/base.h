@@ -1,0 +1,44 @@
+/* base.h - what every floor of the core uses: failures, assertions, the clock.
+ *
+ * Floor 0 of the C core: base <- backend <- pool <- entry; includes go only towards base. */
+#ifndef SWAPKIT_BASE_BASE_H
+#define SWAPKIT_BASE_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "swapkit.h"
+
+/* Two levels of assertion: cheap ones in debug builds, walks over whole structures in test builds.
+ * What a caller can get wrong is never asserted but returned as a status. */
+#ifdef SK_DEBUG
+#define sk_assert(condition)                                                                       \
+    ((condition) ? (void)0 : sk__assert_failed(#condition, __FILE__, __LINE__))
+#else
+#define sk_assert(condition) ((void)0)
+#endif
+
+_Noreturn void sk__assert_failed(const char *condition, const char *file, int line);
+
+/* Set this thread's error text and return `status`, so that failing is one statement. */
+sk_status sk__fail(sk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* CLOCK_MONOTONIC. */
+uint64_t sk__now_ns(void);
+
+static inline size_t sk__round_up(size_t nbytes, size_t multiple) {
+    return (nbytes + multiple - 1) / multiple * multiple;
+}
+
+static inline size_t sk__round_down(size_t nbytes, size_t multiple) {
+    return nbytes / multiple * multiple;
+}
+
+static inline size_t sk__min(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t sk__max(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Sizes above this are refused everywhere, so that rounding up can never overflow. */
+#define SK_MAX_BYTES ((size_t)1 << 46)
+
+#endif

@@ -1,0 +1,89 @@
+/* entry.c - the functions that stand below torch's allocator.
+ *
+ * Plain C without Python or torch: they may be called by any thread, also while the interpreter
+ * shuts down, and outlive it. The text of a failure is kept per thread until the caller, a shim in
+ * C++, has turned it into torch's own exception. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/thread.h"
+
+enum { TEXT_BYTES = 16 * 1024 };
+
+struct sk_entry {
+    sk_pool *pool;
+    sk__mutex lock;
+    sk__fork_node fork_node;
+    sk_explain_fn explain SK_GUARDED_BY(lock);
+    void *context SK_GUARDED_BY(lock);
+};
+
+static _Thread_local char failure_text[TEXT_BYTES];
+
+sk_status sk_entry_create(sk_pool *pool, sk_entry **out) {
+    if (pool == NULL || out == NULL) {
+        return sk__fail(SK_INVALID, "entry: a pool and a place for the result are needed");
+    }
+    sk_entry *entry = calloc(1, sizeof *entry);
+    if (entry == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "entry: no host memory for its state");
+    }
+    entry->pool = pool;
+    sk__mutex_init(&entry->lock, SK_RANK_POOL);
+    entry->fork_node = (sk__fork_node){.lock = &entry->lock};
+    sk__fork_register(&entry->fork_node);
+    *out = entry;
+    return SK_OK;
+}
+
+void sk_entry_destroy(sk_entry *entry) {
+    if (entry != NULL) {
+        sk__fork_unregister(&entry->fork_node);
+        sk__mutex_destroy(&entry->lock);
+        free(entry);
+    }
+}
+
+void sk_entry_set_explain(sk_entry *entry, sk_explain_fn explain, void *context) {
+    sk__lock(&entry->lock);
+    entry->explain = explain;
+    entry->context = context;
+    sk__unlock(&entry->lock);
+}
+
+static void failure_explain(sk_entry *entry, size_t nbytes) {
+    /* The plain text first: an explanation that fails leaves it in place. */
+    (void)snprintf(failure_text, sizeof failure_text, "swapkit: out of memory: %s",
+                   sk_error_text());
+    sk__lock(&entry->lock);
+    sk_explain_fn explain = entry->explain;
+    void *context = entry->context;
+    sk__unlock(&entry->lock);
+    if (explain != NULL) {
+        size_t length = explain(context, nbytes, failure_text, sizeof failure_text - 1);
+        if (length > 0) {
+            failure_text[sk__min(length, sizeof failure_text - 1)] = '\0';
+        }
+    }
+}
+
+void *sk_entry_alloc(sk_entry *entry, size_t nbytes) {
+    void *address = NULL;
+    if (sk_pool_take(entry->pool, nbytes, NULL, &address) != SK_OK) {
+        failure_explain(entry, nbytes);
+        return NULL;
+    }
+    return address;
+}
+
+void sk_entry_free(sk_entry *entry, void *address) {
+    if (address != NULL) {
+        sk_status status = sk_pool_give(entry->pool, address);
+        sk_assert(status == SK_OK);
+        (void)status;
+    }
+}
+
+const char *sk_entry_error(void) { return failure_text; }

@@ -1,0 +1,248 @@
+/* block.c - block records and the table of addresses.
+ *
+ * Records live in host memory, never in the blocks: the host cannot write into device memory. They
+ * come from slabs that are freed with the pool; an operation that may cut blocks reserves its
+ * records first, so that it cannot fail half-way. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool/pool.h"
+
+enum { SLAB_RECORDS = 256, TABLE_START = 1024 };
+
+struct sk__slab {
+    struct sk__slab *next;
+    sk__block records[SLAB_RECORDS];
+};
+
+sk_status sk__records_reserve(sk_pool *pool, size_t count) {
+    while (pool->spare_count < count) {
+        struct sk__slab *slab = calloc(1, sizeof *slab);
+        if (slab == NULL) {
+            return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for block records");
+        }
+        slab->next = pool->slabs;
+        pool->slabs = slab;
+        for (size_t i = 0; i < SLAB_RECORDS; i++) {
+            sk__block_recycle(pool, &slab->records[i]);
+        }
+    }
+    return SK_OK;
+}
+
+sk__block *sk__block_new(sk_pool *pool) {
+    sk__block *block = pool->spare;
+    sk_assert(block != NULL && pool->spare_count > 0);
+    pool->spare = block->next;
+    pool->spare_count--;
+    memset(block, 0, sizeof *block);
+    return block;
+}
+
+void sk__block_recycle(sk_pool *pool, sk__block *block) {
+    sk_assert(block->uses == NULL);
+    block->next = pool->spare;
+    pool->spare = block;
+    pool->spare_count++;
+}
+
+void sk__records_free(sk_pool *pool) {
+    while (pool->slabs != NULL) {
+        struct sk__slab *slab = pool->slabs;
+        pool->slabs = slab->next;
+        free(slab);
+    }
+    pool->spare = NULL;
+    pool->spare_count = 0;
+}
+
+/* ---- cutting and joining --------------------------------------------------------------------- */
+
+sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
+    sk_assert(nbytes > 0 && nbytes < block->nbytes);
+    sk__block *rest = sk__block_new(pool);
+    *rest = (sk__block){
+        .address = block->address + nbytes,
+        .nbytes = block->nbytes - nbytes,
+        .segment = block->segment,
+        .left = block,
+        .right = block->right,
+        .lane = block->lane,
+        .given_at = block->given_at,
+        .state = block->state,
+    };
+    sk_assert(rest->address % SK_ROUND_BYTES == 0);
+    if (rest->right != NULL) {
+        sk_assert(rest->right->left == block);
+        rest->right->left = rest;
+    }
+    block->right = rest;
+    block->nbytes = nbytes;
+    return rest;
+}
+
+/* Join `block` with its right neighbour; neither is in a list. */
+static void block_absorb(sk_pool *pool, sk__block *block, sk__block *right)
+    SK_REQUIRES(pool->lock) {
+    sk_assert(block->right == right && block->address + block->nbytes == right->address);
+    sk_assert(block->segment == right->segment && right->prev == NULL && right->next == NULL);
+    block->nbytes += right->nbytes;
+    block->right = right->right;
+    if (block->right != NULL) {
+        block->right->left = block;
+    }
+    if (right->given_at > block->given_at) {
+        block->given_at = right->given_at;
+    }
+    sk__block_recycle(pool, right);
+}
+
+static sk__freelist *freelist_of(const sk__block *block) {
+    return &block->lane->free[block->segment->arena];
+}
+
+static bool is_cached_in(const sk__block *block, const sk__lane *lane) {
+    return block != NULL && block->state == SK_CACHED && block->lane == lane;
+}
+
+void sk__block_cache(sk_pool *pool, sk__block *block) {
+    sk_assert(block->lane != NULL && block->uses == NULL);
+    sk_assert(block->prev == NULL && block->next == NULL);
+    block->state = SK_CACHED;
+    block->requested_bytes = 0;
+    if (is_cached_in(block->right, block->lane)) {
+        sk__freelist_remove(freelist_of(block), block->right);
+        sk__stats_cached(pool, block->right, -1);
+        block_absorb(pool, block, block->right);
+    }
+    if (is_cached_in(block->left, block->lane)) {
+        sk__block *left = block->left;
+        sk__freelist_remove(freelist_of(block), left);
+        sk__stats_cached(pool, left, -1);
+        block_absorb(pool, left, block);
+        block = left;
+    }
+    sk__freelist_add(freelist_of(block), block);
+    sk__stats_cached(pool, block, 1);
+}
+
+void sk__vacant_remove(sk_pool *pool, sk__block *block) {
+    sk_assert(block->state == SK_VACANT && block->lane == NULL);
+    sk_assert((block->prev == NULL) == (pool->vacant[block->segment->arena] == block));
+    if (block->next != NULL) {
+        block->next->prev = block->prev;
+    }
+    if (block->prev != NULL) {
+        block->prev->next = block->next;
+    } else {
+        pool->vacant[block->segment->arena] = block->next;
+    }
+    block->prev = NULL;
+    block->next = NULL;
+}
+
+void sk__block_vacate(sk_pool *pool, sk__block *block) {
+    sk_assert(block->address % pool->granule_bytes == 0);
+    sk_assert(block->nbytes % pool->granule_bytes == 0);
+    sk_assert(block->uses == NULL && block->requested_bytes == 0);
+    block->state = SK_VACANT;
+    block->lane = NULL;
+    block->given_at = 0;
+    if (block->right != NULL && block->right->state == SK_VACANT) {
+        sk__vacant_remove(pool, block->right);
+        block_absorb(pool, block, block->right);
+    }
+    if (block->left != NULL && block->left->state == SK_VACANT) {
+        sk__block *left = block->left;
+        sk__vacant_remove(pool, left);
+        block_absorb(pool, left, block);
+        block = left;
+    }
+    sk__block **head = &pool->vacant[block->segment->arena];
+    block->prev = NULL;
+    block->next = *head;
+    if (*head != NULL) {
+        (*head)->prev = block;
+    }
+    *head = block;
+}
+
+/* ---- the table of addresses ------------------------------------------------------------------ */
+
+static size_t slot_of(const sk__table *table, uintptr_t address) {
+    const uint64_t golden = 0x9E3779B97F4A7C15; /* Fibonacci hashing (Knuth 6.4) */
+    uint64_t hash = (uint64_t)(address / SK_ROUND_BYTES) * golden;
+    return (size_t)(hash >> 32) & (table->capacity - 1);
+}
+
+static void table_insert(sk__table *table, sk__block *block) {
+    size_t slot = slot_of(table, block->address);
+    while (table->slots[slot] != NULL) {
+        sk_assert(table->slots[slot]->address != block->address);
+        slot = (slot + 1) & (table->capacity - 1);
+    }
+    table->slots[slot] = block;
+}
+
+sk_status sk__table_reserve(sk__table *table) {
+    if (2 * (table->count + 1) <= table->capacity) {
+        return SK_OK;
+    }
+    size_t capacity = table->capacity == 0 ? TABLE_START : 2 * table->capacity;
+    sk__table grown = {.slots = calloc(capacity, sizeof(sk__block *)), .capacity = capacity};
+    if (grown.slots == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for %zu addresses", capacity);
+    }
+    for (size_t i = 0; i < table->capacity; i++) {
+        if (table->slots[i] != NULL) {
+            table_insert(&grown, table->slots[i]);
+        }
+    }
+    grown.count = table->count;
+    sk_assert(2 * (grown.count + 1) <= grown.capacity);
+    free(table->slots);
+    *table = grown;
+    return SK_OK;
+}
+
+void sk__table_add(sk__table *table, sk__block *block) {
+    sk_assert(2 * (table->count + 1) <= table->capacity);
+    table_insert(table, block);
+    table->count++;
+}
+
+static size_t table_slot(const sk__table *table, uintptr_t address) {
+    if (table->capacity == 0) {
+        return SIZE_MAX;
+    }
+    size_t slot = slot_of(table, address);
+    while (table->slots[slot] != NULL) {
+        if (table->slots[slot]->address == address) {
+            return slot;
+        }
+        slot = (slot + 1) & (table->capacity - 1);
+    }
+    return SIZE_MAX;
+}
+
+sk__block *sk__table_find(const sk__table *table, uintptr_t address) {
+    size_t slot = table_slot(table, address);
+    return slot == SIZE_MAX ? NULL : table->slots[slot];
+}
+
+void sk__table_remove(sk__table *table, const sk__block *block) {
+    size_t hole = table_slot(table, block->address);
+    sk_assert(hole != SIZE_MAX && table->slots[hole] == block);
+    sk_assert(table->count > 0);
+    size_t mask = table->capacity - 1;
+    /* Close the hole with a later entry of the same run, until the run ends (Knuth 6.4, R). */
+    for (size_t slot = (hole + 1) & mask; table->slots[slot] != NULL; slot = (slot + 1) & mask) {
+        size_t home = slot_of(table, table->slots[slot]->address);
+        if (((slot - home) & mask) >= ((slot - hole) & mask)) {
+            table->slots[hole] = table->slots[slot];
+            hole = slot;
+        }
+    }
+    table->slots[hole] = NULL;
+    table->count--;
+}

@@ -1,0 +1,214 @@
+/* check.c - what a pool looks like from outside, and whether it is sound. */
+#include "pool/pool.h"
+
+/* ---- descriptions ---------------------------------------------------------------------------- */
+
+int sk_pool_owns(sk_pool *pool, const void *address) {
+    uintptr_t at = (uintptr_t)address;
+    int owned = 0;
+    sk__lock(&pool->lock);
+    for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
+        owned |= at >= segment->address && at - segment->address < segment->nbytes;
+    }
+    sk__unlock(&pool->lock);
+    return owned;
+}
+
+static uint32_t state_shown(sk__state state) {
+    switch (state) {
+    case SK_IN_USE:
+        return SK_BLOCK_IN_USE;
+    case SK_PENDING:
+        return SK_BLOCK_PENDING;
+    default:
+        return SK_BLOCK_CACHED;
+    }
+}
+
+size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity) {
+    size_t count = 0;
+    sk__lock(&pool->lock);
+    for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
+        for (const sk__block *block = segment->first; block != NULL; block = block->right) {
+            if (block->state == SK_VACANT) {
+                continue;
+            }
+            if (count < capacity) {
+                out[count] = (sk_block_info){
+                    .address = block->address,
+                    .nbytes = block->nbytes,
+                    .requested_bytes = block->requested_bytes,
+                    .tag = block->tag,
+                    .state = state_shown(block->state),
+                };
+            }
+            count++;
+        }
+    }
+    sk__unlock(&pool->lock);
+    return count;
+}
+
+size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity) {
+    size_t count = 0;
+    sk__lock(&pool->lock);
+    for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
+        if (count < capacity) {
+            out[count] = (sk_segment_info){.address = segment->address,
+                                           .nbytes = segment->nbytes,
+                                           .committed_bytes = segment->committed_bytes};
+        }
+        count++;
+    }
+    sk__unlock(&pool->lock);
+    return count;
+}
+
+/* ---- soundness ------------------------------------------------------------------------------- */
+
+/* What the walk over all segments counted. */
+typedef struct census {
+    size_t blocks[SK_VACANT + 1];
+    size_t bytes[SK_VACANT + 1];
+} census;
+
+#define ENSURE(condition, ...)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            return sk__fail(SK_CORRUPT, "pool: " __VA_ARGS__);                                     \
+        }                                                                                          \
+    } while (0)
+
+static bool could_merge(const sk__block *left, const sk__block *right) {
+    if (left->state == SK_VACANT || left->state == SK_CACHED) {
+        return left->state == right->state && left->lane == right->lane;
+    }
+    return false;
+}
+
+static sk_status block_check(const sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
+    void *at = (void *)block->address;
+    ENSURE(block->nbytes > 0, "the block at %p is empty", at);
+    if (block->right != NULL) {
+        ENSURE(block->right->left == block, "neighbours of %p do not agree", at);
+        ENSURE(block->address + block->nbytes == block->right->address, "a gap after %p", at);
+        ENSURE(!could_merge(block, block->right), "%p and its right neighbour are not merged", at);
+    }
+    if (block->state == SK_VACANT) {
+        bool aligned =
+            block->address % pool->granule_bytes == 0 && block->nbytes % pool->granule_bytes == 0;
+        ENSURE(aligned, "the vacant block at %p is not made of granules", at);
+    } else {
+        ENSURE(block->lane != NULL, "the block at %p belongs to no stream", at);
+        ENSURE(block->nbytes % SK_ROUND_BYTES == 0, "the block at %p has an odd size", at);
+    }
+    if (block->state == SK_IN_USE) {
+        ENSURE(sk__table_find(&pool->table, block->address) == block, "%p is not in the table", at);
+        ENSURE(block->requested_bytes <= block->nbytes, "%p is smaller than was asked", at);
+    }
+    return SK_OK;
+}
+
+static sk_status segment_check(const sk_pool *pool, const sk__segment *segment, census *count)
+    SK_REQUIRES(pool->lock) {
+    size_t bytes = 0;
+    size_t vacant = 0;
+    ENSURE(segment->first->address == segment->address && segment->first->left == NULL,
+           "the segment at %p does not begin with its first block", (void *)segment->address);
+    for (const sk__block *block = segment->first; block != NULL; block = block->right) {
+        ENSURE(block->segment == segment, "a block at %p is lost", (void *)block->address);
+        sk_status status = block_check(pool, block);
+        if (status != SK_OK) {
+            return status;
+        }
+        count->blocks[block->state]++;
+        count->bytes[block->state] += block->nbytes;
+        bytes += block->nbytes;
+        vacant += block->state == SK_VACANT ? block->nbytes : 0;
+    }
+    ENSURE(bytes == segment->nbytes, "blocks do not tile the segment at %p",
+           (void *)segment->address);
+    ENSURE(bytes - vacant == segment->committed_bytes, "committed bytes of the segment at %p",
+           (void *)segment->address);
+    return SK_OK;
+}
+
+static sk_status freelist_check(const sk__lane *lane, int arena, size_t *listed) {
+    const sk__freelist *list = &lane->free[arena];
+    const unsigned word_bits = 64;
+    for (size_t bin = 0; bin < SK_BIN_COUNT; bin++) {
+        bool filled = (list->filled[bin / word_bits] >> (bin % word_bits)) & 1;
+        ENSURE(filled == (list->bins[bin] != NULL), "the bitmap is wrong at bin %zu", bin);
+        for (const sk__block *block = list->bins[bin]; block != NULL; block = block->next) {
+            void *at = (void *)block->address;
+            ENSURE(block->state == SK_CACHED && block->lane == lane, "%p is in a wrong list", at);
+            ENSURE(sk__bin_of(block->nbytes) == bin, "%p is in a wrong bin", at);
+            ENSURE((int)block->segment->arena == arena, "%p is in a wrong arena", at);
+            ENSURE(block->next == NULL || block->next->prev == block, "the list breaks at %p", at);
+            (*listed)++;
+        }
+    }
+    return SK_OK;
+}
+
+static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIRES(pool->lock) {
+    size_t cached = 0;
+    for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
+        ENSURE(lane->synced <= lane->clock, "a lane is synced past its clock");
+        for (int arena = 0; arena < SK_ARENAS; arena++) {
+            sk_status status = freelist_check(lane, arena, &cached);
+            if (status != SK_OK) {
+                return status;
+            }
+        }
+    }
+    ENSURE(cached == count->blocks[SK_CACHED], "%zu blocks are free, %zu are listed",
+           count->blocks[SK_CACHED], cached);
+    size_t vacant = 0;
+    for (int arena = 0; arena < SK_ARENAS; arena++) {
+        for (const sk__block *block = pool->vacant[arena]; block != NULL; block = block->next) {
+            ENSURE(block->state == SK_VACANT, "%p is listed as vacant", (void *)block->address);
+            vacant++;
+        }
+    }
+    ENSURE(vacant == count->blocks[SK_VACANT], "%zu blocks are vacant, %zu are listed",
+           count->blocks[SK_VACANT], vacant);
+    return SK_OK;
+}
+
+static sk_status totals_check(const sk_pool *pool, const census *count) SK_REQUIRES(pool->lock) {
+    const sk_pool_stats *stats = &pool->stats;
+    size_t reserved = count->bytes[SK_IN_USE] + count->bytes[SK_PENDING] + count->bytes[SK_CACHED];
+    ENSURE(reserved == pool->reserved_bytes, "%zu bytes are reserved, %zu counted", reserved,
+           pool->reserved_bytes);
+    ENSURE(pool->reserved_bytes <= pool->budget_bytes, "%zu bytes are reserved, the budget is %zu",
+           pool->reserved_bytes, pool->budget_bytes);
+    ENSURE(count->blocks[SK_IN_USE] == pool->table.count, "%zu blocks in use, %zu in the table",
+           count->blocks[SK_IN_USE], pool->table.count);
+    ENSURE(stats->allocated_bytes[0].current == (int64_t)count->bytes[SK_IN_USE],
+           "the statistics of bytes in use are wrong");
+    ENSURE(stats->inactive_split_bytes[0].current == (int64_t)count->bytes[SK_CACHED],
+           "the statistics of cached bytes are wrong");
+    ENSURE(stats->reserved_bytes[0].current == (int64_t)pool->reserved_bytes,
+           "the statistics of reserved bytes are wrong");
+    return SK_OK;
+}
+
+static sk_status pool_check(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+    census count = {0};
+    for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
+        sk_status status = segment_check(pool, segment, &count);
+        if (status != SK_OK) {
+            return status;
+        }
+    }
+    sk_status status = lists_check(pool, &count);
+    return status == SK_OK ? totals_check(pool, &count) : status;
+}
+
+sk_status sk_pool_check(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    sk_status status = pool_check(pool);
+    sk__unlock(&pool->lock);
+    return status;
+}

@@ -1,0 +1,107 @@
+/* freelist.c - free blocks by size, best fit.
+ *
+ * Bins are sixteenths of a doubling (two-level segregated fit, Masmano et al. 2004), found by a
+ * bitmap; inside a bin the smallest block that fits is searched, so the fit is exact best fit. */
+#include "pool/pool.h"
+
+enum { WORD_BITS = 64, STEP_BITS = 4 };
+
+size_t sk__bin_of(size_t nbytes) {
+    size_t units = nbytes / SK_ROUND_BYTES;
+    if (units < SK_BIN_STEPS) {
+        return units;
+    }
+    size_t exponent = (size_t)(WORD_BITS - 1 - __builtin_clzll(units));
+    size_t step = (units >> (exponent - STEP_BITS)) & (SK_BIN_STEPS - 1);
+    size_t bin = (exponent - STEP_BITS + 1) * SK_BIN_STEPS + step;
+    sk_assert(bin < SK_BIN_COUNT);
+    return bin;
+}
+
+void sk__freelist_add(sk__freelist *list, sk__block *block) {
+    size_t bin = sk__bin_of(block->nbytes);
+    sk_assert(block->state == SK_CACHED);
+    sk_assert(block->nbytes % SK_ROUND_BYTES == 0 && block->nbytes > 0);
+    block->prev = NULL;
+    block->next = list->bins[bin];
+    if (block->next != NULL) {
+        block->next->prev = block;
+    }
+    list->bins[bin] = block;
+    list->filled[bin / WORD_BITS] |= (uint64_t)1 << (bin % WORD_BITS);
+}
+
+void sk__freelist_remove(sk__freelist *list, sk__block *block) {
+    size_t bin = sk__bin_of(block->nbytes);
+    sk_assert(block->state == SK_CACHED && list->bins[bin] != NULL);
+    sk_assert((block->prev == NULL) == (list->bins[bin] == block));
+    sk_assert(block->next == NULL || block->next->prev == block);
+    if (block->next != NULL) {
+        block->next->prev = block->prev;
+    }
+    if (block->prev != NULL) {
+        block->prev->next = block->next;
+    } else {
+        list->bins[bin] = block->next;
+    }
+    if (list->bins[bin] == NULL) {
+        list->filled[bin / WORD_BITS] &= ~((uint64_t)1 << (bin % WORD_BITS));
+    }
+    block->prev = NULL;
+    block->next = NULL;
+}
+
+static sk__block *bin_best(sk__block *block, size_t nbytes) {
+    sk__block *best = NULL;
+    for (; block != NULL; block = block->next) {
+        if (block->nbytes == nbytes) {
+            return block;
+        }
+        if (block->nbytes > nbytes && (best == NULL || block->nbytes < best->nbytes)) {
+            best = block;
+        }
+    }
+    return best;
+}
+
+/* First filled bin from `bin` on, or SK_BIN_COUNT. */
+static size_t bin_above(const sk__freelist *list, size_t bin) {
+    size_t word = bin / WORD_BITS;
+    if (word >= SK_BIN_WORDS) {
+        return SK_BIN_COUNT;
+    }
+    uint64_t bits = list->filled[word] & (~(uint64_t)0 << (bin % WORD_BITS));
+    while (bits == 0) {
+        if (++word == SK_BIN_WORDS) {
+            return SK_BIN_COUNT;
+        }
+        bits = list->filled[word];
+    }
+    return word * WORD_BITS + (size_t)__builtin_ctzll(bits);
+}
+
+sk__block *sk__freelist_best(const sk__freelist *list, size_t nbytes) {
+    size_t bin = sk__bin_of(nbytes);
+    sk__block *best = bin_best(list->bins[bin], nbytes);
+    if (best != NULL) {
+        return best;
+    }
+    bin = bin_above(list, bin + 1);
+    best = bin == SK_BIN_COUNT ? NULL : bin_best(list->bins[bin], nbytes);
+    sk_assert(best != NULL || bin == SK_BIN_COUNT); /* all of a higher bin fit */
+    return best;
+}
+
+sk__block *sk__freelist_next(const sk__freelist *list, const sk__block *block) {
+    if (block != NULL && block->next != NULL) {
+        return block->next;
+    }
+    size_t below = block != NULL ? sk__bin_of(block->nbytes) : SK_BIN_COUNT;
+    while (below > 0) {
+        below--;
+        if (list->bins[below] != NULL) {
+            return list->bins[below];
+        }
+    }
+    return NULL;
+}

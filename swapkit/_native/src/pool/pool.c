@@ -1,0 +1,366 @@
+/* pool.c - the pool's life, and taking and giving blocks.
+ *
+ * The usual take is a lock, a bitmap search in the stream's own free list, and a table entry;
+ * everything that can take longer is in segment.c (the backend) and reclaim.c (waiting, rescue). */
+#include "pool/pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local uint32_t thread_tag;
+
+uint32_t sk_tag_set(uint32_t tag) {
+    uint32_t previous = thread_tag;
+    thread_tag = tag;
+    return previous;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+/* A forked child is the host's helper, not the process that trains: its copy of the pool works
+ * without budget and never calls back. */
+static void pool_after_fork(void *owner) {
+    sk_pool *pool = owner;
+    pool->budget_bytes = SIZE_MAX;
+    pool->rescue = NULL;
+    pool->ring = NULL;
+    pool->in_transit = 0; /* what other threads held is lost to the child */
+    (void)pthread_cond_init(&pool->settled, NULL);
+}
+
+static size_t budget_or_none(size_t budget_bytes) {
+    return budget_bytes == 0 ? SIZE_MAX : budget_bytes;
+}
+
+sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_pool **out) {
+    if (backend == NULL || params == NULL || out == NULL) {
+        return sk__fail(SK_INVALID, "pool: a backend, parameters and a place for the result");
+    }
+    sk_memory_info memory;
+    sk_status status = sk_memory_info_get(backend, &memory);
+    if (status != SK_OK) {
+        return status;
+    }
+    sk_pool *pool = calloc(1, sizeof *pool);
+    if (pool == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for its state");
+    }
+    pool->backend = backend;
+    pool->granule_bytes = params->whole_segments ? 0 : backend->ops.granule_bytes;
+    if (pool->granule_bytes != 0) {
+        pool->span_bytes =
+            sk__round_up(sk__min(memory.total_bytes, SK_MAX_BYTES), pool->granule_bytes);
+    }
+    pool->budget_bytes = budget_or_none(params->budget_bytes);
+    sk__mutex_init(&pool->lock, SK_RANK_POOL);
+    (void)pthread_cond_init(&pool->settled, NULL);
+    pool->fork_node = (sk__fork_node){.lock = &pool->lock, .child = pool_after_fork, .owner = pool};
+    sk__fork_register(&pool->fork_node);
+    sk__backend_hold(backend);
+    *out = pool;
+    return SK_OK;
+}
+
+static SK_NO_ANALYSIS void pool_free(sk_pool *pool) { /* nobody else has it any more */
+    sk__fork_unregister(&pool->fork_node);
+    while (pool->lanes != NULL) {
+        sk__lane *lane = pool->lanes;
+        pool->lanes = lane->next;
+        free(lane);
+    }
+    sk__records_free(pool);
+    free(pool->table.slots);
+    (void)pthread_cond_destroy(&pool->settled);
+    sk__mutex_destroy(&pool->lock);
+    sk__backend_drop(pool->backend);
+    free(pool);
+}
+
+sk_status sk_pool_destroy(sk_pool *pool) {
+    if (pool == NULL) {
+        return SK_OK;
+    }
+    sk__lock(&pool->lock);
+    sk_status status = SK_OK;
+    if (pool->table.count > 0) {
+        status = sk__fail(SK_INVALID, "pool: it cannot be destroyed, %zu blocks are in use",
+                          pool->table.count);
+    }
+    if (status == SK_OK) {
+        status = sk__pending_wait(pool);
+    }
+    if (status == SK_OK) {
+        status = sk__lanes_join(pool, NULL);
+    }
+    if (status == SK_OK) {
+        (void)sk__segment_shrink(pool, SIZE_MAX);
+        sk__segments_free(pool);
+    }
+    sk__unlock(&pool->lock);
+    if (status == SK_OK) {
+        pool_free(pool);
+    }
+    return status;
+}
+
+/* ---- taking ---------------------------------------------------------------------------------- */
+
+static sk_status lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) SK_REQUIRES(pool->lock) {
+    sk__lane *lane = pool->lanes;
+    while (lane != NULL && lane->stream != stream) {
+        lane = lane->next;
+    }
+    if (lane == NULL) {
+        lane = calloc(1, sizeof *lane);
+        if (lane == NULL) {
+            return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for a stream's lists");
+        }
+        lane->stream = stream;
+        lane->next = pool->lanes;
+        pool->lanes = lane;
+    }
+    *out = lane;
+    return SK_OK;
+}
+
+/* Cut what is not needed off a block that is in no list, and cache it. */
+static void block_trim(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock) {
+    sk_assert(block->nbytes >= nbytes);
+    size_t rest = block->nbytes - nbytes;
+    /* A whole large segment keeps small rests: they could serve nothing, and split it for good. */
+    bool keep =
+        pool->granule_bytes == 0 && block->segment->arena == SK_LARGE && rest <= SK_SMALL_BYTES;
+    if (rest > 0 && !keep) {
+        sk__block_cache(pool, sk__block_split(pool, block, nbytes));
+    }
+}
+
+sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out) {
+    sk_status status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+    if (status != SK_OK) {
+        return status;
+    }
+    sk__freelist *list = &request->lane->free[request->arena];
+    sk__block *block = sk__freelist_best(list, request->nbytes);
+    if (block == NULL) {
+        status = sk__segment_grow(pool, request);
+        if (status != SK_OK) {
+            return status;
+        }
+        block = sk__freelist_best(list, request->nbytes);
+    }
+    sk_assert(block != NULL);
+    sk__freelist_remove(list, block);
+    sk__stats_cached(pool, block, -1);
+    block->state = SK_PENDING; /* ours: neither free nor handed out yet */
+    block_trim(pool, block, request->nbytes);
+    sk_assert(block->lane == request->lane && block->nbytes >= request->nbytes);
+    sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);
+    *out = block;
+    return SK_OK;
+}
+
+static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *stream,
+                             sk__block **out) SK_REQUIRES(pool->lock) {
+    sk_status status = lane_of(pool, stream, &request->lane);
+    if (status != SK_OK) {
+        return status;
+    }
+    if (pool->pending != NULL) {
+        sk__pending_poll(pool);
+    }
+    status = sk__acquire(pool, request, out);
+    if (sk__is_memory_failure(status)) {
+        status = sk__reclaim(pool, request, out);
+    }
+    if (status != SK_OK) {
+        return status;
+    }
+    status = sk__table_reserve(&pool->table);
+    if (status != SK_OK) {
+        sk__block_cache(pool, *out);
+        return status;
+    }
+    sk__block *block = *out;
+    sk_assert(pool->reserved_bytes <= pool->budget_bytes);
+    block->state = SK_IN_USE;
+    block->requested_bytes = request->requested_bytes;
+    block->tag = thread_tag;
+    sk__table_add(&pool->table, block);
+    sk__stats_take(pool, block);
+    if (pool->ring != NULL) {
+        sk__ring_note(pool, SK_RING_TAKE, block->nbytes, block->tag);
+    }
+    return SK_OK;
+}
+
+sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **out) {
+    if (nbytes == 0 || nbytes > SK_MAX_BYTES) {
+        return sk__fail(SK_INVALID, "pool: a block of %zu bytes is not possible (1 to %zu are)",
+                        nbytes, SK_MAX_BYTES);
+    }
+    sk__request request = {
+        .nbytes = sk__round_up(nbytes, SK_ROUND_BYTES),
+        .requested_bytes = nbytes,
+        .arena = nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE,
+    };
+    sk__block *block = NULL;
+    sk__lock(&pool->lock);
+    sk_status status = take_locked(pool, &request, stream, &block);
+    sk__unlock(&pool->lock);
+    if (status == SK_OK) {
+        *out = (void *)block->address;
+    }
+    return status;
+}
+
+/* ---- giving ---------------------------------------------------------------------------------- */
+
+static sk_status uses_record(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
+    for (const sk__use *use = block->uses; use != NULL; use = use->next) {
+        sk_status status = sk_event_record(pool->backend, use->event, use->stream);
+        if (status != SK_OK) {
+            return status;
+        }
+    }
+    return SK_OK;
+}
+
+static void pending_append(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    sk_assert(block->uses != NULL && block->state == SK_IN_USE);
+    block->state = SK_PENDING;
+    block->next = NULL;
+    block->prev = pool->pending_last;
+    if (pool->pending_last != NULL) {
+        pool->pending_last->next = block;
+    } else {
+        pool->pending = block;
+    }
+    pool->pending_last = block;
+}
+
+static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool->lock) {
+    sk__block *block = sk__table_find(&pool->table, address);
+    if (block == NULL) {
+        return sk__fail(SK_INVALID, "pool: no block in use begins at %p", (void *)address);
+    }
+    sk_assert(block->state == SK_IN_USE && block->lane != NULL);
+    sk_status status = uses_record(pool, block);
+    if (status != SK_OK) {
+        return status;
+    }
+    sk__table_remove(&pool->table, block);
+    sk__stats_give(pool, block);
+    if (pool->ring != NULL) {
+        sk__ring_note(pool, SK_RING_GIVE, block->nbytes, block->tag);
+    }
+    block->given_at = ++block->lane->clock;
+    if (block->uses != NULL) {
+        pending_append(pool, block);
+    } else {
+        sk__stats_free(pool, block);
+        sk__block_cache(pool, block);
+    }
+    return SK_OK;
+}
+
+sk_status sk_pool_give(sk_pool *pool, void *address) {
+    sk__lock(&pool->lock);
+    sk_status status = give_locked(pool, (uintptr_t)address);
+    sk__unlock(&pool->lock);
+    return status;
+}
+
+static sk_status use_add(sk_pool *pool, sk__block *block, sk_stream *stream)
+    SK_REQUIRES(pool->lock) {
+    sk__use *use = malloc(sizeof *use);
+    if (use == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory to note a stream");
+    }
+    *use = (sk__use){.next = block->uses, .stream = stream};
+    sk_status status = sk_event_create(pool->backend, &use->event);
+    if (status != SK_OK) {
+        free(use);
+        return status;
+    }
+    block->uses = use;
+    return SK_OK;
+}
+
+sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream) {
+    sk__lock(&pool->lock);
+    sk__block *block = sk__table_find(&pool->table, (uintptr_t)address);
+    sk_status status = SK_OK;
+    if (block == NULL) {
+        status = sk__fail(SK_INVALID, "pool: no block in use begins at %p", address);
+    } else if (block->lane->stream != stream) {
+        const sk__use *use = block->uses;
+        while (use != NULL && use->stream != stream) {
+            use = use->next;
+        }
+        status = use != NULL ? SK_OK : use_add(pool, block, stream);
+    }
+    sk__unlock(&pool->lock);
+    return status;
+}
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+/* Wait for what is pending, then give back cached memory until `reserved_bytes` are left. */
+static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool->lock) {
+    sk_status status = sk__pending_wait(pool);
+    if (status == SK_OK) {
+        status = sk__lanes_join(pool, NULL);
+    }
+    if (status == SK_OK && pool->reserved_bytes > reserved_bytes) {
+        (void)sk__segment_shrink(pool, pool->reserved_bytes - reserved_bytes);
+    }
+    return status;
+}
+
+sk_status sk_pool_trim(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    sk_status status = trim_to(pool, 0);
+    sk__unlock(&pool->lock);
+    return status;
+}
+
+sk_status sk_pool_set_budget(sk_pool *pool, size_t budget_bytes) {
+    size_t budget = budget_or_none(budget_bytes);
+    sk_status status = SK_OK;
+    sk__lock(&pool->lock);
+    if (pool->reserved_bytes > budget) {
+        status = trim_to(pool, budget);
+    }
+    if (status == SK_OK && pool->reserved_bytes > budget) {
+        status = sk__fail(SK_OVER_BUDGET,
+                          "pool: a budget of %zu bytes is not possible, %zu are still reserved",
+                          budget, pool->reserved_bytes);
+    }
+    if (status == SK_OK) {
+        pool->budget_bytes = budget;
+    }
+    sk__unlock(&pool->lock);
+    return status;
+}
+
+void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context) {
+    sk__lock(&pool->lock);
+    pool->rescue = rescue;
+    pool->rescue_context = context;
+    sk__unlock(&pool->lock);
+}
+
+void sk_pool_set_ring(sk_pool *pool, sk_ring *ring) {
+    sk__lock(&pool->lock);
+    pool->ring = ring;
+    sk__unlock(&pool->lock);
+}
+
+void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes) {
+    sk__lock(&pool->lock);
+    if (pool->ring != NULL) {
+        sk__ring_note(pool, kind, nbytes, thread_tag);
+    }
+    sk__unlock(&pool->lock);
+}

@@ -1,0 +1,193 @@
+/* pool.h - the structures of the caching allocator, shared by its files.
+ *
+ * A segment is tiled by blocks in address order. A block is
+ *   IN_USE   handed out; in the table of addresses
+ *   PENDING  given back, but events of other streams are still to come, or on its way between lanes
+ *   CACHED   free and committed; in a free list of its lane, merged with its neighbours
+ *   VACANT   address space without memory (segments of virtual memory only); in its arena's list
+ * A lane is what the pool knows of one stream: the free lists of blocks that were given back in
+ * that stream's order and may be used there at once.
+ *
+ * Invariants (walked by sk_pool_check): blocks tile their segment; neighbours that could be merged
+ * are; vacant blocks begin and end on granules; reserved = in use + pending + cached <= budget.
+ *
+ * Everything here is guarded by pool->lock, which every sk__ function below expects to be held.
+ * Waiting and calling back happen with it released (reclaim.c). */
+#ifndef SWAPKIT_POOL_POOL_H
+#define SWAPKIT_POOL_POOL_H
+
+#include "backend/backend.h"
+#include "base/base.h"
+#include "base/ring.h"
+#include "base/thread.h"
+
+enum {
+    SK_ROUND_BYTES = 512,               /* block sizes are multiples of this */
+    SK_SMALL_BYTES = 1024 * 1024,       /* requests up to this come from small segments */
+    SK_SEGMENT_BYTES = 2 * 1024 * 1024, /* unit of whole segments, and a small one's size */
+    SK_MIDDLE_BYTES = 20 * 1024 * 1024, /* whole segment for requests below half of this */
+    SK_BIN_STEPS = 16,                  /* bins per doubling of the block size */
+    SK_BIN_COUNT = 656,                 /* enough for SK_MAX_BYTES */
+    SK_BIN_WORDS = (SK_BIN_COUNT + 63) / 64
+};
+
+typedef enum sk__arena { SK_SMALL, SK_LARGE, SK_ARENAS } sk__arena;
+typedef enum sk__state { SK_IN_USE, SK_PENDING, SK_CACHED, SK_VACANT } sk__state;
+
+typedef struct sk__block sk__block;
+typedef struct sk__segment sk__segment;
+typedef struct sk__lane sk__lane;
+typedef struct sk__use sk__use;
+
+struct sk__block {
+    uintptr_t address;
+    size_t nbytes;
+    size_t requested_bytes;
+    sk__segment *segment;
+    sk__block *left, *right; /* neighbours in the segment */
+    sk__block *prev, *next;  /* in the list that goes with the state */
+    sk__lane *lane;          /* NULL while vacant */
+    sk__use *uses;           /* other streams that work on it */
+    uint64_t given_at;       /* lane->clock when it was given back */
+    uint32_t tag;
+    sk__state state;
+};
+
+/* Another stream's work on a block in use; the event is recorded when the block is given back. */
+struct sk__use {
+    sk__use *next;
+    sk_stream *stream;
+    sk_event *event;
+};
+
+struct sk__segment {
+    sk__segment *next;
+    uintptr_t address;
+    size_t nbytes;
+    size_t committed_bytes;
+    sk__arena arena;
+    sk__block *first;
+};
+
+/* Free blocks by size; within a bin the most recently freed first. A bit is set for a filled bin.
+ */
+typedef struct sk__freelist {
+    uint64_t filled[SK_BIN_WORDS];
+    sk__block *bins[SK_BIN_COUNT];
+} sk__freelist;
+
+struct sk__lane {
+    sk__lane *next;
+    sk_stream *stream;
+    uint64_t clock;  /* blocks ever given back to it */
+    uint64_t synced; /* those up to here are free of device work */
+    sk__freelist free[SK_ARENAS];
+};
+
+/* Blocks in use by address: open addressing, linear probing, power-of-two capacity. */
+typedef struct sk__table {
+    sk__block **slots;
+    size_t capacity, count;
+} sk__table;
+
+struct sk_pool {
+    sk__mutex lock;
+    sk__fork_node fork_node;
+    sk_backend *backend;
+    size_t granule_bytes; /* 0: whole segments */
+    size_t span_bytes;    /* of a new range of addresses */
+    size_t budget_bytes;  /* SIZE_MAX: none */
+    size_t reserved_bytes;
+    size_t peak_bytes; /* of reserved, since the owner last took it */
+    sk_rescue_fn rescue;
+    void *rescue_context;
+    sk_ring *ring;
+    sk__segment *segments;
+    sk__lane *lanes;
+    sk__block *vacant[SK_ARENAS];
+    sk__block *pending, *pending_last; /* in the order in which they were given back */
+    size_t in_transit;                 /* blocks that a thread holds while the lock is released */
+    pthread_cond_t settled;            /* in_transit fell to 0 */
+    sk__table table;
+    sk__block *spare; /* unused block records, linked by next */
+    size_t spare_count;
+    struct sk__slab *slabs; /* where block records come from */
+    sk_pool_stats stats;
+};
+
+/* One allocation on its way. */
+typedef struct sk__request {
+    size_t nbytes; /* rounded */
+    size_t requested_bytes;
+    sk__arena arena;
+    sk__lane *lane;
+} sk__request;
+
+/* block.c: records, the table of addresses, cutting and joining. */
+enum { SK_RECORDS_PER_TAKE = 4 }; /* most records one attempt to take a block needs */
+sk_status sk__records_reserve(sk_pool *pool, size_t count) SK_REQUIRES(pool->lock);
+sk__block *sk__block_new(sk_pool *pool) SK_REQUIRES(pool->lock); /* from the reserve */
+void sk__block_recycle(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+void sk__records_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Cut `block`, in no list, after `nbytes`; the right part is returned, in the same state. */
+sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
+/* Make a block free in its lane: merge it with its neighbours and list it. */
+void sk__block_cache(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* Make a block without memory vacant, likewise. */
+void sk__block_vacate(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+void sk__vacant_remove(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+sk_status sk__table_reserve(sk__table *table);
+void sk__table_add(sk__table *table, sk__block *block);
+sk__block *sk__table_find(const sk__table *table, uintptr_t address);
+void sk__table_remove(sk__table *table, const sk__block *block);
+
+/* freelist.c */
+void sk__freelist_add(sk__freelist *list, sk__block *block);
+void sk__freelist_remove(sk__freelist *list, sk__block *block);
+sk__block *sk__freelist_best(const sk__freelist *list, size_t nbytes); /* smallest that fits */
+/* The block after `block` by falling bins; NULL starts with the largest bin. */
+sk__block *sk__freelist_next(const sk__freelist *list, const sk__block *block);
+size_t sk__bin_of(size_t nbytes);
+
+/* segment.c: memory from and to the backend. */
+sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+/* The bytes that `request` takes from the budget if nothing cached can serve it. */
+size_t sk__segment_bytes(const sk_pool *pool, const sk__request *request);
+/* Give at least `nbytes` of cached memory to the backend, or all there is; returns how much. Only
+ * blocks whose lane is synced past them are touched. */
+size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
+/* What `request` lacks if it has to be served by growing, everything cached being given up. */
+size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request)
+    SK_REQUIRES(pool->lock);
+void sk__segments_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+
+/* reclaim.c: the way out when a request does not fit. May release and take the lock again. */
+sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock);
+/* Free the pending blocks whose events have come; never waits. */
+void sk__pending_poll(sk_pool *pool) SK_REQUIRES(pool->lock);
+sk_status sk__pending_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Wait for the device work behind every free block, then let `lane` have them all: free memory of
+ * several streams can only be joined, and given back, as one's. NULL: any lane. */
+sk_status sk__lanes_join(sk_pool *pool, sk__lane *lane) SK_REQUIRES(pool->lock);
+void sk__uses_free(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+
+/* pool.c: from the free lists, or by growing; the block is in no list afterwards. */
+sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock);
+static inline bool sk__is_memory_failure(sk_status status) {
+    return status == SK_OVER_BUDGET || status == SK_OUT_OF_DEVICE_MEMORY;
+}
+
+/* stats.c */
+void sk__stats_take(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
+void sk__stats_give(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
+/* It became reusable: at once when given, or when its events had come. */
+void sk__stats_free(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
+void sk__stats_cached(sk_pool *pool, const sk__block *block, int sign) SK_REQUIRES(pool->lock);
+void sk__stats_reserved(sk_pool *pool, sk__arena arena, int64_t nbytes) SK_REQUIRES(pool->lock);
+void sk__stats_segment(sk_pool *pool, sk__arena arena, int sign) SK_REQUIRES(pool->lock);
+void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t tag)
+    SK_REQUIRES(pool->lock);
+
+#endif

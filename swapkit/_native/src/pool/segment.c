@@ -1,0 +1,385 @@
+/* segment.c - memory from and to the backend.
+ *
+ * With virtual memory a segment is a wide range of addresses in which granules are committed where
+ * a request needs them and decommitted inside free blocks where memory is wanted elsewhere; free
+ * memory can thus serve any request, wherever it lies. Without, segments are whole and are given
+ * back only when nothing in them is in use. */
+#include <stdlib.h>
+
+#include "pool/pool.h"
+
+static sk_status budget_check(const sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
+    if (nbytes > pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes)) {
+        return sk__fail(SK_OVER_BUDGET,
+                        "pool: %zu bytes more would pass the budget of %zu (%zu reserved)", nbytes,
+                        pool->budget_bytes, pool->reserved_bytes);
+    }
+    return SK_OK;
+}
+
+static void reserved_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
+    SK_REQUIRES(pool->lock) {
+    bool was_empty = segment->committed_bytes == 0;
+    if (growing) {
+        segment->committed_bytes += nbytes;
+        pool->reserved_bytes += nbytes;
+        pool->peak_bytes = sk__max(pool->peak_bytes, pool->reserved_bytes);
+        pool->stats.num_device_alloc++;
+    } else {
+        sk_assert(nbytes <= segment->committed_bytes && nbytes <= pool->reserved_bytes);
+        segment->committed_bytes -= nbytes;
+        pool->reserved_bytes -= nbytes;
+        pool->stats.num_device_free++;
+    }
+    sk_assert(pool->reserved_bytes <= pool->budget_bytes || !growing);
+    sk__stats_reserved(pool, segment->arena, growing ? (int64_t)nbytes : -(int64_t)nbytes);
+    if (was_empty != (segment->committed_bytes == 0)) {
+        sk__stats_segment(pool, segment->arena, was_empty ? 1 : -1);
+    }
+}
+
+/* A segment with one block over all of it, in no list yet. */
+static sk__block *segment_add(sk_pool *pool, sk__segment *segment, void *address, size_t nbytes,
+                              sk__arena arena) SK_REQUIRES(pool->lock) {
+    sk__block *block = sk__block_new(pool);
+    sk_assert((uintptr_t)address % SK_ROUND_BYTES == 0 && nbytes % SK_ROUND_BYTES == 0);
+    *segment = (sk__segment){
+        .next = pool->segments,
+        .address = (uintptr_t)address,
+        .nbytes = nbytes,
+        .arena = arena,
+        .first = block,
+    };
+    *block = (sk__block){.address = (uintptr_t)address, .nbytes = nbytes, .segment = segment};
+    pool->segments = segment;
+    return block;
+}
+
+static sk__segment *segment_record(void) {
+    sk__segment *segment = malloc(sizeof *segment);
+    if (segment == NULL) {
+        (void)sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for a segment record");
+    }
+    return segment;
+}
+
+/* ---- virtual memory -------------------------------------------------------------------------- */
+
+static size_t cached_bytes(const sk__block *block, const sk__lane *lane) {
+    bool usable = block != NULL && block->state == SK_CACHED && block->lane == lane;
+    return usable ? block->nbytes : 0;
+}
+
+/* Bytes to commit from the start of `vacant` so that, with the lane's free neighbours, `nbytes` are
+ * in one piece; SIZE_MAX if that is not possible. */
+static size_t commit_needed(const sk_pool *pool, const sk__block *vacant,
+                            const sk__request *request) SK_REQUIRES(pool->lock) {
+    size_t left = cached_bytes(vacant->left, request->lane);
+    size_t right = cached_bytes(vacant->right, request->lane);
+    sk_assert(vacant->state == SK_VACANT && vacant->segment->arena == request->arena);
+    sk_assert(left < request->nbytes && right < request->nbytes);
+    size_t needed = sk__round_up(request->nbytes - left, pool->granule_bytes);
+    if (needed <= vacant->nbytes) {
+        return needed;
+    }
+    return left + vacant->nbytes + right >= request->nbytes ? vacant->nbytes : SIZE_MAX;
+}
+
+/* The vacant block that needs the fewest bytes committed, the smallest among equals. */
+static sk__block *vacant_best(const sk_pool *pool, const sk__request *request, size_t *needed)
+    SK_REQUIRES(pool->lock) {
+    sk__block *best = NULL;
+    size_t best_needed = SIZE_MAX;
+    for (sk__block *block = pool->vacant[request->arena]; block != NULL; block = block->next) {
+        size_t now = commit_needed(pool, block, request);
+        bool better = now < best_needed ||
+                      (now == best_needed && best != NULL && block->nbytes < best->nbytes);
+        if (now != SIZE_MAX && better) {
+            best = block;
+            best_needed = now;
+        }
+    }
+    *needed = best_needed;
+    return best;
+}
+
+/* Reserve a range of addresses for at least `nbytes`; less generous where the process's address
+ * space is limited. */
+static sk_status range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    sk__segment *segment = segment_record();
+    if (segment == NULL) {
+        return SK_OUT_OF_HOST_MEMORY;
+    }
+    size_t least = sk__round_up(nbytes, pool->granule_bytes);
+    size_t span = sk__max(least, pool->span_bytes);
+    void *address = NULL;
+    sk_status status = backend->ops.range_reserve(backend->self, span, &address);
+    while (status != SK_OK && span > least) {
+        span = sk__max(least, sk__round_down(span / 2, pool->granule_bytes));
+        status = backend->ops.range_reserve(backend->self, span, &address);
+    }
+    if (status != SK_OK) {
+        free(segment);
+        return status;
+    }
+    sk__block_vacate(pool, segment_add(pool, segment, address, span, arena));
+    return SK_OK;
+}
+
+/* Small requests come in numbers: commit for several at once where the budget has room. */
+static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size_t needed)
+    SK_REQUIRES(pool->lock) {
+    size_t wanted = vacant->segment->arena == SK_SMALL ? SK_SMALL_BYTES : 0;
+    wanted = sk__min(sk__round_up(wanted, pool->granule_bytes), vacant->nbytes);
+    sk_assert(needed <= vacant->nbytes && needed % pool->granule_bytes == 0);
+    bool room =
+        wanted <= (pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes)) / 2;
+    return room ? sk__max(needed, wanted) : needed;
+}
+
+static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    size_t needed = SIZE_MAX;
+    sk__block *vacant = vacant_best(pool, request, &needed);
+    if (vacant == NULL) {
+        sk_status status = range_add(pool, request->nbytes, request->arena);
+        if (status != SK_OK) {
+            return status;
+        }
+        vacant = vacant_best(pool, request, &needed);
+    }
+    if (vacant == NULL) {
+        return sk__fail(SK_CORRUPT, "pool: a new range has no room for %zu bytes", request->nbytes);
+    }
+    sk_status status = budget_check(pool, needed);
+    if (status != SK_OK) {
+        return status;
+    }
+    size_t generous = commit_generous(pool, vacant, needed);
+    void *address = (void *)vacant->address;
+    status = backend->ops.range_commit(backend->self, address, generous);
+    if (sk__is_memory_failure(status) && generous > needed) {
+        status = backend->ops.range_commit(backend->self, address, needed);
+    } else {
+        needed = generous;
+    }
+    if (status != SK_OK) {
+        return status;
+    }
+    sk_assert(needed >= pool->granule_bytes && needed <= vacant->nbytes);
+    sk__vacant_remove(pool, vacant);
+    vacant->state = SK_PENDING; /* no longer vacant: the rest must not merge with it */
+    if (needed < vacant->nbytes) {
+        sk__block_vacate(pool, sk__block_split(pool, vacant, needed));
+    }
+    reserved_change(pool, vacant->segment, needed, true);
+    vacant->lane = request->lane;
+    sk__block_cache(pool, vacant);
+    return SK_OK;
+}
+
+/* Decommit up to `nbytes` of granules inside a free block, next to a vacant neighbour if there is
+ * one, so that vacancies stay few. Needs two spare records. Returns the bytes decommitted. */
+static size_t range_shrink_block(sk_pool *pool, sk__block *block, size_t nbytes)
+    SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    size_t granule = pool->granule_bytes;
+    uintptr_t from = sk__round_up(block->address, granule);
+    uintptr_t to = sk__round_down(block->address + block->nbytes, granule);
+    if (to <= from) {
+        return 0;
+    }
+    size_t amount = sk__min(to - from, sk__round_up(sk__min(nbytes, SK_MAX_BYTES), granule));
+    sk_assert(block->state == SK_CACHED && block->given_at <= block->lane->synced);
+    sk_assert(amount > 0 && amount % granule == 0 && amount <= to - from);
+    bool at_left = block->left != NULL && block->left->state == SK_VACANT;
+    uintptr_t address = at_left ? from : to - amount;
+    if (backend->ops.range_decommit(backend->self, (void *)address, amount) != SK_OK) {
+        return 0;
+    }
+    sk__freelist_remove(&block->lane->free[block->segment->arena], block);
+    sk__stats_cached(pool, block, -1);
+    sk__block *middle = block;
+    if (address > block->address) {
+        middle = sk__block_split(pool, block, address - block->address);
+    }
+    sk__block *rest = NULL;
+    if (amount < middle->nbytes) {
+        rest = sk__block_split(pool, middle, amount);
+    }
+    reserved_change(pool, block->segment, amount, false);
+    sk_assert(middle->address == address && middle->nbytes == amount);
+    sk__block_vacate(pool, middle);
+    if (middle != block) {
+        sk__block_cache(pool, block);
+    }
+    if (rest != NULL) {
+        sk__block_cache(pool, rest);
+    }
+    return amount;
+}
+
+/* The largest free block of one list that device work is done with and that holds a granule. */
+static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int arena)
+    SK_REQUIRES(pool->lock) {
+    sk__block *block = sk__freelist_next(&lane->free[arena], NULL);
+    while (block != NULL) {
+        uintptr_t from = sk__round_up(block->address, pool->granule_bytes);
+        bool holds = from + pool->granule_bytes <= block->address + block->nbytes;
+        if (holds && block->given_at <= lane->synced) {
+            break;
+        }
+        block = sk__freelist_next(&lane->free[arena], block);
+    }
+    return block;
+}
+
+static sk__block *shrink_candidate(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+    sk__block *best = NULL;
+    for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
+        for (int arena = 0; arena < SK_ARENAS; arena++) {
+            sk__block *block = list_candidate(pool, lane, arena);
+            if (block != NULL && (best == NULL || block->nbytes > best->nbytes)) {
+                best = block;
+            }
+        }
+    }
+    return best;
+}
+
+static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
+    size_t freed = 0;
+    while (freed < nbytes) {
+        sk__block *block = shrink_candidate(pool);
+        if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
+            break;
+        }
+        size_t now = range_shrink_block(pool, block, nbytes - freed);
+        if (now == 0) {
+            break; /* the device refused; trying others would only repeat that */
+        }
+        freed += now;
+    }
+    sk_assert(freed % pool->granule_bytes == 0);
+    return freed;
+}
+
+/* ---- whole segments -------------------------------------------------------------------------- */
+
+static size_t whole_bytes(const sk__request *request) {
+    if (request->arena == SK_SMALL) {
+        return SK_SEGMENT_BYTES;
+    }
+    if (request->nbytes < SK_MIDDLE_BYTES / 2) {
+        return SK_MIDDLE_BYTES;
+    }
+    return sk__round_up(request->nbytes, SK_SEGMENT_BYTES);
+}
+
+static sk_status whole_add(sk_pool *pool, const sk__request *request, size_t nbytes)
+    SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    sk_status status = budget_check(pool, nbytes);
+    if (status != SK_OK) {
+        return status;
+    }
+    sk__segment *segment = segment_record();
+    if (segment == NULL) {
+        return SK_OUT_OF_HOST_MEMORY;
+    }
+    void *address = NULL;
+    status = backend->ops.memory_alloc(backend->self, nbytes, &address);
+    if (status != SK_OK) {
+        free(segment);
+        return status;
+    }
+    sk__block *block = segment_add(pool, segment, address, nbytes, request->arena);
+    sk_assert(block->nbytes >= request->nbytes);
+    reserved_change(pool, segment, nbytes, true);
+    block->lane = request->lane;
+    sk__block_cache(pool, block);
+    return SK_OK;
+}
+
+static sk_status whole_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    size_t nbytes = whole_bytes(request);
+    sk_status status = whole_add(pool, request, nbytes);
+    if (sk__is_memory_failure(status) && nbytes > request->nbytes) {
+        status = whole_add(pool, request, request->nbytes);
+    }
+    return status;
+}
+
+static bool segment_is_idle(const sk__segment *segment) {
+    const sk__block *block = segment->first;
+    return block->right == NULL && block->state == SK_CACHED &&
+           block->given_at <= block->lane->synced;
+}
+
+static size_t whole_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    size_t freed = 0;
+    sk__segment **link = &pool->segments;
+    while (*link != NULL && freed < nbytes) {
+        sk__segment *segment = *link;
+        bool released = segment_is_idle(segment) &&
+                        backend->ops.memory_free(backend->self, (void *)segment->address,
+                                                 segment->nbytes) == SK_OK;
+        if (!released) {
+            link = &segment->next;
+            continue;
+        }
+        sk__block *block = segment->first;
+        sk_assert(block->nbytes == segment->nbytes && segment->committed_bytes == block->nbytes);
+        sk__freelist_remove(&block->lane->free[segment->arena], block);
+        sk__stats_cached(pool, block, -1);
+        reserved_change(pool, segment, segment->nbytes, false);
+        sk__block_recycle(pool, block);
+        freed += segment->nbytes;
+        *link = segment->next;
+        free(segment);
+    }
+    return freed;
+}
+
+/* ---- either ---------------------------------------------------------------------------------- */
+
+size_t sk__segment_bytes(const sk_pool *pool, const sk__request *request) {
+    bool whole = pool->granule_bytes == 0;
+    return whole ? request->nbytes : sk__round_up(request->nbytes, pool->granule_bytes);
+}
+
+sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) {
+    if (sk__segment_bytes(pool, request) > pool->budget_bytes) {
+        return sk__fail(SK_OVER_BUDGET, "pool: %zu bytes are more than the whole budget of %zu",
+                        request->nbytes, pool->budget_bytes);
+    }
+    return pool->granule_bytes != 0 ? range_grow(pool, request) : whole_grow(pool, request);
+}
+
+size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
+    return pool->granule_bytes != 0 ? range_shrink(pool, nbytes) : whole_shrink(pool, nbytes);
+}
+
+size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request) {
+    size_t nbytes = sk__segment_bytes(pool, request);
+    size_t room = pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
+    return nbytes > room ? nbytes - room : nbytes;
+}
+
+void sk__segments_free(sk_pool *pool) {
+    sk_backend *backend = pool->backend;
+    sk_assert(pool->table.count == 0 && pool->pending == NULL);
+    while (pool->segments != NULL) {
+        sk__segment *segment = pool->segments;
+        void *address = (void *)segment->address;
+        pool->segments = segment->next;
+        if (pool->granule_bytes != 0) {
+            (void)backend->ops.range_release(backend->self, address, segment->nbytes);
+        } else {
+            (void)backend->ops.memory_free(backend->self, address, segment->nbytes);
+        }
+        free(segment);
+    }
+}

@@ -1,0 +1,103 @@
+/* stats.c - statistics in torch's terms, and the pool's events in the ring. */
+#include <string.h>
+
+#include "pool/pool.h"
+
+static void stat_add(sk_stat *stat, int64_t amount) {
+    stat->current += amount;
+    if (amount > 0) {
+        stat->allocated += amount;
+        stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
+    } else {
+        stat->freed -= amount;
+    }
+    sk_assert(stat->current >= 0);
+}
+
+/* Both the total and the entry of the kind of segment. */
+static void stats_add(sk_stat stats[3], sk__arena arena, int64_t amount) {
+    stat_add(&stats[0], amount);
+    stat_add(&stats[1 + (int)arena], amount);
+}
+
+void sk__stats_take(sk_pool *pool, const sk__block *block) {
+    sk_pool_stats *stats = &pool->stats;
+    sk__arena arena = block->segment->arena;
+    stats_add(stats->allocation, arena, 1);
+    stats_add(stats->active, arena, 1);
+    stats_add(stats->allocated_bytes, arena, (int64_t)block->nbytes);
+    stats_add(stats->active_bytes, arena, (int64_t)block->nbytes);
+    stats_add(stats->requested_bytes, arena, (int64_t)block->requested_bytes);
+}
+
+void sk__stats_give(sk_pool *pool, const sk__block *block) {
+    sk_pool_stats *stats = &pool->stats;
+    sk__arena arena = block->segment->arena;
+    stats_add(stats->allocation, arena, -1);
+    stats_add(stats->allocated_bytes, arena, -(int64_t)block->nbytes);
+    stats_add(stats->requested_bytes, arena, -(int64_t)block->requested_bytes);
+}
+
+void sk__stats_free(sk_pool *pool, const sk__block *block) {
+    stats_add(pool->stats.active, block->segment->arena, -1);
+    stats_add(pool->stats.active_bytes, block->segment->arena, -(int64_t)block->nbytes);
+}
+
+void sk__stats_cached(sk_pool *pool, const sk__block *block, int sign) {
+    stats_add(pool->stats.inactive_split, block->segment->arena, sign);
+    stats_add(pool->stats.inactive_split_bytes, block->segment->arena,
+              sign * (int64_t)block->nbytes);
+}
+
+void sk__stats_reserved(sk_pool *pool, sk__arena arena, int64_t nbytes) {
+    stats_add(pool->stats.reserved_bytes, arena, nbytes);
+}
+
+void sk__stats_segment(sk_pool *pool, sk__arena arena, int sign) {
+    stats_add(pool->stats.segment, arena, sign);
+}
+
+void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t tag) {
+    sk__ring_add(pool->ring, (sk_ring_event){
+                                 .nbytes = nbytes,
+                                 .in_use_bytes = (uint64_t)pool->stats.allocated_bytes[0].current,
+                                 .reserved_bytes = pool->reserved_bytes,
+                                 .kind = kind,
+                                 .tag = tag,
+                             });
+}
+
+void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out) {
+    sk__lock(&pool->lock);
+    *out = pool->stats;
+    out->budget_bytes = pool->budget_bytes == SIZE_MAX ? 0 : pool->budget_bytes;
+    sk__unlock(&pool->lock);
+}
+
+void sk_pool_stats_reset_peak(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    sk_pool_stats *stats = &pool->stats;
+    sk_stat *const all[] = {
+        stats->allocation,      stats->segment,
+        stats->active,          stats->inactive_split,
+        stats->allocated_bytes, stats->reserved_bytes,
+        stats->active_bytes,    stats->inactive_split_bytes,
+        stats->requested_bytes,
+    };
+    const int kinds = 3;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        for (int kind = 0; kind < kinds; kind++) {
+            all[i][kind].peak = all[i][kind].current;
+        }
+    }
+    sk__unlock(&pool->lock);
+}
+
+size_t sk_pool_peak_take(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    size_t peak = pool->peak_bytes;
+    sk_assert(peak >= pool->reserved_bytes);
+    pool->peak_bytes = pool->reserved_bytes;
+    sk__unlock(&pool->lock);
+    return peak;
+}
