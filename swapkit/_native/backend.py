@@ -1,0 +1,285 @@
+"""Backends, streams and events: handles of the native ones.
+
+A handle is closed once, by `close()` or a `with` block, and refuses use afterwards. Addresses are
+plain ints. All methods may be called from any thread; those that wait release the interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit._native.lib import NULL, check, ffi, lib, text_of
+from swapkit.errors import InvalidArgument, SwapkitError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from swapkit._native._lib import CData
+
+
+class CopyKind(enum.IntEnum):
+    """Direction of a copy."""
+
+    DEVICE_TO_HOST = lib.SK_DEVICE_TO_HOST
+    HOST_TO_DEVICE = lib.SK_HOST_TO_DEVICE
+    DEVICE_TO_DEVICE = lib.SK_DEVICE_TO_DEVICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryInfo:
+    """What a device has."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCall:
+    """One call that a tracing backend saw."""
+
+    name: str
+    nbytes: int
+    status: str
+
+
+class Handle:
+    """A native object that is closed once, at the latest when the handle goes."""
+
+    _what = "handle"
+
+    def __init__(self, pointer: CData) -> None:
+        self._pointer: CData | None = pointer
+
+    @property
+    def pointer(self) -> CData:
+        """The native object.
+
+        Raises:
+            InvalidArgument: the handle is closed.
+        """
+        if self._pointer is None:
+            raise InvalidArgument(f"this {self._what} is closed")
+        return self._pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._pointer is None
+
+    def close(self) -> None:
+        """Release the native object; closing twice is fine."""
+        if self._pointer is not None:
+            self._release(self._pointer)
+            self._pointer = None
+
+    def _release(self, pointer: CData) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # At exit the process gives everything back at once; a pool in use must stay in any case.
+        if not sys.is_finalizing():
+            with contextlib.suppress(SwapkitError, AttributeError):
+                self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Backend(Handle):
+    """Code that serves one kind of device.
+
+    The native object stays until the last pool, stream and event over it is closed too.
+    """
+
+    _what = "backend"
+
+    @classmethod
+    def cpu(
+        cls, *, capacity_bytes: int = 0, copy_bytes_per_s: int = 0, copy_latency_ns: int = 0
+    ) -> Backend:
+        """Open the CPU as a device.
+
+        Args:
+            capacity_bytes: most memory it gives out; 0: what the machine or its control group has.
+            copy_bytes_per_s: bandwidth limit of each stream; 0: none.
+            copy_latency_ns: added to every copy.
+        """
+        params = ffi.new("sk_cpu_params *")
+        params.capacity_bytes = capacity_bytes
+        params.copy_bytes_per_s = copy_bytes_per_s
+        params.copy_latency_ns = copy_latency_ns
+        out = ffi.new("sk_backend **")
+        check(lib.sk_backend_cpu(params, out))
+        return cls(out[0])
+
+    @classmethod
+    def fault(cls, inner: Backend) -> Backend:
+        """Wrap `inner`, which is taken over, so that calls can be made to fail."""
+        out = ffi.new("sk_backend **")
+        check(lib.sk_backend_fault(inner.pointer, out))
+        return cls._over(inner, out[0])
+
+    @classmethod
+    def delay(cls, inner: Backend) -> Backend:
+        """Wrap `inner`, which is taken over, so that copies wait for `release_copies`."""
+        out = ffi.new("sk_backend **")
+        check(lib.sk_backend_delay(inner.pointer, out))
+        return cls._over(inner, out[0])
+
+    @classmethod
+    def trace(cls, inner: Backend, capacity: int) -> Backend:
+        """Wrap `inner`, which is taken over, so that the last `capacity` calls are remembered."""
+        out = ffi.new("sk_backend **")
+        check(lib.sk_backend_trace(inner.pointer, capacity, out))
+        return cls._over(inner, out[0])
+
+    @classmethod
+    def _over(cls, inner: Backend, pointer: CData) -> Backend:
+        inner._pointer = None  # the wrapper owns the native object now
+        return cls(pointer)
+
+    @property
+    def name(self) -> str:
+        """What the backend calls itself."""
+        return text_of(lib.sk_backend_table(self.pointer).name)
+
+    def memory_info(self) -> MemoryInfo:
+        """Return how much memory the device has."""
+        info = ffi.new("sk_memory_info *")
+        check(lib.sk_memory_info_get(self.pointer, info))
+        return MemoryInfo(free_bytes=info.free_bytes, total_bytes=info.total_bytes)
+
+    def stream(self) -> Stream:
+        """Open a stream."""
+        out = ffi.new("sk_stream **")
+        check(lib.sk_stream_create(self.pointer, out))
+        return Stream(out[0], self.pointer)
+
+    def event(self) -> Event:
+        """Make an event."""
+        out = ffi.new("sk_event **")
+        check(lib.sk_event_create(self.pointer, out))
+        return Event(out[0], self.pointer)
+
+    def copy(
+        self, *, to: int, source: int, nbytes: int, kind: CopyKind, stream: Stream | None
+    ) -> None:
+        """Queue a copy; both ranges must stay valid until the stream has done it."""
+        check(
+            lib.sk_copy_async(
+                self.pointer,
+                ffi.cast("void *", to),
+                ffi.cast("void *", source),
+                nbytes,
+                kind,
+                NULL if stream is None else stream.pointer,
+            )
+        )
+
+    def arm_fault(self, nth: int, *, forever: bool, status: int) -> None:
+        """Make the `nth` fallible call from now fail (0: none); only for a `fault` backend."""
+        lib.sk_fault_arm(self.pointer, nth, forever, status)
+
+    def fault_calls(self) -> int:
+        """Return the number of fallible calls since `arm_fault`."""
+        return lib.sk_fault_calls(self.pointer)
+
+    def release_copies(self, count: int | None = None) -> None:
+        """Let copies of a `delay` backend go; None: all, for good."""
+        lib.sk_delay_release(self.pointer, 2**64 - 1 if count is None else count)
+
+    def read_trace(self, capacity: int = 4096) -> tuple[TraceCall, ...]:
+        """Return the calls that a `trace` backend remembers, oldest first."""
+        calls = ffi.new("sk_trace_call[]", capacity)
+        count = lib.sk_trace_read(self.pointer, calls, capacity)
+        return tuple(
+            TraceCall(
+                name=text_of(calls[i].name),
+                nbytes=calls[i].nbytes,
+                status=text_of(lib.sk_status_name(calls[i].status)),
+            )
+            for i in range(count)
+        )
+
+    def _release(self, pointer: CData) -> None:
+        lib.sk_backend_close(pointer)
+
+
+class Stream(Handle):
+    """An ordered queue of device work.
+
+    A pool that was told of a stream needs it until the pool is closed, since what lies in its free
+    lists is ordered by the stream. Closing it before is refused.
+    """
+
+    _what = "stream"
+
+    def __init__(self, pointer: CData, backend: CData) -> None:
+        super().__init__(pointer)
+        self._backend = backend
+        self._pools = 0  # a plain count: the cycle collector may finalise handles in any order
+
+    def synchronize(self) -> None:
+        """Wait until everything queued so far is done."""
+        check(lib.sk_stream_sync(self._backend, self.pointer))
+
+    def wait(self, event: Event) -> None:
+        """Let what is queued from now on wait for `event`."""
+        check(lib.sk_stream_wait(self._backend, self.pointer, event.pointer))
+
+    def hold(self) -> None:
+        """Refuse to be closed until `let_go`: a pool needs the stream."""
+        self._pools += 1
+
+    def let_go(self) -> None:
+        """Undo one `hold`."""
+        self._pools -= 1
+
+    def _release(self, pointer: CData) -> None:
+        if self._pools > 0:
+            raise InvalidArgument("this stream cannot be closed: a pool uses it; close that first")
+        check(lib.sk_stream_destroy(self._backend, pointer))
+
+
+class Event(Handle):
+    """A mark in a stream that can be waited for."""
+
+    _what = "event"
+
+    def __init__(self, pointer: CData, backend: CData) -> None:
+        super().__init__(pointer)
+        self._backend = backend
+
+    def record(self, stream: Stream | None) -> None:
+        """Put the mark behind everything queued so far in `stream` (None: the host's order)."""
+        target = NULL if stream is None else stream.pointer
+        check(lib.sk_event_record(self._backend, self.pointer, target))
+
+    def query(self) -> bool:
+        """Return whether the mark has been passed."""
+        status = lib.sk_event_query(self._backend, self.pointer)
+        if status == lib.SK_NOT_READY:
+            return False
+        check(status)
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the mark has been passed."""
+        check(lib.sk_event_sync(self._backend, self.pointer))
+
+    def _release(self, pointer: CData) -> None:
+        check(lib.sk_event_destroy(self._backend, pointer))

@@ -1,0 +1,50 @@
+"""What torch's allocator calls, as addresses for the shim, and the text of its failures."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from swapkit._native.backend import Handle
+from swapkit._native.lib import NULL, check, ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._native._lib import CData
+    from swapkit._native.pool import Pool
+
+
+class Entry(Handle):
+    """A pool as a pair of C functions."""
+
+    _what = "entry"
+
+    def __init__(self, pool: Pool) -> None:
+        """Make an entry to `pool`, which must outlive it."""
+        out = ffi.new("sk_entry **")
+        check(lib.sk_entry_create(pool.pointer, out))
+        super().__init__(out[0])
+        self._context = ffi.new_handle(weakref.ref(self))
+        self._explain: Callable[[int], str] | None = None
+
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Return the addresses of the entry and of its alloc, free and error functions."""
+        functions = ("sk_entry_alloc", "sk_entry_free", "sk_entry_error")
+        addresses = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in functions]
+        alloc, free, error = addresses
+        return int(ffi.cast("uintptr_t", self.pointer)), alloc, free, error
+
+    def set_explain(self, explain: Callable[[int], str] | None) -> None:
+        """Set what writes the text of a failed request; it gets the bytes asked for."""
+        self._explain = explain
+        callback = NULL if explain is None else lib.sk_python_explain
+        lib.sk_entry_set_explain(self.pointer, callback, self._context)
+
+    def on_explain(self, nbytes: int) -> str:
+        """Forward a native request for a text."""
+        explain = self._explain
+        return "" if explain is None else explain(nbytes)
+
+    def _release(self, pointer: CData) -> None:
+        lib.sk_entry_destroy(pointer)

@@ -1,0 +1,317 @@
+"""The caching allocator's handle, and the ring that records its events."""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swapkit._native.backend import Handle
+from swapkit._native.lib import NULL, check, ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._native._lib import CData
+    from swapkit._native.backend import Backend, Stream
+
+STAT_NAMES = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+STAT_POOLS = ("all", "small_pool", "large_pool")
+STAT_FIELDS = ("current", "peak", "allocated", "freed")
+COUNT_NAMES = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "num_rescues",
+    "rescued_bytes",
+    "budget_bytes",
+)
+
+
+class BlockState(enum.IntEnum):
+    """What a block is doing; PENDING waits for another stream."""
+
+    IN_USE = lib.SK_BLOCK_IN_USE
+    PENDING = lib.SK_BLOCK_PENDING
+    CACHED = lib.SK_BLOCK_CACHED
+
+
+class RingKind(enum.IntEnum):
+    """Kinds of recorded events."""
+
+    TAKE = lib.SK_RING_TAKE
+    GIVE = lib.SK_RING_GIVE
+    RESCUE = lib.SK_RING_RESCUE
+    OOM = lib.SK_RING_OOM
+    COPY_OUT = lib.SK_RING_COPY_OUT
+    COPY_IN = lib.SK_RING_COPY_IN
+    MARK = lib.SK_RING_MARK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockInfo:
+    """A part of a segment, in use or free."""
+
+    address: int
+    nbytes: int
+    requested_bytes: int
+    tag: int
+    state: BlockState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInfo:
+    """A range of addresses, of which the device holds `committed_bytes`."""
+
+    address: int
+    nbytes: int
+    committed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingEvent:
+    """One recorded event; the byte counts are those after it. `time_ns` is monotonic."""
+
+    time_ns: int
+    kind: RingKind
+    nbytes: int
+    in_use_bytes: int
+    reserved_bytes: int
+    tag: int
+
+
+def set_tag(tag: int) -> int:
+    """Label the blocks that this thread takes from now on; return the previous label."""
+    return lib.sk_tag_set(tag)
+
+
+class Ring(Handle):
+    """A bounded record of a pool's events; the oldest are overwritten."""
+
+    _what = "ring"
+
+    def __init__(self, capacity: int) -> None:
+        """Make room for `capacity` events."""
+        out = ffi.new("sk_ring **")
+        check(lib.sk_ring_create(capacity, out))
+        super().__init__(out[0])
+        self._capacity = capacity
+
+    def read(self) -> tuple[list[RingEvent], int]:
+        """Take the events out; return them, oldest first, and how many were overwritten."""
+        events = ffi.new("sk_ring_event[]", self._capacity)
+        lost = ffi.new("uint64_t *")
+        count = lib.sk_ring_read(self.pointer, events, self._capacity, lost)
+        return [_ring_event(events[i]) for i in range(count)], lost[0]
+
+    def _release(self, pointer: CData) -> None:
+        lib.sk_ring_destroy(pointer)
+
+
+def _ring_event(event: Any) -> RingEvent:
+    return RingEvent(
+        time_ns=event.time_ns,
+        kind=RingKind(event.kind),
+        nbytes=event.nbytes,
+        in_use_bytes=event.in_use_bytes,
+        reserved_bytes=event.reserved_bytes,
+        tag=event.tag,
+    )
+
+
+class Pool(Handle):
+    """A caching allocator over one backend, whose reserved bytes never exceed its budget.
+
+    All methods may be called from any thread. Sizes are bytes, addresses plain ints.
+    """
+
+    _what = "pool"
+
+    def __init__(
+        self, backend: Backend, *, budget_bytes: int = 0, whole_segments: bool = False
+    ) -> None:
+        """Open a pool.
+
+        Args:
+            backend: of the device; the pool keeps it open.
+            budget_bytes: most bytes reserved; 0: no budget.
+            whole_segments: allocate segments whole even if the backend has virtual memory.
+        """
+        params = ffi.new("sk_pool_params *")
+        params.budget_bytes = budget_bytes
+        params.whole_segments = whole_segments
+        out = ffi.new("sk_pool **")
+        check(lib.sk_pool_create(backend.pointer, params, out))
+        super().__init__(out[0])
+        self.backend = backend
+        self._streams: set[Stream] = set()
+        self._context = ffi.new_handle(weakref.ref(self))
+        self._rescue: Callable[[int], int] | None = None
+        self._ring: Ring | None = None
+
+    def take(self, nbytes: int, stream: Stream | None = None) -> int:
+        """Take a block; return its address.
+
+        Raises:
+            OverBudget: it does not fit the budget, whatever is trimmed or rescued.
+            OutOfDeviceMemory: the device has no more.
+            InvalidArgument: `nbytes` is not possible.
+        """
+        out = ffi.new("void **")
+        check(lib.sk_pool_take(self.pointer, nbytes, self._keep(stream), out))
+        return int(ffi.cast("uintptr_t", out[0]))
+
+    def give(self, address: int) -> None:
+        """Give a block back.
+
+        Raises:
+            InvalidArgument: no block in use begins at `address`.
+        """
+        check(lib.sk_pool_give(self.pointer, ffi.cast("void *", address)))
+
+    def use(self, address: int, stream: Stream | None) -> None:
+        """Note that `stream` works on a block too; its reuse will wait for that work."""
+        check(lib.sk_pool_use(self.pointer, ffi.cast("void *", address), self._keep(stream)))
+
+    def _keep(self, stream: Stream | None) -> CData:
+        """Return the native stream, which must stay open as long as the pool."""
+        if stream is None:
+            return NULL
+        if stream not in self._streams:
+            self._streams.add(stream)
+            stream.hold()
+        return stream.pointer
+
+    def trim(self) -> None:
+        """Wait for pending blocks, then give all cached memory to the device."""
+        check(lib.sk_pool_trim(self.pointer))
+
+    @property
+    def budget_bytes(self) -> int:
+        """Most bytes reserved; 0: no budget."""
+        return self.stats()["budget_bytes"]
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the budget, trimming first if need be; 0: no budget.
+
+        Raises:
+            OverBudget: more than that is in use; nothing was changed.
+        """
+        check(lib.sk_pool_set_budget(self.pointer, budget_bytes))
+
+    def set_rescue(self, rescue: Callable[[int], int] | None) -> None:
+        """Set what is called, with the bytes needed, when an allocation would fail.
+
+        It runs on the allocating thread, in the middle of whatever allocates, and returns the bytes
+        it freed, 0 if there is nothing more to free. It must not raise; what it raises is logged.
+        """
+        self._rescue = rescue
+        callback = NULL if rescue is None else lib.sk_python_rescue
+        lib.sk_pool_set_rescue(self.pointer, callback, self._context)
+
+    def on_rescue(self, needed_bytes: int) -> int:
+        """Forward a native rescue to the callback in force."""
+        rescue = self._rescue
+        return 0 if rescue is None else rescue(needed_bytes)
+
+    def attach(self, ring: Ring) -> None:
+        """Record events into `ring` from now on."""
+        lib.sk_pool_set_ring(self.pointer, ring.pointer)
+        self._ring = ring
+
+    def detach(self) -> None:
+        """Stop recording."""
+        lib.sk_pool_set_ring(self.pointer, NULL)
+        self._ring = None
+
+    def note(self, kind: RingKind, nbytes: int = 0) -> None:
+        """Put an event of the owner's own into the ring, if one is attached."""
+        if self._ring is not None:
+            lib.sk_pool_note(self.pointer, kind, nbytes)
+
+    def stats(self) -> dict[str, int]:
+        """Return the statistics under torch's flat names, such as `allocated_bytes.all.peak`."""
+        stats = ffi.new("sk_pool_stats *")
+        lib.sk_pool_stats_get(self.pointer, stats)
+        flat = {
+            f"{name}.{pool}.{field}": getattr(getattr(stats, name)[i], field)
+            for name in STAT_NAMES
+            for i, pool in enumerate(STAT_POOLS)
+            for field in STAT_FIELDS
+        }
+        flat.update({name: getattr(stats, name) for name in COUNT_NAMES})
+        return flat
+
+    def in_use_bytes(self) -> int:
+        """Return the bytes handed out."""
+        stats = ffi.new("sk_pool_stats *")
+        lib.sk_pool_stats_get(self.pointer, stats)
+        return int(stats.allocated_bytes[0].current)
+
+    def reset_peak(self) -> None:
+        """Set every peak to the current value."""
+        lib.sk_pool_stats_reset_peak(self.pointer)
+
+    def peak_take(self) -> int:
+        """Return the most bytes reserved since the last call; independent of `reset_peak`."""
+        return lib.sk_pool_peak_take(self.pointer)
+
+    def owns(self, address: int) -> bool:
+        """Return whether `address` lies in one of the pool's segments."""
+        return bool(lib.sk_pool_owns(self.pointer, ffi.cast("void *", address)))
+
+    def blocks(self) -> tuple[BlockInfo, ...]:
+        """Describe every block."""
+        capacity = lib.sk_pool_blocks(self.pointer, NULL, 0)
+        blocks = ffi.new("sk_block_info[]", capacity + 1)
+        count = min(lib.sk_pool_blocks(self.pointer, blocks, capacity), capacity)
+        return tuple(
+            BlockInfo(
+                address=blocks[i].address,
+                nbytes=blocks[i].nbytes,
+                requested_bytes=blocks[i].requested_bytes,
+                tag=blocks[i].tag,
+                state=BlockState(blocks[i].state),
+            )
+            for i in range(count)
+        )
+
+    def segments(self) -> tuple[SegmentInfo, ...]:
+        """Describe every segment."""
+        capacity = lib.sk_pool_segments(self.pointer, NULL, 0)
+        segments = ffi.new("sk_segment_info[]", capacity + 1)
+        count = min(lib.sk_pool_segments(self.pointer, segments, capacity), capacity)
+        return tuple(
+            SegmentInfo(
+                address=segments[i].address,
+                nbytes=segments[i].nbytes,
+                committed_bytes=segments[i].committed_bytes,
+            )
+            for i in range(count)
+        )
+
+    def check(self) -> None:
+        """Walk every structure.
+
+        Raises:
+            CorruptState: an invariant is broken; the message names it.
+        """
+        check(lib.sk_pool_check(self.pointer))
+
+    def _release(self, pointer: CData) -> None:
+        check(lib.sk_pool_destroy(pointer))
+        while self._streams:
+            self._streams.pop().let_go()

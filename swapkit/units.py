@@ -1,0 +1,116 @@
+"""Amounts of memory: reading what users write, printing what they can read."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+
+from swapkit.errors import InvalidArgument
+
+_FACTORS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|[a-z]+)?\s*", re.IGNORECASE)
+_ACCEPTED = 'bytes (an int), "10GiB", "500MB", "80%", or a fraction such as 0.8'
+
+
+def parse_bytes(amount: int | float | str, *, whole_bytes: int | None = None, name: str) -> int:
+    """Turn what a user wrote into bytes.
+
+    Args:
+        amount: bytes, text with a unit, or a share of `whole_bytes` (`"80%"`, `0.8`).
+        whole_bytes: what a share refers to; None: shares are not accepted.
+        name: of the argument, for the error text.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        InvalidArgument: the amount is not understood, not positive, or a share without a whole.
+
+    Example:
+        >>> parse_bytes("1.5GiB", name="limit")
+        1610612736
+        >>> parse_bytes(0.5, whole_bytes=1000, name="limit")
+        500
+    """
+    number = _plain_number(amount)
+    share = _share_of(amount, number)
+    if share is not None:
+        nbytes = _apply_share(amount, share, whole_bytes, name)
+    elif number is not None:
+        nbytes = _whole_number(amount, number, name)
+    else:
+        nbytes = _parse_text(amount, name)
+    if nbytes < 1:
+        raise InvalidArgument(f"{name}={amount!r} is less than one byte; expected {_ACCEPTED}")
+    return nbytes
+
+
+def _plain_number(amount: object) -> int | float | None:
+    """Return the number that is meant, be it written as one or as text without a unit."""
+    if isinstance(amount, bool):
+        return None
+    if isinstance(amount, numbers.Integral):
+        return int(amount)
+    if isinstance(amount, numbers.Real):
+        return float(amount)
+    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
+    if match is None or match[2] is not None:
+        return None
+    return float(match[1]) if "." in match[1] else int(match[1])
+
+
+def _share_of(amount: object, number: float | None) -> float | None:
+    """Return the share of the whole that is meant, or None if bytes are."""
+    if isinstance(number, float) and number <= 1.0:
+        return number
+    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
+    return float(match[1]) / 100 if match is not None and match[2] == "%" else None
+
+
+def _apply_share(amount: object, share: float, whole_bytes: int | None, name: str) -> int:
+    if whole_bytes is None:
+        raise InvalidArgument(f"{name}={amount!r}: a share is not possible here; give bytes")
+    if not 0 < share <= 1:
+        raise InvalidArgument(f"{name}={amount!r}: a share must lie above 0 and be at most 100 %")
+    return int(whole_bytes * share)
+
+
+def _whole_number(amount: object, number: float, name: str) -> int:
+    if not math.isfinite(number) or number != int(number):
+        raise InvalidArgument(f"{name}={amount!r} is not a whole number; expected {_ACCEPTED}")
+    return int(number)
+
+
+def _parse_text(amount: object, name: str) -> int:
+    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
+    factor = _FACTORS.get(match[2].lower()) if match is not None else None
+    if match is None or factor is None:
+        raise InvalidArgument(f"{name}={amount!r} is not understood; expected {_ACCEPTED}")
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return an amount of memory in the largest binary unit that keeps it at least 1.
+
+    Example:
+        >>> format_bytes(1610612736), format_bytes(-512)
+        ('1.50 GiB', '-512 B')
+    """
+    amount = float(abs(nbytes))
+    sign = "-" if nbytes < 0 else ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if round(amount, 2) < 1024:
+            return f"{sign}{amount:.0f} B" if unit == "B" else f"{sign}{amount:.2f} {unit}"
+        amount /= 1024
+    return f"{sign}{amount:.2f} TiB"
