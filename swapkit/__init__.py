@@ -1,0 +1,61 @@
+"""swapkit: train PyTorch models inside a memory budget.
+
+    import swapkit
+
+    swapkit.install()                                   # before the model is built
+    with swapkit.budget("10GiB", model, optimizer) as session:
+        for batch in loader:
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    print(session.stats)
+
+Importing swapkit does not import torch; the names below do when they are first used. All errors are
+in `swapkit.errors`; `SwapkitError` is their root.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from swapkit.errors import SwapkitError
+
+if TYPE_CHECKING:
+    from swapkit._runtime.installation import install, uninstall
+    from swapkit.api.contexts import budget
+    from swapkit.api.statistics import memory_stats, memory_summary, reset_peak_memory_stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SwapkitError",
+    "budget",
+    "install",
+    "memory_stats",
+    "memory_summary",
+    "reset_peak_memory_stats",
+    "uninstall",
+]
+
+_LAZY = {
+    "budget": "swapkit.api.contexts",
+    "install": "swapkit._runtime.installation",
+    "memory_stats": "swapkit.api.statistics",
+    "memory_summary": "swapkit.api.statistics",
+    "reset_peak_memory_stats": "swapkit.api.statistics",
+    "uninstall": "swapkit._runtime.installation",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'swapkit' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,1 @@
+"""What runs under a training step: the installed pool, saved tensors, swapping, sessions."""

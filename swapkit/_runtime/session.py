@@ -1,0 +1,265 @@
+"""A training run inside a budget."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.holders import find_outside
+from swapkit._runtime.installation import Installation, ensure_installation
+from swapkit._runtime.swapper import Swapper
+from swapkit._runtime.tracking import NO_MODULE
+from swapkit._runtime.transfers import CopyEngine
+from swapkit.errors import SessionError
+from swapkit.reporting.text import Row, format_rows
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from swapkit._runtime.holders import Holder
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStats:
+    """What a session has done so far. Peaks are of reserved bytes; counters accumulate."""
+
+    budget_bytes: int
+    peak_bytes: int
+    steps: int
+    oom_rescues: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    recomputed_regions: int
+    stall_seconds: float
+    host_peak_bytes: int
+    disk_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """What a session was asked for. `host_limit_bytes` 0: what the machine has."""
+
+    limit_bytes: int
+    host_limit_bytes: int
+    min_swap_bytes: int
+
+
+class Session:
+    """The object that `with swapkit.budget(...)` gives. Entered once."""
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        model: torch.nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self.limit_bytes = config.limit_bytes
+        self._config = config
+        self._model = model
+        self._optimizer = optimizer
+        self._active: _Active | None = None
+        self._final: SessionStats | None = None
+        self._outside: list[Holder] = []
+        self._peak_bytes = 0
+        self._steps = 0
+
+    @property
+    def stage(self) -> str:
+        """Always `"stable"`: a rescue session neither records nor searches for a plan."""
+        return "stable"
+
+    @property
+    def stats(self) -> SessionStats:
+        """What has been done so far; after the block, until its end.
+
+        Raises:
+            SessionError: the session was not entered yet.
+        """
+        if self._final is not None:
+            return self._final
+        active = self._require()
+        self.note_peak()
+        engine = active.engine
+        return SessionStats(
+            budget_bytes=self.limit_bytes,
+            peak_bytes=self._peak_bytes,
+            steps=self._steps,
+            oom_rescues=active.swapper.rescues,
+            swapped_out_bytes=engine.copied_out_bytes,
+            swapped_in_bytes=engine.copied_in_bytes,
+            recomputed_regions=0,
+            stall_seconds=engine.stall_seconds,
+            host_peak_bytes=engine.host_peak_bytes,
+            disk_peak_bytes=0,
+        )
+
+    def mark_step(self) -> None:
+        """End a step by hand, in a loop that has no optimizer or did not name it.
+
+        Raises:
+            SessionError: the session is not active.
+        """
+        active = self._require()
+        active.swapper.end_step()
+        set_tag(NO_MODULE)  # backward left its last module's
+        active.installation.pool.note(RingKind.MARK, self._steps)
+        self._steps += 1
+
+    def explain(self) -> str:
+        """Return what the session did and what the budget does not cover, for people.
+
+        Raises:
+            SessionError: the session was not entered yet.
+        """
+        stats = self.stats
+        lines = [
+            f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
+            f"reserved, after {stats.steps} steps",
+            f"policy rescue: {stats.oom_rescues} rescues, "
+            f"{format_bytes(stats.swapped_out_bytes)} copied out, "
+            f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
+            f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
+        ]
+        if self._outside:
+            total_bytes = sum(holder.nbytes for holder in self._outside)
+            lines.append(
+                "outside the budget, made before swapkit was installed or not by torch: "
+                f"{format_bytes(total_bytes)}"
+            )
+            rows = [Row(holder.name, holder.nbytes, holder.count) for holder in self._outside]
+            lines += format_rows(rows)
+        return "\n".join(lines)
+
+    # ---- for the installation ------------------------------------------------------------------
+
+    def rescue(self, needed_bytes: int) -> int:
+        """Free bytes of the device; return how many, 0 for none."""
+        return 0 if self._active is None else self._active.swapper.rescue(needed_bytes)
+
+    def hints(self) -> list[str]:
+        """Return what a user could do when memory is out in this session."""
+        active = self._active
+        if active is None:  # just being entered or left by another thread
+            return []
+        hints = []
+        if active.swapper.host_is_full:
+            limit = self._config.host_limit_bytes
+            size = f" ({format_bytes(limit)})" if limit else ""
+            hints.append(f"the host has no room for more copies{size}: raise host_limit")
+        kept_bytes = active.swapper.resident_bytes()
+        hints.append(
+            f"{format_bytes(kept_bytes)} of saved tensors are still on the device, held by the "
+            "running operator, other references, or below min_swap_bytes"
+        )
+        hints.append(
+            "parameters, gradients, optimizer states and the running operator must fit the budget: "
+            "give a larger one, or a smaller batch or sequence"
+        )
+        return hints
+
+    def note_peak(self) -> None:
+        """Count the pool's peak since it was last asked for every session that is active."""
+        if self._active is None:  # just being entered or left by another thread
+            return
+        installation = self._active.installation
+        peak_bytes = installation.pool.peak_take()
+        for session in installation.sessions:
+            session.add_peak(peak_bytes)
+
+    def add_peak(self, peak_bytes: int) -> None:
+        """Note that so many bytes were reserved while the session was active."""
+        self._peak_bytes = max(self._peak_bytes, peak_bytes)
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._active is not None or self._final is not None:
+            raise SessionError("a session is entered once: call swapkit.budget(...) again")
+        installation = ensure_installation()
+        if self._model is not None:
+            installation.tracker.add_model(self._model)
+        self._outside = find_outside(installation.pool, installation.tracker)
+        if self._outside:
+            total_bytes = sum(holder.nbytes for holder in self._outside)
+            _log.info("%s are outside the budget: see explain()", format_bytes(total_bytes))
+        self._active = _Active(installation, self._config)
+        try:
+            self._active.start(self, self._optimizer)
+        except BaseException:
+            self._active = None
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        active = self._require()
+        final = self.stats
+        active.stop()
+        self._final = final
+        self._active = None  # from now on only the graphs of the block keep its host copies
+
+    def _require(self) -> _Active:
+        if self._active is None:
+            raise SessionError("this session is not active: use `with swapkit.budget(...) as s:`")
+        return self._active
+
+
+class _Active:
+    """The parts of a session from its entry to its end."""
+
+    def __init__(self, installation: Installation, config: SessionConfig) -> None:
+        self.installation = installation
+        self.engine = CopyEngine(installation.pool, host_limit_bytes=config.host_limit_bytes)
+        self.swapper = Swapper(
+            pool=installation.pool,
+            engine=self.engine,
+            tracker=installation.tracker,
+            lock=installation.lock,
+            config=config,
+        )
+        self._undo = ExitStack()
+
+    def start(self, session: Session, optimizer: torch.optim.Optimizer | None) -> None:
+        """Apply the limit and begin to see saved tensors and steps; all of it or nothing."""
+        installation = self.installation
+        with ExitStack() as undo:
+            for other in installation.sessions:
+                other.note_peak()
+            installation.enter(session)
+            undo.callback(installation.leave, session)
+            installation.pool.peak_take()  # what was reserved before does not count here
+            installation.tracker.start()
+            undo.callback(installation.tracker.stop)
+            if optimizer is not None:
+                before = optimizer.register_step_pre_hook(lambda *_: _leave_modules())
+                undo.callback(before.remove)
+                after = optimizer.register_step_post_hook(lambda *_: session.mark_step())
+                undo.callback(after.remove)
+            undo.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(self.swapper.pack, self.swapper.unpack)
+            )
+            self._undo = undo.pop_all()
+
+    def stop(self) -> None:
+        """Undo `start`; the graphs recorded so far keep working."""
+        self._undo.close()
+        self.engine.trim_host()
+
+
+def _leave_modules() -> None:
+    """What an optimizer step allocates is no module's."""
+    set_tag(NO_MODULE)

@@ -1,0 +1,74 @@
+// shim.cpp - swapkit's pool as torch's CPU allocator.
+//
+// The only C++ of the project: it turns two C functions into a c10::Allocator and a failed request
+// into torch's own OutOfMemoryError. Compiled on first use, against c10 alone, by shim.py. The
+// functions and the entry behind them outlive every tensor: neither is ever unloaded.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+
+namespace {
+
+struct Core {
+    void *entry;
+    void *(*alloc)(void *entry, std::size_t nbytes);
+    void (*free)(void *entry, void *address);
+    const char *(*error)();
+};
+
+Core core{};
+c10::Allocator *previous = nullptr;
+
+void release(void *address) {
+    c10::profiledCPUMemoryReporter().Delete(address);
+    core.free(core.entry, address);
+}
+
+class PoolAllocator final : public c10::Allocator {
+  public:
+    c10::DataPtr allocate(std::size_t nbytes) override {
+        void *address = nullptr;
+        if (nbytes > 0) {
+            address = core.alloc(core.entry, nbytes);
+            TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, core.error());
+            c10::profiledCPUMemoryReporter().New(address, nbytes);
+        }
+        return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
+    }
+
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+    void copy_data(void *to, const void *from, std::size_t nbytes) const override {
+        default_copy_data(to, from, nbytes);
+    }
+};
+
+PoolAllocator allocator;
+
+} // namespace
+
+extern "C" {
+
+// Put the pool below every CPU tensor made from now on. False: another allocator was registered
+// with a higher priority, and torch keeps that.
+bool swapkit_shim_install(void *entry, void *(*alloc)(void *, std::size_t),
+                          void (*free)(void *, void *), const char *(*error)()) {
+    core = Core{entry, alloc, free, error};
+    if (c10::GetCPUAllocator() != &allocator) {
+        previous = c10::GetCPUAllocator();
+        c10::SetCPUAllocator(&allocator);
+    }
+    return c10::GetCPUAllocator() == &allocator;
+}
+
+// Go back to the allocator that was there before; tensors in the pool stay valid.
+void swapkit_shim_uninstall() {
+    if (previous != nullptr && c10::GetCPUAllocator() == &allocator) {
+        c10::SetCPUAllocator(previous);
+    }
+}
+
+} // extern "C"

@@ -1,0 +1,1 @@
+"""What users call: thin functions and context managers over `_runtime`."""

@@ -1,0 +1,98 @@
+"""Context managers: `budget`."""
+
+from __future__ import annotations
+
+import torch
+
+from swapkit._runtime.installation import check_device, ensure_installation
+from swapkit._runtime.session import Session, SessionConfig
+from swapkit.errors import InvalidArgument, Unsupported
+from swapkit.units import parse_bytes
+
+POLICIES = ("rescue",)
+PLANNING_POLICIES = ("auto", "swap", "recompute")
+# Saved tensors below this are never moved (and the documented minimum of the setting).
+MIN_SWAP_BYTES = 1024
+
+
+def budget(  # noqa: PLR0913 - keyword arguments of the main interface
+    limit: int | float | str,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    policy: str = "rescue",
+    host_limit: int | float | str | None = None,
+    device: str | torch.device | None = None,
+    min_swap_bytes: int | str | None = None,
+) -> Session:
+    """Train inside a memory budget.
+
+    Inside the `with` block the pool never reserves more than `limit` bytes of the device. Tensors
+    that autograd saves are copied to the host when memory fills up, dropped when an allocation
+    would not fit, and brought back when backward needs them; results are bit for bit those of
+    training without a budget. Installs the pool if that was not done; tensors made before are
+    outside the budget, so call `swapkit.install()` before building the model.
+
+    Budgets nest: the tightest limit holds, and each session keeps its own statistics. The block
+    sees what its own thread saves for backward; backward may run on any thread. A forked child,
+    such as a `DataLoader` worker, has a pool of its own without a budget: it works for the host.
+
+    Args:
+        limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory (on the CPU: of the
+            control group's limit or of the physical memory).
+        model: names its modules in reports and errors.
+        optimizer: a step ends at its `step()`; without it call `session.mark_step()`.
+        policy: `"rescue"`: no plan; act when memory fills up.
+        host_limit: most host memory for copies, written like `limit`. None: what there is.
+        device: None or `"cpu"`.
+        min_swap_bytes: smaller saved storages are never moved; at least 1024, the default.
+
+    Returns:
+        The session, to be entered once.
+
+    Raises:
+        InvalidArgument: an argument is not understood or not possible.
+        OverBudget: on entry, if more than `limit` is in use already.
+        Unsupported: a policy or device that this version does not have.
+
+    Example:
+        >>> import swapkit, torch
+        >>> swapkit.install()
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with swapkit.budget("64MiB", model, optimizer) as session:
+        ...     model(torch.ones(8, 64)).sum().backward()
+        ...     optimizer.step()
+        >>> session.stats.steps, session.stats.peak_bytes <= session.stats.budget_bytes
+        (1, True)
+    """
+    if policy in PLANNING_POLICIES:
+        raise Unsupported(f"policy={policy!r} needs the planner, which this version does not have")
+    if policy not in POLICIES:
+        raise InvalidArgument(f"policy={policy!r}: expected one of {', '.join(POLICIES)}")
+    check_device("cpu" if device is None else device)
+    _check_kind("model", model, torch.nn.Module)
+    _check_kind("optimizer", optimizer, torch.optim.Optimizer)
+    total_bytes = ensure_installation().backend.memory_info().total_bytes
+    least = MIN_SWAP_BYTES
+    if min_swap_bytes is not None:
+        least = parse_bytes(min_swap_bytes, name="min_swap_bytes")
+        if least < MIN_SWAP_BYTES:
+            raise InvalidArgument(
+                f"min_swap_bytes={min_swap_bytes!r}: the least possible is {MIN_SWAP_BYTES}"
+            )
+    config = SessionConfig(
+        limit_bytes=parse_bytes(limit, whole_bytes=total_bytes, name="limit"),
+        host_limit_bytes=(
+            0
+            if host_limit is None
+            else parse_bytes(host_limit, whole_bytes=total_bytes, name="host_limit")
+        ),
+        min_swap_bytes=least,
+    )
+    return Session(config, model, optimizer)
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidArgument(f"{name}={value!r}: expected a {kind.__module__}.{kind.__name__}")

@@ -1,0 +1,1 @@
+"""Texts for people, made from plain values."""

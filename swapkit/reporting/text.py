@@ -1,0 +1,99 @@
+"""Texts about memory: the statistics table and the words of a failed allocation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_ROWS = (
+    ("in use", "allocated_bytes", True),
+    ("  requested by torch", "requested_bytes", True),
+    ("in use or awaited", "active_bytes", True),
+    ("reserved", "reserved_bytes", True),
+    ("cached", "inactive_split_bytes", True),
+    ("blocks in use", "allocation", False),
+    ("segments", "segment", False),
+)
+_WIDTHS = (22, 14, 14, 14, 14)
+LARGEST_SHOWN = 8
+
+
+class Row(NamedTuple):
+    """A named amount of memory, of so many blocks or tensors."""
+
+    name: str
+    nbytes: int
+    blocks: int
+
+
+def format_rows(rows: Sequence[Row], *, most: int = LARGEST_SHOWN) -> list[str]:
+    """Return a line for each of the first rows, and one for the rest together."""
+    lines = [f"  {format_bytes(row.nbytes):>12}  {row.name} ({row.blocks})" for row in rows[:most]]
+    if len(rows) > most:
+        rest = rows[most:]
+        total = format_bytes(sum(row.nbytes for row in rest))
+        lines.append(f"  {total:>12}  {len(rest)} others")
+    return lines
+
+
+def format_stats(stats: Mapping[str, int], *, title: str) -> str:
+    """Return the pool's statistics as a table."""
+    heads = ("", "current", "peak", "total taken", "total given")
+    lines = [title, "=" * sum(_WIDTHS)]
+    lines.append("".join(f"{head:>{width}}" for head, width in zip(heads, _WIDTHS, strict=True)))
+    for label, name, is_bytes in _ROWS:
+        cells = [label.ljust(_WIDTHS[0])]
+        for field, width in zip(
+            ("current", "peak", "allocated", "freed"), _WIDTHS[1:], strict=True
+        ):
+            value = stats[f"{name}.all.{field}"]
+            cells.append(f"{format_bytes(value) if is_bytes else value:>{width}}")
+        lines.append("".join(cells))
+    budget = stats["budget_bytes"]
+    lines.append("-" * sum(_WIDTHS))
+    lines.append(
+        f"budget {format_bytes(budget) if budget else 'none'}; "
+        f"allocations that had to wait, trim or rescue: {stats['num_alloc_retries']}; "
+        f"rescues: {stats['num_rescues']} ({format_bytes(stats['rescued_bytes'])}); "
+        f"out of memory: {stats['num_ooms']}"
+    )
+    return "\n".join(lines)
+
+
+class Failure(NamedTuple):
+    """What is known about an allocation that failed. Amounts are bytes; 0 budget: none."""
+
+    asked: int
+    where: str
+    in_use: int
+    reserved: int
+    budget: int
+    device: int
+    holders: Sequence[Row]
+    hints: Sequence[str]
+
+
+def format_failure(failure: Failure) -> str:
+    """Return the text of an out-of-memory error: asked, possible, held by whom, what to try."""
+    limit = (
+        f"the budget is {format_bytes(failure.budget)}"
+        if failure.budget
+        else f"there is no budget; the device has {format_bytes(failure.device)}"
+    )
+    where = f" in {failure.where}" if failure.where else ""
+    free = max(0, (failure.budget or failure.device) - failure.in_use)
+    lines = [
+        f"swapkit: out of memory on the CPU device: {format_bytes(failure.asked)} "
+        f"({failure.asked} bytes) requested{where}; {limit}.",
+        f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
+        f"at most {format_bytes(free)} could still be given.",
+        "Largest holders (number of tensors):",
+        *format_rows(failure.holders),
+        "What to try:",
+        *(f"  - {hint}" for hint in failure.hints),
+    ]
+    return "\n".join(lines)
