@@ -1,0 +1,152 @@
+"""The parent's side of a run: start it, command it, watch it, end it."""
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from typing import BinaryIO
+
+from swapkit.demo.messages import (
+    Action,
+    Command,
+    GarbledError,
+    Message,
+    RunSpec,
+    SegmentRanges,
+    decode,
+    encode,
+)
+from swapkit.demo.witness import Witness, process_peak_bytes
+
+LOOK_SECONDS = 0.03
+"""Pause between two looks at a run's memory, where a look is cheap."""
+_LOOK_SHARES = {Action.WARM: 0.5, Action.STEP: 0.1, Action.FINISH: 0.5}
+"""Most of the time that looks may take: the kernel may need 20 ms for one, and timed steps should
+not be torn to pieces, though the time that they were stopped is taken off."""
+ANSWER_SECONDS = 600.0
+# Threads that spin while they wait make a step up to 30 times slower as soon as anything else needs
+# a core. All runs wait in the same way; whoever sets the variable decides.
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+_END_SECONDS = 30.0
+_READ_BYTES = 1 << 16
+_STDERR_BYTES = 8000
+_NOISE = b"USDT:"
+
+
+class RunFailedError(RuntimeError):
+    """A run crashed, hung or said something that makes no sense."""
+
+
+class Child:
+    """One run in a process of its own, which ends with this one at the latest."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        """Start the process; it waits for its first command.
+
+        Args:
+            spec: what to run.
+        """
+        self.spec = spec
+        self._stderr: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "swapkit.demo.training", encode(spec)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=_PASSIVE | os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._unread = b""
+        self.witness = Witness(self._process.pid)
+
+    def ask(self, action: Action) -> Message:
+        """Send a command and wait for its answer, looking at the run's memory all the while.
+
+        Args:
+            action: what to do.
+
+        Raises:
+            RunFailedError: no answer comes.
+        """
+        self._send(action)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            line = self._line(deadline, _LOOK_SHARES[action])
+            try:
+                message = decode(line)
+            except GarbledError as error:
+                raise self._failed(str(error)) from error
+            if not isinstance(message, SegmentRanges):
+                return message
+            self.witness.ranges = message.ranges
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def peak_bytes(self) -> int | None:
+        """Most bytes the process ever had resident; None where the kernel does not tell."""
+        return process_peak_bytes(self._process.pid)
+
+    def end(self) -> None:
+        """Let the run end and see that it ends well.
+
+        Raises:
+            RunFailedError: it does not.
+        """
+        self._send(Action.QUIT)
+        try:
+            status = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise self._failed(f"did not end within {_END_SECONDS:.0f} s") from None
+        if status != 0:
+            raise self._failed(f"ended with status {status}")
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process at once, if it still runs; may be called again."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _send(self, action: Action) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(encode(Command(action=action)).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._failed("is gone") from None
+
+    def _line(self, deadline: float, look_share: float) -> str:
+        """The next line that the run writes."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            if time.monotonic() > deadline:
+                raise self._failed(f"did not answer within {ANSWER_SECONDS:.0f} s")
+            pause_seconds = max(LOOK_SECONDS, self.witness.look_seconds * (1 / look_share - 1))
+            readable, _, _ = select.select([pipe], [], [], pause_seconds)
+            if not readable:
+                self.witness.look()
+                continue
+            received = os.read(pipe, _READ_BYTES)
+            if not received:
+                self._process.wait()
+                raise self._failed(f"ended with status {self._process.returncode}")
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+    def _failed(self, what: str) -> RunFailedError:
+        """An error that says what the run wrote to stderr."""
+        self._stderr.seek(0)
+        lines = [line for line in self._stderr.readlines() if not line.startswith(_NOISE)]
+        written = b"".join(lines)[-_STDERR_BYTES:].decode(errors="replace").strip()
+        return RunFailedError(
+            f"run {self.spec.label} {what}; on its stderr:\n{written or '(nothing)'}"
+        )

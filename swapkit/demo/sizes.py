@@ -1,0 +1,36 @@
+"""The sizes that the demo's model comes in."""
+
+from dataclasses import dataclass
+
+UNTIMED_STEPS = 2
+"""First steps of every run: optimizer states exist, and the peak shows, from the second one on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Shape of the model and of its batches.
+
+    Args:
+        dim: width of the residual stream; a multiple of `2 * heads`.
+        layers: number of blocks.
+        heads: attention heads of every block.
+        hidden: inner width of every feed-forward.
+        tokens: bytes of text in one sequence.
+        batch: sequences in one step.
+        steps: timed steps when the user names no number.
+    """
+
+    dim: int
+    layers: int
+    heads: int
+    hidden: int
+    tokens: int
+    batch: int
+    steps: int
+
+
+SIZES = {
+    "tiny": ModelSize(dim=128, layers=4, heads=4, hidden=352, tokens=256, batch=6, steps=3),
+    "small": ModelSize(dim=256, layers=8, heads=4, hidden=704, tokens=512, batch=8, steps=7),
+    "medium": ModelSize(dim=512, layers=12, heads=8, hidden=1408, tokens=512, batch=8, steps=5),
+}

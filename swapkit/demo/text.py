@@ -1,0 +1,72 @@
+"""The demo's text: Python sources that every machine has, as bytes."""
+
+import random
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+TEXT_BYTES = 2 << 20
+_LEAST_BYTES = 64 << 10
+_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+
+
+class NoTextError(RuntimeError):
+    """This Python comes without the sources of its standard library."""
+
+
+def standard_library_text(folder: Path | None = None, *, most_bytes: int = TEXT_BYTES) -> bytes:
+    """Read the standard library's own `.py` files, in the order of their relative paths.
+
+    Args:
+        folder: where to look instead of this Python's standard library.
+        most_bytes: stop once this many bytes are read; the last file is cut.
+
+    Returns:
+        The files' bytes, one after another: the same for the same Python, every time.
+
+    Raises:
+        NoTextError: fewer than 64 KiB of sources are there.
+    """
+    root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    parts: list[bytes] = []
+    missing_bytes = most_bytes
+    for path in _sources(root):
+        parts.append(path.read_bytes()[:missing_bytes])
+        missing_bytes -= len(parts[-1])
+        if missing_bytes <= 0:
+            break
+    text = b"".join(parts)
+    if len(text) < min(_LEAST_BYTES, most_bytes):
+        msg = (
+            f"the demo trains on the standard library's .py files, but {root} holds only "
+            f"{len(text)} bytes of them; run it with a Python that has its sources"
+        )
+        raise NoTextError(msg)
+    return text
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """The `.py` files below `root`, third-party packages and tests left out, in a fixed order."""
+    found = (path.relative_to(root) for path in root.rglob("*.py"))
+    kept = (path for path in found if _LEFT_OUT.isdisjoint(path.parts))
+    return (root / path for path in sorted(kept, key=lambda path: path.as_posix()))
+
+
+def batch_windows(
+    text: bytes, *, seed: int, step: int, batch: int, tokens: int
+) -> tuple[bytes, ...]:
+    """Choose the pieces of text of one step.
+
+    Args:
+        text: what to choose from.
+        seed: same seed, same pieces.
+        step: index of the step, from 0.
+        batch: how many pieces.
+        tokens: bytes to predict in each.
+
+    Returns:
+        `batch` pieces of `tokens + 1` bytes: inputs and, shifted by one, targets.
+    """
+    chooser = random.Random(f"{seed}:{step}")
+    starts = [chooser.randrange(len(text) - tokens) for _ in range(batch)]
+    return tuple(text[start : start + tokens + 1] for start in starts)
