@@ -1,0 +1,284 @@
+/* test_cpu.c - the cpu backend's own promises: streams really are asynchronous, limits hold. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fixture.h"
+
+enum { COPY_BYTES = 64 * KIB };
+
+static uint64_t now_ns(void) {
+    enum { NS_PER_S = 1000000000 };
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+SK_TEST(cpu, test_cpu_when_capacity_is_0_then_that_of_the_machine) {
+    sk_cpu_params params = {0};
+    sk_backend *backend = NULL;
+    CHECK_STATUS(SK_INVALID, sk_backend_cpu(NULL, &backend));
+    CHECK_OK(sk_backend_cpu(&params, &backend));
+    sk_memory_info info = {0};
+    CHECK_OK(sk_memory_info_get(backend, &info));
+    CHECK(info.total_bytes >= 64 * MIB);
+    sk_backend_close(backend);
+}
+
+SK_TEST(cpu, test_cpu_when_out_null_then_invalid) {
+    sk_cpu_params params = {.capacity_bytes = CAPACITY};
+    CHECK_STATUS(SK_INVALID, sk_backend_cpu(&params, NULL));
+}
+
+SK_TEST(cpu, test_cpu_when_capacity_absurd_then_error_and_nothing_made) {
+    sk_cpu_params params = {.capacity_bytes = SIZE_MAX};
+    sk_backend *backend = NULL;
+    CHECK_STATUS(SK_INVALID, sk_backend_cpu(&params, &backend));
+    CHECK(backend == NULL);
+}
+
+SK_TEST(cpu, test_memory_when_committed_again_then_reads_as_zero) {
+    fixture f = fixture_open(0, false);
+    unsigned char *block = take(&f, 4 * MIB, NULL);
+    memset(block, 1, 4 * MIB);
+    give(&f, block);
+    CHECK_OK(sk_pool_trim(f.pool));
+    unsigned char *again = take(&f, 4 * MIB, NULL);
+    CHECK(again[0] == 0 && again[4 * MIB - 1] == 0);
+    give(&f, again);
+    fixture_close(&f);
+}
+
+SK_TEST(cpu, test_copy_when_gated_then_not_done_until_released) {
+    fixture f = fixture_open_gated(0, false);
+    sk_stream *stream = make_stream(f.backend);
+    sk_event *event = NULL;
+    CHECK_OK(sk_event_create(f.backend, &event));
+    unsigned char host[COPY_BYTES];
+    pattern_write(host, COPY_BYTES, 1);
+    void *block = take(&f, COPY_BYTES, stream);
+    memset(block, 0, COPY_BYTES);
+    CHECK_OK(sk_copy_async(f.backend, block, host, COPY_BYTES, SK_HOST_TO_DEVICE, stream));
+    CHECK_OK(sk_event_record(f.backend, event, stream));
+    CHECK_STATUS(SK_NOT_READY, sk_event_query(f.backend, event));
+    sk_delay_release(f.gate, 1);
+    CHECK_OK(sk_event_sync(f.backend, event));
+    CHECK_OK(sk_event_query(f.backend, event));
+    CHECK(pattern_holds(block, COPY_BYTES, 1));
+    CHECK_OK(sk_event_destroy(f.backend, event));
+    give(&f, block);
+    drop_used_stream(&f, stream);
+    fixture_close(&f);
+}
+
+SK_TEST(cpu, test_streams_when_one_is_held_then_the_other_runs_on) {
+    fixture f = fixture_open_gated(0, false);
+    sk_stream *held = make_stream(f.backend);
+    sk_stream *other = make_stream(f.backend);
+    unsigned char first[COPY_BYTES];
+    unsigned char second[COPY_BYTES];
+    void *block = take(&f, COPY_BYTES, NULL);
+    CHECK_OK(sk_copy_async(f.backend, first, block, COPY_BYTES, SK_DEVICE_TO_HOST, held));
+    sk_event *event = NULL;
+    CHECK_OK(sk_event_create(f.backend, &event));
+    CHECK_OK(sk_event_record(f.backend, event, held));
+    CHECK_OK(sk_stream_sync(f.backend, other)); /* has no work: returns although `held` waits */
+    CHECK_STATUS(SK_NOT_READY, sk_event_query(f.backend, event));
+    sk_delay_release(f.gate, UINT64_MAX);
+    CHECK_OK(sk_copy_async(f.backend, second, block, COPY_BYTES, SK_DEVICE_TO_HOST, other));
+    CHECK_OK(sk_stream_sync(f.backend, other));
+    CHECK_OK(sk_stream_sync(f.backend, held));
+    CHECK_OK(sk_event_query(f.backend, event));
+    CHECK_OK(sk_event_destroy(f.backend, event));
+    give(&f, block);
+    drop_used_stream(&f, held);
+    drop_used_stream(&f, other);
+    fixture_close(&f);
+}
+
+SK_TEST(cpu, test_delay_when_released_before_the_copy_then_credit_counts) {
+    fixture f = fixture_open_gated(0, false);
+    sk_stream *stream = make_stream(f.backend);
+    void *block = take(&f, COPY_BYTES, stream);
+    unsigned char host[COPY_BYTES];
+    sk_delay_release(f.gate, 2);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(sk_copy_async(f.backend, host, block, COPY_BYTES, SK_DEVICE_TO_HOST, stream));
+    }
+    CHECK_OK(sk_stream_sync(f.backend, stream));
+    give(&f, block);
+    drop_used_stream(&f, stream);
+    fixture_close(&f);
+}
+
+SK_TEST(cpu, test_delay_when_stream_destroyed_with_held_copies_then_they_run) {
+    sk_backend *gate = make_delay(make_cpu(CAPACITY));
+    sk_stream *stream = make_stream(gate);
+    unsigned char *from = malloc(COPY_BYTES);
+    unsigned char *to = calloc(1, COPY_BYTES);
+    CHECK(from != NULL && to != NULL);
+    pattern_write(from, COPY_BYTES, 4);
+    CHECK_OK(sk_copy_async(gate, to, from, COPY_BYTES, SK_DEVICE_TO_HOST, stream));
+    drop_stream(gate, stream); /* waits for its work, so it has to open the gate */
+    sk_backend_close(gate);
+    CHECK(pattern_holds(to, COPY_BYTES, 4));
+    free(from);
+    free(to);
+}
+
+SK_TEST(cpu, test_copy_when_bandwidth_limited_then_takes_at_least_that_long) {
+    enum { NBYTES = 4 * MIB, PER_S = 400 * MIB, NS_PER_MS = 1000000, LEAST_MS = 9 };
+    sk_cpu_params params = {.capacity_bytes = CAPACITY, .copy_bytes_per_s = PER_S};
+    sk_backend *backend = NULL;
+    CHECK_OK(sk_backend_cpu(&params, &backend));
+    sk_stream *stream = make_stream(backend);
+    unsigned char *from = calloc(1, NBYTES);
+    unsigned char *to = calloc(1, NBYTES);
+    CHECK(from != NULL && to != NULL);
+    pattern_write(from, NBYTES, 5);
+    uint64_t begin = now_ns();
+    CHECK_OK(sk_copy_async(backend, to, from, NBYTES, SK_DEVICE_TO_HOST, stream));
+    CHECK_OK(sk_stream_sync(backend, stream));
+    CHECK(now_ns() - begin >= (uint64_t)LEAST_MS * NS_PER_MS);
+    CHECK(pattern_holds(to, NBYTES, 5));
+    drop_stream(backend, stream);
+    sk_backend_close(backend);
+    free(from);
+    free(to);
+}
+
+SK_TEST(cpu, test_copy_when_latency_given_then_every_copy_pays_it) {
+    enum { LATENCY_NS = 2000000, NCOPIES = 4 };
+    sk_cpu_params params = {.capacity_bytes = CAPACITY, .copy_latency_ns = LATENCY_NS};
+    sk_backend *backend = NULL;
+    CHECK_OK(sk_backend_cpu(&params, &backend));
+    sk_stream *stream = make_stream(backend);
+    char from[ROUNDING] = {0};
+    char to[ROUNDING];
+    uint64_t begin = now_ns();
+    for (int i = 0; i < NCOPIES; i++) {
+        CHECK_OK(sk_copy_async(backend, to, from, sizeof to, SK_DEVICE_TO_HOST, stream));
+    }
+    CHECK_OK(sk_stream_sync(backend, stream));
+    CHECK(now_ns() - begin >= (uint64_t)NCOPIES * LATENCY_NS);
+    drop_stream(backend, stream);
+    sk_backend_close(backend);
+}
+
+SK_TEST(cpu, test_streams_when_many_then_all_work_is_done_in_order) {
+    enum { NSTREAMS = 16, NCOPIES = 64 };
+    sk_backend *backend = make_cpu(CAPACITY);
+    sk_stream *streams[NSTREAMS];
+    int from[NCOPIES];
+    int to[NSTREAMS] = {0};
+    for (int i = 0; i < NCOPIES; i++) {
+        from[i] = i;
+    }
+    for (int s = 0; s < NSTREAMS; s++) {
+        streams[s] = make_stream(backend);
+    }
+    for (int i = 0; i < NCOPIES; i++) {
+        for (int s = 0; s < NSTREAMS; s++) {
+            CHECK_OK(sk_copy_async(backend, &to[s], &from[i], sizeof to[s], SK_DEVICE_TO_HOST,
+                                   streams[s]));
+        }
+    }
+    for (int s = 0; s < NSTREAMS; s++) {
+        drop_stream(backend, streams[s]);
+        CHECK_EQUAL(NCOPIES - 1, to[s]);
+    }
+    sk_backend_close(backend);
+}
+
+SK_TEST(cpu, test_destroy_when_null_then_nothing) {
+    sk_backend *backend = make_cpu(CAPACITY);
+    CHECK_OK(sk_stream_destroy(backend, NULL));
+    CHECK_OK(sk_event_destroy(backend, NULL));
+    CHECK_OK(sk_stream_sync(backend, NULL));
+    sk_backend_close(backend);
+}
+
+/* Limit the process's address space to `spare_bytes` more than it has; the old limit comes back. */
+static struct rlimit limit_addresses(size_t spare_bytes) {
+    struct rlimit before;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    FILE *statm = fopen("/proc/self/statm", "re");
+    CHECK(statm != NULL);
+    unsigned long npages = 0;
+    int nread = fscanf(statm, "%lu", &npages);
+    (void)fclose(statm);
+    CHECK(nread == 1);
+    struct rlimit now = before;
+    now.rlim_cur = npages * (size_t)sysconf(_SC_PAGESIZE) + spare_bytes;
+    CHECK(setrlimit(RLIMIT_AS, &now) == 0);
+    return before;
+}
+
+static void few_addresses(bool whole) {
+#ifdef SK_TEST_SANITISED
+    test_skip("sanitisers need an address space without limit");
+#endif
+    sk_pool_params params = {.whole_segments = whole};
+    fixture f = {.backend = make_cpu((size_t)64 * 1024 * MIB)};
+    CHECK_OK(sk_pool_create(f.backend, &params, &f.pool));
+    give(&f, take(&f, 1, NULL)); /* whatever is needed once is there now */
+    CHECK_OK(sk_pool_trim(f.pool));
+    struct rlimit before = limit_addresses(64 * MIB);
+    void *some = NULL;
+    sk_status fits = sk_pool_take(f.pool, 40 * MIB, NULL, &some);
+    void *more = NULL;
+    sk_status too_much = sk_pool_take(f.pool, 80 * MIB, NULL, &more);
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    CHECK_STATUS(SK_OK, fits);
+    CHECK_STATUS(SK_OUT_OF_DEVICE_MEMORY, too_much);
+    CHECK_OK(sk_pool_check(f.pool));
+    give(&f, some);
+    give(&f, take(&f, 80 * MIB, NULL));
+    fixture_close(&f);
+}
+
+/* The pool asks for ranges as wide as the device; narrower ones must do, then whole segments too.
+ */
+SK_TEST(cpu, test_take_when_addresses_are_limited_then_ranges_are_narrower) {
+    few_addresses(false);
+}
+
+SK_TEST(cpu, test_take_when_addresses_are_limited_then_segments_fail_cleanly) {
+    few_addresses(true);
+}
+
+/* The kernel limits the number of mappings of a process (vm.max_map_count, usually 65530), and
+ * every hole in committed memory costs two. What cannot be given back stays cached, and is used
+ * again. */
+SK_TEST(cpu, test_trim_when_holes_exceed_the_kernels_mappings_then_pool_still_works) {
+    enum { NBLOCKS = 80000 };
+#if defined SK_TEST_SANITISED || defined SK_TEST_COVERAGE
+    test_skip("takes minutes in an instrumented build");
+#endif
+    fixture f = {.backend = make_cpu((size_t)16 * 1024 * MIB)};
+    sk_pool_params params = {0};
+    CHECK_OK(sk_pool_create(f.backend, &params, &f.pool));
+    void **blocks = calloc(NBLOCKS, sizeof *blocks);
+    CHECK(blocks != NULL);
+    for (int i = 0; i < NBLOCKS; i++) {
+        blocks[i] = take(&f, GRANULE, NULL); /* not touched: costs no memory */
+    }
+    for (int i = 0; i < NBLOCKS; i += 2) {
+        give(&f, blocks[i]);
+    }
+    CHECK_OK(sk_pool_trim(f.pool));
+    CHECK_OK(sk_pool_check(f.pool));
+    for (int i = 0; i < NBLOCKS; i += 2) {
+        blocks[i] = take(&f, GRANULE, NULL);
+    }
+    for (int i = 0; i < NBLOCKS; i++) {
+        give(&f, blocks[i]);
+    }
+    CHECK_OK(sk_pool_trim(f.pool));
+    CHECK_EQUAL(0, stats_of(&f).reserved_bytes[0].current);
+    free(blocks);
+    fixture_close(&f);
+}

@@ -1,0 +1,56 @@
+"""What every test shares: markers that need hardware or a network, and the count of skips."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--download", action="store_true", help="run tests that fetch something")
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def has_npu() -> bool:
+    import torch
+
+    return bool(getattr(getattr(torch, "npu", None), "is_available", bool)())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needs: dict[str, tuple[Callable[[], bool], str]] = {
+        "gpu": (has_gpu, "no NVIDIA GPU"),
+        "npu": (has_npu, "no Ascend NPU"),
+        "download": (lambda: bool(item.config.getoption("--download")), "without --download"),
+    }
+    for marker, (available, reason) in needs.items():
+        if item.get_closest_marker(marker) and not available():
+            pytest.skip(reason)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("promise"):
+            if len(marker.args) != 1 or not isinstance(marker.args[0], str):
+                message = f"{item.nodeid}: write @pytest.mark.promise('A3')"
+                raise pytest.UsageError(message)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many tests were skipped, by reason."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        _, _, text = report.longrepr
+        reasons[text.removeprefix("Skipped: ")] += 1
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")

@@ -1,0 +1,181 @@
+"""What every backend must do, through the Python handles; a new backend is one line in KINDS."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import pytest
+
+from swapkit._native.backend import Backend, CopyKind
+from swapkit._native.pool import Pool
+from swapkit.errors import InvalidArgument, OutOfDeviceMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KIB = 1 << 10
+MIB = 1 << 20
+CAPACITY = 64 * MIB
+NBYTES = 96 * KIB
+
+
+def open_cpu() -> Backend:
+    return Backend.cpu(capacity_bytes=CAPACITY)
+
+
+def open_delay() -> Backend:
+    backend = Backend.delay(open_cpu())
+    backend.release_copies()
+    return backend
+
+
+KINDS: dict[str, Callable[[], Backend]] = {
+    "cpu": open_cpu,
+    "cpu with limits": lambda: Backend.cpu(
+        capacity_bytes=CAPACITY, copy_bytes_per_s=4 << 30, copy_latency_ns=1000
+    ),
+    "fault": lambda: Backend.fault(open_cpu()),
+    "delay": open_delay,
+    "trace": lambda: Backend.trace(open_cpu(), 100),
+    "trace over fault over delay": lambda: Backend.trace(Backend.fault(open_delay()), 100),
+}
+
+
+@pytest.fixture(params=KINDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    with KINDS[request.param]() as opened:
+        yield opened
+
+
+@pytest.fixture
+def pool(backend: Backend) -> Iterator[Pool]:
+    with Pool(backend) as opened:
+        yield opened
+        opened.trim()
+
+
+def pattern(nbytes: int, seed: int) -> bytes:
+    return bytes((seed + 31 * i) % 251 for i in range(256)) * (nbytes // 256)
+
+
+def test_memory_info_when_nothing_is_held_then_all_is_free(backend: Backend) -> None:
+    info = backend.memory_info()
+    assert info.free_bytes == info.total_bytes == CAPACITY
+
+
+def test_memory_info_when_a_block_is_taken_then_less_is_free(backend: Backend, pool: Pool) -> None:
+    address = pool.take(8 * MIB)
+    assert backend.memory_info().free_bytes <= CAPACITY - 8 * MIB
+    pool.give(address)
+    pool.trim()
+    assert backend.memory_info().free_bytes == CAPACITY
+
+
+def test_take_when_device_is_too_small_then_out_of_device_memory(pool: Pool) -> None:
+    with pytest.raises(OutOfDeviceMemory):
+        pool.take(CAPACITY + 1)
+    pool.check()
+
+
+def test_copy_when_there_and_back_then_bytes_are_equal(backend: Backend, pool: Pool) -> None:
+    stream = backend.stream()
+    source = ctypes.create_string_buffer(pattern(NBYTES, 1), NBYTES)
+    target = ctypes.create_string_buffer(NBYTES)
+    first, second = pool.take(NBYTES, stream), pool.take(NBYTES, stream)
+    for to, origin, kind in (
+        (first, ctypes.addressof(source), CopyKind.HOST_TO_DEVICE),
+        (second, first, CopyKind.DEVICE_TO_DEVICE),
+        (ctypes.addressof(target), second, CopyKind.DEVICE_TO_HOST),
+    ):
+        backend.copy(to=to, source=origin, nbytes=NBYTES, kind=kind, stream=stream)
+    stream.synchronize()
+    assert target.raw == source.raw
+    pool.give(first)
+    pool.give(second)
+
+
+def test_copy_when_no_stream_then_done_at_once(backend: Backend, pool: Pool) -> None:
+    source = ctypes.create_string_buffer(pattern(NBYTES, 2), NBYTES)
+    address = pool.take(NBYTES)
+    backend.copy(
+        to=address,
+        source=ctypes.addressof(source),
+        nbytes=NBYTES,
+        kind=CopyKind.HOST_TO_DEVICE,
+        stream=None,
+    )
+    assert ctypes.string_at(address, NBYTES) == source.raw
+    pool.give(address)
+
+
+def test_event_when_never_recorded_then_already_passed(backend: Backend) -> None:
+    event = backend.event()
+    assert event.query()
+    event.synchronize()
+
+
+def test_event_when_recorded_again_and_again_then_passed_after_each(backend: Backend) -> None:
+    stream, event = backend.stream(), backend.event()
+    for _ in range(5):
+        event.record(stream)
+        event.synchronize()
+        assert event.query()
+    event.record(None)
+    assert event.query()
+
+
+def test_wait_when_one_stream_writes_and_another_reads_then_ordered(
+    backend: Backend, pool: Pool
+) -> None:
+    writer, reader, event = backend.stream(), backend.stream(), backend.event()
+    address = pool.take(NBYTES, writer)
+    target = ctypes.create_string_buffer(NBYTES)
+    for seed in range(20):
+        source = ctypes.create_string_buffer(pattern(NBYTES, seed), NBYTES)
+        backend.copy(
+            to=address,
+            source=ctypes.addressof(source),
+            nbytes=NBYTES,
+            kind=CopyKind.HOST_TO_DEVICE,
+            stream=writer,
+        )
+        event.record(writer)
+        reader.wait(event)
+        backend.copy(
+            to=ctypes.addressof(target),
+            source=address,
+            nbytes=NBYTES,
+            kind=CopyKind.DEVICE_TO_HOST,
+            stream=reader,
+        )
+        reader.synchronize()
+        assert target.raw == source.raw
+    pool.give(address)
+
+
+def test_close_when_streams_and_events_are_open_then_they_work_until_closed(
+    backend: Backend,
+) -> None:
+    stream, event = backend.stream(), backend.event()
+    backend.close()
+    backend.close()  # again: nothing happens
+    with pytest.raises(InvalidArgument, match="backend is closed"):
+        backend.memory_info()
+    event.record(stream)
+    event.synchronize()
+    assert event.query()
+    stream.synchronize()
+    stream.close()
+    event.close()
+    assert stream.closed
+    assert event.closed
+
+
+def test_close_when_a_pool_is_open_then_it_works_until_closed(backend: Backend) -> None:
+    opened = Pool(backend)
+    backend.close()
+    address = opened.take(KIB)
+    ctypes.memset(address, 1, KIB)
+    opened.give(address)
+    opened.close()

@@ -1,0 +1,75 @@
+"""The documents exist, are short, name no one's machine, and their code runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.meta.sources import ROOT, list_sources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+README_LINES = 150
+# Written in parts, so that this file does not name them either.
+MACHINE_PATHS = tuple("/" + path for path in ("work/", "tmp/w", "root/", "home/", "opt/pypi"))
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+
+def find_machine_paths(text: str) -> list[str]:
+    return [path for path in MACHINE_PATHS if path in text]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_document_when_read_then_exists_and_its_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    dead = [target for target in LINK.findall(text) if not (ROOT / target).exists()]
+    assert not dead, f"{name} links to {dead}"
+
+
+def test_readme_when_counted_then_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").count("\n")
+    assert lines <= README_LINES
+
+
+def test_readme_when_its_python_is_run_then_it_works(tmp_path: Path) -> None:
+    blocks = PYTHON_BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert blocks, "README.md shows no Python"
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_changelog_when_read_then_unreleased_is_on_top() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE)[0] == "[Unreleased]"
+
+
+def test_sources_when_searched_then_name_no_machine() -> None:
+    guilty = {
+        path.relative_to(ROOT).as_posix(): found
+        for path in list_sources()
+        if path.suffix not in {".png", ".gz"}
+        and (found := find_machine_paths(path.read_text(encoding="utf-8", errors="ignore")))
+    }
+    assert not guilty
+
+
+def test_machine_paths_when_planted_then_found() -> None:
+    for path in MACHINE_PATHS:
+        assert find_machine_paths(f"see {path}x") == [path]

@@ -1,0 +1,149 @@
+"""Memory has names: who holds the pool's blocks, and what lies outside of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from swapkit._runtime.holders import find_holders, find_outside
+from swapkit._runtime.tracking import BACKWARD, ModuleTracker
+from tests.support import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit._runtime.installation import Installation
+
+
+@pytest.fixture
+def tracker() -> Iterator[ModuleTracker]:
+    tracker = ModuleTracker()
+    tracker.start()
+    yield tracker
+    tracker.stop()
+
+
+def amounts(installation: Installation, tracker: ModuleTracker) -> dict[str, tuple[int, int]]:
+    holders = find_holders(installation.pool, tracker)
+    return {holder.name: (holder.nbytes, holder.count) for holder in holders}
+
+
+def grown(
+    before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return what came since: other tests may have left tensors behind."""
+    pairs = {name: (before.get(name, (0, 0)), now) for name, now in after.items()}
+    changes = {name: (b[0] - a[0], b[1] - a[1]) for name, (a, b) in pairs.items()}
+    return {name: change for name, change in changes.items() if change != (0, 0)}
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(2 * MIB // 4))
+
+
+def test_holders_when_training_state_exists_then_it_is_named_by_kind(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    before = amounts(installation, tracker)
+    model = nn.Linear(1024, 1024, bias=False)
+    scale = Scale()
+    tracker.add_model(scale)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    change = grown(before, amounts(installation, tracker))
+    assert change["parameters"] == (4 * MIB, 1)
+    assert change["gradients of parameters"] == (4 * MIB, 1)
+    assert change["optimizer states"] == (4 * MIB, 1)
+    assert change["buffers"] == (2 * MIB, 1)
+
+
+def test_holders_when_modules_ran_then_what_they_made_has_their_names(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    model = nn.ModuleDict({"up": nn.Tanh(), "down": nn.Sigmoid()})
+    tracker.add_model(model)
+    before = amounts(installation, tracker)
+    x = torch.ones(MIB // 4)
+    first = model["up"](x)
+    second = model["down"](first)
+    change = grown(before, amounts(installation, tracker))
+    assert change["made in up"] == (MIB, 1)
+    assert change["made in down"] == (MIB, 1)
+    assert change["made outside of any module"] == (MIB, 1)
+    assert second.numel() == x.numel()
+
+
+def test_holders_when_made_in_backward_then_the_name_says_so(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    from swapkit._native.pool import set_tag
+
+    tracker.add_model(model := nn.Sequential(nn.Tanh()))
+    tag = next(tag for tag in range(1, 9) if tracker.name(tag) == "0")
+    previous = set_tag(tag | BACKWARD)
+    tensor = torch.ones(MIB // 4)
+    set_tag(previous)
+    assert amounts(installation, tracker)["made in backward of 0"] == (tensor.nbytes, 1)
+    assert len(model) == 1
+
+
+def test_holders_when_listed_then_the_largest_is_first(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    model = nn.ModuleList([nn.Tanh(), nn.Tanh(), nn.Tanh()])
+    tracker.add_model(model)
+    made = [model[i](torch.ones(n * MIB // 4)) for i, n in ((0, 1), (1, 3), (2, 2))]
+    holders = find_holders(installation.pool, tracker)
+    sizes = [holder.nbytes for holder in holders]
+    assert sizes == sorted(sizes, reverse=True)
+    order = [
+        holder.name for holder in holders if holder.name in {"made in 0", "made in 1", "made in 2"}
+    ]
+    assert order == ["made in 1", "made in 2", "made in 0"]
+    assert len(made) == 3
+
+
+def test_outside_when_tensors_are_not_the_pools_then_they_are_named_and_summed(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    before = {h.name: (h.nbytes, h.count) for h in find_outside(installation.pool, tracker)}
+    array = np.zeros(MIB, dtype=np.uint8)
+    shared = torch.from_numpy(array)
+    views = [shared[1:], shared.view(2, -1)]  # of one storage: counted once
+    parameter = nn.Parameter(torch.from_numpy(np.zeros(MIB // 4, dtype=np.float32)))
+    ours = torch.ones(MIB)
+    after = {h.name: (h.nbytes, h.count) for h in find_outside(installation.pool, tracker)}
+    assert grown(before, after) == {"other tensors": (MIB, 1), "parameters": (MIB, 1)}
+    assert len(views) + parameter.ndim + ours.ndim == 4
+
+
+def test_holders_when_a_parameter_has_no_memory_yet_then_it_is_passed_over(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    lazy = nn.LazyLinear(3)
+    find_outside(installation.pool, tracker)
+    find_holders(installation.pool, tracker)
+    assert isinstance(lazy.weight, nn.parameter.UninitializedParameter)
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse", "subclass"])
+def test_holders_when_a_tensor_is_of_a_foreign_kind_then_it_is_passed_over(
+    installation: Installation, tracker: ModuleTracker, kind: str
+) -> None:
+    tensor = {
+        "meta": lambda: torch.ones(4, device="meta"),
+        "sparse": lambda: torch.eye(4).to_sparse(),
+        "subclass": lambda: torch.ones(4).as_subclass(type("Mine", (torch.Tensor,), {})),
+    }[kind]()
+    before = amounts(installation, tracker)
+    parameter = nn.Parameter(tensor, requires_grad=False)
+    find_outside(installation.pool, tracker)
+    assert "parameters" not in grown(before, amounts(installation, tracker)) or kind == "subclass"
+    assert parameter.shape == tensor.shape

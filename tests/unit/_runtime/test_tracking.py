@@ -1,0 +1,182 @@
+"""Modules that run have names, on every thread and in every order."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from swapkit._native.pool import set_tag
+from swapkit._runtime.tracking import BACKWARD, NO_MODULE, ModuleTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ONE = torch.ones(1)
+
+
+class Probe(nn.Module):
+    """Notes which module the tracker, and the label of new blocks, name while it runs."""
+
+    def __init__(self, tracker: ModuleTracker) -> None:
+        super().__init__()
+        self.tracker = tracker
+        self.seen: list[str] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        label = set_tag(NO_MODULE)
+        set_tag(label)
+        assert label == self.tracker.current()
+        self.seen.append(self.tracker.name(label))
+        return x
+
+
+class Failing(nn.Module):
+    def forward(self, _x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("inside")
+
+
+@pytest.fixture
+def tracker() -> Iterator[ModuleTracker]:
+    tracker = ModuleTracker()
+    tracker.start()
+    yield tracker
+    tracker.stop()
+    set_tag(NO_MODULE)
+
+
+def test_module_when_it_runs_then_its_path_is_current(tracker: ModuleTracker) -> None:
+    probe = Probe(tracker)
+    model = nn.ModuleDict({"block": nn.Sequential(nn.Identity(), probe)})
+    tracker.add_model(model)
+    model["block"](ONE)
+    assert probe.seen == ["block.1"]
+
+
+def test_module_when_no_model_was_named_then_the_outermost_gives_the_paths(
+    tracker: ModuleTracker,
+) -> None:
+    probe = Probe(tracker)
+    nn.Sequential(nn.Sequential(probe))(ONE)
+    probe(ONE)
+    assert probe.seen == ["0.0", "0.0"]
+
+
+def test_module_when_it_is_in_no_known_model_then_named_after_the_one_that_calls_it(
+    tracker: ModuleTracker,
+) -> None:
+    class Caller(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = hidden[0](x)
+            return result
+
+    probe = Probe(tracker)
+    hidden = [probe]
+    Caller()(ONE)
+    assert probe.seen == ["Caller.Probe"]
+
+
+def test_module_when_shared_then_keeps_its_first_path(tracker: ModuleTracker) -> None:
+    probe = Probe(tracker)
+    nn.Sequential(probe, nn.Sequential(probe))(ONE)
+    assert probe.seen == ["0", "0"]
+
+
+def test_root_when_named_then_it_has_the_name_of_its_class(tracker: ModuleTracker) -> None:
+    tracker.add_model(nn.Linear(1, 1))
+    assert tracker.modules() == []  # it is gone already
+    model = nn.Linear(1, 1)
+    tracker.add_model(model)
+    assert tracker.modules() == [model]
+    assert tracker.name(1) == "Linear"
+
+
+def test_names_when_modules_are_made_anew_each_step_then_do_not_grow(
+    tracker: ModuleTracker,
+) -> None:
+    for _ in range(3):
+        tracker.add_model(nn.Sequential(nn.Linear(1, 1)))
+    assert tracker.name(2) == "0"
+    assert tracker.name(3) == ""
+
+
+def test_current_when_a_module_is_left_then_the_outer_one_again(tracker: ModuleTracker) -> None:
+    probe = Probe(tracker)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            probe.forward(x)  # not a call of a module: the outer one still runs
+            return x
+
+    Outer()(ONE)
+    assert probe.seen == ["Outer"]
+    assert tracker.current() == NO_MODULE
+    assert set_tag(NO_MODULE) == NO_MODULE
+
+
+def test_current_when_forward_raises_then_nothing_is_left(tracker: ModuleTracker) -> None:
+    with pytest.raises(ValueError, match="inside"):
+        nn.Sequential(nn.Identity(), Failing())(ONE)
+    assert tracker.current() == NO_MODULE
+    assert set_tag(NO_MODULE) == NO_MODULE
+
+
+def test_current_when_another_thread_runs_a_module_then_unaffected(tracker: ModuleTracker) -> None:
+    probe = Probe(tracker)
+
+    class Outer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            thread = threading.Thread(target=nn.Sequential(probe), args=(x,))
+            thread.start()
+            thread.join()
+            other.append(tracker.name(tracker.current()))
+            return x
+
+    other: list[str] = []
+    Outer()(ONE)
+    assert probe.seen == ["0"]
+    assert other == ["Outer"]
+
+
+def test_tracking_when_it_begins_inside_a_module_then_the_end_of_it_is_fine() -> None:
+    tracker = ModuleTracker()
+
+    class Starter(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tracker.start()
+            return x
+
+    Starter()(ONE)
+    tracker.stop()
+    assert tracker.current() == NO_MODULE
+
+
+def test_tracking_when_stopped_as_often_as_started_then_modules_are_not_seen() -> None:
+    tracker = ModuleTracker()
+    probe = Probe(tracker)
+    model = nn.Sequential(probe)
+    tracker.start()
+    tracker.start()
+    tracker.stop()
+    model(ONE)
+    tracker.stop()
+    model(ONE)
+    assert probe.seen == ["0", ""]
+
+
+def test_name_when_the_tag_is_of_backward_or_unknown_then_the_module_or_nothing(
+    tracker: ModuleTracker,
+) -> None:
+    model = nn.Sequential(nn.Identity())
+    tracker.add_model(model)
+    assert tracker.name(2 | BACKWARD) == tracker.name(2) == "0"
+    assert tracker.name(NO_MODULE) == tracker.name(BACKWARD) == ""
+    assert tracker.name(99) == ""

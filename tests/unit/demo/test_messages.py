@@ -1,0 +1,67 @@
+"""Every message arrives as it was sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from swapkit.demo.messages import (
+    Action,
+    Command,
+    Finished,
+    GarbledError,
+    Message,
+    OutOfMemory,
+    RunKind,
+    RunSpec,
+    SegmentRanges,
+    Stepped,
+    Warmed,
+    decode,
+    encode,
+)
+
+SERIES = ((0.0, 1), (0.25, 300))
+MESSAGES: tuple[Message, ...] = (
+    RunSpec(
+        label="e60",
+        kind=RunKind.BUDGETED,
+        budget_bytes=5,
+        size="tiny",
+        seed=1,
+        threads=2,
+        parent_pid=3,
+    ),
+    Command(action=Action.STEP),
+    SegmentRanges(ranges=((1, 2), (3, 4))),
+    Warmed(
+        losses=((0.1).hex(),),
+        series=SERIES,
+        step_seconds=(0.2, 0.1),
+        peak_bytes=2**40,
+        state_bytes=7,
+    ),
+    Stepped(loss="0x1.8p+0", seconds=0.1),
+    OutOfMemory(text="line\nline \N{SNOWMAN}", step=1, series=SERIES),
+    Finished(digest="ab", rescues=3),
+)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_message_when_sent_then_arrives_equal(message: Message) -> None:
+    line = encode(message)
+    assert "\n" not in line
+    assert decode(line) == message
+
+
+def test_command_when_decoded_then_its_action_is_one_of_ours() -> None:
+    decoded = decode(encode(Command(action=Action.QUIT)))
+    assert isinstance(decoded, Command)
+    assert decoded.action is Action.QUIT
+
+
+@pytest.mark.parametrize(
+    "line", ["", "hello", "[]", '["Stepped", {}]', '["X", {}]', '["Command", {"action": "fly"}]']
+)
+def test_line_when_it_is_no_message_then_refused(line: str) -> None:
+    with pytest.raises(GarbledError, match="not a message"):
+        decode(line)
