@@ -160,8 +160,8 @@ static void *wait_for_take(void *argument) {
     return NULL;
 }
 
-/* Start `run`, give it every chance to go wrong, open the gate. */
-static void race(waiter *mine, void *(*run)(void *)) {
+/* Start `run`, give it every chance to go wrong, let `ncopies` copies go. */
+static void race_for(waiter *mine, void *(*run)(void *), uint64_t ncopies) {
     enum { CHANCES = 100 };
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, run, mine) == 0);
@@ -172,10 +172,12 @@ static void race(waiter *mine, void *(*run)(void *)) {
         (void)sched_yield();
     }
     atomic_store(&mine->opened, true);
-    sk_delay_release(mine->pair->f.gate, UINT64_MAX);
+    sk_delay_release(mine->pair->f.gate, ncopies);
     (void)pthread_join(thread, NULL);
     CHECK(mine->was_opened);
 }
+
+static void race(waiter *mine, void *(*run)(void *)) { race_for(mine, run, UINT64_MAX); }
 
 /* The budget is one block: the other stream must adopt it, behind an event. */
 static void adopt(bool whole) {
@@ -257,6 +259,25 @@ static void pending(bool whole) {
 SK_TEST(stream, test_take_when_all_is_pending_then_waits_for_the_event) {
     pending(false);
     pending(true);
+}
+
+SK_TEST(stream, test_take_when_the_first_pending_block_is_enough_then_the_next_is_not_awaited) {
+    pair p = pair_open(2 * NBYTES, false);
+    void *blocks[2];
+    for (int i = 0; i < 2; i++) {
+        blocks[i] = take(&p.f, NBYTES, NULL);
+        CHECK_OK(sk_pool_use(p.f.pool, blocks[i], p.first));
+    }
+    for (int i = 0; i < 2; i++) {
+        copy_out(&p, p.host, blocks[i], p.first);
+        give(&p.f, blocks[i]);
+    }
+    waiter mine = {.pair = &p, .stream = p.second};
+    race_for(&mine, wait_for_take, 1); /* the second copy is held: waiting for it would hang */
+    CHECK(mine.taken == blocks[0]);
+    CHECK_EQUAL(SK_BLOCK_PENDING, block_at(&p.f, blocks[1]).state);
+    give(&p.f, mine.taken);
+    pair_close(&p);
 }
 
 static void *wait_for_trim(void *argument) {

@@ -107,7 +107,7 @@ struct sk_pool {
     sk__block *vacant[SK_ARENAS];
     sk__block *pending, *pending_last; /* in the order in which they were given back */
     size_t in_transit;                 /* blocks that a thread holds while the lock is released */
-    pthread_cond_t settled;            /* in_transit fell to 0 */
+    pthread_cond_t settled;            /* in_transit fell */
     sk__table table;
     sk__block *spare; /* unused block records, linked by next */
     size_t spare_count;

@@ -96,9 +96,7 @@ static void transit_leave(sk_pool *pool) SK_ACQUIRE(pool->lock) {
     sk__lock(&pool->lock);
     sk_assert(pool->in_transit > 0);
     pool->in_transit--;
-    if (pool->in_transit == 0) {
-        (void)pthread_cond_broadcast(&pool->settled);
-    }
+    (void)pthread_cond_broadcast(&pool->settled);
 }
 
 static void pending_put_back(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
@@ -109,23 +107,38 @@ static void pending_put_back(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->
     pool->pending = block;
 }
 
-sk_status sk__pending_wait(sk_pool *pool) {
-    while (pool->pending != NULL) {
-        sk__block *block = pool->pending;
-        pending_remove(pool, block);
-        transit_enter(pool);
-        sk_status status = uses_sync(pool, block);
-        transit_leave(pool);
-        if (status != SK_OK) {
-            pending_put_back(pool, block);
-            return status;
-        }
-        pending_release(pool, block);
+/* Wait for the block that was given back first. SK_NOT_READY: none is pending. */
+static sk_status pending_wait_first(sk_pool *pool) SK_REQUIRES(pool->lock) {
+    sk__block *block = pool->pending;
+    if (block == NULL) {
+        return SK_NOT_READY;
     }
-    while (pool->in_transit > 0) {
+    pending_remove(pool, block);
+    transit_enter(pool);
+    sk_status status = uses_sync(pool, block);
+    transit_leave(pool);
+    if (status == SK_OK) {
+        pending_release(pool, block);
+    } else {
+        pending_put_back(pool, block);
+    }
+    return status;
+}
+
+/* Wait until the threads that hold blocks now have brought them back; not for later comers. */
+static void transit_wait(sk_pool *pool) SK_REQUIRES(pool->lock) {
+    for (size_t holders = pool->in_transit; holders > 0 && pool->in_transit > 0; holders--) {
         sk__wait(&pool->settled, &pool->lock);
     }
-    return SK_OK;
+}
+
+sk_status sk__pending_wait(sk_pool *pool) {
+    sk_status status = SK_OK;
+    while (status == SK_OK) {
+        status = pending_wait_first(pool);
+    }
+    transit_wait(pool);
+    return status == SK_NOT_READY ? SK_OK : status;
 }
 
 /* ---- other streams' blocks ------------------------------------------------------------------- */
@@ -235,17 +248,40 @@ static sk_status adopt(sk_pool *pool, const sk__request *request) SK_REQUIRES(po
 
 /* ---- in order -------------------------------------------------------------------------------- */
 
-typedef sk_status (*reclaim_step)(sk_pool *pool, const sk__request *request);
-
-static sk_status step_wait(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    (void)request;
-    return sk__pending_wait(pool);
+static sk_status adopt_and_acquire(sk_pool *pool, const sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock) {
+    sk_status status = adopt(pool, request);
+    return status == SK_OK ? sk__acquire(pool, request, out) : status;
 }
 
-static sk_status step_shrink(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+/* Until the request is met: wait for one pending block after the other, then for the blocks that
+ * other threads hold. SK_OVER_BUDGET: nothing is left to wait for. */
+static sk_status wait_and_acquire(sk_pool *pool, const sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock) {
+    sk_status status = SK_OVER_BUDGET;
+    bool waiting = true;
+    while (waiting && sk__is_memory_failure(status)) {
+        sk_status waited = pending_wait_first(pool);
+        if (waited == SK_NOT_READY) {
+            transit_wait(pool);
+            waiting = false;
+        } else if (waited != SK_OK) {
+            return waited;
+        }
+        status = sk__acquire(pool, request, out);
+        if (sk__is_memory_failure(status)) {
+            status = adopt_and_acquire(pool, request, out);
+        }
+    }
+    return status;
+}
+
+static sk_status shrink_and_acquire(sk_pool *pool, const sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock) {
     sk_status status = sk__lanes_join(pool, request->lane);
     if (status == SK_OK) {
         (void)sk__segment_shrink(pool, sk__segment_shortage(pool, request));
+        status = sk__acquire(pool, request, out);
     }
     return status;
 }
@@ -254,14 +290,12 @@ static sk_status step_shrink(sk_pool *pool, const sk__request *request) SK_REQUI
  * one that fails otherwise met a broken device, and that is what the caller is told. */
 static sk_status reclaim_own(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock) {
-    static const reclaim_step steps[] = {adopt, step_wait, adopt, step_shrink};
-    sk_status status = SK_OVER_BUDGET;
-    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
-        sk_status stepped = steps[i](pool, request);
-        status = stepped == SK_OK ? sk__acquire(pool, request, out) : stepped;
-        if (!sk__is_memory_failure(status)) {
-            return status;
-        }
+    sk_status status = adopt_and_acquire(pool, request, out);
+    if (sk__is_memory_failure(status)) {
+        status = wait_and_acquire(pool, request, out);
+    }
+    if (sk__is_memory_failure(status)) {
+        status = shrink_and_acquire(pool, request, out);
     }
     return status;
 }
