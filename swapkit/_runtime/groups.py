@@ -109,8 +109,12 @@ class StorageGroup:
         return alive
 
     def is_exclusive(self) -> bool:
-        """Return whether dropping the storage would free its memory: nobody else holds it."""
-        if self.storage is None:
+        """Return whether the storage can be dropped, and frees its memory then.
+
+        Nobody else may hold it; and it must still have its size, which those who manage storages
+        themselves (FSDP) change behind autograd's back.
+        """
+        if self.storage is None or self.storage.nbytes() != self.nbytes:
             return False
         ours = 1 + sum(not handle.is_stripped for handle in self.handles())
         cdata = self.storage._cdata  # noqa: SLF001

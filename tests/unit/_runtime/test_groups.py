@@ -147,6 +147,16 @@ def test_exclusive_when_a_view_handed_out_is_in_use_then_not() -> None:
     assert group.is_exclusive()
 
 
+def test_exclusive_when_the_storage_was_resized_then_not() -> None:
+    tensor = torch.ones(16)
+    group = make_group(tensor)
+    handle = SavedTensor(tensor, group)
+    del tensor
+    assert group.is_exclusive()
+    handle.alias.untyped_storage().resize_(0)
+    assert not group.is_exclusive()
+
+
 def test_exclusive_when_the_storage_is_gone_then_not() -> None:
     group = make_group(torch.ones(1))
     group.strip()
