@@ -8,6 +8,7 @@ import re
 
 from swapkit.errors import InvalidArgument
 
+MOST_BYTES = 1 << 60
 _FACTORS = {
     "b": 1,
     "kb": 10**3,
@@ -53,6 +54,8 @@ def parse_bytes(amount: int | float | str, *, whole_bytes: int | None = None, na
         nbytes = _parse_text(amount, name)
     if nbytes < 1:
         raise InvalidArgument(f"{name}={amount!r} is less than one byte; expected {_ACCEPTED}")
+    if nbytes > MOST_BYTES:
+        raise InvalidArgument(f"{name}={amount!r} is more than any device has")
     return nbytes
 
 

@@ -5,9 +5,11 @@ Every other module of this package uses `ffi`, `lib` and `check` from here; none
 
 from __future__ import annotations
 
-import _thread
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+import signal
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swapkit import errors
 
@@ -20,7 +22,11 @@ except ImportError as error:  # pragma: no cover - an installation without its c
     ) from error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from swapkit._native._lib import CData
+
+_Result = TypeVar("_Result")
 
 __all__ = [
     "EXCEPTIONS",
@@ -31,6 +37,7 @@ __all__ = [
     "error_of",
     "ffi",
     "lib",
+    "raise_interruption",
     "text_of",
 ]
 
@@ -81,35 +88,59 @@ class ExplainOwner(Protocol):
 
 # The context of a callback is a handle of a weak reference to its owner, so that neither keeps the
 # other alive. A callback runs in the middle of an allocation, below C++ frames: nothing may be
-# raised through it. An interrupt is delivered again to the main thread; everything else is logged
+# raised through it. What a signal handler raises there (Ctrl-C, a timeout) is kept, the callback
+# runs again, and whoever runs Python next on swapkit's behalf raises it; any other error is logged
 # and counts as "nothing freed", upon which the allocation fails with its own error.
+
+_RETRIES = 8  # of a callback that signal handlers keep interrupting
+_interruptions: list[BaseException] = []
+
+
+def raise_interruption() -> None:
+    """Raise what a signal handler raised inside a callback, if it did; on the main thread only."""
+    if _interruptions and threading.current_thread() is threading.main_thread():
+        raise _interruptions.pop(0)
+
+
+def _call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) -> _Result:
+    """Run a callback's body; return its result, or `otherwise` if it fails."""
+    for _ in range(_RETRIES):
+        try:
+            return call()
+        except BaseException as error:  # noqa: BLE001 - see above
+            if not _is_from_a_handler(error):
+                _log.exception("a native callback of %r failed", owner)
+                break
+            _interruptions.append(error)
+    return otherwise
+
+
+def _is_from_a_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised `error`, rather than the code it interrupted."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = {
+        getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()
+    }
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in handlers for frame, _ in frames)
 
 
 @ffi.def_extern()
 def sk_python_rescue(context: Any, needed_bytes: int) -> int:
     """Forward a rescue to the owner behind `context`."""
-    try:
-        owner: RescueOwner | None = ffi.from_handle(context)()
-        return 0 if owner is None else owner.on_rescue(needed_bytes)
-    except KeyboardInterrupt:
-        _thread.interrupt_main()
-    except BaseException:  # noqa: BLE001 - see above
-        _log.exception("a rescue failed")
-    return 0
+    owner: RescueOwner | None = ffi.from_handle(context)()
+    if owner is None:
+        return 0
+    return _call_back(owner, lambda: owner.on_rescue(needed_bytes), 0)
 
 
 @ffi.def_extern()
 def sk_python_explain(context: Any, nbytes: int, text: Any, capacity: int) -> int:
     """Write the owner's explanation into `text`."""
-    try:
-        owner: ExplainOwner | None = ffi.from_handle(context)()
-        words = "" if owner is None else owner.on_explain(nbytes)
-        explanation = words.encode(errors="backslashreplace")[:capacity]
-        explanation = explanation.decode(errors="ignore").encode()  # no character cut in two
-        ffi.memmove(text, explanation, len(explanation))
-        return len(explanation)
-    except KeyboardInterrupt:
-        _thread.interrupt_main()
-    except BaseException:  # noqa: BLE001 - see above
-        _log.exception("the explanation of a failed allocation failed")
-    return 0
+    owner: ExplainOwner | None = ffi.from_handle(context)()
+    words = "" if owner is None else _call_back(owner, lambda: owner.on_explain(nbytes), "")
+    explanation = words.encode(errors="backslashreplace")[:capacity]
+    explanation = explanation.decode(errors="ignore").encode()  # no character cut in two
+    ffi.memmove(text, explanation, len(explanation))
+    return len(explanation)

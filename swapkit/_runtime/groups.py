@@ -68,6 +68,7 @@ class StorageGroup:
         "host",
         "key",
         "nbytes",
+        "serial",
         "state",
         "storage",
         "tag",
@@ -80,6 +81,7 @@ class StorageGroup:
         self.nbytes = storage.nbytes()
         self.device = storage.device
         self.tag = tag
+        self.serial = 0  # the swapper's
         self.state = State.RESIDENT
         self.host: HostBuffer | None = None
         self.transfer: Transfer | None = None
@@ -116,9 +118,10 @@ class StorageGroup:
         """
         if self.storage is None or self.storage.nbytes() != self.nbytes:
             return False
-        ours = 1 + sum(not handle.is_stripped for handle in self.handles())
-        cdata = self.storage._cdata  # noqa: SLF001
-        return bool(torch._C._storage_Use_Count(cdata) == ours)  # noqa: SLF001
+        holders = torch._C._storage_Use_Count(self.storage._cdata)  # noqa: SLF001
+        if holders > 1 + len(self._handles):
+            return False  # whichever of the handles live; a weight may have thousands
+        return bool(holders == 1 + sum(not handle.is_stripped for handle in self.handles()))
 
     def strip(self) -> None:
         """Drop the storage from the group and all its handles; the host copy takes its place."""
@@ -138,7 +141,10 @@ class SavedTensor:
     __slots__ = ("__weakref__", "alias", "group", "version", "view")
 
     def __init__(self, tensor: torch.Tensor, group: StorageGroup | None = None) -> None:
-        self.alias = tensor.detach()
+        # A leaf that gathers gradients is held by its owner anyway, and who replaces its `.data`
+        # means what is saved, too: as in plain autograd it is kept itself.
+        is_own = group is None and tensor.is_leaf and tensor.requires_grad
+        self.alias = tensor if is_own else tensor.detach()
         self.version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
         self.group = group
         self.view: View | None = None

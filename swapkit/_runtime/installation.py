@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,13 +33,17 @@ if TYPE_CHECKING:
 _INTERNAL = (f"{Path(__file__).parent.parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 
 
-class ActiveSession(Protocol):
-    """A session, as the installation sees it."""
-
-    limit_bytes: int
+class Rescuer(Protocol):
+    """Who can free bytes of the device."""
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes; return how many, 0 for none."""
+
+
+class ActiveSession(Rescuer, Protocol):
+    """A session, as the installation sees it."""
+
+    limit_bytes: int
 
     def hints(self) -> list[str]:
         """Return what a user could do when memory is out in this session."""
@@ -48,6 +53,13 @@ class ActiveSession(Protocol):
 
     def add_peak(self, peak_bytes: int) -> None:
         """Note that so many bytes were reserved while the session was active."""
+
+
+class _Entered(threading.local):
+    """The sessions that were entered on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[object] = []
 
 
 class Installation:
@@ -62,6 +74,9 @@ class Installation:
         self.active = False
         self.limit_bytes = 0  # set by the user for the whole process; 0: none
         self.sessions: list[ActiveSession] = []  # innermost last
+        self.entered = _Entered()
+        # Of all sessions, ended ones too: their graphs may still hold what can be moved.
+        self.swappers: weakref.WeakSet[Rescuer] = weakref.WeakSet()
         # Guards the sessions and what they move: one lock for all, since each may be asked for
         # bytes in the middle of another's allocation.
         self.lock = threading.RLock()
@@ -109,7 +124,9 @@ class Installation:
             sessions = [*self.sessions, session]
             self._apply(self.limit_bytes, sessions)
             self.sessions = sessions
-            self.pool.set_rescue(self._rescue)
+            # It may be called inside compiled blocks, where the compiler would trace it.
+            rescue = torch.compiler.disable(self._rescue)  # type: ignore[no-untyped-call]
+            self.pool.set_rescue(rescue)
 
     def leave(self, session: ActiveSession) -> None:
         """Undo `enter`."""
@@ -153,7 +170,7 @@ class Installation:
             freed = session.rescue(needed_bytes)
             if freed > 0:
                 return freed
-        return 0
+        return next(filter(None, (each.rescue(needed_bytes) for each in list(self.swappers))), 0)
 
     def _explain(self, nbytes: int) -> str:
         stats = self.pool.stats()

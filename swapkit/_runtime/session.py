@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._native.lib import raise_interruption
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.holders import find_outside
 from swapkit._runtime.installation import Installation, ensure_installation
@@ -109,6 +110,7 @@ class Session:
         Raises:
             SessionError: the session is not active.
         """
+        raise_interruption()
         active = self._require()
         active.swapper.end_step()
         set_tag(NO_MODULE)  # backward left its last module's
@@ -207,10 +209,13 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         active = self._require()
+        active.check_innermost()
         final = self.stats
         active.stop()
         self._final = final
-        self._active = None  # from now on only the graphs of the block keep its host copies
+        # From now on only the graphs of the block keep its host copies.
+        self._active = self._model = self._optimizer = None
+        raise_interruption()
 
     def _require(self) -> _Active:
         if self._active is None:
@@ -231,7 +236,21 @@ class _Active:
             lock=installation.lock,
             config=config,
         )
+        installation.swappers.add(self.swapper)
         self._undo = ExitStack()
+
+    def check_innermost(self) -> None:
+        """Refuse to end before, or elsewhere than, what autograd's hooks allow.
+
+        Raises:
+            SessionError: the session began on another thread, or another began after it there.
+        """
+        stack = self.installation.entered.stack
+        if not stack or stack[-1] is not self:
+            raise SessionError(
+                "a session must end on the thread it began on, and before those that enclose it: "
+                "leave the `with` blocks in reverse order, or give each its own thread"
+            )
 
     def start(self, session: Session, optimizer: torch.optim.Optimizer | None) -> None:
         """Apply the limit and begin to see saved tensors and steps; all of it or nothing."""
@@ -249,9 +268,12 @@ class _Active:
                 undo.callback(before.remove)
                 after = optimizer.register_step_post_hook(lambda *_: session.mark_step())
                 undo.callback(after.remove)
-            undo.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(self.swapper.pack, self.swapper.unpack)
-            )
+            # Called back inside compiled blocks, too, where the compiler would trace them.
+            pack = torch.compiler.disable(self.swapper.pack)  # type: ignore[no-untyped-call]
+            unpack = torch.compiler.disable(self.swapper.unpack)  # type: ignore[no-untyped-call]
+            undo.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
+            installation.entered.stack.append(self)
+            undo.callback(installation.entered.stack.pop)
             self._undo = undo.pop_all()
 
     def stop(self) -> None:

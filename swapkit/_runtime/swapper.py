@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._native.lib import raise_interruption
 from swapkit._native.pool import set_tag
 from swapkit._runtime.groups import SavedTensor, State, StorageGroup
 from swapkit._runtime.tracking import BACKWARD, ModuleTracker
@@ -38,6 +39,8 @@ COPIES_IN_FLIGHT = 2
 LOOKS_PER_SAVE = 8
 # A step copies ahead at most this much more than the step before it had to evict.
 AHEAD = 1.25
+# A rescue frees at least this share of the budget, so that small tensors do not need one each.
+LEAST = 1 / 256
 # A clean group at most this much larger than what is needed is taken alone.
 FIT = 1.25
 
@@ -47,6 +50,17 @@ FIT = 1.25
 NoFunctionModes = torch._C.DisableTorchFunction  # noqa: SLF001
 NoDispatchModes = torch._C._DisableTorchDispatch  # noqa: SLF001
 NoTransforms = torch._C._DisableFuncTorch  # noqa: SLF001
+
+
+def _is_special(tensor: torch.Tensor) -> bool:
+    """Return whether a strided tensor has no plain memory of its own, or must not be aliased."""
+    return (
+        tensor.is_nested
+        or tensor.is_quantized
+        or tensor.is_inference()
+        or tensor._is_zerotensor()  # noqa: SLF001
+        or torch._C._is_cow_tensor(tensor)  # type: ignore[attr-defined]  # noqa: SLF001
+    )
 
 
 class Swapper:
@@ -66,13 +80,15 @@ class Swapper:
         self._tracker = tracker
         self._min_swap_bytes = config.min_swap_bytes
         self._watermark_bytes = int(config.limit_bytes * WATERMARK)
+        self._least_bytes = int(config.limit_bytes * LEAST)
         # Guards the groups of every session: bringing a storage back holds it while it allocates,
         # which may ask any session for a rescue. On the same thread that may even be this one: the
         # group at hand is then in a state that nothing evicts.
         self._lock = lock
         self._serial = itertools.count()
-        self._groups: weakref.WeakValueDictionary[int, StorageGroup] = (
-            weakref.WeakValueDictionary()  # in order of production
+        # The groups whose storage is on the device, in the order in which it was made.
+        self._resident: weakref.WeakValueDictionary[int, StorageGroup] = (
+            weakref.WeakValueDictionary()
         )
         self._index: weakref.WeakValueDictionary[tuple[int, int], StorageGroup] = (
             weakref.WeakValueDictionary()
@@ -87,6 +103,7 @@ class Swapper:
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Return what autograd keeps for a tensor that it saves."""
+        raise_interruption()
         if not self._is_swappable(tensor):
             return SavedTensor(tensor)
         with self._lock, NoFunctionModes(), NoDispatchModes(), NoTransforms():
@@ -106,6 +123,7 @@ class Swapper:
             SavedTensorModified: it was changed in place after it was saved.
             torch.OutOfMemoryError: there is no room to bring it back.
         """
+        raise_interruption()
         group = handle.group
         if group is None:
             handle.check_version("")
@@ -124,18 +142,23 @@ class Swapper:
     def _is_swappable(self, tensor: torch.Tensor) -> bool:
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
             return False
-        if tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_inference():
+        if tensor.device.type != "cpu" or (tensor.is_leaf and tensor.requires_grad):
             return False
         if isinstance(tensor._base, torch.nn.Parameter):  # noqa: SLF001 - a view such as weight.t()
+            return False
+        if _is_special(tensor):
             return False
         storage = tensor.untyped_storage()
         return storage.nbytes() >= self._min_swap_bytes and self._pool.owns(storage.data_ptr())
 
     def _add_group(self, storage: torch.UntypedStorage, version: int) -> StorageGroup:
         group = StorageGroup(storage, version, self._tracker.current())
-        self._groups[next(self._serial)] = group
+        group.serial = next(self._serial)
+        self._resident[group.serial] = group
         self._index[group.key] = group
         self._dirty.append(weakref.ref(group))
+        if len(self._dirty) > 2 * len(self._resident) + LOOKS_PER_SAVE:
+            self._forget_dead()
         return group
 
     # ---- moving ---------------------------------------------------------------------------------
@@ -165,14 +188,15 @@ class Swapper:
             self._engine.wait(transfer)
         if wait or transfer.is_done():
             group.host = transfer.host
-            group.transfer = None
             group.move(State.CLEAN)
+            group.transfer = None
 
     def _evict(self, group: StorageGroup) -> int:
         """Drop a clean group's storage; return the bytes that this frees."""
         self._index.pop(group.key, None)
+        self._resident.pop(group.serial, None)
+        group.move(State.OUT)  # before it is true: interrupted here, the group can still be used
         group.strip()
-        group.move(State.OUT)
         self._step_evicted_bytes += group.nbytes
         return group.nbytes
 
@@ -192,6 +216,8 @@ class Swapper:
         group.restore(storage)
         group.move(State.CLEAN)
         self._index[group.key] = group
+        group.serial = next(self._serial)
+        self._resident[group.serial] = group
 
     # ---- write-behind ---------------------------------------------------------------------------
 
@@ -222,14 +248,18 @@ class Swapper:
             self._ahead_bytes = int(self._step_evicted_bytes * AHEAD)
             self._step_evicted_bytes = 0
             self.host_is_full = False
-            self._dirty = deque(ref for ref in self._dirty if ref() is not None)
+            self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        self._dirty = deque(ref for ref in self._dirty if ref() is not None)
 
     # ---- rescue ---------------------------------------------------------------------------------
 
     def rescue(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return how many were freed."""
         with self._lock, NoFunctionModes(), NoDispatchModes(), NoTransforms():
-            groups = list(self._groups.values())
+            groups = list(self._resident.values())
+            needed_bytes = max(needed_bytes, self._least_bytes)
             freed = self._evict_clean(groups, needed_bytes)
             if freed < needed_bytes:
                 freed += self._evict_copying(groups, needed_bytes - freed)
@@ -287,5 +317,4 @@ class Swapper:
 
     def resident_bytes(self) -> int:
         """Return the bytes of saved storages that are on the device."""
-        groups = list(self._groups.values())
-        return sum(group.nbytes for group in groups if group.storage is not None)
+        return sum(group.nbytes for group in list(self._resident.values()))

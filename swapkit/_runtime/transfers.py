@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.backend import Backend, CopyKind, Event, Stream
 from swapkit._native.pool import Pool, RingKind
+from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +25,13 @@ class HostBuffer:
     __slots__ = ("_pool", "address", "nbytes")
 
     def __init__(self, pool: Pool, nbytes: int) -> None:
-        self.address = 0
+        self.address = 0  # first: an interrupted construction has nothing to give back
         self._pool = pool
         self.nbytes = nbytes
         self.address = pool.take(nbytes)
 
     def __del__(self) -> None:
-        if self.address:
+        if getattr(self, "address", 0):
             self._pool.give(self.address)
 
 
@@ -145,13 +146,15 @@ class CopyEngine:
         device = storage.data_ptr()
         to, source = (host.address, device) if outward else (device, host.address)
         event = self._backend.event()
-        self._backend.copy(to=to, source=source, nbytes=host.nbytes, kind=kind, stream=stream)
         transfer = Transfer(event, storage, host)
-        try:
-            event.record(stream)
-        except BaseException:
-            stream.synchronize()  # both ends are about to be let go: not while the copy runs
-            raise
         self.poll()
+        # Before the copy: whatever interrupts us afterwards, both ends outlive it.
         self._in_flight.append(transfer)
+        try:
+            self._backend.copy_recorded(
+                to=to, source=source, nbytes=host.nbytes, kind=kind, stream=stream, event=event
+            )
+        except SwapkitError:
+            self._in_flight.pop()  # nothing was queued
+            raise
         return transfer

@@ -3,9 +3,9 @@
  * Words.  A *backend* serves one device through a table of operations. A *segment* is one
  * contiguous range obtained from the backend by one call; a *block* is a part of a segment, in use
  * or free. *Reserved* bytes are those the device really holds for us (in use + cached); they never
- * exceed the pool's *budget*. A *stream* is an ordered queue of device work (NULL: the host's own
- * program order), an *event* a mark in it that can be waited for. *Rescue* is what a pool asks of
- * its owner when an allocation would not fit.
+ * exceed the pool's *budget*. A *stream* is an ordered queue of device work (NULL: the backend's
+ * default one; on the cpu backend the host's own program order), an *event* a mark in it that can
+ * be waited for. *Rescue* is what a pool asks of its owner when an allocation would not fit.
  *
  * Rules.  Every fallible function returns an sk_status and leaves its `out` arguments untouched on
  * failure; sk_error_text() then says why, per thread. Ownership is one of: owned (released with the
@@ -68,12 +68,13 @@ typedef struct sk_memory_info {
     size_t total_bytes;
 } sk_memory_info;
 
-/* What a backend implements. All functions may be called from any thread. Mandatory unless said. */
+/* What a backend implements. All functions may be called from any thread, also with a pool's lock
+ * held: they and what they call back must not call a pool. Mandatory unless said. */
 typedef struct sk_backend_ops {
-    uint32_t struct_size; /* sizeof(sk_backend_ops) of the version compiled against */
-    uint32_t reserved;
-    const char *name;
-    void (*destroy)(void *self); /* optional */
+    uint32_t struct_size;         /* sizeof(sk_backend_ops) of the version compiled against */
+    uint32_t null_stream_is_host; /* 1: work on the NULL stream is done when the call returns */
+    const char *name;             /* static */
+    void (*destroy)(void *self);  /* optional */
     sk_status (*memory_info)(void *self, sk_memory_info *out);
     /* Whole segments: both, or neither if the virtual memory group is there. */
     sk_status (*memory_alloc)(void *self, size_t nbytes, void **out);
@@ -86,7 +87,8 @@ typedef struct sk_backend_ops {
     sk_status (*range_release)(void *self, void *address, size_t nbytes);
     sk_status (*range_commit)(void *self, void *address, size_t nbytes);
     sk_status (*range_decommit)(void *self, void *address, size_t nbytes);
-    /* Streams and events. An event may be recorded again; a wait on one never recorded returns. */
+    /* Streams and events. An event may be recorded again: who waits, waits for the recording that
+     * was the latest at the call. A wait on one never recorded returns. */
     sk_status (*stream_create)(void *self, sk_stream **out);
     sk_status (*stream_destroy)(void *self, sk_stream *stream); /* waits for its work */
     sk_status (*stream_sync)(void *self, sk_stream *stream);
@@ -129,6 +131,18 @@ SK_API SK_NODISCARD sk_status sk_event_sync(sk_backend *backend, sk_event *event
 SK_API SK_NODISCARD sk_status sk_copy_async(sk_backend *backend, void *to, const void *from,
                                             size_t nbytes, sk_copy_kind kind, sk_stream *stream);
 
+typedef struct sk_copy {
+    void *to;
+    const void *source;
+    size_t nbytes;
+    sk_copy_kind kind;
+} sk_copy;
+
+/* Queue a copy with `event` recorded behind it, in one call that cannot be interrupted half-way. On
+ * failure no copy is under way. */
+SK_API SK_NODISCARD sk_status sk_copy_recorded(sk_backend *backend, const sk_copy *copy,
+                                               sk_stream *stream, sk_event *event);
+
 /* The CPU as a device: a range of host memory, worker threads as streams. */
 typedef struct sk_cpu_params {
     size_t capacity_bytes;     /* 0: what the machine or its control group allows */
@@ -141,7 +155,7 @@ SK_API SK_NODISCARD sk_status sk_backend_cpu(const sk_cpu_params *params, sk_bac
 /* Wrappers for tests. Each takes `inner` over (transferred on success) and is itself a backend. */
 
 /* Fails the `nth` fallible call from now (1: the next) with `status`; with `forever` every later
- * one too. nth 0 disarms. Calls that release something are counted but never fail. */
+ * one too. nth 0 disarms. Calls that destroy or free something are neither counted nor failed. */
 SK_API SK_NODISCARD sk_status sk_backend_fault(sk_backend *inner, sk_backend **out);
 SK_API void sk_fault_arm(sk_backend *fault, uint64_t nth, bool forever, sk_status status);
 SK_API uint64_t sk_fault_calls(sk_backend *fault); /* fallible calls since the last arm */
@@ -198,8 +212,9 @@ SK_API size_t sk_ring_read(sk_ring *ring, sk_ring_event *out, size_t capacity, u
 typedef struct sk_pool sk_pool;
 
 /* Bytes freed by the owner because `needed_bytes` more are wanted; 0: nothing more can be freed. It
- * is asked again as long as it says more than 0, so it must say 0 in the end; and it must not
- * take from another pool whose rescue takes from this one. */
+ * is asked again as long as it says more than 0, so it must say 0 in the end; several
+ * threads may be in it at once; and it must not take from another pool whose rescue takes from this
+ * one. */
 typedef size_t (*sk_rescue_fn)(void *context, size_t needed_bytes);
 
 typedef struct sk_pool_params {
@@ -242,7 +257,8 @@ typedef struct sk_segment_info {
  * out      owned: sk_pool_destroy(). */
 SK_API SK_NODISCARD sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params,
                                              sk_pool **out);
-/* Gives everything back to the backend. SK_INVALID, and nothing done, while blocks are in use. */
+/* Gives everything back to the backend. SK_INVALID, and nothing done, while blocks are in use. If
+ * the backend takes something not back, its status, and the pool stays: try again. */
 SK_API SK_NODISCARD sk_status sk_pool_destroy(sk_pool *pool);
 
 /* Take a block of at least `nbytes` that is safe to use on `stream`.

@@ -29,7 +29,7 @@ def make(installation: Installation) -> Callable[..., Swapper]:
     """Make a swapper; without a budget given, memory never fills up."""
 
     def make(
-        *, budget_bytes: int = EVERYTHING, min_swap_bytes: int = 1024, host_limit_bytes: int = 0
+        *, budget_bytes: int = 128 * MIB, min_swap_bytes: int = 1024, host_limit_bytes: int = 0
     ) -> Swapper:
         return Swapper(
             pool=installation.pool,
@@ -320,7 +320,7 @@ def test_handle_when_the_graph_is_dropped_then_device_and_host_memory_go(
     swapper._engine.poll()
     assert installation.pool.in_use_bytes() == before
     assert swapper._engine.host_in_use_bytes == 0
-    assert not swapper._groups
+    assert not swapper._resident
     assert not swapper._index
 
 

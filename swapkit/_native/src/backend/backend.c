@@ -127,7 +127,8 @@ sk_status sk_backend_open(const sk_backend_ops *ops, void *self, sk_backend **ou
     if (backend == NULL) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "backend: no host memory for a handle");
     }
-    *backend = (sk_backend){.ops = *ops, .self = self, .users = 1};
+    *backend = (sk_backend){
+        .ops = *ops, .self = self, .has_segments = ops->memory_alloc != NULL, .users = 1};
     defaults_fill(&backend->ops);
     *out = backend;
     return SK_OK;
@@ -217,4 +218,19 @@ sk_status sk_event_sync(sk_backend *backend, sk_event *event) {
 sk_status sk_copy_async(sk_backend *backend, void *to, const void *from, size_t nbytes,
                         sk_copy_kind kind, sk_stream *stream) {
     return backend->ops.copy_async(backend->self, to, from, nbytes, kind, stream);
+}
+
+sk_status sk_copy_recorded(sk_backend *backend, const sk_copy *copy, sk_stream *stream,
+                           sk_event *event) {
+    sk_status status =
+        sk_copy_async(backend, copy->to, copy->source, copy->nbytes, copy->kind, stream);
+    if (status != SK_OK) {
+        return status;
+    }
+    status = sk_event_record(backend, event, stream);
+    if (status != SK_OK) {
+        sk_status synced = sk_stream_sync(backend, stream); /* or both ends would go under it */
+        (void)synced;
+    }
+    return status;
 }

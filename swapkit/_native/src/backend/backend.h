@@ -7,7 +7,8 @@
 struct sk_backend {
     sk_backend_ops ops; /* every member callable */
     void *self;
-    size_t users; /* atomic: the handle's owner, and every open pool, stream and event */
+    bool has_segments; /* memory_alloc is more than a stub */
+    size_t users;      /* atomic: the handle's owner, and every open pool, stream and event */
 };
 
 /* Keep a backend open, and let go of it; the last user's going destroys it. Threads: any. */

@@ -14,6 +14,7 @@ static SK_NO_ANALYSIS void cpu_destroy(void *self) { /* nobody else has it any m
 
 static const sk_backend_ops cpu_ops = {
     .struct_size = sizeof(sk_backend_ops),
+    .null_stream_is_host = 1,
     .name = "cpu",
     .destroy = cpu_destroy,
     .memory_info = sk__cpu_memory_info,

@@ -138,8 +138,9 @@ static void capacity_return(sk__cpu *cpu, size_t nbytes) {
 
 static sk_status map_failed(const char *what, size_t nbytes) {
     sk_status status = errno == ENOMEM ? SK_OUT_OF_DEVICE_MEMORY : SK_BACKEND_FAILED;
-    return sk__fail(status, "cpu backend: %s of %zu bytes failed: %s", what, nbytes,
-                    strerror(errno));
+    const char *hint = errno == ENOMEM ? " (or vm.max_map_count mappings are in use)" : "";
+    return sk__fail(status, "cpu backend: %s of %zu bytes failed: %s%s", what, nbytes,
+                    strerror(errno), hint);
 }
 
 /* ---- whole segments -------------------------------------------------------------------------- */
@@ -209,16 +210,22 @@ sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes) {
         return status;
     }
     if (mprotect(address, nbytes, PROT_READ | PROT_WRITE) != 0) {
+        status = map_failed("mprotect", nbytes);
+        (void)mprotect(address, nbytes, PROT_NONE); /* it may have changed a part */
         capacity_return(self, nbytes);
-        return map_failed("mprotect", nbytes);
+        return status;
     }
     return SK_OK;
 }
 
 sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes) {
     /* Inaccessible first: were the pages dropped first, a stray write could bring one back. */
-    if (mprotect(address, nbytes, PROT_NONE) != 0) {
-        return map_failed("mprotect", nbytes);
+    /* ENOMEM: the process has no mappings left to cut (vm.max_map_count). The pages can go without.
+     */
+    if (mprotect(address, nbytes, PROT_NONE) != 0 && errno != ENOMEM) {
+        sk_status status = map_failed("mprotect", nbytes);
+        (void)mprotect(address, nbytes, PROT_READ | PROT_WRITE); /* it may have changed a part */
+        return status;
     }
     if (madvise(address, nbytes, MADV_DONTNEED) != 0) {
         sk_status status = map_failed("madvise", nbytes);

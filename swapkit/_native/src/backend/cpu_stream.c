@@ -3,8 +3,9 @@
  * One lock and one condition serve all streams of a backend: work items are copies of a megabyte or
  * more, so contention is nothing. A task stays at the head of its queue while it runs and is taken
  * off when done; a forked child, where the threads do not exist, therefore finds every unfinished
- * task still queued and runs it again (a copy may be repeated). An event counts how often it was
- * recorded and up to which recording it has completed; tasks that refer to it keep it alive.
+ * task still queued and runs it again (a copy may be repeated). Each recording of an event is a
+ * mark of its own, kept alive by the tasks that refer to it: who waits, waits for the recording
+ * that was the latest when the wait was queued, whatever is recorded later.
  *
  * The NULL stream is the host's own program order: work on it is done before the call returns. */
 #include <errno.h>
@@ -16,10 +17,15 @@
 
 enum { QUEUE_START = 16, NS_PER_S = 1000000000 };
 
+/* One recording of an event. Guarded by the backend's lock. */
+typedef struct mark {
+    bool done;
+    unsigned holders; /* the event and every queued task */
+} mark;
+
 struct sk_event {
-    uint64_t recorded;  /* all three guarded by the backend's lock */
-    uint64_t completed; /* up to this recording */
-    unsigned holders;   /* the owner and every queued task */
+    mark *latest; /* NULL: never recorded, or recorded where all work was done already */
+    mark *spare;  /* for the next recording, so that recording usually allocates nothing */
 };
 
 typedef enum task_kind { TASK_COPY, TASK_SIGNAL, TASK_WAIT, TASK_CALL } task_kind;
@@ -29,8 +35,7 @@ typedef struct task {
     void *to; /* TASK_COPY */
     const void *from;
     size_t nbytes;
-    sk_event *event; /* TASK_SIGNAL, TASK_WAIT */
-    uint64_t recording;
+    mark *mark;           /* TASK_SIGNAL, TASK_WAIT */
     void (*call)(void *); /* TASK_CALL */
     void *argument;
 } task;
@@ -48,21 +53,55 @@ struct sk_stream {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void event_let_go(sk_event *event) {
-    sk_assert(event->holders > 0);
-    event->holders--;
-    if (event->holders == 0) {
-        free(event);
+static void mark_drop(mark *mark) {
+    sk_assert(mark->holders > 0);
+    mark->holders--;
+    if (mark->holders == 0) {
+        free(mark);
     }
+}
+
+/* Let the event forget its latest recording; the mark is kept for the next if nobody needs it. */
+static void event_clear(sk_event *event) {
+    mark *latest = event->latest;
+    event->latest = NULL;
+    if (latest == NULL) {
+        return;
+    }
+    if (latest->holders == 1 && event->spare == NULL) {
+        event->spare = latest;
+    } else {
+        mark_drop(latest);
+    }
+}
+
+/* A mark for the event's next recording, held once. */
+static mark *event_mark(sk_event *event) {
+    mark *fresh = event->spare;
+    event->spare = NULL;
+    if (fresh == NULL) {
+        fresh = malloc(sizeof *fresh);
+    }
+    if (fresh != NULL) {
+        *fresh = (mark){.holders = 1};
+    }
+    return fresh;
+}
+
+static bool event_is_done(const sk_event *event) {
+    return event->latest == NULL || event->latest->done;
 }
 
 sk_status sk__cpu_event_create(void *self, sk_event **out) {
     (void)self;
     sk_event *event = calloc(1, sizeof *event);
-    if (event == NULL) {
+    if (event != NULL) {
+        event->spare = event_mark(event);
+    }
+    if (event == NULL || event->spare == NULL) {
+        free(event);
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "cpu backend: no host memory for an event");
     }
-    event->holders = 1;
     *out = event;
     return SK_OK;
 }
@@ -70,8 +109,10 @@ sk_status sk__cpu_event_create(void *self, sk_event **out) {
 sk_status sk__cpu_event_destroy(void *self, sk_event *event) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
-    event_let_go(event);
+    event_clear(event);
     sk__unlock(&cpu->lock);
+    free(event->spare);
+    free(event);
     return SK_OK;
 }
 
@@ -110,14 +151,12 @@ static void task_run(sk__cpu *cpu, const task *work) SK_REQUIRES(cpu->lock) {
         sk__lock(&cpu->lock);
         break;
     case TASK_WAIT:
-        while (work->event->completed < work->recording) {
+        while (!work->mark->done) {
             sk__wait(&cpu->changed, &cpu->lock);
         }
         break;
     case TASK_SIGNAL:
-        if (work->event->completed < work->recording) {
-            work->event->completed = work->recording;
-        }
+        work->mark->done = true;
         break;
     }
 }
@@ -138,8 +177,8 @@ static void *stream_main(void *argument) {
         stream->head = (stream->head + 1) % stream->capacity;
         stream->count--;
         stream->done++;
-        if (work.event != NULL) {
-            event_let_go(work.event);
+        if (work.mark != NULL) {
+            mark_drop(work.mark);
         }
         (void)pthread_cond_broadcast(&cpu->changed);
     }
@@ -192,8 +231,8 @@ static sk_status task_add(sk__cpu *cpu, sk_stream *stream, const task *work)
     }
     stream->queue[(stream->head + stream->count) % stream->capacity] = *work;
     stream->count++;
-    if (work->event != NULL) {
-        work->event->holders++;
+    if (work->mark != NULL) {
+        work->mark->holders++;
     }
     (void)pthread_cond_broadcast(&cpu->changed);
     return SK_OK;
@@ -227,6 +266,12 @@ static void stream_unlink(sk__cpu *cpu, const sk_stream *stream) SK_REQUIRES(cpu
 sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
+    /* In a forked child the thread may be missing while work is left. */
+    sk_status status = stream->count > 0 ? stream_start(cpu, stream) : SK_OK;
+    if (status != SK_OK) {
+        sk__unlock(&cpu->lock);
+        return status;
+    }
     bool running = stream->running;
     stream->stopping = true;
     (void)pthread_cond_broadcast(&cpu->changed);
@@ -258,34 +303,59 @@ sk_status sk__cpu_stream_sync(void *self, sk_stream *stream) {
 }
 
 /* Threads that a fork left behind start again where someone asks for their work. */
-static void streams_resume(sk__cpu *cpu) SK_REQUIRES(cpu->lock) {
+static sk_status streams_resume(sk__cpu *cpu) SK_REQUIRES(cpu->lock) {
+    sk_status status = SK_OK;
     for (sk_stream *stream = cpu->streams; stream != NULL; stream = stream->next) {
-        if (stream->count > 0) {
-            (void)stream_start(cpu, stream);
+        if (stream->count > 0 && status == SK_OK) {
+            status = stream_start(cpu, stream);
         }
     }
+    return status;
 }
 
 sk_status sk__cpu_event_query(void *self, sk_event *event) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
-    bool done = event->completed >= event->recorded;
-    if (!done) {
-        streams_resume(cpu);
+    sk_status status = SK_OK;
+    if (!event_is_done(event)) {
+        status = streams_resume(cpu);
+        status = status == SK_OK ? SK_NOT_READY : status;
     }
     sk__unlock(&cpu->lock);
-    return done ? SK_OK : SK_NOT_READY;
+    return status;
 }
 
 sk_status sk__cpu_event_sync(void *self, sk_event *event) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
-    uint64_t recording = event->recorded;
-    streams_resume(cpu);
-    while (event->completed < recording) {
-        sk__wait(&cpu->changed, &cpu->lock);
+    sk_status status = event_is_done(event) ? SK_OK : streams_resume(cpu);
+    mark *latest = event->latest;
+    if (status == SK_OK && latest != NULL) {
+        latest->holders++;
+        while (!latest->done) {
+            sk__wait(&cpu->changed, &cpu->lock);
+        }
+        mark_drop(latest);
     }
     sk__unlock(&cpu->lock);
+    return status;
+}
+
+/* Queue a fresh mark in `stream`; the event's latest recording is replaced only if that works. */
+static sk_status mark_queue(sk__cpu *cpu, sk_event *event, sk_stream *stream)
+    SK_REQUIRES(cpu->lock) {
+    mark *fresh = event_mark(event);
+    if (fresh == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "cpu backend: no host memory to record an event");
+    }
+    task work = {.kind = TASK_SIGNAL, .mark = fresh};
+    sk_status status = task_add(cpu, stream, &work);
+    if (status != SK_OK) {
+        event->spare = fresh;
+        return status;
+    }
+    event_clear(event);
+    event->latest = fresh;
     return SK_OK;
 }
 
@@ -293,16 +363,10 @@ sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream) {
     sk__cpu *cpu = self;
     sk_status status = SK_OK;
     sk__lock(&cpu->lock);
-    uint64_t recording = event->recorded + 1;
     if (stream != NULL) {
-        task work = {.kind = TASK_SIGNAL, .event = event, .recording = recording};
-        status = task_add(cpu, stream, &work);
+        status = mark_queue(cpu, event, stream);
     } else {
-        event->completed = recording;
-    }
-    if (status == SK_OK) {
-        event->recorded = recording;
-        (void)pthread_cond_broadcast(&cpu->changed);
+        event_clear(event);
     }
     sk__unlock(&cpu->lock);
     return status;
@@ -314,8 +378,11 @@ sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event) {
         return sk__cpu_event_sync(self, event);
     }
     sk__lock(&cpu->lock);
-    task work = {.kind = TASK_WAIT, .event = event, .recording = event->recorded};
-    sk_status status = task_add(cpu, stream, &work);
+    sk_status status = SK_OK;
+    if (!event_is_done(event)) {
+        task work = {.kind = TASK_WAIT, .mark = event->latest};
+        status = task_add(cpu, stream, &work);
+    }
     sk__unlock(&cpu->lock);
     return status;
 }

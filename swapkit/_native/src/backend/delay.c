@@ -12,29 +12,28 @@ static const char delay_name[] = "delay";
 
 typedef struct delay {
     sk__interposer base;
-    sk__mutex lock;
     pthread_cond_t opened;
-    uint64_t permits SK_GUARDED_BY(lock); /* copies that may pass; UINT64_MAX: all */
+    uint64_t permits SK_GUARDED_BY(base.lock); /* copies that may pass; UINT64_MAX: all */
 } delay;
 
 static void gate_pass(void *argument) {
     delay *state = argument;
-    sk__lock(&state->lock);
+    sk__lock(&state->base.lock);
     while (state->permits == 0) {
-        sk__wait(&state->opened, &state->lock);
+        sk__wait(&state->opened, &state->base.lock);
     }
     if (state->permits != UINT64_MAX) {
         state->permits--;
     }
-    sk__unlock(&state->lock);
+    sk__unlock(&state->base.lock);
 }
 
 static void gate_open(delay *state, uint64_t ncopies) {
-    sk__lock(&state->lock);
+    sk__lock(&state->base.lock);
     bool saturated = ncopies > UINT64_MAX - state->permits;
     state->permits = saturated ? UINT64_MAX : state->permits + ncopies;
     (void)pthread_cond_broadcast(&state->opened);
-    sk__unlock(&state->lock);
+    sk__unlock(&state->base.lock);
 }
 
 static sk_status delay_before(sk__interposer *self, const sk__call *call) {
@@ -52,18 +51,25 @@ static sk_status delay_before(sk__interposer *self, const sk__call *call) {
 static void delay_destroy(sk__interposer *self) {
     delay *state = (delay *)self;
     (void)pthread_cond_destroy(&state->opened);
-    sk__mutex_destroy(&state->lock);
     free(state);
 }
 
+static SK_NO_ANALYSIS void delay_after_fork(void *self) {
+    (void)pthread_cond_init(&((delay *)self)->opened, NULL);
+}
+
 sk_status sk_backend_delay(sk_backend *inner, sk_backend **out) {
+    if (inner == NULL) {
+        return sk__fail(SK_INVALID, "delay: no backend to wrap");
+    }
     delay *state = calloc(1, sizeof *state);
     if (state == NULL) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "delay: no host memory for its state");
     }
-    state->base =
-        (sk__interposer){.inner = inner, .before = delay_before, .destroy = delay_destroy};
-    sk__mutex_init(&state->lock, SK_RANK_WRAPPER);
+    state->base = (sk__interposer){.inner = inner,
+                                   .before = delay_before,
+                                   .destroy = delay_destroy,
+                                   .child = delay_after_fork};
     (void)pthread_cond_init(&state->opened, NULL);
     sk_status status = sk__interpose(&state->base, delay_name, out);
     if (status != SK_OK) {

@@ -8,11 +8,10 @@ static const char fault_name[] = "fault";
 
 typedef struct fault {
     sk__interposer base;
-    sk__mutex lock;
-    uint64_t calls SK_GUARDED_BY(lock); /* fallible ones since armed */
-    uint64_t nth SK_GUARDED_BY(lock);   /* 0: disarmed */
-    bool forever SK_GUARDED_BY(lock);
-    sk_status status SK_GUARDED_BY(lock);
+    uint64_t calls SK_GUARDED_BY(base.lock); /* fallible ones since armed */
+    uint64_t nth SK_GUARDED_BY(base.lock);   /* 0: disarmed */
+    bool forever SK_GUARDED_BY(base.lock);
+    sk_status status SK_GUARDED_BY(base.lock);
 } fault;
 
 static sk_status fault_before(sk__interposer *self, const sk__call *call) {
@@ -20,12 +19,12 @@ static sk_status fault_before(sk__interposer *self, const sk__call *call) {
     if (!call->fallible) {
         return SK_OK;
     }
-    sk__lock(&state->lock);
+    sk__lock(&state->base.lock);
     state->calls++;
     uint64_t n = state->calls;
     bool failing = state->nth != 0 && (n == state->nth || (state->forever && n > state->nth));
     sk_status status = failing ? state->status : SK_OK;
-    sk__unlock(&state->lock);
+    sk__unlock(&state->base.lock);
     if (!failing) {
         return SK_OK;
     }
@@ -33,20 +32,18 @@ static sk_status fault_before(sk__interposer *self, const sk__call *call) {
                     call->name);
 }
 
-static void fault_destroy(sk__interposer *self) {
-    fault *state = (fault *)self;
-    sk__mutex_destroy(&state->lock);
-    free(state);
-}
+static void fault_destroy(sk__interposer *self) { free(self); }
 
 sk_status sk_backend_fault(sk_backend *inner, sk_backend **out) {
+    if (inner == NULL) {
+        return sk__fail(SK_INVALID, "fault: no backend to wrap");
+    }
     fault *state = calloc(1, sizeof *state);
     if (state == NULL) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "fault: no host memory for its state");
     }
     state->base =
         (sk__interposer){.inner = inner, .before = fault_before, .destroy = fault_destroy};
-    sk__mutex_init(&state->lock, SK_RANK_WRAPPER);
     sk_status status = sk__interpose(&state->base, fault_name, out);
     if (status != SK_OK) {
         fault_destroy(&state->base);
@@ -59,12 +56,12 @@ void sk_fault_arm(sk_backend *backend, uint64_t nth, bool forever, sk_status sta
     if (state == NULL) {
         return;
     }
-    sk__lock(&state->lock);
+    sk__lock(&state->base.lock);
     state->calls = 0;
     state->nth = nth;
     state->forever = forever;
     state->status = status;
-    sk__unlock(&state->lock);
+    sk__unlock(&state->base.lock);
 }
 
 uint64_t sk_fault_calls(sk_backend *backend) {
@@ -72,8 +69,8 @@ uint64_t sk_fault_calls(sk_backend *backend) {
     if (state == NULL) {
         return 0;
     }
-    sk__lock(&state->lock);
+    sk__lock(&state->base.lock);
     uint64_t calls = state->calls;
-    sk__unlock(&state->lock);
+    sk__unlock(&state->base.lock);
     return calls;
 }

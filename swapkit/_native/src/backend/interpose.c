@@ -1,8 +1,6 @@
 /* interpose.c - the forwarding table that all wrappers share. */
 #include "backend/interpose.h"
 
-#include <string.h>
-
 #define INNER(self) (((sk__interposer *)(self))->inner)
 
 static sk_status enter(void *self, const sk__call *call) {
@@ -28,6 +26,8 @@ static sk_status leave(void *self, const sk__call *call, sk_status status) {
 static void forward_destroy(void *self) {
     sk__interposer *wrapper = self;
     sk_backend *inner = wrapper->inner;
+    sk__fork_unregister(&wrapper->fork_node);
+    sk__mutex_destroy(&wrapper->lock);
     wrapper->destroy(wrapper);
     sk_backend_close(inner);
 }
@@ -128,6 +128,7 @@ static sk_status forward_stream_call(void *self, sk_stream *stream, void (*funct
 sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out) {
     const sk_backend_ops ops = {
         .struct_size = sizeof ops,
+        .null_stream_is_host = self->inner->ops.null_stream_is_host,
         .name = name,
         .destroy = forward_destroy,
         .memory_info = forward_memory_info,
@@ -150,9 +151,15 @@ sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out
         .copy_async = forward_copy_async,
         .stream_call = forward_stream_call,
     };
-    return sk_backend_open(&ops, self, out);
+    sk_status status = sk_backend_open(&ops, self, out);
+    if (status == SK_OK) {
+        sk__mutex_init(&self->lock, SK_RANK_WRAPPER);
+        self->fork_node = (sk__fork_node){.lock = &self->lock, .child = self->child, .owner = self};
+        sk__fork_register(&self->fork_node);
+    }
+    return status;
 }
 
 sk__interposer *sk__interposer_of(sk_backend *backend, const char *name) {
-    return strcmp(backend->ops.name, name) == 0 ? backend->self : NULL;
+    return backend->ops.name == name ? backend->self : NULL; /* the very text, not an equal one */
 }

@@ -3,6 +3,7 @@
 #define SWAPKIT_BACKEND_INTERPOSE_H
 
 #include "backend/backend.h"
+#include "base/thread.h"
 
 /* One call on its way through. */
 typedef struct sk__call {
@@ -16,12 +17,15 @@ typedef struct sk__call {
  * `after` sees the result. Either may be NULL. Threads: any, at once. */
 typedef struct sk__interposer {
     sk_backend *inner; /* owned */
+    sk__mutex lock;    /* for what the wrapper remembers */
+    sk__fork_node fork_node;
     sk_status (*before)(struct sk__interposer *self, const sk__call *call);
     void (*after)(struct sk__interposer *self, const sk__call *call, sk_status status);
     void (*destroy)(struct sk__interposer *self); /* frees the state; inner is closed after it */
+    void (*child)(void *self);                    /* after a fork, if there is more than the lock */
 } sk__interposer;
 
-/* self  transferred on success, with self->inner. */
+/* self  transferred on success, with self->inner; its lock is made here.   name  static. */
 sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out);
 /* The wrapper's state if `backend` is the wrapper `name`, else NULL. */
 sk__interposer *sk__interposer_of(sk_backend *backend, const char *name);

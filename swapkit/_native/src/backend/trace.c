@@ -8,28 +8,26 @@ static const char trace_name[] = "trace";
 
 typedef struct trace {
     sk__interposer base;
-    sk__mutex lock;
     size_t capacity;
-    uint64_t added SK_GUARDED_BY(lock);
+    uint64_t added SK_GUARDED_BY(base.lock);
     sk_trace_call calls[]; /* call i in slot i mod capacity */
 } trace;
 
 static void trace_after(sk__interposer *self, const sk__call *call, sk_status status) {
     trace *state = (trace *)self;
-    sk__lock(&state->lock);
+    sk__lock(&state->base.lock);
     state->calls[state->added % state->capacity] =
         (sk_trace_call){.name = call->name, .nbytes = call->nbytes, .status = status};
     state->added++;
-    sk__unlock(&state->lock);
+    sk__unlock(&state->base.lock);
 }
 
-static void trace_destroy(sk__interposer *self) {
-    trace *state = (trace *)self;
-    sk__mutex_destroy(&state->lock);
-    free(state);
-}
+static void trace_destroy(sk__interposer *self) { free(self); }
 
 sk_status sk_backend_trace(sk_backend *inner, size_t capacity, sk_backend **out) {
+    if (inner == NULL) {
+        return sk__fail(SK_INVALID, "trace: no backend to wrap");
+    }
     if (capacity == 0 || capacity > SK_MAX_BYTES / sizeof(sk_trace_call)) {
         return sk__fail(SK_INVALID, "trace: a capacity of %zu calls is not possible", capacity);
     }
@@ -39,7 +37,6 @@ sk_status sk_backend_trace(sk_backend *inner, size_t capacity, sk_backend **out)
     }
     state->base = (sk__interposer){.inner = inner, .after = trace_after, .destroy = trace_destroy};
     state->capacity = capacity;
-    sk__mutex_init(&state->lock, SK_RANK_WRAPPER);
     sk_status status = sk__interpose(&state->base, trace_name, out);
     if (status != SK_OK) {
         trace_destroy(&state->base);
@@ -52,12 +49,12 @@ size_t sk_trace_read(sk_backend *backend, sk_trace_call *out, size_t capacity) {
     if (state == NULL) {
         return 0;
     }
-    sk__lock(&state->lock);
+    sk__lock(&state->base.lock);
     uint64_t kept = sk__min((size_t)state->added, state->capacity);
     size_t count = sk__min((size_t)kept, capacity);
     for (size_t i = 0; i < count; i++) {
         out[i] = state->calls[(state->added - kept + i) % state->capacity];
     }
-    sk__unlock(&state->lock);
+    sk__unlock(&state->base.lock);
     return count;
 }

@@ -154,7 +154,8 @@ static sk_status freelist_check(const sk__lane *lane, int arena, size_t *listed)
 static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIRES(pool->lock) {
     size_t cached = 0;
     for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
-        ENSURE(lane->synced <= lane->clock, "a lane is synced past its clock");
+        bool never_behind = lane->synced == UINT64_MAX;
+        ENSURE(never_behind || lane->synced <= lane->clock, "a lane is synced past its clock");
         for (int arena = 0; arena < SK_ARENAS; arena++) {
             sk_status status = freelist_check(lane, arena, &cached);
             if (status != SK_OK) {
@@ -171,6 +172,16 @@ static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIR
             vacant++;
         }
     }
+    size_t pending = pool->in_transit + pool->lost_blocks;
+    for (const sk__block *block = pool->pending; block != NULL; block = block->next) {
+        void *at = (void *)block->address;
+        ENSURE(block->state == SK_PENDING && block->uses != NULL, "%p is listed as pending", at);
+        ENSURE(block->next != NULL ? block->next->prev == block : pool->pending_last == block,
+               "the list of pending blocks breaks at %p", at);
+        pending++;
+    }
+    ENSURE(pending == count->blocks[SK_PENDING], "%zu blocks are pending, %zu are accounted for",
+           count->blocks[SK_PENDING], pending);
     ENSURE(vacant == count->blocks[SK_VACANT], "%zu blocks are vacant, %zu are listed",
            count->blocks[SK_VACANT], vacant);
     return SK_OK;

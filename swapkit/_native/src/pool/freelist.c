@@ -28,6 +28,7 @@ void sk__freelist_add(sk__freelist *list, sk__block *block) {
         block->next->prev = block;
     }
     list->bins[bin] = block;
+    block->lane->free_bytes += block->nbytes;
     list->filled[bin / WORD_BITS] |= (uint64_t)1 << (bin % WORD_BITS);
 }
 
@@ -44,6 +45,8 @@ void sk__freelist_remove(sk__freelist *list, sk__block *block) {
     } else {
         list->bins[bin] = block->next;
     }
+    sk_assert(block->lane->free_bytes >= block->nbytes);
+    block->lane->free_bytes -= block->nbytes;
     if (list->bins[bin] == NULL) {
         list->filled[bin / WORD_BITS] &= ~((uint64_t)1 << (bin % WORD_BITS));
     }

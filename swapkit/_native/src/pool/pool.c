@@ -24,7 +24,8 @@ static void pool_after_fork(void *owner) {
     pool->budget_bytes = SIZE_MAX;
     pool->rescue = NULL;
     pool->ring = NULL;
-    pool->in_transit = 0; /* what other threads held is lost to the child */
+    pool->lost_blocks += pool->in_transit; /* what other threads held is lost to the child */
+    pool->in_transit = 0;
     (void)pthread_cond_init(&pool->settled, NULL);
 }
 
@@ -36,6 +37,11 @@ sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_p
     if (backend == NULL || params == NULL || out == NULL) {
         return sk__fail(SK_INVALID, "pool: a backend, parameters and a place for the result");
     }
+    bool whole = params->whole_segments || backend->ops.granule_bytes == 0;
+    if (whole && !backend->has_segments) {
+        return sk__fail(SK_UNSUPPORTED, "pool: backend '%s' has no whole segments",
+                        backend->ops.name);
+    }
     sk_memory_info memory;
     sk_status status = sk_memory_info_get(backend, &memory);
     if (status != SK_OK) {
@@ -46,7 +52,7 @@ sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_p
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for its state");
     }
     pool->backend = backend;
-    pool->granule_bytes = params->whole_segments ? 0 : backend->ops.granule_bytes;
+    pool->granule_bytes = whole ? 0 : backend->ops.granule_bytes;
     if (pool->granule_bytes != 0) {
         pool->span_bytes =
             sk__round_up(sk__min(memory.total_bytes, SK_MAX_BYTES), pool->granule_bytes);
@@ -90,11 +96,15 @@ sk_status sk_pool_destroy(sk_pool *pool) {
         status = sk__pending_wait(pool);
     }
     if (status == SK_OK) {
-        status = sk__lanes_join(pool, NULL);
+        status = sk__lanes_settle(pool);
     }
     if (status == SK_OK) {
         (void)sk__segment_shrink(pool, SIZE_MAX);
-        sk__segments_free(pool);
+        if (pool->reserved_bytes > 0) {
+            status = SK_BACKEND_FAILED; /* the text is the backend's; the pool stays as it is */
+        } else {
+            sk__segments_free(pool);
+        }
     }
     sk__unlock(&pool->lock);
     if (status == SK_OK) {
@@ -105,26 +115,7 @@ sk_status sk_pool_destroy(sk_pool *pool) {
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-static sk_status lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) SK_REQUIRES(pool->lock) {
-    sk__lane *lane = pool->lanes;
-    while (lane != NULL && lane->stream != stream) {
-        lane = lane->next;
-    }
-    if (lane == NULL) {
-        lane = calloc(1, sizeof *lane);
-        if (lane == NULL) {
-            return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for a stream's lists");
-        }
-        lane->stream = stream;
-        lane->next = pool->lanes;
-        pool->lanes = lane;
-    }
-    *out = lane;
-    return SK_OK;
-}
-
-/* Cut what is not needed off a block that is in no list, and cache it. */
-static void block_trim(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock) {
+void sk__block_trim(sk_pool *pool, sk__block *block, size_t nbytes) {
     sk_assert(block->nbytes >= nbytes);
     size_t rest = block->nbytes - nbytes;
     /* A whole large segment keeps small rests: they could serve nothing, and split it for good. */
@@ -153,7 +144,7 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
     sk__freelist_remove(list, block);
     sk__stats_cached(pool, block, -1);
     block->state = SK_PENDING; /* ours: neither free nor handed out yet */
-    block_trim(pool, block, request->nbytes);
+    sk__block_trim(pool, block, request->nbytes);
     sk_assert(block->lane == request->lane && block->nbytes >= request->nbytes);
     sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);
     *out = block;
@@ -162,12 +153,12 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
 
 static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *stream,
                              sk__block **out) SK_REQUIRES(pool->lock) {
-    sk_status status = lane_of(pool, stream, &request->lane);
+    sk_status status = sk__lane_of(pool, stream, &request->lane);
     if (status != SK_OK) {
         return status;
     }
     if (pool->pending != NULL) {
-        sk__pending_poll(pool);
+        sk__pending_poll(pool, false);
     }
     status = sk__acquire(pool, request, out);
     if (sk__is_memory_failure(status)) {
@@ -216,27 +207,20 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
 
 /* ---- giving ---------------------------------------------------------------------------------- */
 
+/* Mark where the other streams' work on the block ends. A mark that cannot be made is replaced by
+ * waiting for the stream, here and with the lock held: the device is in trouble, and a block that
+ * could not be given back would be lost. */
 static sk_status uses_record(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
     for (const sk__use *use = block->uses; use != NULL; use = use->next) {
         sk_status status = sk_event_record(pool->backend, use->event, use->stream);
+        if (status != SK_OK) {
+            status = sk_stream_sync(pool->backend, use->stream);
+        }
         if (status != SK_OK) {
             return status;
         }
     }
     return SK_OK;
-}
-
-static void pending_append(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
-    sk_assert(block->uses != NULL && block->state == SK_IN_USE);
-    block->state = SK_PENDING;
-    block->next = NULL;
-    block->prev = pool->pending_last;
-    if (pool->pending_last != NULL) {
-        pool->pending_last->next = block;
-    } else {
-        pool->pending = block;
-    }
-    pool->pending_last = block;
 }
 
 static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool->lock) {
@@ -256,7 +240,7 @@ static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool-
     }
     block->given_at = ++block->lane->clock;
     if (block->uses != NULL) {
-        pending_append(pool, block);
+        sk__pending_add(pool, block);
     } else {
         sk__stats_free(pool, block);
         sk__block_cache(pool, block);
@@ -310,7 +294,7 @@ sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream) {
 static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool->lock) {
     sk_status status = sk__pending_wait(pool);
     if (status == SK_OK) {
-        status = sk__lanes_join(pool, NULL);
+        status = sk__lanes_settle(pool);
     }
     if (status == SK_OK && pool->reserved_bytes > reserved_bytes) {
         (void)sk__segment_shrink(pool, pool->reserved_bytes - reserved_bytes);

@@ -81,6 +81,7 @@ struct sk__lane {
     sk_stream *stream;
     uint64_t clock;  /* blocks ever given back to it */
     uint64_t synced; /* those up to here are free of device work */
+    size_t free_bytes;
     sk__freelist free[SK_ARENAS];
 };
 
@@ -106,6 +107,7 @@ struct sk_pool {
     sk__lane *lanes;
     sk__block *vacant[SK_ARENAS];
     sk__block *pending, *pending_last; /* in the order in which they were given back */
+    size_t lost_blocks;                /* in a forked child: in transit at the fork */
     size_t in_transit;                 /* blocks that a thread holds while the lock is released */
     pthread_cond_t settled;            /* in_transit fell */
     sk__table table;
@@ -161,18 +163,42 @@ size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request)
     SK_REQUIRES(pool->lock);
 void sk__segments_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 
+/* pending.c */
+void sk__pending_add(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* Free the pending blocks whose events have come, up to the first whose have not, or `all`. Never
+ * waits. */
+void sk__pending_poll(sk_pool *pool, bool all) SK_REQUIRES(pool->lock);
+/* Wait for the block that was given back first. SK_NOT_READY: none is pending. */
+sk_status sk__pending_wait_first(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Wait for all that are pending or in transit now. */
+sk_status sk__pending_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Release the lock while the caller holds a block that is in no list; and the way back. */
+void sk__transit_enter(sk_pool *pool) SK_RELEASE(pool->lock);
+void sk__transit_leave(sk_pool *pool) SK_ACQUIRE(pool->lock);
+/* Wait until some thread has brought a block back. SK_NOT_READY: none is in transit. */
+sk_status sk__transit_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
+
+/* lane.c */
+sk_status sk__lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) SK_REQUIRES(pool->lock);
+/* Wait for the work behind one lane's free blocks. SK_NOT_READY: none is behind any. */
+sk_status sk__lane_sync_next(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Let `to` have all free blocks that no work is behind: free memory of several streams can only be
+ * joined, and given back, as one's. */
+void sk__lanes_join(sk_pool *pool, sk__lane *to) SK_REQUIRES(pool->lock);
+/* Wait for all lanes' work behind free blocks, and join them. */
+sk_status sk__lanes_settle(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Move what fits best of another lane's to the request's, behind an event. SK_NOT_READY: nothing
+ * fits. */
+sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+
 /* reclaim.c: the way out when a request does not fit. May release and take the lock again. */
 sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock);
-/* Free the pending blocks whose events have come; never waits. */
-void sk__pending_poll(sk_pool *pool) SK_REQUIRES(pool->lock);
-sk_status sk__pending_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
-/* Wait for the device work behind every free block, then let `lane` have them all: free memory of
- * several streams can only be joined, and given back, as one's. NULL: any lane. */
-sk_status sk__lanes_join(sk_pool *pool, sk__lane *lane) SK_REQUIRES(pool->lock);
-void sk__uses_free(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 
-/* pool.c: from the free lists, or by growing; the block is in no list afterwards. */
+/* pool.c */
+/* Cut what is not needed off a block that is in no list, and cache it in the block's lane. */
+void sk__block_trim(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
+/* From the free lists, or by growing; the block is in no list afterwards. */
 sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock);
 static inline bool sk__is_memory_failure(sk_status status) {

@@ -1,0 +1,156 @@
+/* pending.c - blocks that were given back while other streams still work on them.
+ *
+ * They wait in the order in which they were given. A thread that waits for one takes it out of the
+ * list and releases the lock: the block is then *in transit*, and whoever else is short of memory
+ * waits for it to come back before giving up. */
+#include <stdlib.h>
+
+#include "pool/pool.h"
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+void sk__pending_add(sk_pool *pool, sk__block *block) {
+    sk_assert(block->uses != NULL && block->prev == NULL && block->next == NULL);
+    block->state = SK_PENDING;
+    block->prev = pool->pending_last;
+    if (pool->pending_last != NULL) {
+        pool->pending_last->next = block;
+    } else {
+        pool->pending = block;
+    }
+    pool->pending_last = block;
+}
+
+static void pending_remove(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    sk_assert(block->state == SK_PENDING);
+    if (block->next != NULL) {
+        block->next->prev = block->prev;
+    } else {
+        pool->pending_last = block->prev;
+    }
+    if (block->prev != NULL) {
+        block->prev->next = block->next;
+    } else {
+        pool->pending = block->next;
+    }
+    block->prev = NULL;
+    block->next = NULL;
+}
+
+static void pending_put_back(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    sk_assert(block->state == SK_PENDING && block->uses != NULL);
+    block->prev = NULL;
+    block->next = pool->pending;
+    *(pool->pending != NULL ? &pool->pending->prev : &pool->pending_last) = block;
+    pool->pending = block;
+}
+
+/* ---- their events ---------------------------------------------------------------------------- */
+
+static void uses_free(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    while (block->uses != NULL) {
+        sk__use *use = block->uses;
+        block->uses = use->next;
+        /* An event that cannot be destroyed is the backend's to report, no reason to stop here. */
+        sk_status status = sk_event_destroy(pool->backend, use->event);
+        (void)status;
+        free(use);
+    }
+}
+
+/* Its events have come: `block`, in no list, is free. */
+static void pending_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    sk_assert(block->state == SK_PENDING && block->uses != NULL);
+    uses_free(pool, block);
+    sk__stats_free(pool, block);
+    sk__block_cache(pool, block);
+}
+
+static bool uses_are_done(const sk_pool *pool, const sk__block *block) {
+    for (const sk__use *use = block->uses; use != NULL; use = use->next) {
+        if (sk_event_query(pool->backend, use->event) != SK_OK) {
+            return false; /* or it failed: whoever waits for the block is told */
+        }
+    }
+    return true;
+}
+
+static sk_status uses_sync(const sk_pool *pool, const sk__block *block) {
+    for (const sk__use *use = block->uses; use != NULL; use = use->next) {
+        sk_status status = sk_event_sync(pool->backend, use->event);
+        if (status != SK_OK) {
+            return status;
+        }
+    }
+    return SK_OK;
+}
+
+void sk__pending_poll(sk_pool *pool, bool all) {
+    sk__block *block = pool->pending;
+    bool looking = block != NULL;
+    while (looking) {
+        sk__block *next = block->next;
+        bool done = uses_are_done(pool, block);
+        if (done) {
+            pending_remove(pool, block);
+            pending_release(pool, block);
+        }
+        block = next;
+        looking = block != NULL && (done || all);
+    }
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+void sk__transit_enter(sk_pool *pool) {
+    pool->in_transit++;
+    sk__unlock(&pool->lock);
+}
+
+void sk__transit_leave(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    sk_assert(pool->in_transit > 0);
+    pool->in_transit--;
+    (void)pthread_cond_broadcast(&pool->settled);
+}
+
+sk_status sk__pending_wait_first(sk_pool *pool) {
+    sk__block *block = pool->pending;
+    if (block == NULL) {
+        return SK_NOT_READY;
+    }
+    pending_remove(pool, block);
+    sk__transit_enter(pool);
+    sk_status status = uses_sync(pool, block);
+    sk__transit_leave(pool);
+    if (status == SK_OK) {
+        pending_release(pool, block);
+    } else {
+        pending_put_back(pool, block);
+    }
+    return status;
+}
+
+sk_status sk__transit_wait(sk_pool *pool) {
+    if (pool->in_transit == 0) {
+        return SK_NOT_READY;
+    }
+    sk__wait(&pool->settled, &pool->lock);
+    return SK_OK;
+}
+
+sk_status sk__pending_wait(sk_pool *pool) {
+    /* Only for what is there now: others may go on giving for ever. */
+    size_t waits = pool->in_transit;
+    for (const sk__block *block = pool->pending; block != NULL; block = block->next) {
+        waits++;
+    }
+    sk_status status = SK_OK;
+    for (; waits > 0 && status == SK_OK; waits--) {
+        status = sk__pending_wait_first(pool);
+        if (status == SK_NOT_READY) {
+            status = sk__transit_wait(pool);
+        }
+    }
+    return status == SK_NOT_READY ? SK_OK : status;
+}

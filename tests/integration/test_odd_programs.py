@@ -1,0 +1,172 @@
+"""Programs with tensors, orders and interruptions that are easy to forget."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+import swapkit
+from swapkit._native.lib import _call_back
+from swapkit.errors import SessionError
+from tests.integration.programs import SIDE, Evict, Program, leaf, run
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+EVERYTHING = 1 << 40
+
+
+def compiled_blocks(evict: Evict) -> list[torch.Tensor]:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()) for _ in range(3)])
+    for block in model:
+        block.compile(backend="aot_eager")
+    loss = model(torch.randn(SIDE, SIDE)).square().sum()
+    evict()
+    loss.backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def forward_mode(evict: Evict) -> list[torch.Tensor]:
+    x = leaf()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        out = (dual * 2).exp().sum()
+        evict()
+        tangent = forward_ad.unpack_dual(out).tangent
+        assert tangent is not None
+        return [tangent.detach(), *torch.autograd.grad(out, x)]
+
+
+def nested_tensors(evict: Evict) -> list[torch.Tensor]:
+    x = leaf()
+    nested = torch.nested.as_nested_tensor([x * 1, x[: SIDE // 2] * 1])
+    loss = torch.nested.to_padded_tensor(nested * 2, 0.0).exp().sum()
+    evict()
+    return list(torch.autograd.grad(loss, x))
+
+
+def replaced_parameter_data(evict: Evict) -> list[torch.Tensor]:
+    a = nn.Parameter(torch.randn(SIDE, SIDE))
+    b = nn.Parameter(torch.randn(SIDE, SIDE))
+    loss = (a @ b).sum()
+    evict()
+    a.data = torch.ones(SIDE, SIDE)
+    loss.backward()
+    assert a.grad is not None
+    assert b.grad is not None
+    return [a.grad, b.grad]
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "body", [compiled_blocks, forward_mode, nested_tensors, replaced_parameter_data]
+)
+def test_gradients_when_the_program_is_odd_then_same_bits(body: Program) -> None:
+    swapkit.install()
+    expected = run(body, lambda: None)
+    with swapkit.budget("64MiB") as session:
+        results = run(body, lambda: session.rescue(EVERYTHING))
+    for result, other in zip(results, expected, strict=True):
+        assert torch.equal(result, other)
+
+
+def test_session_when_left_before_an_inner_one_then_refused_and_both_still_work() -> None:
+    swapkit.install()
+    outer, inner = swapkit.budget("64MiB"), swapkit.budget("32MiB")
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(SessionError, match="reverse order"):
+        outer.__exit__(None, None, None)
+    assert swapkit.memory_stats()["budget_bytes"] == 32 << 20
+    inner.__exit__(None, None, None)
+    outer.__exit__(None, None, None)
+    assert swapkit.memory_stats()["budget_bytes"] == 0
+
+
+def test_session_when_left_on_another_thread_then_refused() -> None:
+    swapkit.install()
+    refused: list[Exception] = []
+    with swapkit.budget("64MiB") as session:
+
+        def leave() -> None:
+            try:
+                session.__exit__(None, None, None)
+            except SessionError as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+
+
+def test_graph_when_its_session_has_ended_then_the_next_session_may_evict_it() -> None:
+    swapkit.install()
+    x = leaf(1024, 1024)
+    expected = run_exp(x.detach())
+    with swapkit.budget("256MiB"):
+        loss = (x * 0.1).exp().sum()
+    with swapkit.budget("64MiB") as session:
+        before = swapkit.memory_stats()["allocated_bytes.all.current"]
+        assert session.rescue(EVERYTHING) == 0, "it has none of its own"
+        torch.empty((64 << 20) - before + (3 << 20), dtype=torch.uint8)
+    (grad,) = torch.autograd.grad(loss, x)
+    assert torch.equal(grad, expected)
+
+
+def run_exp(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad((x * 0.1).exp().sum(), x)[0]
+
+
+class Interruption(Exception):
+    """What a timeout's signal handler raises."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Interruption])
+def test_callback_when_a_signal_handler_raises_in_it_then_finished_and_raised_afterwards(
+    kind: type[BaseException],
+) -> None:
+    calls: list[int] = []
+
+    def handler(_number: int, _frame: FrameType | None) -> Any:
+        raise kind
+
+    def body() -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        return 42
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert _call_back("test", body, 0) == 42
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert calls == [1, 1]
+    swapkit.install()
+    with swapkit.budget("64MiB"), pytest.raises(kind):
+        leaf().exp()
+    with swapkit.budget("64MiB"):
+        leaf().exp()  # it is raised once
+
+
+def test_saves_when_thousands_share_one_storage_then_looks_stay_cheap() -> None:
+    swapkit.install()
+    shared = torch.randn(SIDE, SIDE) * 1
+    x = leaf()
+    with swapkit.budget("8MiB") as session:
+        y = x
+        for _ in range(3000):
+            y = y * shared
+        group = next(iter(session._active.swapper._resident.values()))  # type: ignore[union-attr]
+        assert not group.is_exclusive()
+        del y
+    assert session.stats.peak_bytes <= 8 << 20
