@@ -275,33 +275,34 @@ class Pool(Handle):
 
     def blocks(self) -> tuple[BlockInfo, ...]:
         """Describe every block."""
-        capacity = lib.sk_pool_blocks(self.pointer, NULL, 0)
-        blocks = ffi.new("sk_block_info[]", capacity + 1)
-        count = min(lib.sk_pool_blocks(self.pointer, blocks, capacity), capacity)
         return tuple(
             BlockInfo(
-                address=blocks[i].address,
-                nbytes=blocks[i].nbytes,
-                requested_bytes=blocks[i].requested_bytes,
-                tag=blocks[i].tag,
-                state=BlockState(blocks[i].state),
+                address=block.address,
+                nbytes=block.nbytes,
+                requested_bytes=block.requested_bytes,
+                tag=block.tag,
+                state=BlockState(block.state),
             )
-            for i in range(count)
+            for block in self._describe("sk_block_info[]", lib.sk_pool_blocks)
         )
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Describe every segment."""
-        capacity = lib.sk_pool_segments(self.pointer, NULL, 0)
-        segments = ffi.new("sk_segment_info[]", capacity + 1)
-        count = min(lib.sk_pool_segments(self.pointer, segments, capacity), capacity)
         return tuple(
             SegmentInfo(
-                address=segments[i].address,
-                nbytes=segments[i].nbytes,
-                committed_bytes=segments[i].committed_bytes,
+                address=segment.address,
+                nbytes=segment.nbytes,
+                committed_bytes=segment.committed_bytes,
             )
-            for i in range(count)
+            for segment in self._describe("sk_segment_info[]", lib.sk_pool_segments)
         )
+
+    def _describe(self, kind: str, fill: Callable[[CData, Any, int], int]) -> list[Any]:
+        """Return as many native descriptions as there were a moment ago."""
+        capacity = fill(self.pointer, NULL, 0)
+        out = ffi.new(kind, capacity + 1)
+        count = min(fill(self.pointer, out, capacity), capacity)
+        return [out[i] for i in range(count)]
 
     def check(self) -> None:
         """Walk every structure.

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from swapkit._native.pool import BlockState
 from swapkit._runtime.tracking import BACKWARD
+from swapkit.reporting.text import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from swapkit._native.pool import Pool
     from swapkit._runtime.tracking import ModuleTracker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Blocks that have a name in common."""
-
-    name: str
-    nbytes: int
-    count: int
 
 
 class _Live(NamedTuple):
@@ -67,7 +58,7 @@ def _sum_up(parts: Iterable[tuple[str, int]]) -> list[Holder]:
     for name, nbytes in parts:
         totals[name][0] += nbytes
         totals[name][1] += 1
-    holders = [Holder(name=name, nbytes=n, count=count) for name, (n, count) in totals.items()]
+    holders = [Holder(name, n, count) for name, (n, count) in totals.items()]
     return sorted(holders, key=lambda holder: (-holder.nbytes, holder.name))
 
 

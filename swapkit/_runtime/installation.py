@@ -23,7 +23,7 @@ from swapkit._runtime.holders import find_holders
 from swapkit._runtime.shim import load_shim
 from swapkit._runtime.tracking import ModuleTracker
 from swapkit.errors import InvalidArgument, OverBudget, SessionError, Unsupported
-from swapkit.reporting.text import Failure, Row, format_failure
+from swapkit.reporting.text import Failure, format_failure
 from swapkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -189,10 +189,7 @@ class Installation:
                 reserved=stats["reserved_bytes.all.current"],
                 budget=stats["budget_bytes"],
                 device=self.backend.memory_info().total_bytes,
-                holders=[
-                    Row(holder.name, holder.nbytes, holder.count)
-                    for holder in find_holders(self.pool, self.tracker)
-                ],
+                holders=find_holders(self.pool, self.tracker),
                 hints=list(dict.fromkeys(hints)),
             )
         )

@@ -17,7 +17,7 @@ from swapkit._runtime.swapper import Swapper
 from swapkit._runtime.tracking import NO_MODULE
 from swapkit._runtime.transfers import CopyEngine
 from swapkit.errors import SessionError
-from swapkit.reporting.text import Row, format_rows
+from swapkit.reporting.text import format_holders
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from swapkit._runtime.holders import Holder
+    from swapkit.reporting.text import Holder
 
 _log = logging.getLogger(__name__)
 
@@ -138,8 +138,7 @@ class Session:
                 "outside the budget, made before swapkit was installed or not by torch: "
                 f"{format_bytes(total_bytes)}"
             )
-            rows = [Row(holder.name, holder.nbytes, holder.count) for holder in self._outside]
-            lines += format_rows(rows)
+            lines += format_holders(self._outside)
         return "\n".join(lines)
 
     # ---- for the installation ------------------------------------------------------------------

@@ -151,11 +151,15 @@ class Swapper:
         storage = tensor.untyped_storage()
         return storage.nbytes() >= self._min_swap_bytes and self._pool.owns(storage.data_ptr())
 
-    def _add_group(self, storage: torch.UntypedStorage, version: int) -> StorageGroup:
-        group = StorageGroup(storage, version, self._tracker.current())
+    def _register(self, group: StorageGroup) -> None:
+        """Make a group whose storage is on the device found: by its storage, and by its age."""
         group.serial = next(self._serial)
         self._resident[group.serial] = group
         self._index[group.key] = group
+
+    def _add_group(self, storage: torch.UntypedStorage, version: int) -> StorageGroup:
+        group = StorageGroup(storage, version, self._tracker.current())
+        self._register(group)
         self._dirty.append(weakref.ref(group))
         if len(self._dirty) > 2 * len(self._resident) + LOOKS_PER_SAVE:
             self._forget_dead()
@@ -215,9 +219,7 @@ class Swapper:
             raise
         group.restore(storage)
         group.move(State.CLEAN)
-        self._index[group.key] = group
-        group.serial = next(self._serial)
-        self._resident[group.serial] = group
+        self._register(group)
 
     # ---- write-behind ---------------------------------------------------------------------------
 

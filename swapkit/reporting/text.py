@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit.units import format_bytes
@@ -22,20 +23,23 @@ _WIDTHS = (22, 14, 14, 14, 14)
 LARGEST_SHOWN = 8
 
 
-class Row(NamedTuple):
-    """A named amount of memory, of so many blocks or tensors."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Tensors or blocks that have a name in common, and what they hold together."""
 
     name: str
     nbytes: int
-    blocks: int
+    count: int
 
 
-def format_rows(rows: Sequence[Row], *, most: int = LARGEST_SHOWN) -> list[str]:
-    """Return a line for each of the first rows, and one for the rest together."""
-    lines = [f"  {format_bytes(row.nbytes):>12}  {row.name} ({row.blocks})" for row in rows[:most]]
-    if len(rows) > most:
-        rest = rows[most:]
-        total = format_bytes(sum(row.nbytes for row in rest))
+def format_holders(holders: Sequence[Holder], *, most: int = LARGEST_SHOWN) -> list[str]:
+    """Return a line for each of the first holders, and one for the rest together."""
+    lines = [
+        f"  {format_bytes(each.nbytes):>12}  {each.name} ({each.count})" for each in holders[:most]
+    ]
+    if len(holders) > most:
+        rest = holders[most:]
+        total = format_bytes(sum(each.nbytes for each in rest))
         lines.append(f"  {total:>12}  {len(rest)} others")
     return lines
 
@@ -73,7 +77,7 @@ class Failure(NamedTuple):
     reserved: int
     budget: int
     device: int
-    holders: Sequence[Row]
+    holders: Sequence[Holder]
     hints: Sequence[str]
 
 
@@ -92,7 +96,7 @@ def format_failure(failure: Failure) -> str:
         f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
         f"at most {format_bytes(free)} could still be given.",
         "Largest holders (number of tensors):",
-        *format_rows(failure.holders),
+        *format_holders(failure.holders),
         "What to try:",
         *(f"  - {hint}" for hint in failure.hints),
     ]

@@ -7,9 +7,9 @@ import pytest
 from swapkit.reporting.text import (
     LARGEST_SHOWN,
     Failure,
-    Row,
+    Holder,
     format_failure,
-    format_rows,
+    format_holders,
     format_stats,
 )
 
@@ -35,32 +35,32 @@ def make_failure(*, budget: int = 1000 * KIB, where: str = "layers.3.mlp") -> Fa
         reserved=990 * KIB,
         budget=budget,
         device=4000 * KIB,
-        holders=[Row("parameters", 900 * KIB, 12)],
+        holders=[Holder("parameters", 900 * KIB, 12)],
         hints=["a smaller batch", "a larger budget"],
     )
 
 
 def test_rows_when_few_then_each_has_amount_name_and_count() -> None:
-    lines = format_rows([Row("parameters", 3 * KIB, 2), Row("buffers", 5, 1)])
+    lines = format_holders([Holder("parameters", 3 * KIB, 2), Holder("buffers", 5, 1)])
     assert lines == ["      3.00 KiB  parameters (2)", "           5 B  buffers (1)"]
 
 
 def test_rows_when_many_then_the_rest_is_one_line_with_its_sum() -> None:
-    rows = [Row(f"module {number}", KIB, 1) for number in range(LARGEST_SHOWN + 3)]
-    lines = format_rows(rows)
+    rows = [Holder(f"module {number}", KIB, 1) for number in range(LARGEST_SHOWN + 3)]
+    lines = format_holders(rows)
     assert len(lines) == LARGEST_SHOWN + 1
     assert lines[-1] == "      3.00 KiB  3 others"
 
 
 def test_rows_when_exactly_as_many_as_shown_then_there_is_no_rest() -> None:
-    assert format_rows([Row("a", 1, 1), Row("b", 1, 1)], most=2) == [
+    assert format_holders([Holder("a", 1, 1), Holder("b", 1, 1)], most=2) == [
         "           1 B  a (1)",
         "           1 B  b (1)",
     ]
 
 
 def test_rows_when_none_then_no_lines() -> None:
-    assert format_rows([]) == []
+    assert format_holders([]) == []
 
 
 def test_stats_when_formatted_then_every_number_stands_in_its_row() -> None:
