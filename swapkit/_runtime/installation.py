@@ -251,13 +251,13 @@ def install(limit: int | float | str | None = None, *, device: str | torch.devic
     global _installation  # noqa: PLW0603 - torch has one allocator a device and process
     check_device(device)
     with _lock:
-        created = _installation or Installation()
-        total_bytes = created.backend.memory_info().total_bytes
+        # Kept even if the limit is refused below: its hooks are the process's for good.
+        _installation = _installation or Installation()
+        total_bytes = _installation.backend.memory_info().total_bytes
         limit_bytes = (
             0 if limit is None else parse_bytes(limit, whole_bytes=total_bytes, name="limit")
         )
-        created.start(limit_bytes)
-        _installation = created
+        _installation.start(limit_bytes)
 
 
 def uninstall() -> None:

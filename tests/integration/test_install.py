@@ -367,3 +367,27 @@ def test_session_when_saved_tensors_are_shared_or_foreign_then_training_goes_on(
         assert session.rescue(1 << 50) == 0
     assert x.grad is not None
     assert x.grad.sum() == MIB
+
+
+def test_install_when_its_limit_is_refused_then_not_installed_and_the_next_uses_the_same_pool() -> (
+    None
+):
+    output = run_python("""
+import swapkit
+from swapkit._runtime import installation
+from swapkit.errors import InvalidArgument, SessionError
+pools = set()
+for _ in range(2):
+    try:
+        swapkit.install(limit="nonsense")
+    except InvalidArgument:
+        pools.add(id(installation._installation.pool))
+try:
+    swapkit.memory_stats()
+except SessionError:
+    print("not installed")
+swapkit.install()
+pools.add(id(installation.installed_pool()))
+print(len(pools))
+""")
+    assert output == "not installed\n1\n"
