@@ -1,7 +1,7 @@
 """Build description of the native core: `swapkit._native._lib`, a cffi module in API mode.
 
-The public header is the only source of the bindings: preprocessed with SK_CDEF it is what cffi
-parses, and the compiler checks the same file again. setuptools runs this file through
+The public headers are the only source of the bindings: preprocessed with SK_CDEF they are what cffi
+parses, and the compiler checks the same files again. setuptools runs this file through
 `cffi_modules` (see setup.py); every path given to it is relative to the project, so that a source
 distribution builds anywhere. SWAPKIT_DEBUG=1 builds with every assertion of the core.
 """
@@ -19,18 +19,22 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent
 INCLUDE = Path("swapkit/_native/include")
 SOURCE = Path("swapkit/_native/src")
-HEADER = INCLUDE / "swapkit.h"
+HEADERS = ("swapkit.h", "swapkit_sched.h", "swapkit_testing.h")
+
+INCLUDES = "".join(f'#include "{header}"\n' for header in HEADERS)
 
 RELEASE_FLAGS = ["-O2"]
 DEBUG_FLAGS = ["-O1", "-g", "-DSK_DEBUG"]
 
 
 def preprocess_header() -> str:
-    """Return the public header as plain declarations, which is what cffi can parse."""
+    """Return the public headers as plain declarations, which is what cffi can parse."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    command = [*compiler, "-E", "-P", "-DSK_CDEF", str(HEADER)]
+    command = [*compiler, "-E", "-P", "-DSK_CDEF", f"-I{INCLUDE}", "-x", "c", "-"]
     try:
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=ROOT, check=True, capture_output=True, text=True, input=INCLUDES
+        )
     except FileNotFoundError:
         message = f"swapkit: no C compiler: {compiler[0]!r} not found; install gcc or set CC"
         raise SystemExit(message) from None
@@ -58,9 +62,9 @@ def describe_module() -> FFI:
     ffi.cdef(preprocess_header())
     ffi.set_source(
         "swapkit._native._lib",
-        '#include "swapkit.h"',
+        INCLUDES,
         sources=list_files("*.c"),
-        depends=[str(HEADER), *list_files("*.h")],
+        depends=[*(str(INCLUDE / header) for header in HEADERS), *list_files("*.h")],
         include_dirs=[str(INCLUDE), str(SOURCE)],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=[

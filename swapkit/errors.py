@@ -8,6 +8,8 @@
     ├── OverBudget           MemoryError          it would not fit the budget
     ├── OutOfDeviceMemory    MemoryError          the device has no more
     ├── OutOfHostMemory      MemoryError          the host, or `host_limit`, has no more
+    ├── OutOfDisk            OSError              the disk, or `disk_limit`, has no more room
+    ├── DiskError            OSError              a file could not be read or written
     ├── BackendError         RuntimeError         a driver reported an error
     ├── CorruptState         RuntimeError         a structure broke its invariants: a bug
     └── NativeBuildError     ImportError          the native part could not be built or loaded
@@ -48,6 +50,14 @@ class OutOfDeviceMemory(SwapkitError, MemoryError):
 
 class OutOfHostMemory(SwapkitError, MemoryError):
     """The host refused the memory, or `host_limit` would be passed."""
+
+
+class OutOfDisk(SwapkitError, OSError):
+    """The disk tier is full: the file system, or `disk_limit`, has no more room."""
+
+
+class DiskError(SwapkitError, OSError):
+    """The disk tier could not read or write its file."""
 
 
 class BackendError(SwapkitError, RuntimeError):

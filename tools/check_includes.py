@@ -1,4 +1,4 @@
-"""Check that the C core's includes go only downwards: base <- backend, pool <- entry.
+"""Check that the C core's includes go only downwards: base <- backend, disk <- pool <- sched.
 
 The floors are the folders of swapkit/_native/src. A floor's file may include the public header
 swapkit.h, its own floor's headers and those of `BELOW`; a floor listed in `FACE_ONLY` shows the
@@ -20,9 +20,11 @@ BELOW = {
     "base": frozenset[str](),
     "backend": frozenset({"base"}),
     "pool": frozenset({"base", "backend"}),
+    "disk": frozenset({"base"}),
+    "sched": frozenset({"base", "backend", "pool", "disk"}),
     "entry": frozenset({"base", "pool"}),
 }
-FACE_ONLY = frozenset({"backend", "pool"})
+FACE_ONLY = frozenset({"backend", "pool", "disk"})
 FOREIGN = ("Python.h", "torch/", "ATen/", "c10/", "cuda", "acl/")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 

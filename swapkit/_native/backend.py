@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from swapkit._native._lib import CData
 
 
+ANY_NODE = -1
+NUMA_NODES = 64  # that can be named
+
+
 class CopyKind(enum.IntEnum):
     """Direction of a copy."""
 
@@ -109,7 +113,13 @@ class Backend(Handle):
 
     @classmethod
     def cpu(
-        cls, *, capacity_bytes: int = 0, copy_bytes_per_s: int = 0, copy_latency_ns: int = 0
+        cls,
+        *,
+        capacity_bytes: int = 0,
+        copy_bytes_per_s: int = 0,
+        copy_latency_ns: int = 0,
+        numa_node: int = ANY_NODE,
+        populate: bool = False,
     ) -> Backend:
         """Open the CPU as a device.
 
@@ -117,11 +127,20 @@ class Backend(Handle):
             capacity_bytes: most memory it gives out; 0: what the machine or its control group has.
             copy_bytes_per_s: bandwidth limit of each stream; 0: none.
             copy_latency_ns: added to every copy.
+            numa_node: whose memory is preferred, below 64; -1: any.
+            populate: committed memory has its pages at once, not at the first touch.
+
+        Raises:
+            InvalidArgument: there can be no such capacity or node.
         """
+        if not ANY_NODE <= numa_node < NUMA_NODES:
+            raise InvalidArgument(f"numa_node={numa_node}: expected -1 or a number below 64")
         params = ffi.new("sk_cpu_params *")
         params.capacity_bytes = capacity_bytes
         params.copy_bytes_per_s = copy_bytes_per_s
         params.copy_latency_ns = copy_latency_ns
+        params.numa_nodes = 0 if numa_node == ANY_NODE else 1 << numa_node
+        params.populate = populate
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_cpu(params, out))
         return cls(out[0])

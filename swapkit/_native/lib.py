@@ -33,7 +33,9 @@ __all__ = [
     "NULL",
     "ExplainOwner",
     "RescueOwner",
+    "call_back",
     "check",
+    "defer_interruption",
     "error_of",
     "ffi",
     "lib",
@@ -53,6 +55,8 @@ EXCEPTIONS: dict[int, type[errors.SwapkitError]] = {
     lib.SK_OUT_OF_HOST_MEMORY: errors.OutOfHostMemory,
     lib.SK_BACKEND_FAILED: errors.BackendError,
     lib.SK_CORRUPT: errors.CorruptState,
+    lib.SK_OUT_OF_DISK: errors.OutOfDisk,
+    lib.SK_DISK_FAILED: errors.DiskError,
 }
 
 
@@ -102,7 +106,12 @@ def raise_interruption() -> None:
         raise _interruptions.pop(0)
 
 
-def _call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) -> _Result:
+def defer_interruption(error: BaseException) -> None:
+    """Keep an error from where nothing may be raised, for `raise_interruption`."""
+    _interruptions.append(error)
+
+
+def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) -> _Result:
     """Run a callback's body; return its result, or `otherwise` if it fails."""
     for _ in range(_RETRIES):
         try:
@@ -132,14 +141,14 @@ def sk_python_rescue(context: Any, needed_bytes: int) -> int:
     owner: RescueOwner | None = ffi.from_handle(context)()
     if owner is None:
         return 0
-    return _call_back(owner, lambda: owner.on_rescue(needed_bytes), 0)
+    return call_back(owner, lambda: owner.on_rescue(needed_bytes), 0)
 
 
 @ffi.def_extern()
 def sk_python_explain(context: Any, nbytes: int, text: Any, capacity: int) -> int:
     """Write the owner's explanation into `text`."""
     owner: ExplainOwner | None = ffi.from_handle(context)()
-    words = "" if owner is None else _call_back(owner, lambda: owner.on_explain(nbytes), "")
+    words = "" if owner is None else call_back(owner, lambda: owner.on_explain(nbytes), "")
     explanation = words.encode(errors="backslashreplace")[:capacity]
     explanation = explanation.decode(errors="ignore").encode()  # no character cut in two
     ffi.memmove(text, explanation, len(explanation))

@@ -59,6 +59,8 @@ class RingKind(enum.IntEnum):
     COPY_OUT = lib.SK_RING_COPY_OUT
     COPY_IN = lib.SK_RING_COPY_IN
     MARK = lib.SK_RING_MARK
+    OP_BEGIN = lib.SK_RING_OP_BEGIN
+    OP_END = lib.SK_RING_OP_END
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,11 @@ class RingEvent:
 def set_tag(tag: int) -> int:
     """Label the blocks that this thread takes from now on; return the previous label."""
     return lib.sk_tag_set(tag)
+
+
+def set_tentative(*, on: bool) -> bool:
+    """Let this thread take only what needs neither waiting nor a rescue; return the previous."""
+    return lib.sk_tentative_set(on)
 
 
 class Ring(Handle):

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "harness.h"
+#include "swapkit_testing.h"
 
 enum {
     KIB = 1024,

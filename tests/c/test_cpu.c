@@ -2,10 +2,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "backend/cpu.h"
 #include "fixture.h"
 
 enum { COPY_BYTES = 64 * KIB };
@@ -25,7 +29,153 @@ SK_TEST(cpu, test_cpu_when_capacity_is_0_then_that_of_the_machine) {
     sk_memory_info info = {0};
     CHECK_OK(sk_memory_info_get(backend, &info));
     CHECK(info.total_bytes >= 64 * MIB);
+    CHECK(info.total_bytes <= (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE));
+    sk_memory_info machine = {0};
+    CHECK_OK(sk__cpu_machine_memory(&machine));
+    CHECK_EQUAL(machine.total_bytes, info.total_bytes);
     sk_backend_close(backend);
+}
+
+/* ---- control groups -------------------------------------------------------------------------- */
+
+enum { PATH_BYTES = 128 };
+
+/* Write a file of a made-up control group; folders on the way are made. */
+static void group_file(const char *root, const char *name, const char *text) {
+    char path[PATH_BYTES];
+    (void)snprintf(path, sizeof path, "%s/%s", root, name);
+    for (char *slash = strchr(path + strlen(root) + 1, '/'); slash != NULL;
+         slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(path, S_IRWXU);
+        *slash = '/';
+    }
+    FILE *file = fopen(path, "we");
+    CHECK(file != NULL);
+    CHECK(fputs(text, file) >= 0);
+    CHECK(fclose(file) == 0);
+}
+
+/* What a machine of 1000 bytes, 900 of them free, is left with by control groups. */
+static sk_memory_info group_limits(const char *root, const char *list) {
+    char path[PATH_BYTES];
+    group_file(root, "list", list);
+    (void)snprintf(path, sizeof path, "%s/list", root);
+    sk_memory_info info = {.free_bytes = 900, .total_bytes = 1000};
+    sk__cpu_groups_apply(path, root, &info);
+    return info;
+}
+
+SK_TEST(cpu, test_memory_when_control_groups_limit_it_then_the_tightest_holds) {
+    char root[] = "/tmp/swapkit-test-XXXXXX";
+    CHECK(mkdtemp(root) != NULL);
+    group_file(root, "memory.max", "800\n");
+    group_file(root, "outer/memory.max", "500\n");
+    group_file(root, "outer/memory.current", "420\n");
+    group_file(root, "outer/inner/memory.max", "max\n");
+    group_file(root, "memory/old/memory.limit_in_bytes", "300\n");
+    group_file(root, "memory/old/memory.usage_in_bytes", "310\n");
+    sk_memory_info second = group_limits(root, "1:name=systemd:/old\n0::/outer/inner\n");
+    sk_memory_info first = group_limits(root, "12:cpu:/old\n4:memory:/old\n0::/\n");
+    sk_memory_info none = group_limits(root, "12:cpu:/old\nnonsense\n");
+    sk_memory_info absent = {.free_bytes = 1, .total_bytes = 2};
+    sk__cpu_groups_apply("/nowhere/list", root, &absent);
+    char command[PATH_BYTES];
+    (void)snprintf(command, sizeof command, "rm -r %s", root);
+    CHECK_EQUAL(0, system(command)); /* NOLINT: a folder of our own */
+    CHECK_EQUAL(500, second.total_bytes);
+    CHECK_EQUAL(80, second.free_bytes);
+    CHECK_EQUAL(300, first.total_bytes);
+    CHECK_EQUAL(0, first.free_bytes);
+    CHECK_EQUAL(1000, none.total_bytes);
+    CHECK_EQUAL(900, none.free_bytes);
+    CHECK_EQUAL(2, absent.total_bytes);
+}
+
+/* ---- pages and nodes ------------------------------------------------------------------------- */
+
+enum { RANGE_BYTES = 4 * MIB, PARTS = 64 };
+
+/* How many 64ths of a range have pages. */
+static size_t resident_parts(void *address, size_t nbytes) {
+    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *pages = malloc(nbytes / page_bytes);
+    CHECK(pages != NULL);
+    CHECK(mincore(address, nbytes, pages) == 0);
+    size_t count = 0;
+    for (size_t i = 0; i < nbytes / page_bytes; i++) {
+        count += pages[i] & 1;
+    }
+    free(pages);
+    return count * page_bytes / (nbytes / PARTS);
+}
+
+static void populate_check(bool populate, size_t expected) {
+    sk_cpu_params params = {.capacity_bytes = CAPACITY, .populate = populate};
+    sk_backend *backend = NULL;
+    CHECK_OK(sk_backend_cpu(&params, &backend));
+    void *range = NULL;
+    void *segment = NULL;
+    CHECK_OK(backend->ops.range_reserve(backend->self, RANGE_BYTES, &range));
+    CHECK_EQUAL(0, resident_parts(range, RANGE_BYTES));
+    CHECK_OK(backend->ops.range_commit(backend->self, range, RANGE_BYTES / 2));
+    CHECK_EQUAL(expected / 2, resident_parts(range, RANGE_BYTES));
+    CHECK_OK(backend->ops.range_decommit(backend->self, range, RANGE_BYTES / 2));
+    CHECK_EQUAL(0, resident_parts(range, RANGE_BYTES));
+    CHECK_OK(backend->ops.range_release(backend->self, range, RANGE_BYTES));
+    CHECK_OK(backend->ops.memory_alloc(backend->self, RANGE_BYTES, &segment));
+    CHECK_EQUAL(expected, resident_parts(segment, RANGE_BYTES));
+    CHECK_OK(backend->ops.memory_free(backend->self, segment, RANGE_BYTES));
+    sk_backend_close(backend);
+}
+
+SK_TEST(cpu, test_commit_when_populating_then_its_pages_are_there_at_once) {
+    enum { POPULATE_WRITE = 23 };
+    char *page = mmap(NULL, ROUNDING, PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(page != MAP_FAILED);
+    int refused = madvise(page, ROUNDING, POPULATE_WRITE);
+    (void)munmap(page, ROUNDING);
+    if (refused != 0) {
+        test_skip("this kernel has no MADV_POPULATE_WRITE");
+    }
+    populate_check(true, PARTS);
+}
+
+SK_TEST(cpu, test_commit_when_not_populating_then_pages_come_with_the_first_touch) {
+    populate_check(false, 0);
+}
+
+/* The policy of the range that a backend reserves, and in `nodes` which nodes it names. */
+static int policy_of_range(uint64_t numa_nodes, uint64_t *nodes) {
+    enum { BY_ADDRESS = 2, NODES = 1024 };
+    sk_cpu_params params = {.capacity_bytes = CAPACITY, .numa_nodes = numa_nodes};
+    sk_backend *backend = NULL;
+    CHECK_OK(sk_backend_cpu(&params, &backend));
+    void *range = NULL;
+    CHECK_OK(backend->ops.range_reserve(backend->self, RANGE_BYTES, &range));
+    CHECK_OK(backend->ops.range_commit(backend->self, range, RANGE_BYTES));
+    memset(range, 1, RANGE_BYTES);
+    uint64_t mask[NODES / 64] = {0};
+    int policy = -1;
+    long refused = syscall(SYS_get_mempolicy, &policy, mask, NODES, range, BY_ADDRESS);
+    CHECK_OK(backend->ops.range_decommit(backend->self, range, RANGE_BYTES));
+    CHECK_OK(backend->ops.range_release(backend->self, range, RANGE_BYTES));
+    sk_backend_close(backend);
+    if (refused != 0) {
+        test_skip("this kernel tells nothing of NUMA nodes");
+    }
+    *nodes = mask[0];
+    return policy;
+}
+
+SK_TEST(cpu, test_range_when_a_node_is_named_then_its_memory_is_preferred) {
+    enum { DEFAULT = 0, PREFERRED = 1, PREFERRED_MANY = 5 };
+    uint64_t nodes = 0;
+    CHECK_EQUAL(DEFAULT, policy_of_range(0, &nodes));
+    int policy = policy_of_range(1, &nodes);
+    CHECK(policy == PREFERRED || policy == PREFERRED_MANY);
+    CHECK_EQUAL(1, nodes);
+    CHECK_EQUAL(DEFAULT, policy_of_range((uint64_t)1 << 63, &nodes)); /* there is none: ignored */
 }
 
 SK_TEST(cpu, test_cpu_when_out_null_then_invalid) {

@@ -30,7 +30,7 @@ GATES = {
     "functions of the C interface": 60,
     "code lines per assertion": 25,
 }
-ASSERTED_FLOORS = ("pool", "sched")
+ASSERTED_FLOORS = ("pool", "disk", "sched")
 BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension,
     ast.match_case,

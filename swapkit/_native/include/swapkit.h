@@ -41,7 +41,9 @@
     X(SK_OUT_OF_DEVICE_MEMORY, 5) /* the device refused */                                         \
     X(SK_OUT_OF_HOST_MEMORY, 6)   /* the host refused */                                           \
     X(SK_BACKEND_FAILED, 7)       /* the driver reported an error */                               \
-    X(SK_CORRUPT, 8)              /* a structure broke its invariants: a bug */
+    X(SK_CORRUPT, 8)              /* a structure broke its invariants: a bug */                    \
+    X(SK_OUT_OF_DISK, 9)          /* the disk, or its limit, has no more room */                   \
+    X(SK_DISK_FAILED, 10)         /* a file could not be read or written */
 
 #define SK_STATUS_ENTRY(name, value) name = value,
 typedef enum sk_status { SK_STATUS_LIST(SK_STATUS_ENTRY) } sk_status;
@@ -148,34 +150,11 @@ typedef struct sk_cpu_params {
     size_t capacity_bytes;     /* 0: what the machine or its control group allows */
     uint64_t copy_bytes_per_s; /* of each stream; 0: as fast as it goes */
     uint64_t copy_latency_ns;  /* added to every asynchronous copy */
+    uint64_t numa_nodes;       /* bit n: memory of node n is preferred; 0: of any. A hint */
+    bool populate;             /* committed memory has its pages at once, not at the first touch */
 } sk_cpu_params;
 
 SK_API SK_NODISCARD sk_status sk_backend_cpu(const sk_cpu_params *params, sk_backend **out);
-
-/* Wrappers for tests. Each takes `inner` over (transferred on success) and is itself a backend. */
-
-/* Fails the `nth` fallible call from now (1: the next) with `status`; with `forever` every later
- * one too. nth 0 disarms. Calls that destroy or free something are neither counted nor failed. */
-SK_API SK_NODISCARD sk_status sk_backend_fault(sk_backend *inner, sk_backend **out);
-SK_API void sk_fault_arm(sk_backend *fault, uint64_t nth, bool forever, sk_status status);
-SK_API uint64_t sk_fault_calls(sk_backend *fault); /* fallible calls since the last arm */
-
-/* Holds every asynchronous copy back until sk_delay_release() has let it go. `inner` must support
- * stream_call. Destroying a stream lets everything go, for good. */
-SK_API SK_NODISCARD sk_status sk_backend_delay(sk_backend *inner, sk_backend **out);
-SK_API void sk_delay_release(sk_backend *delay, uint64_t ncopies); /* UINT64_MAX: all, for good */
-
-/* Remembers the last calls. */
-typedef struct sk_trace_call {
-    const char *name; /* the member of sk_backend_ops; static */
-    size_t nbytes;    /* 0 where the call has none */
-    sk_status status;
-} sk_trace_call;
-
-SK_API SK_NODISCARD sk_status sk_backend_trace(sk_backend *inner, size_t capacity,
-                                               sk_backend **out);
-/* Copies up to `capacity` of the remembered calls, oldest first; returns how many. */
-SK_API size_t sk_trace_read(sk_backend *trace, sk_trace_call *out, size_t capacity);
 
 /* ---- ring: recorded events for timelines ----------------------------------------------------- */
 
@@ -188,7 +167,9 @@ typedef enum sk_ring_kind {
     SK_RING_OOM,
     SK_RING_COPY_OUT,
     SK_RING_COPY_IN,
-    SK_RING_MARK /* the owner's own: a step's end, ... */
+    SK_RING_MARK,     /* the owner's own: a step's end, ... */
+    SK_RING_OP_BEGIN, /* a kernel that torch does not run; nbytes: of its operands */
+    SK_RING_OP_END
 } sk_ring_kind;
 
 typedef struct sk_ring_event {
@@ -290,6 +271,9 @@ SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
 SK_API void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes);
 /* Label for the blocks that this thread takes from now on; returns the previous one. 0: none. */
 SK_API uint32_t sk_tag_set(uint32_t tag);
+/* While it is on, this thread takes only what can be had without waiting and without a rescue: for
+ * memory that would be welcome but is not needed. Returns the previous setting. */
+SK_API bool sk_tentative_set(bool on);
 
 SK_API void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out);
 SK_API void sk_pool_stats_reset_peak(sk_pool *pool);

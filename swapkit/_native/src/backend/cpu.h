@@ -18,6 +18,9 @@ typedef struct sk__cpu {
 
 /* Memory half: cpu_memory.c. What the machine or its control group allows, and is free. */
 sk_status sk__cpu_machine_memory(sk_memory_info *out);
+/* Apply the limits of the control groups in a file such as /proc/self/cgroup, whose directories lie
+ * below `root`. */
+void sk__cpu_groups_apply(const char *list, const char *root, sk_memory_info *info);
 sk_status sk__cpu_memory_info(void *self, sk_memory_info *out);
 sk_status sk__cpu_memory_alloc(void *self, size_t nbytes, void **out);
 sk_status sk__cpu_memory_free(void *self, void *address, size_t nbytes);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -22,7 +23,14 @@ enum {
     PATH_BYTES = 512,
     LINE_BYTES = 512,
     DECIMAL = 10,
+    NODE_BITS = 64, /* of sk_cpu_params.numa_nodes */
+    /* Of the kernel; its headers may be older, and libnuma's need not be there. */
+    MPOL_PREFERRED = 1,
+    MPOL_PREFERRED_MANY = 5, /* Linux 5.15 */
 };
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
 
 /* ---- how much there is ----------------------------------------------------------------------- */
 
@@ -59,7 +67,7 @@ static void cgroup_apply(char *directory, size_t root_length, const char *limit_
 }
 
 /* A line of /proc/self/cgroup: "0::/path" (version 2) or "4:memory:/path" (version 1). */
-static void cgroup_line_apply(char *line, sk_memory_info *info) {
+static void cgroup_line_apply(char *line, const char *root, sk_memory_info *info) {
     char *newline = strchr(line, '\n');
     if (newline != NULL) {
         *newline = '\0';
@@ -70,21 +78,22 @@ static void cgroup_line_apply(char *line, sk_memory_info *info) {
     if (path == NULL || (!second && strncmp(controllers, ":memory:", 8) != 0)) {
         return;
     }
-    const char *root = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    const char *below = second ? "" : "/memory";
     char directory[PATH_BYTES];
-    (void)snprintf(directory, sizeof directory, "%s%s", root, path + 1);
-    cgroup_apply(directory, strlen(root), second ? "memory.max" : "memory.limit_in_bytes",
+    (void)snprintf(directory, sizeof directory, "%s%s%s", root, below, path + 1);
+    cgroup_apply(directory, strlen(root) + strlen(below),
+                 second ? "memory.max" : "memory.limit_in_bytes",
                  second ? "memory.current" : "memory.usage_in_bytes", info);
 }
 
-static void cgroups_apply(sk_memory_info *info) {
-    FILE *stream = fopen("/proc/self/cgroup", "re");
+void sk__cpu_groups_apply(const char *list, const char *root, sk_memory_info *info) {
+    FILE *stream = fopen(list, "re");
     if (stream == NULL) {
         return;
     }
     char line[LINE_BYTES];
     while (fgets(line, sizeof line, stream) != NULL) {
-        cgroup_line_apply(line, info);
+        cgroup_line_apply(line, root, info);
     }
     (void)fclose(stream);
 }
@@ -98,7 +107,7 @@ sk_status sk__cpu_machine_memory(sk_memory_info *out) {
         .free_bytes = (size_t)(machine.freeram + machine.bufferram) * machine.mem_unit,
         .total_bytes = (size_t)machine.totalram * machine.mem_unit,
     };
-    cgroups_apply(&info);
+    sk__cpu_groups_apply("/proc/self/cgroup", "/sys/fs/cgroup", &info);
     *out = info;
     return SK_OK;
 }
@@ -150,6 +159,27 @@ static void huge_pages_advise(void *address, size_t nbytes) {
     (void)madvise(address, nbytes, MADV_HUGEPAGE);
 }
 
+/* Prefer memory of the nodes asked for. A hint: a kernel or a control group that does not let us
+ * choose, and nodes that do not exist, leave things as they are; full nodes give way to others. */
+static void nodes_prefer(const sk__cpu *cpu, void *address, size_t nbytes) {
+    static const unsigned long policies[] = {MPOL_PREFERRED_MANY, MPOL_PREFERRED};
+    const uint64_t nodes = cpu->params.numa_nodes;
+    long refused = nodes == 0 ? 0 : -1;
+    for (size_t i = 0; refused != 0 && i < sizeof policies / sizeof policies[0]; i++) {
+        refused = syscall(SYS_mbind, address, nbytes, policies[i], &nodes, NODE_BITS + 1, 0);
+    }
+}
+
+/* Touch every page now, if that is wanted. SK_OUT_OF_DEVICE_MEMORY: the machine has not so many.
+ * Whatever else the kernel says, such as that it is too old, the first touch will do as well. */
+static sk_status pages_populate(const sk__cpu *cpu, void *address, size_t nbytes) {
+    if (cpu->params.populate && madvise(address, nbytes, MADV_POPULATE_WRITE) != 0 &&
+        errno == ENOMEM) {
+        return map_failed("populating", nbytes);
+    }
+    return SK_OK;
+}
+
 sk_status sk__cpu_memory_alloc(void *self, size_t nbytes, void **out) {
     sk_status status = capacity_claim(self, nbytes);
     if (status != SK_OK) {
@@ -161,6 +191,13 @@ sk_status sk__cpu_memory_alloc(void *self, size_t nbytes, void **out) {
         return map_failed("mmap", nbytes);
     }
     huge_pages_advise(address, nbytes);
+    nodes_prefer(self, address, nbytes);
+    status = pages_populate(self, address, nbytes);
+    if (status != SK_OK) {
+        (void)munmap(address, nbytes);
+        capacity_return(self, nbytes);
+        return status;
+    }
     *out = address;
     return SK_OK;
 }
@@ -181,7 +218,6 @@ size_t sk__cpu_granule_bytes(void) {
 }
 
 sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out) {
-    (void)self;
     /* Map more than is wanted, so that an aligned part can be cut out. */
     size_t mapped = nbytes + RANGE_ALIGNMENT;
     char *start = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -195,6 +231,7 @@ sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out) {
     }
     (void)munmap(address + nbytes, mapped - before - nbytes);
     huge_pages_advise(address, nbytes);
+    nodes_prefer(self, address, nbytes);
     *out = address;
     return SK_OK;
 }
@@ -211,11 +248,15 @@ sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes) {
     }
     if (mprotect(address, nbytes, PROT_READ | PROT_WRITE) != 0) {
         status = map_failed("mprotect", nbytes);
-        (void)mprotect(address, nbytes, PROT_NONE); /* it may have changed a part */
-        capacity_return(self, nbytes);
-        return status;
+    } else {
+        status = pages_populate(self, address, nbytes);
     }
-    return SK_OK;
+    if (status != SK_OK) {
+        (void)mprotect(address, nbytes, PROT_NONE); /* a part may have changed */
+        (void)madvise(address, nbytes, MADV_DONTNEED);
+        capacity_return(self, nbytes);
+    }
+    return status;
 }
 
 sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes) {

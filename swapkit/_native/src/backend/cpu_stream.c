@@ -15,7 +15,7 @@
 
 #include "backend/cpu.h"
 
-enum { QUEUE_START = 16, NS_PER_S = 1000000000 };
+enum { QUEUE_START = 16, QUICK_BYTES = 64 * 1024, NS_PER_S = 1000000000 };
 
 /* One recording of an event. Guarded by the backend's lock. */
 typedef struct mark {
@@ -363,9 +363,9 @@ sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream) {
     sk__cpu *cpu = self;
     sk_status status = SK_OK;
     sk__lock(&cpu->lock);
-    if (stream != NULL) {
+    if (stream != NULL && stream->count > 0) {
         status = mark_queue(cpu, event, stream);
-    } else {
+    } else { /* everything before it is done */
         event_clear(event);
     }
     sk__unlock(&cpu->lock);
@@ -387,12 +387,25 @@ sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event) {
     return status;
 }
 
+/* A small copy takes less time than waking a thread for it: where nothing is before it in the stream
+ * it is done at once. */
+static bool copy_is_quick(sk__cpu *cpu, const sk_stream *stream, size_t nbytes) {
+    if (nbytes > QUICK_BYTES || cpu->params.copy_bytes_per_s != 0 ||
+        cpu->params.copy_latency_ns != 0) {
+        return false;
+    }
+    sk__lock(&cpu->lock);
+    bool is_idle = stream->count == 0;
+    sk__unlock(&cpu->lock);
+    return is_idle;
+}
+
 sk_status sk__cpu_copy_async(void *self, void *to, const void *from, size_t nbytes,
                              sk_copy_kind kind, sk_stream *stream) {
     sk__cpu *cpu = self;
     (void)kind;
     task work = {.kind = TASK_COPY, .to = to, .from = from, .nbytes = nbytes};
-    if (stream == NULL) {
+    if (stream == NULL || copy_is_quick(cpu, stream, nbytes)) {
         copy_run(&cpu->params, &work);
         return SK_OK;
     }

@@ -7,6 +7,7 @@
 
 #include "backend/interpose.h"
 #include "base/thread.h"
+#include "swapkit_testing.h"
 
 static const char delay_name[] = "delay";
 

@@ -3,6 +3,7 @@
 
 #include "backend/interpose.h"
 #include "base/thread.h"
+#include "swapkit_testing.h"
 
 static const char trace_name[] = "trace";
 

@@ -24,6 +24,9 @@ _Noreturn void sk__assert_failed(const char *condition, const char *file, int li
 /* Set this thread's error text and return `status`, so that failing is one statement. */
 sk_status sk__fail(sk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* For failures that nobody can do anything about, such as in destroying. */
+static inline void sk__ignore(sk_status status) { (void)status; }
+
 /* CLOCK_MONOTONIC. */
 uint64_t sk__now_ns(void);
 

@@ -23,6 +23,7 @@
 
 typedef enum sk__rank {
     SK_RANK_FORK,
+    SK_RANK_SCHED,
     SK_RANK_POOL,
     SK_RANK_WRAPPER, /* wrappers may be stacked: equal ranks are allowed here */
     SK_RANK_BACKEND,

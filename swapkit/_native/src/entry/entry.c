@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "base/thread.h"
+#include "pool/pool.h"
 
 enum { TEXT_BYTES = 16 * 1024 };
 
@@ -72,7 +73,9 @@ static void failure_explain(sk_entry *entry, size_t nbytes) {
 void *sk_entry_alloc(sk_entry *entry, size_t nbytes) {
     void *address = NULL;
     if (sk_pool_take(entry->pool, nbytes, NULL, &address) != SK_OK) {
-        failure_explain(entry, nbytes);
+        if (!sk__is_tentative()) {
+            failure_explain(entry, nbytes);
+        }
         return NULL;
     }
     return address;
@@ -82,7 +85,7 @@ void sk_entry_free(sk_entry *entry, void *address) {
     if (address != NULL) {
         sk_status status = sk_pool_give(entry->pool, address);
         sk_assert(status == SK_OK);
-        (void)status;
+        sk__ignore(status);
     }
 }
 

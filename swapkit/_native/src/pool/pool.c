@@ -9,6 +9,16 @@
 
 static _Thread_local uint32_t thread_tag;
 
+static _Thread_local bool thread_is_tentative;
+
+bool sk_tentative_set(bool on) {
+    bool previous = thread_is_tentative;
+    thread_is_tentative = on;
+    return previous;
+}
+
+bool sk__is_tentative(void) { return thread_is_tentative; }
+
 uint32_t sk_tag_set(uint32_t tag) {
     uint32_t previous = thread_tag;
     thread_tag = tag;

@@ -196,6 +196,8 @@ sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out
     SK_REQUIRES(pool->lock);
 
 /* pool.c */
+/* Whether this thread only takes what needs no waiting. Any thread, no lock needed. */
+bool sk__is_tentative(void);
 /* Cut what is not needed off a block that is in no list, and cache it in the block's lane. */
 void sk__block_trim(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
 /* From the free lists, or by growing; the block is in no list afterwards. */

@@ -101,6 +101,9 @@ static sk_status request_fail(sk_pool *pool, const sk__request *request, sk_stat
 }
 
 sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out) {
+    if (sk__is_tentative()) {
+        return acquire_now(pool, request, out);
+    }
     pool->stats.num_alloc_retries++;
     sk_status status = SK_OVER_BUDGET;
     /* What is larger than the whole budget is not worth giving anything up for. */

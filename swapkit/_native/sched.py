@@ -1,0 +1,251 @@
+"""The scheduler's handle, and its groups: storages with their copies outside the device.
+
+See `swapkit_sched.h` for the states and the rules. Addresses and owners are plain ints.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit._native.backend import Handle
+from swapkit._native.lib import NULL, check, ffi, lib
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from swapkit._native._lib import CData
+    from swapkit._native.backend import Backend, Stream
+
+
+# How a transfer is finished.
+POLL, WAIT = True, False
+
+
+class State(enum.IntEnum):
+    """Where a group's bytes are."""
+
+    RESIDENT = lib.SK_GROUP_RESIDENT  # on the device only
+    COPYING_OUT = lib.SK_GROUP_COPYING_OUT
+    CLEAN = lib.SK_GROUP_CLEAN  # on the device, with a valid copy outside
+    OUT = lib.SK_GROUP_OUT  # outside only
+    COPYING_IN = lib.SK_GROUP_COPYING_IN
+
+
+class Tier(enum.IntEnum):
+    """Where a group's copy may live."""
+
+    ANY = lib.SK_TIER_ANY  # on the host, or on the disk when the host has no room
+    HOST = lib.SK_TIER_HOST
+    DISK = lib.SK_TIER_DISK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """What a scheduler has done, and what it holds."""
+
+    copied_out_bytes: int
+    copied_in_bytes: int
+    written_bytes: int
+    read_bytes: int
+    stall_ns: int
+    overtakes: int
+    host_bytes: int
+    host_reserved_bytes: int
+    host_peak_bytes: int
+    disk_bytes: int
+    disk_peak_bytes: int
+    queued: int
+    in_flight: int
+    groups: int
+
+
+# The state of what has no native group: resident.
+RESIDENT_AT = ffi.new("sk_group_state *", State.RESIDENT)
+
+
+class Scheduler(Handle):
+    """Copies between a device and the host, and a disk. Any thread."""
+
+    _what = "scheduler"
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        drop_owner: int,
+        host_limit_bytes: int = 0,
+        disk: Path | None = None,
+        disk_limit_bytes: int = 0,
+        copies_in_flight: int = 0,
+    ) -> None:
+        """Open a scheduler.
+
+        Args:
+            backend: of the device; kept open.
+            drop_owner: address of a C function that gets the owners of transfers that are done.
+            host_limit_bytes: most host memory for copies; 0: what the machine has.
+            disk: a folder for what the host has no room for; None: no disk.
+            disk_limit_bytes: most disk space; 0: what the file system has.
+            copies_in_flight: of each direction; 0: the default.
+
+        Raises:
+            DiskError: no file can be made in the folder.
+        """
+        params = ffi.new("sk_sched_params *")
+        folder = NULL if disk is None else ffi.new("char[]", str(disk).encode())
+        params.host_limit_bytes = host_limit_bytes
+        params.disk_folder = folder
+        params.disk_limit_bytes = disk_limit_bytes
+        params.copies_in_flight = copies_in_flight
+        params.drop_owner = ffi.cast("void (*)(void *)", drop_owner)
+        out = ffi.new("sk_sched **")
+        check(lib.sk_sched_create(backend.pointer, params, out))
+        super().__init__(out[0])
+
+    def stats(self) -> SchedulerStats:
+        """Return what has been done and what is held now."""
+        stats = ffi.new("sk_sched_stats *")
+        lib.sk_sched_stats_get(self.pointer, stats)
+        return SchedulerStats(
+            **{name: int(getattr(stats, name)) for name in SchedulerStats.__slots__}
+        )
+
+    def drain(self) -> None:
+        """Wait until nothing is queued or in flight."""
+        lib.sk_sched_drain(self.pointer)
+
+    def trim(self) -> None:
+        """Give the host memory and disk space that hold no copy back."""
+        lib.sk_sched_trim(self.pointer)
+
+    def check(self) -> None:
+        """Walk every structure.
+
+        Raises:
+            CorruptState: an invariant is broken.
+        """
+        check(lib.sk_sched_check(self.pointer))
+
+    def _release(self, pointer: CData) -> None:
+        check(lib.sk_sched_destroy(pointer))
+
+
+class Group:
+    """One storage at one version, and its copy. Goes with the object, whatever is under way."""
+
+    __slots__ = ("_pointer", "nbytes", "scheduler", "state_at")
+
+    def __init__(self, scheduler: Scheduler, nbytes: int, tier: Tier = Tier.ANY) -> None:
+        """Make a group of `nbytes` that are on the device.
+
+        Raises:
+            InvalidArgument: `Tier.DISK` without a disk.
+        """
+        self._pointer = NULL  # first: an interrupted construction has nothing to give back
+        self.scheduler = scheduler  # which has to outlive its groups
+        self.nbytes = nbytes
+        out = ffi.new("sk_group **")
+        check(lib.sk_group_create(scheduler.pointer, nbytes, tier, out))
+        self._pointer = out[0]
+        # Read as `state_at[0]`: a plain number, one of `State`; it is asked for often.
+        self.state_at = lib.sk_group_state_at(self._pointer)
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "_pointer", NULL)
+        if pointer != NULL:
+            lib.sk_group_destroy(pointer)
+
+    @property
+    def state(self) -> int:
+        """One of `State`."""
+        return int(self.state_at[0])
+
+    @property
+    def host_address(self) -> int:
+        """Where a copy of `Tier.HOST` is while the group is clean or out, else 0."""
+        return int(ffi.cast("uintptr_t", lib.sk_group_host(self._pointer)))
+
+    def copy_out(
+        self, device: int, *, owner: int, next_use: int, producer: Stream | None = None
+    ) -> None:
+        """Queue the copy of the bytes at `device`, which `owner` holds until they are not needed.
+
+        Raises:
+            OutOfHostMemory: no room; the group stays resident, and `owner` the caller's.
+            OutOfDisk: likewise.
+        """
+        stream = NULL if producer is None else producer.pointer
+        check(
+            lib.sk_group_copy_out(
+                self._pointer,
+                ffi.cast("void *", device),
+                ffi.cast("void *", owner),
+                next_use,
+                stream,
+            )
+        )
+
+    def poll_out(self) -> bool:
+        """Return whether the copy is done; the group is clean then.
+
+        Raises:
+            SwapkitError: it failed; the group is resident.
+        """
+        return self._finished(lib.sk_group_finish_out(self._pointer, NULL, POLL))
+
+    def finish_out(self, consumer: Stream | None = None) -> None:
+        """Let `consumer` (None: the host) wait for the copy; the group is clean then.
+
+        Raises:
+            SwapkitError: it failed; the group is resident.
+        """
+        stream = NULL if consumer is None else consumer.pointer
+        check(lib.sk_group_finish_out(self._pointer, stream, WAIT))
+
+    def evict(self) -> None:
+        """Note that the device memory of a clean group is given up."""
+        check(lib.sk_group_evict(self._pointer))
+
+    def unevict(self) -> None:
+        """Undo `evict`: somebody else kept the memory."""
+        check(lib.sk_group_unevict(self._pointer))
+
+    def copy_in(
+        self, device: int, *, owner: int, next_use: int, producer: Stream | None = None
+    ) -> None:
+        """Queue the copy back to `device`, which `owner` holds until the copy is done."""
+        stream = NULL if producer is None else producer.pointer
+        check(
+            lib.sk_group_copy_in(
+                self._pointer,
+                ffi.cast("void *", device),
+                ffi.cast("void *", owner),
+                next_use,
+                stream,
+            )
+        )
+
+    def poll_in(self) -> bool:
+        """Return whether the copy is done; the group is clean then.
+
+        Raises:
+            SwapkitError: it failed; the group is out.
+        """
+        return self._finished(lib.sk_group_finish_in(self._pointer, NULL, POLL))
+
+    def finish_in(self, consumer: Stream | None = None) -> None:
+        """Let `consumer` (None: the host) wait for the copy; the group is clean then.
+
+        Raises:
+            SwapkitError: it failed; the group is out.
+        """
+        stream = NULL if consumer is None else consumer.pointer
+        check(lib.sk_group_finish_in(self._pointer, stream, WAIT))
+
+    def _finished(self, status: int) -> bool:
+        if status == lib.SK_NOT_READY:
+            return False
+        check(status)
+        return True

@@ -1,0 +1,118 @@
+/* check.c - every invariant of the scheduler, walked. */
+#include "sched/sched.h"
+
+#define ENSURE(condition, ...)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            return sk__fail(SK_CORRUPT, "scheduler: " __VA_ARGS__);                                \
+        }                                                                                          \
+    } while (0)
+
+/* Walk a list whose members are all in `phase`. */
+static sk_status list_check(const sk__list *list, sk__way way, sk__phase phase, uint32_t *count) {
+    const sk_group *last = NULL;
+    for (const sk_group *group = list->first; group != NULL; group = group->next) {
+        ENSURE(group->phase == phase && group->way == way, "a transfer is in the wrong list");
+        ENSURE(group->prev == last, "the links of a list of transfers do not agree");
+        (*count)++;
+        last = group;
+    }
+    ENSURE(list->last == last, "the end of a list of transfers is lost");
+    return SK_OK;
+}
+
+static sk_status lane_check(const sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock) {
+    const sk__lane_of_copies *lane = &sched->lanes[way];
+    uint32_t queued = 0;
+    uint32_t running = 0;
+    sk_status status = list_check(&lane->queue, way, SK_WAITING, &queued);
+    if (status == SK_OK) {
+        status = list_check(&lane->running, way, SK_RUNNING, &running);
+    }
+    ENSURE(status != SK_OK || (queued == lane->queued && running == lane->in_flight),
+           "%u transfers queued and %u in flight, not %u, %u", queued, running, lane->queued,
+           lane->in_flight);
+    return status;
+}
+
+/* What a group holds, against the phase of its transfer. */
+static sk_status transfer_check(const sk_group *group) {
+    bool under_way = sk__is_under_way(group);
+    bool copying = group->state == SK_GROUP_COPYING_OUT || group->state == SK_GROUP_COPYING_IN;
+    ENSURE(under_way || (group->owner == NULL && group->ready == NULL),
+           "a transfer that is over holds an owner or an event");
+    ENSURE(group->done == NULL || group->phase == SK_RUNNING,
+           "a copy that does not run has an event behind it");
+    ENSURE(group->done == NULL || !group->done->given, "an event is used twice");
+    ENSURE(!copying || group->phase != SK_IDLE, "a group copies without a transfer");
+    ENSURE(group->phase != SK_WAITING || copying, "a transfer waits for a group that does not");
+    ENSURE(!group->orphan || group->phase == SK_RUNNING || sk__in_transit(group) ||
+               group->sched->left_orphans,
+           "a group that nobody has was not freed");
+    return SK_OK;
+}
+
+/* Where the copy is, against what the group holds. */
+static sk_status place_check(const sk_group *group) {
+    bool on_host = group->place == SK_ON_HOST || sk__in_transit(group);
+    bool on_disk = group->place == SK_ON_DISK || sk__in_transit(group);
+    ENSURE(on_host == (group->host != NULL), "a group's host memory is not where its copy is");
+    ENSURE(!on_disk || group->has_extent, "a group's copy on the disk has no extent");
+    ENSURE(group->place != SK_NOWHERE || !group->has_extent,
+           "a group without a copy has an extent");
+    bool lost = group->phase == SK_FAILED && group->way == SK_WAY_OUT;
+    bool needed = group->state == SK_GROUP_CLEAN || group->state == SK_GROUP_OUT ||
+                  group->state == SK_GROUP_COPYING_IN;
+    ENSURE(!needed || lost || group->place != SK_NOWHERE, "a group's copy is gone");
+    ENSURE(group->state != SK_GROUP_RESIDENT || group->place == SK_NOWHERE,
+           "a group that is on the device only has a copy");
+    return SK_OK;
+}
+
+static sk_status groups_check(const sk_sched *sched) SK_REQUIRES(sched->lock) {
+    size_t host_bytes = 0;
+    uint32_t ngroups = 0;
+    uint32_t nowners = 0;
+    uint32_t transits = 0;
+    const sk_group *above = NULL;
+    for (const sk_group *group = sched->groups; group != NULL; group = group->below) {
+        sk_status status = transfer_check(group);
+        status = status == SK_OK ? place_check(group) : status;
+        if (status != SK_OK) {
+            return status;
+        }
+        ENSURE(group->above == above && group->sched == sched, "the list of groups is broken");
+        ENSURE(!group->has_extent ||
+                   sk__round_up(group->nbytes, sched->host_rounding) <= sched->reserve_bytes,
+               "a copy on the disk is larger than what is kept free to read it");
+        above = group;
+        ngroups++;
+        nowners += group->owner != NULL;
+        transits += sk__in_transit(group);
+        host_bytes += group->host != NULL ? sk__round_up(group->nbytes, sched->host_rounding) : 0;
+    }
+    ENSURE(ngroups == sched->ngroups && nowners == sched->nowners &&
+               transits == sched->nreads + sched->nwrites,
+           "%u groups, %u owners, %u on the way to a tier", ngroups, nowners, transits);
+    ENSURE(sched->ndrops + sched->nowners <= sched->drops_capacity, "no room to drop every owner");
+    ENSURE(host_bytes == sched->host_bytes && host_bytes <= sched->host_limit_bytes,
+           "%zu bytes on the host, %zu counted, %zu allowed", host_bytes, sched->host_bytes,
+           sched->host_limit_bytes);
+    return SK_OK;
+}
+
+sk_status sk_sched_check(sk_sched *sched) {
+    sk__enter(sched);
+    sk_status status = groups_check(sched);
+    for (int way = 0; way < SK_WAYS && status == SK_OK; way++) {
+        status = lane_check(sched, (sk__way)way);
+    }
+    if (status == SK_OK) {
+        status = sk_pool_check(sched->host);
+    }
+    if (status == SK_OK && sched->disk != NULL) {
+        status = sk__disk_check(sched->disk);
+    }
+    sk__leave(sched);
+    return status;
+}

@@ -1,0 +1,362 @@
+/* lane.c - one direction: its queue, its stream, and the pump that keeps it busy. */
+#include "sched/sched.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { NS_PER_S = 1000000000, RETRY_NS = 1000000, PATIENCE_NS = NS_PER_S };
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+/* `after` NULL: at the front. */
+static void list_insert(sk__list *list, sk_group *after, sk_group *group) {
+    sk_assert(group->prev == NULL && group->next == NULL);
+    sk_group *before = after == NULL ? list->first : after->next;
+    group->prev = after;
+    group->next = before;
+    *(after == NULL ? &list->first : &after->next) = group;
+    *(before == NULL ? &list->last : &before->prev) = group;
+}
+
+void sk__list_append(sk__list *list, sk_group *group) { list_insert(list, list->last, group); }
+
+void sk__list_remove(sk__list *list, sk_group *group) {
+    sk_assert(group->prev != NULL || list->first == group);
+    *(group->prev == NULL ? &list->first : &group->prev->next) = group->next;
+    *(group->next == NULL ? &list->last : &group->next->prev) = group->prev;
+    group->prev = group->next = NULL;
+}
+
+/* ---- the pump -------------------------------------------------------------------------------- */
+
+static void *pump_main(void *argument) {
+    sk__lane_of_copies *lane = argument;
+    sk_sched *sched = lane->sched;
+    sk__enter(sched);
+    for (;;) {
+        while (lane->running.first == NULL && !lane->stopping) {
+            sk__wait(&lane->work, &sched->lock);
+        }
+        if (lane->running.first == NULL) {
+            break;
+        }
+        sk__ignore(sk__lane_await(sched, lane->running.first)); /* it stays the first: once more */
+        sk__leave(sched);                                       /* drops what the copy needed */
+        sk__enter(sched);
+    }
+    sk__leave(sched);
+    return NULL;
+}
+
+static sk_status pump_start(sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock) {
+    sk__lane_of_copies *lane = &sched->lanes[way];
+    if (lane->has_thread) {
+        return SK_OK;
+    }
+    int error = pthread_create(&lane->thread, NULL, pump_main, lane);
+    if (error != 0) {
+        return sk__fail(SK_BACKEND_FAILED, "scheduler: no thread for a copy stream: %s",
+                        strerror(error));
+    }
+    lane->has_thread = true;
+    return SK_OK;
+}
+
+sk_status sk__lane_open(sk_sched *sched, sk__way way) {
+    sk__lane_of_copies *lane = &sched->lanes[way];
+    lane->sched = sched;
+    lane->way = way;
+    (void)pthread_cond_init(&lane->work, NULL);
+    return sk_stream_create(sched->backend, &lane->stream);
+}
+
+SK_NO_ANALYSIS void sk__lane_close(sk__lane_of_copies *lane) { /* nothing is queued any more */
+    sk_assert(lane->queue.first == NULL && lane->running.first == NULL);
+    sk__lock(&lane->sched->lock);
+    lane->stopping = true;
+    (void)pthread_cond_broadcast(&lane->work);
+    sk__unlock(&lane->sched->lock);
+    if (lane->has_thread) {
+        (void)pthread_join(lane->thread, NULL);
+    }
+    if (lane->stream != NULL) {
+        sk__ignore(sk_stream_destroy(lane->sched->backend, lane->stream));
+    }
+    (void)pthread_cond_destroy(&lane->work);
+}
+
+/* ---- a transfer's life ----------------------------------------------------------------------- */
+
+/* On the way out the latest next use goes first, on the way back the soonest: both are the order in
+ * which transfers usually come. */
+static bool goes_before(const sk_group *group, const sk_group *other) {
+    return group->way == SK_WAY_OUT ? group->next_use > other->next_use
+                                    : group->next_use < other->next_use;
+}
+
+sk_status sk__lane_queue(sk_sched *sched, sk__way way, sk_group *group) {
+    sk__lane_of_copies *lane = &sched->lanes[way];
+    sk_status status = pump_start(sched, way);
+    if (status != SK_OK) {
+        return status;
+    }
+    group->way = way; /* first: the order depends on it */
+    sk_group *after = lane->queue.last;
+    while (after != NULL && goes_before(group, after)) {
+        after = after->prev;
+    }
+    list_insert(&lane->queue, after, group);
+    lane->queued++;
+    group->phase = SK_WAITING;
+    group->failure = SK_OK;
+    sk__lanes_fill(sched);
+    return SK_OK;
+}
+
+static void queue_leave(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    sk__lane_of_copies *lane = &sched->lanes[group->way];
+    sk_assert(group->phase == SK_WAITING && lane->queued > 0);
+    sk__list_remove(&lane->queue, group);
+    lane->queued--;
+}
+
+/* The end of a transfer, started or not. `why` (of a failure) is for people. */
+static void transfer_end(sk_sched *sched, sk_group *group, sk_status status, const char *why)
+    SK_REQUIRES(sched->lock) {
+    sk_assert(sk__is_under_way(group) && group->done == NULL);
+    group->phase = status == SK_OK ? SK_DONE : SK_FAILED;
+    group->failure = status;
+    sched->nended++;
+    sk__owner_release(sched, group);
+    sk__mark_give(sched, &group->ready);
+    if (status != SK_OK) {
+        (void)snprintf(group->why, sizeof group->why, "%s", why);
+    }
+    if (status != SK_OK && group->way == SK_WAY_OUT) {
+        sk__copy_drop(sched, group); /* nobody writes to the disk what has not arrived yet */
+    }
+    (void)pthread_cond_broadcast(&sched->changed);
+}
+
+void sk__lane_cancel(sk_sched *sched, sk_group *group) {
+    sk__lane_fail(sched, group, SK_INVALID, "it was cancelled");
+}
+
+void sk__lane_fail(sk_sched *sched, sk_group *group, sk_status status, const char *why) {
+    sk_assert(status != SK_OK && status != SK_NOT_READY);
+    queue_leave(sched, group);
+    transfer_end(sched, group, status, why);
+}
+
+/* Give the copy to the stream. Once that has it there is no way back: a mark that cannot be
+ * recorded is done without, and the stream waited for instead. */
+static sk_status copy_start(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    sk_stream *stream = sched->lanes[group->way].stream;
+    bool out = group->way == SK_WAY_OUT;
+    void *to = out ? group->host : group->device;
+    const void *source = out ? group->device : group->host;
+    sk_assert(to != NULL && source != NULL && group->done == NULL);
+    sk_status status = sk__mark_take(sched, &group->done);
+    if (status == SK_OK && group->ready != NULL) {
+        status = sk_stream_wait(sched->backend, stream, group->ready->event);
+    }
+    if (status == SK_OK) {
+        status = sk_copy_async(sched->backend, to, source, group->nbytes,
+                               out ? SK_DEVICE_TO_HOST : SK_HOST_TO_DEVICE, stream);
+    }
+    bool marked =
+        status == SK_OK && sk_event_record(sched->backend, group->done->event, stream) == SK_OK;
+    if (!marked) {
+        sk__mark_give(sched, &group->done);
+    }
+    return status;
+}
+
+/* The end of a copy that ran. */
+static void running_end(sk_sched *sched, sk_group *group, sk_status status)
+    SK_REQUIRES(sched->lock) {
+    sk__lane_of_copies *lane = &sched->lanes[group->way];
+    sk_assert(group->phase == SK_RUNNING && lane->in_flight > 0);
+    sk__list_remove(&lane->running, group);
+    lane->in_flight--;
+    lane->silent_since_ns = 0;
+    sk__mark_give(sched, &group->done);
+    transfer_end(sched, group, status, sk_error_text());
+    bool to_disk = group->way == SK_WAY_OUT && group->tier == SK_TIER_DISK && !group->orphan;
+    if (status == SK_OK && to_disk) {
+        /* If it cannot be written, the copy just stays on the host. */
+        sk__ignore(sk__tier_write(sched, group));
+    }
+}
+
+/* Start a waiting transfer whose memory is there. */
+static void transfer_start(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    sk__lane_of_copies *lane = &sched->lanes[group->way];
+    sk_assert(group->phase == SK_WAITING && group->place != SK_READING);
+    sk_status status = copy_start(sched, group);
+    if (status != SK_OK) {
+        sk__lane_fail(sched, group, status, sk_error_text());
+        return;
+    }
+    queue_leave(sched, group);
+    group->phase = SK_RUNNING;
+    group->ticket = ++sched->ticket;
+    sk__list_append(&lane->running, group);
+    lane->in_flight++;
+    uint64_t *total =
+        group->way == SK_WAY_OUT ? &sched->stats.copied_out_bytes : &sched->stats.copied_in_bytes;
+    *total += group->nbytes;
+    if (group->done != NULL && sk_event_query(sched->backend, group->done->event) == SK_OK) {
+        running_end(sched, group, SK_OK); /* the backend did it at once: no pump has to wake */
+        return;
+    }
+    (void)pthread_cond_broadcast(&lane->work);
+    (void)pthread_cond_broadcast(&sched->changed);
+}
+
+/* Get a waiting transfer its host memory, with its bytes in it on the way back. */
+static sk_status memory_prepare(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    switch (group->place) {
+    case SK_NOWHERE:
+        sk_assert(group->way == SK_WAY_OUT);
+        return sk__host_take(sched, group, SK_WAY_OUT);
+    case SK_ON_DISK:
+        sk_assert(group->way == SK_WAY_IN);
+        return sk__tier_read(sched, group);
+    case SK_READING:
+        return SK_NOT_READY;
+    case SK_ON_HOST:
+    case SK_WRITING:
+        break;
+    }
+    return SK_OK;
+}
+
+/* Start one waiting transfer if its memory allows; a memory failure ends it. */
+static void transfer_try(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    sk_status status = memory_prepare(sched, group);
+    if (status == SK_OK) {
+        transfer_start(sched, group);
+    } else if (status != SK_NOT_READY) {
+        sk__lane_fail(sched, group, status, sk_error_text());
+    }
+}
+
+static void lane_fill(sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock) {
+    const sk__lane_of_copies *lane = &sched->lanes[way];
+    bool starved = false; /* those behind it do not take the memory that it waits for */
+    sk_group *next = NULL;
+    for (sk_group *group = lane->queue.first; group != NULL; group = next) {
+        if (lane->in_flight >= sched->copies_in_flight) {
+            return;
+        }
+        next = group->next;
+        if (!starved || group->host != NULL) {
+            transfer_try(sched, group);
+            starved = starved || (group->phase == SK_WAITING && group->host == NULL);
+        }
+    }
+}
+
+static void orphans_reap(sk_sched *sched) SK_REQUIRES(sched->lock) {
+    sk_group *below = NULL;
+    for (sk_group *group = sched->groups; group != NULL; group = below) {
+        below = group->below;
+        sk__group_reap(sched, group);
+    }
+    sched->left_orphans = false;
+}
+
+void sk__lanes_fill(sk_sched *sched) {
+    uint64_t nended = 0;
+    if (sched->left_orphans) {
+        orphans_reap(sched);
+    }
+    do { /* the end of one may be what another waited for */
+        nended = sched->nended;
+        for (int way = 0; way < SK_WAYS; way++) {
+            sk__lane_of_copies *lane = &sched->lanes[way];
+            if (lane->running.first != NULL) {
+                sk__ignore(pump_start(sched, (sk__way)way)); /* a fork has left it behind */
+            }
+            lane_fill(sched, (sk__way)way);
+        }
+    } while (nended != sched->nended);
+}
+
+void sk__lane_hurry(sk_sched *sched, sk_group *group) {
+    sk__list *queue = &sched->lanes[group->way].queue;
+    sk_assert(group->phase == SK_WAITING);
+    transfer_try(sched, group);
+    if (group->phase == SK_WAITING && queue->first != group) {
+        sk__list_remove(queue, group);
+        list_insert(queue, NULL, group);
+    }
+    sk__lanes_fill(sched);
+}
+
+void sk__lane_complete(sk_sched *sched, sk_group *group, sk_status status) {
+    running_end(sched, group, status);
+    sk__group_reap(sched, group);
+    sk__lanes_fill(sched);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static sk_group *running_find(const sk_sched *sched, sk__way way, uint64_t ticket)
+    SK_REQUIRES(sched->lock) {
+    sk_group *group = sched->lanes[way].running.first;
+    while (group != NULL && group->ticket != ticket) {
+        group = group->next;
+    }
+    return group;
+}
+
+/* Whether a wait that failed is tried again. If so, some time has passed. */
+static bool is_patient(sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock) {
+    sk__lane_of_copies *lane = &sched->lanes[way];
+    uint64_t now_ns = sk__now_ns();
+    if (lane->silent_since_ns == 0) {
+        lane->silent_since_ns = now_ns;
+    }
+    return now_ns - lane->silent_since_ns < PATIENCE_NS;
+}
+
+sk_status sk__lane_await(sk_sched *sched, sk_group *group) {
+    sk_assert(group->phase == SK_RUNNING);
+    sk__way way = group->way;
+    sk_stream *stream = sched->lanes[way].stream;
+    sk__mark *mark = group->done;
+    uint64_t ticket = group->ticket;
+    sk__mark_hold(mark);
+    sk__unlock(&sched->lock);
+    sk_status status = mark == NULL ? sk_stream_sync(sched->backend, stream)
+                                    : sk_event_sync(sched->backend, mark->event);
+    if (status != SK_OK) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
+    }
+    sk__lock(&sched->lock);
+    sk__mark_drop(sched, mark);
+    /* Another thread may have been first, and the group may even be gone. */
+    sk_group *running = running_find(sched, way, ticket);
+    if (running == NULL) {
+        return SK_OK;
+    }
+    if (status != SK_OK && is_patient(sched, way)) {
+        return status;
+    }
+    sk__lane_complete(sched, running, status);
+    return SK_OK;
+}
+
+void sk__lanes_await(sk_sched *sched) {
+    for (int way = 0; way < SK_WAYS; way++) {
+        sk__lane_of_copies *lane = &sched->lanes[way];
+        if (lane->running.first != NULL && !lane->has_thread) { /* none could be started */
+            sk__ignore(sk__lane_await(sched, lane->running.first));
+            return;
+        }
+    }
+    sk__wait(&sched->changed, &sched->lock);
+}

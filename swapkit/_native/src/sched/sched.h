@@ -1,0 +1,187 @@
+/* sched.h - the structures of the scheduler, shared by its files.
+ *
+ * A group has at most one transfer at a time, so it carries it. A transfer is
+ *   WAITING  in its lane's queue; on the way out perhaps without host memory yet, on the way back
+ *            perhaps with its bytes still on the disk
+ *   RUNNING  given to the lane's stream, an event behind it; in the lane's list, oldest first
+ *   DONE or FAILED  until the group's user has seen it by finish_*
+ * Its copy outside the device is NOWHERE, ON_HOST, WRITING (on the host, and on its way to the
+ * disk), ON_DISK or READING (on its way back to the host). A copy that was read keeps its place on
+ * the disk: the host can drop it again for nothing.
+ *
+ * Each lane has a pump, a thread that waits for the oldest running copy, marks it done and starts
+ * the next; whoever queues or needs a transfer starts it himself if there is a slot. Without work
+ * there is no thread. Whatever ends a transfer or frees memory calls sk__lanes_fill() in the end,
+ * so a transfer waits only for something that is under way.
+ *
+ * A wait that fails says nothing about the copy: it keeps its memory, and is asked for again until
+ * the device has not answered for a second; only then is it given up.
+ *
+ * Everything is guarded by sched->lock, which every sk__ function below expects to be held. Device
+ * waits and callbacks happen with it released: owners that are no longer needed are collected in
+ * sched->drops, whose room is reserved when an owner comes in, and dropped by sk__leave(). */
+#ifndef SWAPKIT_SCHED_SCHED_H
+#define SWAPKIT_SCHED_SCHED_H
+
+#include "backend/backend.h"
+#include "base/base.h"
+#include "base/thread.h"
+#include "disk/disk.h"
+#include "swapkit_sched.h"
+
+#define SK_NO_LIMIT (SIZE_MAX / 2) /* so that adding to it cannot overflow */
+
+typedef enum sk__way { SK_WAY_OUT, SK_WAY_IN, SK_WAYS } sk__way;
+typedef enum sk__phase { SK_IDLE, SK_WAITING, SK_RUNNING, SK_DONE, SK_FAILED } sk__phase;
+typedef enum sk__place { SK_NOWHERE, SK_ON_HOST, SK_WRITING, SK_ON_DISK, SK_READING } sk__place;
+
+/* An event that is used again, but not while a thread still waits for its last recording. */
+typedef struct sk__mark {
+    sk_event *event;
+    struct sk__mark *below; /* all marks */
+    struct sk__mark *next;  /* spare ones */
+    uint32_t waiters;
+    bool given;
+} sk__mark;
+
+struct sk_group {
+    sk_sched *sched;
+    sk_group *above, *below; /* all groups, the newest first */
+    size_t nbytes;
+    sk_tier tier;
+    bool orphan; /* destroyed by its user; goes when nothing is under way for it */
+    sk_group_state state;
+    /* its transfer */
+    sk__phase phase;
+    sk__way way;
+    sk_status failure; /* of a FAILED one */
+    char why[SK_DISK_TEXT_BYTES];
+    void *device;          /* memory of the owner's */
+    void *owner;           /* NULL once it is dropped */
+    uint64_t next_use;     /* the smaller the sooner */
+    uint64_t ticket;       /* of this run of the copy: events are used again */
+    sk__mark *ready;       /* what the copy waits for; NULL: nothing */
+    sk__mark *done;        /* behind the running copy; NULL: it could not be recorded */
+    sk_group *prev, *next; /* in the lane's queue or among its running copies */
+    /* its copy */
+    sk__place place;
+    void *host;
+    bool has_extent;
+    sk__extent extent;
+    sk__disk_request request;
+};
+
+typedef struct sk__list {
+    sk_group *first, *last;
+} sk__list;
+
+typedef struct sk__lane_of_copies {
+    sk_sched *sched;
+    sk__way way;
+    sk_stream *stream;
+    sk__list queue;
+    sk__list running;
+    uint32_t queued, in_flight;
+    uint64_t silent_since_ns; /* waits have failed since then; 0: the device answers */
+    pthread_t thread;
+    pthread_cond_t work; /* a copy runs, or the lane stops */
+    bool has_thread, stopping;
+} sk__lane_of_copies;
+
+struct sk_sched {
+    sk__mutex lock;
+    sk__fork_node fork_node;
+    pthread_cond_t changed; /* a transfer changed its phase, or memory came free */
+    sk_backend *backend;
+    sk_backend *host_backend;
+    sk_pool *host;
+    size_t host_limit_bytes; /* SK_NO_LIMIT: none of ours */
+    size_t host_bytes;       /* in use for copies, as allocated */
+    size_t reserve_bytes;    /* kept free for reading: at least the largest copy on the disk */
+    sk__disk *disk;          /* NULL: none */
+    size_t host_rounding;    /* of host memory, for the disk: see sk__host_open() */
+    uint32_t nreads, nwrites;
+    sk__lane_of_copies lanes[SK_WAYS];
+    uint32_t copies_in_flight;
+    uint64_t ticket;
+    uint64_t nended; /* transfers, ever */
+    sk_group *groups;
+    uint32_t ngroups;  /* orphans included */
+    bool left_orphans; /* a fork has left some that nothing is under way for */
+    uint32_t nowners;
+    void **drops;
+    size_t ndrops, drops_capacity;
+    uint32_t ndropping; /* owners that some thread drops right now, without the lock */
+    sk__mark *marks, *spares;
+    void (*drop_owner)(void *owner);
+    sk_sched_stats stats;
+};
+
+/* sched.c */
+void sk__enter(sk_sched *sched) SK_ACQUIRE(sched->lock);
+/* Unlock, and drop the owners that are no longer needed. */
+void sk__leave(sk_sched *sched) SK_RELEASE(sched->lock);
+/* Wait until no other thread drops an owner any more. */
+void sk__drops_await(sk_sched *sched) SK_REQUIRES(sched->lock);
+/* Make room for one more owner, so that giving it up cannot fail. */
+sk_status sk__owner_reserve(sk_sched *sched) SK_REQUIRES(sched->lock);
+void sk__owner_release(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+sk_status sk__mark_take(sk_sched *sched, sk__mark **out) SK_REQUIRES(sched->lock);
+/* Give a group's mark back; NULL is accepted, and left behind. */
+void sk__mark_give(sk_sched *sched, sk__mark **mark) SK_REQUIRES(sched->lock);
+/* Before and after waiting for a mark (NULL: nothing) with the lock released. */
+void sk__mark_hold(sk__mark *mark);
+void sk__mark_drop(sk_sched *sched, sk__mark *mark) SK_REQUIRES(sched->lock);
+
+/* group.c */
+/* Free an orphan that nothing is under way for. */
+void sk__group_reap(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+
+/* lane.c */
+void sk__list_append(sk__list *list, sk_group *group);
+void sk__list_remove(sk__list *list, sk_group *group);
+sk_status sk__lane_open(sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock);
+void sk__lane_close(sk__lane_of_copies *lane);
+/* Put a group's transfer into the queue, in the order of next use. */
+sk_status sk__lane_queue(sk_sched *sched, sk__way way, sk_group *group) SK_REQUIRES(sched->lock);
+/* Take a transfer that did not start out of the queue. */
+void sk__lane_cancel(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+/* End a transfer that did not start; `why` is for people. */
+void sk__lane_fail(sk_sched *sched, sk_group *group, sk_status status, const char *why)
+    SK_REQUIRES(sched->lock);
+/* Start what can start, in both directions. */
+void sk__lanes_fill(sk_sched *sched) SK_REQUIRES(sched->lock);
+/* Wait, with the lock released, until some transfer or some memory has changed. */
+void sk__lanes_await(sk_sched *sched) SK_REQUIRES(sched->lock);
+/* Start a waiting transfer now if its memory allows it, whatever else is in flight; else it is the
+ * first to get memory. */
+void sk__lane_hurry(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+/* Wait for a running copy, with the lock released. On failure it is still running. */
+sk_status sk__lane_await(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+/* The copy is over; `status` is how it went, sk_error_text() why. An orphan is freed. */
+void sk__lane_complete(sk_sched *sched, sk_group *group, sk_status status) SK_REQUIRES(sched->lock);
+
+/* tier.c: the host's memory and the disk below it. */
+sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params);
+void sk__host_close(sk_sched *sched);
+/* Get host memory for a group's copy. SK_NOT_READY: something is under way that makes room; ask
+ * again when it has ended. SK_OUT_OF_HOST_MEMORY, SK_OUT_OF_DISK: there is none. */
+sk_status sk__host_take(sk_sched *sched, sk_group *group, sk__way way) SK_REQUIRES(sched->lock);
+/* Start reading a copy that is on the disk; as sk__host_take. */
+sk_status sk__tier_read(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+/* Start writing a copy to the disk. */
+sk_status sk__tier_write(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+/* Read the copies that are needed next, as far as the host has room that nobody waits for. */
+void sk__tier_read_ahead(sk_sched *sched) SK_REQUIRES(sched->lock);
+/* Drop a copy, wherever it is; not while it is being written or read. */
+void sk__copy_drop(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+
+static inline bool sk__is_under_way(const sk_group *group) {
+    return group->phase == SK_WAITING || group->phase == SK_RUNNING;
+}
+
+static inline bool sk__in_transit(const sk_group *group) {
+    return group->place == SK_WRITING || group->place == SK_READING;
+}
+
+#endif

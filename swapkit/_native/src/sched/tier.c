@@ -1,0 +1,376 @@
+/* tier.c - where copies live: the host's memory, and the disk that takes what it has no room for.
+ *
+ * The host is a window onto the copies that are needed soonest. When a copy on its way out finds no
+ * room, the copies with the latest next use are written to the disk; when copies come back, the
+ * next ones are read ahead as far as the host has room. A part of the host's limit as large as the
+ * largest copy on the disk is kept free from copies on their way out, so that what is on the disk
+ * can always be read: what cannot be dropped never takes more than the rest. A copy that was read
+ * keeps its extent, and costs nothing to drop again. */
+#include "sched/sched.h"
+
+enum { READS_AHEAD = 2 };
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+/* A host limit of 0 is what the machine, or its control group, has: the cpu backend's capacity.
+ *
+ * With a disk, copies are whole granules of the host's memory: then what is free under the limit
+ * can always be had as one block, however it lies scattered, and reading cannot fail for want of
+ * it.
+ *
+ * Where the host copies, a lane's own thread touches the pages first, and the caller does not wait
+ * for that; a device's copy engine gets pages that are there. This is also where memory that is to
+ * be page-locked comes from once a backend needs it. None is now, so `ulimit -l` does not matter;
+ * locking has to count what it locks against RLIMIT_MEMLOCK (unless CAP_IPC_LOCK is held) and to go
+ * on with pageable memory when the kernel says EPERM or ENOMEM. */
+sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params) {
+    sched->host_rounding = 1;
+    sched->host_limit_bytes = params->host_limit_bytes == 0
+                                  ? SK_NO_LIMIT
+                                  : sk__min(params->host_limit_bytes, SK_NO_LIMIT);
+    const sk_cpu_params host = {.populate = sched->backend->ops.null_stream_is_host == 0};
+    sk_status status = sk_backend_cpu(&host, &sched->host_backend);
+    if (status == SK_OK && params->disk_folder != NULL) {
+        status = sk__disk_open(params->disk_folder, params->disk_limit_bytes, &sched->disk);
+    }
+    if (status != SK_OK) {
+        return status;
+    }
+    if (sched->disk != NULL) {
+        sched->host_rounding =
+            sk__max(sk__disk_alignment(sched->disk), sched->host_backend->ops.granule_bytes);
+    }
+    return sk_pool_create(sched->host_backend,
+                          &(sk_pool_params){.budget_bytes = params->host_limit_bytes},
+                          &sched->host);
+}
+
+void sk__host_close(sk_sched *sched) {
+    sk__ignore(sk_pool_destroy(
+        sched->host)); /* in a forked child: what was being read then stays in use */
+    sk_backend_close(sched->host_backend);
+    sk__disk_close(sched->disk);
+}
+
+void sk_sched_trim(sk_sched *sched) {
+    sk__enter(sched);
+    sk__ignore(sk_pool_trim(sched->host)); /* what cannot be given back stays for later */
+    if (sched->disk != NULL) {
+        sk__ignore(sk__disk_trim(sched->disk));
+    }
+    sk__leave(sched);
+}
+
+/* ---- host memory ----------------------------------------------------------------------------- */
+
+static size_t host_bytes_of(const sk_group *group) {
+    return sk__round_up(group->nbytes, group->sched->host_rounding);
+}
+
+static void host_give(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    sk_status status = sk_pool_give(sched->host, group->host);
+    sk_assert(status == SK_OK && sched->host_bytes >= host_bytes_of(group));
+    sk__ignore(status);
+    sched->host_bytes -= host_bytes_of(group);
+    group->host = NULL;
+    (void)pthread_cond_broadcast(&sched->changed);
+}
+
+void sk__copy_drop(sk_sched *sched, sk_group *group) {
+    sk_assert(!sk__in_transit(group) && group->phase != SK_RUNNING);
+    if (group->host != NULL) {
+        host_give(sched, group);
+    }
+    if (group->has_extent) {
+        sk__disk_release(group->sched->disk, group->extent);
+        group->has_extent = false;
+    }
+    group->place = SK_NOWHERE;
+}
+
+static size_t room_bytes(const sk_sched *sched) SK_REQUIRES(sched->lock) {
+    sk_assert(sched->host_bytes <= sched->host_limit_bytes);
+    return sched->host_limit_bytes - sched->host_bytes;
+}
+
+/* Whether a group's copy may go to the disk for good. */
+static bool is_movable(const sk_group *group) {
+    return group->sched->disk != NULL && group->tier != SK_TIER_HOST;
+}
+
+/* Whether the host's copy of a group may go: nobody needs it now, and it may live on the disk. */
+static bool is_spare(const sk_group *group) {
+    return group->place == SK_ON_HOST && is_movable(group) && !group->orphan &&
+           !sk__is_under_way(group);
+}
+
+/* The spare copy with the latest next use, of those that are on the disk, too, or of the others. */
+static sk_group *spare_find(const sk_sched *sched, bool written) SK_REQUIRES(sched->lock) {
+    sk_group *latest = NULL;
+    for (sk_group *group = sched->groups; group != NULL; group = group->below) {
+        if (is_spare(group) && group->has_extent == written &&
+            (latest == NULL || group->next_use > latest->next_use)) {
+            latest = group;
+        }
+    }
+    return latest;
+}
+
+/* Drop copies that are on the disk, too, until `nbytes` fit under the limit. */
+static void spares_drop(sk_sched *sched, size_t nbytes) SK_REQUIRES(sched->lock) {
+    sk_group *group = NULL;
+    while (room_bytes(sched) < nbytes && (group = spare_find(sched, true)) != NULL) {
+        sk_assert(group->has_extent && group->tier != SK_TIER_HOST);
+        host_give(sched, group);
+        group->place = SK_ON_DISK;
+    }
+}
+
+/* Write copies until those under way will make room for `nbytes`. SK_NOT_READY: some room will be
+ * made. SK_OUT_OF_HOST_MEMORY: there is nothing to write. */
+static sk_status spares_write(sk_sched *sched, size_t nbytes) SK_REQUIRES(sched->lock) {
+    size_t coming_bytes = 0;
+    for (const sk_group *group = sched->groups; group != NULL; group = group->below) {
+        coming_bytes += group->place == SK_WRITING ? host_bytes_of(group) : 0;
+    }
+    sk_status status = SK_OUT_OF_HOST_MEMORY;
+    sk_group *group = NULL;
+    while (room_bytes(sched) + coming_bytes < nbytes &&
+           (group = spare_find(sched, false)) != NULL) {
+        status = sk__tier_write(sched, group);
+        if (status != SK_OK) {
+            break;
+        }
+        coming_bytes += host_bytes_of(group);
+    }
+    return coming_bytes > 0 ? SK_NOT_READY : status;
+}
+
+/* Whether host memory comes free, or becomes spare, when something ends that is under way now. */
+static bool is_room_coming(const sk_sched *sched, const sk_group *asking) SK_REQUIRES(sched->lock) {
+    for (const sk_group *group = sched->groups; group != NULL; group = group->below) {
+        if (group != asking && group->host != NULL &&
+            (sk__in_transit(group) || sk__is_under_way(group)) &&
+            (group->orphan || is_movable(group))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static sk_status host_refuse(const sk_sched *sched, size_t nbytes) SK_REQUIRES(sched->lock) {
+    if (sched->host_limit_bytes == SK_NO_LIMIT) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY,
+                        "no host memory for a copy of %zu bytes beside the %zu bytes of others",
+                        nbytes, sched->host_bytes);
+    }
+    if (sched->disk == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY,
+                        "no host memory for a copy of %zu bytes: %zu of the limit of %zu bytes are "
+                        "in use and no disk was given; raise host_limit",
+                        nbytes, sched->host_bytes, sched->host_limit_bytes);
+    }
+    return sk__fail(SK_OUT_OF_HOST_MEMORY,
+                    "no host memory for a copy of %zu bytes: %zu of the limit of %zu bytes are in "
+                    "use and %zu kept free to read from the disk; raise host_limit",
+                    nbytes, sched->host_bytes, sched->host_limit_bytes, sched->reserve_bytes);
+}
+
+/* Bring the room up to `nbytes`. SK_OK: it is, SK_NOT_READY: it may be when something has ended. */
+static sk_status room_make(sk_sched *sched, sk_group *asking, size_t nbytes)
+    SK_REQUIRES(sched->lock) {
+    spares_drop(sched, nbytes);
+    if (room_bytes(sched) >= nbytes) {
+        return SK_OK;
+    }
+    sk_status status = SK_OUT_OF_HOST_MEMORY;
+    if (sched->disk != NULL) {
+        status = spares_write(sched, nbytes);
+    }
+    if (status == SK_NOT_READY || is_room_coming(sched, asking)) {
+        return SK_NOT_READY;
+    }
+    return status == SK_OUT_OF_HOST_MEMORY ? host_refuse(sched, host_bytes_of(asking)) : status;
+}
+
+/* The reserve only grows while copies are written; here it gets what it has to be. */
+static void reserve_measure(sk_sched *sched) SK_REQUIRES(sched->lock) {
+    sched->reserve_bytes = 0;
+    for (const sk_group *group = sched->groups; group != NULL; group = group->below) {
+        if (group->has_extent) {
+            sched->reserve_bytes = sk__max(sched->reserve_bytes, host_bytes_of(group));
+        }
+    }
+}
+
+/* See to it that the limit allows a group's copy. */
+static sk_status room_ensure(sk_sched *sched, sk_group *group, sk__way way)
+    SK_REQUIRES(sched->lock) {
+    size_t nbytes = host_bytes_of(group);
+    if (room_bytes(sched) >= nbytes + (way == SK_WAY_OUT ? sched->reserve_bytes : 0)) {
+        return SK_OK;
+    }
+    reserve_measure(sched);
+    nbytes += way == SK_WAY_OUT ? sched->reserve_bytes : 0;
+    return nbytes > sched->host_limit_bytes ? host_refuse(sched, host_bytes_of(group))
+                                            : room_make(sched, group, nbytes);
+}
+
+sk_status sk__host_take(sk_sched *sched, sk_group *group, sk__way way) {
+    size_t nbytes = host_bytes_of(group);
+    sk_assert(group->host == NULL);
+    sk_status status = room_ensure(sched, group, way);
+    bool tentative = sk_tentative_set(false); /* that is for the device: here nothing waits */
+    while (status == SK_OK && group->host == NULL) {
+        status = sk_pool_take(sched->host, nbytes, NULL, &group->host);
+        if (status == SK_OVER_BUDGET || status == SK_OUT_OF_DEVICE_MEMORY) {
+            status = room_make(sched, group, room_bytes(sched) + 1); /* what is free is in pieces */
+        }
+    }
+    (void)sk_tentative_set(tentative);
+    if (status != SK_OK) {
+        return status;
+    }
+    sk_assert(nbytes <= room_bytes(sched));
+    sched->host_bytes += nbytes;
+    if (way == SK_WAY_OUT) {
+        group->place = SK_ON_HOST;
+    }
+    return SK_OK;
+}
+
+/* ---- the disk -------------------------------------------------------------------------------- */
+
+/* Both directions end here, on a thread of the disk. */
+static void request_end(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    sk_assert(group->sched == sched && !sk__in_transit(group));
+    sk__group_reap(sched, group);
+    sk__lanes_fill(sched);
+    (void)pthread_cond_broadcast(&sched->changed);
+}
+
+static void write_done(sk__disk_request *request, sk_status status) {
+    sk_group *group = request->context;
+    sk_sched *sched = group->sched;
+    sk__enter(sched);
+    sk_assert(group->place == SK_WRITING && sched->nwrites > 0);
+    sched->nwrites--;
+    group->place = SK_ON_HOST;
+    if (status != SK_OK) {
+        sk__disk_release(sched->disk, group->extent);
+        group->has_extent = false;
+        group->tier = SK_TIER_HOST; /* the disk had its chance */
+    } else {
+        sched->stats.written_bytes += group->nbytes;
+        if (is_spare(group)) { /* else it is wanted on the device just now */
+            host_give(sched, group);
+            group->place = SK_ON_DISK;
+        }
+    }
+    request_end(sched, group);
+    sk__leave(sched);
+}
+
+static void read_done(sk__disk_request *request, sk_status status) {
+    sk_group *group = request->context;
+    sk_sched *sched = group->sched;
+    sk__enter(sched);
+    sk_assert(group->place == SK_READING && sched->nreads > 0);
+    sched->nreads--;
+    group->place = status == SK_OK ? SK_ON_HOST : SK_ON_DISK;
+    sched->stats.read_bytes += status == SK_OK ? group->nbytes : 0;
+    if (status != SK_OK) {
+        host_give(sched, group);
+        if (group->phase == SK_WAITING) {
+            sk__lane_fail(sched, group, status, request->text);
+        }
+    }
+    request_end(sched, group);
+    if (status == SK_OK) {
+        sk__tier_read_ahead(sched);
+    }
+    sk__leave(sched);
+}
+
+static void request_fill(sk_group *group, sk__disk_way way) {
+    group->request = (sk__disk_request){
+        .way = way,
+        .memory = group->host,
+        .nbytes = group->nbytes,
+        .extent = group->extent,
+        .done = way == SK_DISK_WRITE ? write_done : read_done,
+        .context = group,
+    };
+}
+
+sk_status sk__tier_write(sk_sched *sched, sk_group *group) {
+    sk_assert(group->place == SK_ON_HOST && !group->has_extent);
+    sk_status status = sk__disk_reserve(sched->disk, group->nbytes, &group->extent);
+    if (status != SK_OK) {
+        return status;
+    }
+    request_fill(group, SK_DISK_WRITE);
+    status = sk__disk_submit(sched->disk, &group->request);
+    if (status != SK_OK) {
+        sk__disk_release(sched->disk, group->extent);
+        return status;
+    }
+    group->has_extent = true;
+    group->place = SK_WRITING;
+    sched->nwrites++;
+    sched->reserve_bytes = sk__max(sched->reserve_bytes, host_bytes_of(group));
+    return SK_OK;
+}
+
+sk_status sk__tier_read(sk_sched *sched, sk_group *group) {
+    sk_assert(group->place == SK_ON_DISK && group->has_extent && group->host == NULL);
+    sk_status status = sk__host_take(sched, group, SK_WAY_IN);
+    if (status != SK_OK) {
+        return status;
+    }
+    request_fill(group, SK_DISK_READ);
+    status = sk__disk_submit(sched->disk, &group->request);
+    if (status != SK_OK) {
+        host_give(sched, group);
+        return status;
+    }
+    group->place = SK_READING;
+    sched->nreads++;
+    return SK_NOT_READY;
+}
+
+/* Whether a transfer waits for host memory: what is free is not for reading ahead then. */
+static bool is_starving(const sk_sched *sched) SK_REQUIRES(sched->lock) {
+    for (int way = 0; way < SK_WAYS; way++) {
+        for (const sk_group *group = sched->lanes[way].queue.first; group != NULL;
+             group = group->next) {
+            if (group->host == NULL) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static sk_group *soonest_find(const sk_sched *sched) SK_REQUIRES(sched->lock) {
+    sk_group *soonest = NULL;
+    for (sk_group *group = sched->groups; group != NULL; group = group->below) {
+        if (group->place == SK_ON_DISK && group->state == SK_GROUP_OUT && !group->orphan &&
+            (soonest == NULL || group->next_use < soonest->next_use)) {
+            soonest = group;
+        }
+    }
+    return soonest;
+}
+
+void sk__tier_read_ahead(sk_sched *sched) {
+    while (sched->disk != NULL && sched->nreads < READS_AHEAD && !is_starving(sched)) {
+        sk_group *soonest = soonest_find(sched);
+        if (soonest == NULL || room_bytes(sched) < host_bytes_of(soonest) + sched->reserve_bytes) {
+            return;
+        }
+        if (sk__tier_read(sched, soonest) != SK_NOT_READY) {
+            return; /* whoever needs it will see why */
+        }
+    }
+}
