@@ -25,6 +25,8 @@ from swapkit.errors import SwapkitError
 if TYPE_CHECKING:
     from swapkit._runtime.installation import install, uninstall
     from swapkit.api.contexts import budget
+    from swapkit.api.operators import op
+    from swapkit.api.scopes import keep, offload
     from swapkit.api.statistics import memory_stats, memory_summary, reset_peak_memory_stats
 
 __version__ = "0.1.0"
@@ -33,8 +35,11 @@ __all__ = [
     "SwapkitError",
     "budget",
     "install",
+    "keep",
     "memory_stats",
     "memory_summary",
+    "offload",
+    "op",
     "reset_peak_memory_stats",
     "uninstall",
 ]
@@ -42,8 +47,11 @@ __all__ = [
 _LAZY = {
     "budget": "swapkit.api.contexts",
     "install": "swapkit._runtime.installation",
+    "keep": "swapkit.api.scopes",
     "memory_stats": "swapkit.api.statistics",
     "memory_summary": "swapkit.api.statistics",
+    "offload": "swapkit.api.scopes",
+    "op": "swapkit.api.operators",
     "reset_peak_memory_stats": "swapkit.api.statistics",
     "uninstall": "swapkit._runtime.installation",
 }

@@ -1,61 +1,47 @@
 """Saved tensors and the storages under them.
 
 A *handle* stands for one saved tensor in autograd's graph; its *group* stands for the storage, at
-one version, that all saved views of it share: one host copy, one transfer, whatever the number of
-views. The handle keeps an alias of the tensor (`detach()`: same storage, same version counter, not
-the tensor itself, which would tie the graph into a cycle). When the storage is evicted the alias is
-emptied in place and becomes a tracker without memory that still shares the version counter, so a
-change in place is noticed in every state. When the storage is back the alias is filled again.
+one version, that all saved views of it share: one copy, one transfer, whatever the number of views.
+The handle keeps an alias of the tensor (`detach()`: same storage, same version counter, not the
+tensor itself, which would tie the graph into a cycle). When the group's memory is given up the
+alias gets an empty storage and stays as a tracker of the version, so that a change in place is
+noticed in every state; when the bytes are back it gets the new one.
 
-Nothing here locks: a group belongs to one swapper, which does.
+A group whose saved views cover less than half of their storage moves only the part that they
+cover: a slice of a large tensor then gives up the whole tensor for the price of the slice.
 
-Autograd owns the handles, handles own their group, and nothing else owns either: when a graph node
-runs or a graph is dropped, device and host memory go with it.
+Nothing here locks: a group belongs to one swapper, which does. Autograd owns the handles, handles
+own their group, and nothing else owns either: when a graph node runs or a graph is dropped, device
+and host memory go with it.
 """
 
 from __future__ import annotations
 
-import enum
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit.errors import CorruptState, SavedTensorModified
+from swapkit._native.sched import RESIDENT_AT, Group
+from swapkit._runtime.guards import untraced
+from swapkit.errors import SavedTensorModified
 
 if TYPE_CHECKING:
-    from swapkit._runtime.transfers import HostBuffer, Transfer
+    from collections.abc import Callable
 
+    from swapkit._native.sched import Scheduler, Tier
+    from swapkit._runtime.choice import Choice
+    from swapkit._runtime.shim import Shim
 
-class State(enum.Enum):
-    """Where a group's bytes are."""
+# Saved views that cover at least this share of their storage move all of it.
+COVERAGE = 0.5
+# A part begins where vector instructions see the same alignment as in the whole.
+PART_ALIGNMENT = 64
 
-    RESIDENT = "resident"  # on the device only
-    COPYING_OUT = "copying out"
-    CLEAN = "clean"  # on the device, with a valid copy on the host
-    OUT = "out"  # on the host only
-    COPYING_IN = "copying in"
-
-
-# A copy that fails, or an allocation that does, leads back. A group that was copied in keeps its
-# host copy: it is clean, and evicting it again costs nothing.
-_MOVES = {
-    State.RESIDENT: {State.COPYING_OUT},
-    State.COPYING_OUT: {State.CLEAN, State.RESIDENT},
-    State.CLEAN: {State.OUT},
-    State.OUT: {State.COPYING_IN},
-    State.COPYING_IN: {State.CLEAN, State.OUT},
-}
-
-
-class View(NamedTuple):
-    """How a tensor lies in its storage."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    is_conj: bool
-    is_neg: bool
+_use_count = torch._C._storage_Use_Count  # noqa: SLF001
+# References that let a storage's memory go, but nobody else have the address of the object.
+_make_weak: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage._weak_ref  # type: ignore[assignment]  # noqa: SLF001
+_free_weak: Callable[[int], None] = torch.UntypedStorage._free_weak_ref  # noqa: SLF001
 
 
 class StorageGroup:
@@ -64,40 +50,89 @@ class StorageGroup:
     __slots__ = (
         "__weakref__",
         "_handles",
+        "begin_bytes",
+        "choice",
         "device",
-        "host",
+        "end_bytes",
+        "index",
+        "is_leaving",
         "key",
+        "native",
         "nbytes",
+        "operator",
+        "part_bytes",
         "serial",
-        "state",
+        "shift_bytes",
+        "state_at",
         "storage",
         "tag",
-        "transfer",
+        "weak",
     )
 
-    def __init__(self, storage: torch.UntypedStorage, version: int, tag: int) -> None:
+    def __init__(self, storage: torch.UntypedStorage, key: tuple[int, int], choice: Choice) -> None:
         self.storage: torch.UntypedStorage | None = storage
-        self.key = (storage._cdata, version)  # noqa: SLF001
+        self.key = key  # address of the storage object, version
         self.nbytes = storage.nbytes()
         self.device = storage.device
-        self.tag = tag
+        self.choice = choice
+        self.begin_bytes, self.end_bytes = self.nbytes, 0  # what the saved views cover
+        self.part_bytes = 0  # where in the first storage what is copied begins
+        self.shift_bytes = 0  # where in it the present storage begins
+        self.tag = self.index = 0  # the site: module, and number within its call
         self.serial = 0  # the swapper's
-        self.state = State.RESIDENT
-        self.host: HostBuffer | None = None
-        self.transfer: Transfer | None = None
+        self.operator = 0  # the last one that saved it
+        self.is_leaving = False  # it is to be released when its copy is done
+        self.native: Group | None = None  # from its first copy on
+        self.state_at = RESIDENT_AT
+        # The storage that was given up, while others may still hold it: no other object can get its
+        # address then.
+        self.weak = 0
         self._handles: list[weakref.ref[SavedTensor]] = []
 
-    def move(self, state: State) -> None:
-        """Change the state.
+    def __del__(self) -> None:
+        weak = getattr(self, "weak", 0)
+        if weak:
+            _free_weak(weak)
 
-        Raises:
-            CorruptState: the move is not one that a group can make.
-        """
-        if state not in _MOVES[self.state]:
-            raise CorruptState(
-                f"a storage group cannot go from {self.state.value} to {state.value}"
-            )
-        self.state = state
+    @property
+    def state(self) -> int:
+        """Where the bytes are: one of `State`."""
+        return self.state_at[0]  # type: ignore[no-any-return]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the saved views cover too little of the storage for all of it to move."""
+        return self.end_bytes - self.begin_bytes < self.nbytes * COVERAGE
+
+    def is_of(self, storage: int) -> bool:
+        """Return whether the group is on the device, in this storage object."""
+        return self.storage is not None and self.storage._cdata == storage  # noqa: SLF001
+
+    def can_cover(self, span: tuple[int, int]) -> bool:
+        """Return whether the copy, if there is one, has these bytes of the present storage."""
+        if self.native is None:
+            return True
+        first = self.part_bytes - self.shift_bytes
+        return first <= span[0] and span[1] <= first + self.nbytes
+
+    def cover(self, span: tuple[int, int]) -> None:
+        """Note that a saved tensor views these bytes of the present storage."""
+        self.begin_bytes = min(self.begin_bytes, span[0] + self.shift_bytes)
+        self.end_bytes = max(self.end_bytes, span[1] + self.shift_bytes)
+
+    def begin(self, scheduler: Scheduler, tier: Tier) -> tuple[Group, int]:
+        """Return the native group to copy out with, and the address of what it copies."""
+        storage = self.storage
+        assert storage is not None
+        if self.native is None:
+            if self.is_partial:
+                self.part_bytes = self.begin_bytes // PART_ALIGNMENT * PART_ALIGNMENT
+                self.nbytes = self.end_bytes - self.part_bytes
+            self.native = Group(scheduler, self.nbytes, tier)
+            self.state_at = self.native.state_at
+        return self.native, storage.data_ptr() + self.part_bytes - self.shift_bytes
+
+    # ---- handles --------------------------------------------------------------------------------
 
     def add(self, handle: SavedTensor) -> None:
         """Let `handle` view this group."""
@@ -116,45 +151,63 @@ class StorageGroup:
         Nobody else may hold it; and it must still have its size, which those who manage storages
         themselves (FSDP) change behind autograd's back.
         """
-        if self.storage is None or self.storage.nbytes() != self.nbytes:
+        storage = self.storage
+        if storage is None or storage.nbytes() < self.end_bytes - self.shift_bytes:
             return False
-        holders = torch._C._storage_Use_Count(self.storage._cdata)  # noqa: SLF001
+        holders = _use_count(storage._cdata)  # noqa: SLF001
         if holders > 1 + len(self._handles):
             return False  # whichever of the handles live; a weight may have thousands
         return bool(holders == 1 + sum(not handle.is_stripped for handle in self.handles()))
 
-    def strip(self) -> None:
-        """Drop the storage from the group and all its handles; the host copy takes its place."""
+    def strip(self, shim: Shim) -> None:
+        """Let go of the storage; the copy takes its place, unless others keep the storage alive."""
+        storage = self.storage
+        if storage is None:
+            return
+        if not self.weak and not self.is_exclusive():
+            self.weak = _make_weak(storage)
         for handle in self.handles():
-            handle.strip()
+            handle.strip(shim)
         self.storage = None
+
+    def revive(self) -> bool:
+        """Take the storage back if somebody else kept it alive; return whether it is there."""
+        if self.storage is None and self.weak:
+            self.storage = torch.UntypedStorage._new_with_weak_ptr(self.weak)  # noqa: SLF001
+            if self.storage is not None:
+                assert self.native is not None
+                self.native.unevict()
+        return self.storage is not None
 
     def restore(self, storage: torch.UntypedStorage) -> None:
         """Take a storage that holds the bytes again; handles are filled as they are needed."""
         self.storage = storage
-        self.key = (storage._cdata, self.key[1])  # noqa: SLF001
+        self.shift_bytes = self.part_bytes
+        weak, self.weak = self.weak, 0  # first: nobody follows it once it is free
+        if weak:
+            _free_weak(weak)
 
 
 class SavedTensor:
     """What autograd keeps instead of a saved tensor. Without a group it only checks the version."""
 
-    __slots__ = ("__weakref__", "alias", "group", "version", "view")
+    __slots__ = ("__weakref__", "alias", "group", "is_stripped", "shift", "version")
 
-    def __init__(self, tensor: torch.Tensor, group: StorageGroup | None = None) -> None:
+    @untraced
+    def __init__(
+        self, tensor: torch.Tensor, group: StorageGroup | None = None, *, itself: bool = False
+    ) -> None:
         # A leaf that gathers gradients is held by its owner anyway, and who replaces its `.data`
         # means what is saved, too: as in plain autograd it is kept itself.
-        is_own = group is None and tensor.is_leaf and tensor.requires_grad
-        self.alias = tensor if is_own else tensor.detach()
+        itself = itself or (group is None and tensor.is_leaf and tensor.requires_grad)
+        self.alias = tensor if itself else tensor.detach()
         self.version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
         self.group = group
-        self.view: View | None = None
+        self.is_stripped = False
+        self.shift = 0  # of the alias's offset, in elements
         if group is not None:
+            self.shift = group.shift_bytes // tensor.element_size()
             group.add(self)
-
-    @property
-    def is_stripped(self) -> bool:
-        """Whether the alias is only a tracker, without memory."""
-        return self.view is not None
 
     def check_version(self, name: str) -> None:
         """Refuse a tensor that was changed in place after it was saved, as autograd does.
@@ -162,40 +215,29 @@ class SavedTensor:
         Raises:
             SavedTensorModified: it was.
         """
-        if self.alias.is_inference() or self.alias._version == self.version:  # noqa: SLF001
+        alias = self.alias
+        if alias.is_inference() or alias._version == self.version:  # noqa: SLF001
             return
-        size = list(self.view.size if self.view is not None else self.alias.size())
         where = f", saved in {name}," if name else ""
         raise SavedTensorModified(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {self.alias.dtype} {size}{where} is at version {self.alias._version}; "  # noqa: SLF001
+            f"operation: {alias.dtype} {list(alias.size())}{where} is at version {alias._version}; "  # noqa: SLF001
             f"expected version {self.version} instead."
         )
 
-    def strip(self) -> None:
+    def strip(self, shim: Shim) -> None:
         """Let go of the storage; the alias stays as a tracker of the version."""
-        if self.view is not None:
+        if not self.is_stripped:
+            shim.exchange(self.alias._cdata, 0, 0)  # noqa: SLF001
+            self.is_stripped = True
+
+    def fill(self, shim: Shim) -> None:
+        """View the group's storage as the saved tensor did the one it was saved from."""
+        group = self.group
+        if not self.is_stripped or group is None or group.storage is None:
             return
         alias = self.alias
-        self.view = View(
-            alias.size(),
-            alias.stride(),
-            int(alias.storage_offset()),
-            alias.is_conj(),
-            alias.is_neg(),
-        )
-        alias.data = torch.empty(0, dtype=alias.dtype, device=alias.device)
-
-    def fill(self, storage: torch.UntypedStorage) -> None:
-        """View `storage` as the saved tensor did the one it was saved from."""
-        if self.view is None:
-            return
-        size, stride, offset, is_conj, is_neg = self.view
-        tensor = torch.empty(0, dtype=self.alias.dtype, device=self.alias.device)
-        tensor.set_(storage, offset, size, stride)
-        if is_conj:
-            torch._C._set_conj(tensor, True)  # noqa: FBT003, SLF001
-        if is_neg:
-            torch._C._set_neg(tensor, True)  # noqa: FBT003, SLF001
-        self.alias.data = tensor
-        self.view = None
+        shift = group.shift_bytes // alias.element_size()
+        shim.exchange(alias._cdata, group.storage._cdata, shift - self.shift)  # noqa: SLF001
+        self.shift = shift
+        self.is_stripped = False

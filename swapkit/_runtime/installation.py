@@ -10,18 +10,16 @@ import atexit
 import os
 import sys
 import threading
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from swapkit._native.backend import Backend
 from swapkit._native.entry import Entry
 from swapkit._native.pool import Pool
+from swapkit._runtime.guards import untraced
 from swapkit._runtime.holders import find_holders
-from swapkit._runtime.shim import load_shim
-from swapkit._runtime.tracking import ModuleTracker
+from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, OverBudget, SessionError, Unsupported
 from swapkit.reporting.text import Failure, format_failure
 from swapkit.units import format_bytes, parse_bytes
@@ -29,21 +27,19 @@ from swapkit.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from types import FrameType
 
+    from swapkit._runtime.tracking import ModuleTracker
+
 # Files that are not the user's.
 _INTERNAL = (f"{Path(__file__).parent.parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 
 
-class Rescuer(Protocol):
-    """Who can free bytes of the device."""
-
-    def rescue(self, needed_bytes: int) -> int:
-        """Free bytes; return how many, 0 for none."""
-
-
-class ActiveSession(Rescuer, Protocol):
+class ActiveSession(Protocol):
     """A session, as the installation sees it."""
 
     limit_bytes: int
+
+    def rescue(self, needed_bytes: int) -> int:
+        """Free bytes of the device; return how many, 0 for none."""
 
     def hints(self) -> list[str]:
         """Return what a user could do when memory is out in this session."""
@@ -55,36 +51,19 @@ class ActiveSession(Rescuer, Protocol):
         """Note that so many bytes were reserved while the session was active."""
 
 
-class _Entered(threading.local):
-    """The sessions that were entered on this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[object] = []
-
-
 class Installation:
     """The pool, what torch calls, and the sessions that act on it."""
 
     def __init__(self) -> None:
-        self._shim = load_shim()
-        self.backend = Backend.cpu()
-        self.pool = Pool(self.backend)
+        self.runtime = get_runtime()
+        self.backend = self.runtime.backend
+        self.tracker = self.runtime.tracker
+        self.lock = self.runtime.lock
+        self.pool = self.runtime.pool = Pool(self.backend)
         self.entry = Entry(self.pool)
-        self.tracker = ModuleTracker()
         self.active = False
         self.limit_bytes = 0  # set by the user for the whole process; 0: none
         self.sessions: list[ActiveSession] = []  # innermost last
-        self.entered = _Entered()
-        # Of all sessions, ended ones too: their graphs may still hold what can be moved.
-        self.swappers: weakref.WeakSet[Rescuer] = weakref.WeakSet()
-        # Guards the sessions and what they move: one lock for all, since each may be asked for
-        # bytes in the middle of another's allocation.
-        self.lock = threading.RLock()
-        # A fork waits for the lock and its child gets it free, whichever thread held it.
-        release = self.lock.release
-        os.register_at_fork(
-            before=self.lock.acquire, after_in_parent=release, after_in_child=release
-        )
         self.entry.set_explain(self._explain)
         atexit.register(self._detach_callbacks)
 
@@ -95,7 +74,7 @@ class Installation:
             if bool(limit_bytes) != bool(self.limit_bytes):
                 (self.tracker.start if limit_bytes else self.tracker.stop)()
             self.limit_bytes = limit_bytes
-        self._shim.install(self.entry.addresses())
+        self.runtime.shim.install(self.entry.addresses())
         self.active = True
 
     def stop(self) -> None:
@@ -106,12 +85,12 @@ class Installation:
         """
         if self.sessions:
             raise SessionError("swapkit cannot be uninstalled inside `with swapkit.budget(...)`")
-        self._shim.uninstall()
+        self.runtime.shim.uninstall()
         self.active = False
         if self.limit_bytes:
             self.tracker.stop()
         self.limit_bytes = 0
-        self.pool.set_budget(0)
+        self._fits(0)
         self.pool.trim()
 
     def enter(self, session: ActiveSession) -> None:
@@ -124,9 +103,7 @@ class Installation:
             sessions = [*self.sessions, session]
             self._apply(self.limit_bytes, sessions)
             self.sessions = sessions
-            # It may be called inside compiled blocks, where the compiler would trace it.
-            rescue = torch.compiler.disable(self._rescue)  # type: ignore[no-untyped-call]
-            self.pool.set_rescue(rescue)
+            self.pool.set_rescue(self._rescue)
 
     def leave(self, session: ActiveSession) -> None:
         """Undo `enter`."""
@@ -151,6 +128,7 @@ class Installation:
             self.pool.set_budget(budget_bytes)
         except OverBudget:
             return False
+        self.runtime.budget_bytes = budget_bytes
         return True
 
     def _describe_excess(self, budget_bytes: int) -> str:
@@ -164,13 +142,16 @@ class Installation:
             f"already ({holders}). Give a larger budget, or free tensors first."
         )
 
+    @untraced
     def _rescue(self, needed_bytes: int) -> int:
         """Ask the sessions, innermost first."""
         for session in reversed(self.sessions):
             freed = session.rescue(needed_bytes)
             if freed > 0:
                 return freed
-        return next(filter(None, (each.rescue(needed_bytes) for each in list(self.swappers))), 0)
+        with self.lock:
+            others = list(self.runtime.swappers)
+        return next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
 
     def _explain(self, nbytes: int) -> str:
         stats = self.pool.stats()

@@ -7,22 +7,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from swapkit._native.lib import raise_interruption
 from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.holders import find_outside
+from swapkit._runtime.hooks import Hooks
 from swapkit._runtime.installation import Installation, ensure_installation
-from swapkit._runtime.swapper import Swapper
 from swapkit._runtime.tracking import NO_MODULE
-from swapkit._runtime.transfers import CopyEngine
 from swapkit.errors import SessionError
 from swapkit.reporting.text import format_holders
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
+    import torch
     from typing_extensions import Self
 
     from swapkit.reporting.text import Holder
@@ -48,11 +48,14 @@ class SessionStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """What a session was asked for. `host_limit_bytes` 0: what the machine has."""
+    """What a session was asked for. Limits of 0: what the machine has."""
 
     limit_bytes: int
     host_limit_bytes: int
     min_swap_bytes: int
+    rescue_multiple: int = 1
+    disk: Path | None = None
+    disk_limit_bytes: int = 0
 
 
 class Session:
@@ -90,18 +93,18 @@ class Session:
             return self._final
         active = self._require()
         self.note_peak()
-        engine = active.engine
+        moved = active.swapper.executor.stats()
         return SessionStats(
             budget_bytes=self.limit_bytes,
             peak_bytes=self._peak_bytes,
             steps=self._steps,
-            oom_rescues=active.swapper.rescues,
-            swapped_out_bytes=engine.copied_out_bytes,
-            swapped_in_bytes=engine.copied_in_bytes,
+            oom_rescues=active.swapper.rescue.count,
+            swapped_out_bytes=moved.copied_out_bytes,
+            swapped_in_bytes=moved.copied_in_bytes,
             recomputed_regions=0,
-            stall_seconds=engine.stall_seconds,
-            host_peak_bytes=engine.host_peak_bytes,
-            disk_peak_bytes=0,
+            stall_seconds=moved.stall_ns / 1e9,
+            host_peak_bytes=moved.host_peak_bytes,
+            disk_peak_bytes=moved.disk_peak_bytes,
         )
 
     def mark_step(self) -> None:
@@ -145,7 +148,7 @@ class Session:
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device; return how many, 0 for none."""
-        return 0 if self._active is None else self._active.swapper.rescue(needed_bytes)
+        return 0 if self._active is None else self._active.swapper.rescue_bytes(needed_bytes)
 
     def hints(self) -> list[str]:
         """Return what a user could do when memory is out in this session."""
@@ -227,15 +230,16 @@ class _Active:
 
     def __init__(self, installation: Installation, config: SessionConfig) -> None:
         self.installation = installation
-        self.engine = CopyEngine(installation.pool, host_limit_bytes=config.host_limit_bytes)
-        self.swapper = Swapper(
-            pool=installation.pool,
-            engine=self.engine,
-            tracker=installation.tracker,
-            lock=installation.lock,
-            config=config,
+        runtime = installation.runtime
+        executor = runtime.new_executor(
+            host_limit_bytes=config.host_limit_bytes,
+            disk=config.disk,
+            disk_limit_bytes=config.disk_limit_bytes,
         )
-        installation.swappers.add(self.swapper)
+        self.swapper = runtime.new_swapper(executor, limit_bytes=config.limit_bytes)
+        self.swapper.rescue.multiple = config.rescue_multiple
+        self.swapper.rescue.min_bytes = config.min_swap_bytes
+        self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))
         self._undo = ExitStack()
 
     def check_innermost(self) -> None:
@@ -244,8 +248,8 @@ class _Active:
         Raises:
             SessionError: the session began on another thread, or another began after it there.
         """
-        stack = self.installation.entered.stack
-        if not stack or stack[-1] is not self:
+        stack = self.installation.runtime.entered.stack
+        if not stack or stack[-1] is not self.swapper:
             raise SessionError(
                 "a session must end on the thread it began on, and before those that enclose it: "
                 "leave the `with` blocks in reverse order, or give each its own thread"
@@ -267,18 +271,19 @@ class _Active:
                 undo.callback(before.remove)
                 after = optimizer.register_step_post_hook(lambda *_: session.mark_step())
                 undo.callback(after.remove)
-            # Called back inside compiled blocks, too, where the compiler would trace them.
-            pack = torch.compiler.disable(self.swapper.pack)  # type: ignore[no-untyped-call]
-            unpack = torch.compiler.disable(self.swapper.unpack)  # type: ignore[no-untyped-call]
-            undo.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
-            installation.entered.stack.append(self)
-            undo.callback(installation.entered.stack.pop)
+            self.hooks.enter()
+            undo.callback(self.hooks.leave)
+            runtime = installation.runtime
+            runtime.entered.stack.append(self.swapper)
+            undo.callback(runtime.entered.stack.pop)
+            runtime.active.append(self.swapper)
+            undo.callback(runtime.active.remove, self.swapper)
             self._undo = undo.pop_all()
 
     def stop(self) -> None:
         """Undo `start`; the graphs recorded so far keep working."""
         self._undo.close()
-        self.engine.trim_host()
+        self.swapper.executor.scheduler.trim()
 
 
 def _leave_modules() -> None:

@@ -1,7 +1,10 @@
-"""Compiling and loading `shim.cpp`, the one C++ file that puts the pool under torch on the CPU.
+"""Compiling, loading and calling the C++ shim between the native core and torch.
+
+The files of `cpp/` make one library: torch's CPU allocator over the pool, storages of saved
+tensors, and the clock of operators.
 
 It is compiled on first use, against the headers of the torch at hand, and kept in the user's cache
-under a name made of torch's version, its C++ ABI and the source, so that a new torch or a new
+under a name made of torch's version, its C++ ABI and the sources, so that a new torch or a new
 swapkit never meets an old shim. Each process compiles into a file of its own and renames it: two
 at once do the work twice, and either result is right.
 """
@@ -18,14 +21,42 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from swapkit.errors import NativeBuildError, Unsupported
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("shim.cpp")
+SOURCES = tuple(sorted(Path(__file__).with_name("cpp").glob("*.cpp")))
+
+
+class Facts(ctypes.Structure):
+    """What `look` says of a tensor."""
+
+    _fields_ = (
+        ("storage", ctypes.c_void_p),  # the torch object, whose number is `UntypedStorage._cdata`
+        ("begin_bytes", ctypes.c_size_t),  # the part of the storage that the tensor views
+        ("end_bytes", ctypes.c_size_t),
+        ("storage_bytes", ctypes.c_size_t),
+        ("device_type", ctypes.c_int32),
+        ("modes_are_active", ctypes.c_int32),  # on this thread
+    )
+
+    storage: int
+    begin_bytes: int
+    end_bytes: int
+    storage_bytes: int
+    device_type: int
+    modes_are_active: int
+
+
+# What an operator's alarm calls: thread, number, and -1 in forward, 0 in backward, 1 at its start.
+Ring = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int)
 
 
 class Shim:
@@ -39,10 +70,46 @@ class Shim:
         """
         try:
             self._library = ctypes.CDLL(str(library))
+            quick = ctypes.PyDLL(str(library))  # keeps the interpreter: for calls that do little
         except OSError as error:
             raise NativeBuildError(
                 f"swapkit's allocator shim could not be loaded: {error}"
             ) from None
+        size, number = ctypes.c_size_t, ctypes.c_int64
+        look = ctypes.PYFUNCTYPE(ctypes.c_bool, size, size, ctypes.POINTER(Facts))
+        self.look = look(("swapkit_tensor_look", quick))
+        self.exchange = ctypes.PYFUNCTYPE(None, size, size, number)(
+            ("swapkit_alias_exchange", quick)
+        )
+        self._new_storage = ctypes.CFUNCTYPE(size, size, ctypes.c_int32)(
+            ("swapkit_storage_new", self._library)
+        )
+        self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
+        self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
+        self.clock_thread: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_uint64)(
+            ("swapkit_clock_thread", quick)
+        )
+        alarm = ctypes.PYFUNCTYPE(None, ctypes.c_uint64, number)
+        self.clock_forward = alarm(("swapkit_clock_forward", quick))
+        self.clock_backward = alarm(("swapkit_clock_backward", quick))
+
+    def new_storage(self, nbytes: int, device_type: int) -> int:
+        """Return a new storage object, which the caller holds; `device_type` as in `Facts`.
+
+        Raises:
+            torch.OutOfMemoryError: torch's allocator has no memory for it.
+        """
+        storage: int = self._new_storage(nbytes, device_type)
+        if not storage:
+            why = self._library.swapkit_storage_error
+            why.restype = ctypes.c_char_p
+            raise torch.OutOfMemoryError(why().decode(errors="replace"))
+        return storage
+
+    @property
+    def drop_address(self) -> int:
+        """Where `drop` is, for the scheduler, which calls it on any thread."""
+        return ctypes.cast(self._library.swapkit_storage_drop, ctypes.c_void_p).value or 0
 
     def install(self, addresses: tuple[int, int, int, int]) -> None:
         """Make the entry's functions torch's CPU allocator.
@@ -61,6 +128,25 @@ class Shim:
     def uninstall(self) -> None:
         """Give torch its former CPU allocator back."""
         self._library.swapkit_shim_uninstall()
+
+    def start_clock(self, ring: Callable[[int, int, int], None]) -> object:
+        """Call `ring` when an alarm is due; what is returned has to be kept until `stop_clock`."""
+        callback = Ring(ring)
+        self._library.swapkit_clock_start(callback)
+        return callback
+
+    def stop_clock(self) -> None:
+        """Undo `start_clock`."""
+        self._library.swapkit_clock_stop()
+
+    def clock_record(self, thread: int) -> list[int]:
+        """Return the operators of the latest backward pass, in the order in which they ran."""
+        read = self._library.swapkit_clock_record
+        read.restype = ctypes.c_size_t
+        count = read(ctypes.c_uint64(thread), None, ctypes.c_size_t(0))
+        numbers = (ctypes.c_int64 * count)()
+        count = min(count, read(ctypes.c_uint64(thread), numbers, ctypes.c_size_t(count)))
+        return list(numbers[:count])
 
 
 def load_shim() -> Shim:
@@ -85,7 +171,8 @@ def load_shim() -> Shim:
 def shim_name() -> str:
     """Return the file name that only this torch, ABI and source have."""
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - torch has no public name for it
-    key = f"{torch.__version__} {abi} {platform.machine()}".encode() + SOURCE.read_bytes()
+    key = f"{torch.__version__} {abi} {platform.machine()}".encode()
+    key += b"".join(source.read_bytes() for source in SOURCES)
     return f"shim-torch{torch.__version__}-abi{abi}-{hashlib.sha256(key).hexdigest()[:16]}.so"
 
 
@@ -119,8 +206,8 @@ def _compile(library: Path) -> None:
         *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=default", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",  # noqa: SLF001
         f"-I{torch_folder / 'include'}",
-        str(SOURCE),
-        *("-o", name, f"-L{torch_folder / 'lib'}", "-lc10"),
+        *map(str, SOURCES),
+        *("-o", name, f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 NO_MODULE = 0
 # Added to a module's tag for what its backward takes.
 BACKWARD = 1 << 31
+# Kinds of parameters and buffers that have a storage of their own.
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class _Stack(threading.local):
@@ -29,7 +31,9 @@ class _Stack(threading.local):
 
     def __init__(self) -> None:
         self.tags: list[int] = []
+        self.saves: list[int] = [0]  # so far, of each of them; of no module first
         self.period = 0
+        self.step = 0
 
 
 class ModuleTracker:
@@ -41,8 +45,12 @@ class ModuleTracker:
         self._tags: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._stack = _Stack()
         self._period = 0  # of tracking; what a thread's stack holds from an earlier one is stale
+        self._step = 0
         self._handles: list[RemovableHandle] = []
         self._users = 0
+        self._state: set[int] = set()  # storage objects
+        self._added = 0  # modules so far
+        self._known = (0, 0)  # modules that they are of: added, and still there
         self._lock = threading.RLock()
 
     def start(self) -> None:
@@ -91,10 +99,62 @@ class ModuleTracker:
         tags = self._running()
         return tags[-1] if tags else NO_MODULE
 
+    def site(self) -> tuple[int, int]:
+        """Return where the thread saves something now: module, and number of the save in its call.
+
+        The same from step to step, and when the module is recomputed.
+        """
+        tag = self.current()
+        stack = self._stack
+        if tag == NO_MODULE and stack.step != self._step:
+            stack.saves[0], stack.step = 0, self._step
+        stack.saves[-1] += 1
+        return tag, stack.saves[-1] - 1
+
+    def enter_operator(self, name: str) -> int:
+        """Let a kernel run on this thread as if it were a module; return its tag."""
+        outer = self._names[self.current()]
+        tag = self._tag_for(f"{outer}.{name}" if outer else name)
+        self._running().append(tag)
+        self._stack.saves.append(0)
+        return tag
+
+    def leave_operator(self) -> None:
+        """Undo `enter_operator`."""
+        if self._running():
+            self._stack.tags.pop()
+            self._stack.saves.pop()
+
+    # ---- parameters and buffers ------------------------------------------------------------------
+
+    def is_state(self, storage: int) -> bool:
+        """Return whether a storage object holds a parameter or buffer of a known module."""
+        if self._known != (self._added, len(self._tags)):
+            self.refresh_state()
+        return storage in self._state
+
+    def end_step(self) -> None:
+        """Count what is saved outside of modules anew; look again where the state is."""
+        self._step += 1
+        self.refresh_state()
+
+    def refresh_state(self) -> None:
+        """Look where the known modules' parameters and buffers are: they may have been moved."""
+        modules = list(self._tags)
+        self._known = self._added, len(modules)
+        self._state = {
+            tensor.untyped_storage()._cdata  # noqa: SLF001
+            for module in modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
+            if tensor is not None and type(tensor) in PLAIN and tensor.layout is torch.strided
+        }
+
+    # ---- hooks of modules -----------------------------------------------------------------------
+
     def _running(self) -> list[int]:
         stack = self._stack
         if stack.period != self._period:
-            stack.tags, stack.period = [], self._period
+            stack.tags, stack.saves, stack.period = [], [0], self._period
         return stack.tags
 
     def _enter(self, module: torch.nn.Module, _inputs: object) -> None:
@@ -104,6 +164,7 @@ class ModuleTracker:
         if tag is None:
             tag = self._name_now(module)
         self._running().append(tag)
+        self._stack.saves.append(0)
         set_tag(tag)
 
     def _leave(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
@@ -112,6 +173,7 @@ class ModuleTracker:
         tags = self._running()
         if tags:  # empty if tracking began inside this module
             tags.pop()
+            self._stack.saves.pop()
         set_tag(tags[-1] if tags else NO_MODULE)
 
     def _name_now(self, module: torch.nn.Module) -> int:
@@ -123,10 +185,14 @@ class ModuleTracker:
         return self._add(module, f"{self._names[outer]}.{type(module).__name__}")
 
     def _add(self, module: torch.nn.Module, name: str) -> int:
+        tag = self._tags[module] = self._tag_for(name)
+        self._added += 1
+        return tag
+
+    def _tag_for(self, name: str) -> int:
         with self._lock:
             tag = self._tag_of_name.get(name)
             if tag is None:
                 tag = self._tag_of_name[name] = len(self._names)
                 self._names.append(name)
-            self._tags[module] = tag
             return tag

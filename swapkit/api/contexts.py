@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import torch
 
 from swapkit._runtime.installation import check_device, ensure_installation
 from swapkit._runtime.session import Session, SessionConfig
+from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument, Unsupported
 from swapkit.units import parse_bytes
 
 POLICIES = ("rescue",)
 PLANNING_POLICIES = ("auto", "swap", "recompute")
-# Saved tensors below this are never moved (and the documented minimum of the setting).
-MIN_SWAP_BYTES = 1024
+# On a device whose memory is the host's, a host copy saves nothing: with a disk below it, the host
+# only holds what is on its way, this share of the budget and at least so many bytes.
+STAGING_SHARE = 1 / 8
+STAGING_BYTES = 64 << 20
 
 
 def budget(  # noqa: PLR0913 - keyword arguments of the main interface
@@ -22,6 +29,8 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     *,
     policy: str = "rescue",
     host_limit: int | float | str | None = None,
+    disk: str | os.PathLike[str] | None = None,
+    disk_limit: int | float | str | None = None,
     device: str | torch.device | None = None,
     min_swap_bytes: int | str | None = None,
 ) -> Session:
@@ -43,9 +52,14 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         model: names its modules in reports and errors.
         optimizer: a step ends at its `step()`; without it call `session.mark_step()`.
         policy: `"rescue"`: no plan; act when memory fills up.
-        host_limit: most host memory for copies, written like `limit`. None: what there is.
+        host_limit: most host memory for copies, written like `limit`. None: what there is; with
+            `disk` on the CPU, whose memory is the host's, an eighth of `limit`.
+        disk: a folder. What the host has no room for goes to a file there that has no name and
+            vanishes with the process, the tensors that are needed last first.
+        disk_limit: most bytes of that file; None: what the file system has.
         device: None or `"cpu"`.
-        min_swap_bytes: smaller saved storages are never moved; at least 1024, the default.
+        min_swap_bytes: smaller saved storages are never moved; at least 1024. None: what the
+            environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
 
     Returns:
         The session, to be entered once.
@@ -53,6 +67,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     Raises:
         InvalidArgument: an argument is not understood or not possible.
         OverBudget: on entry, if more than `limit` is in use already.
+        DiskError: on entry, if no file can be made in `disk`.
         Unsupported: a policy or device that this version does not have.
 
     Example:
@@ -74,23 +89,45 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     _check_kind("model", model, torch.nn.Module)
     _check_kind("optimizer", optimizer, torch.optim.Optimizer)
     total_bytes = ensure_installation().backend.memory_info().total_bytes
-    least = MIN_SWAP_BYTES
+    environment = read_environment()
+    least = environment.min_swap_bytes
     if min_swap_bytes is not None:
         least = parse_bytes(min_swap_bytes, name="min_swap_bytes")
         if least < MIN_SWAP_BYTES:
             raise InvalidArgument(
                 f"min_swap_bytes={min_swap_bytes!r}: the least possible is {MIN_SWAP_BYTES}"
             )
+    limit_bytes = parse_bytes(limit, whole_bytes=total_bytes, name="limit")
+    if host_limit is not None:
+        host_limit_bytes = parse_bytes(host_limit, whole_bytes=total_bytes, name="host_limit")
+    elif disk is not None:
+        host_limit_bytes = max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))
+    else:
+        host_limit_bytes = 0
     config = SessionConfig(
-        limit_bytes=parse_bytes(limit, whole_bytes=total_bytes, name="limit"),
-        host_limit_bytes=(
-            0
-            if host_limit is None
-            else parse_bytes(host_limit, whole_bytes=total_bytes, name="host_limit")
-        ),
+        limit_bytes=limit_bytes,
+        host_limit_bytes=host_limit_bytes,
         min_swap_bytes=least,
+        rescue_multiple=environment.swap_size_multiple,
+        disk=None if disk is None else Path(disk),
+        disk_limit_bytes=_parse_disk_limit(disk, disk_limit),
     )
     return Session(config, model, optimizer)
+
+
+def _parse_disk_limit(
+    disk: str | os.PathLike[str] | None, disk_limit: int | float | str | None
+) -> int:
+    if disk is None:
+        if disk_limit is not None:
+            raise InvalidArgument(f"disk_limit={disk_limit!r} needs disk=, a folder")
+        return 0
+    if not Path(disk).is_dir():
+        raise InvalidArgument(f"disk={os.fspath(disk)!r}: there is no such folder")
+    if disk_limit is None:
+        return 0
+    whole_bytes = shutil.disk_usage(disk).total
+    return parse_bytes(disk_limit, whole_bytes=whole_bytes, name="disk_limit")
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

@@ -163,18 +163,18 @@ def test_sessions_when_both_bring_back_at_once_then_they_do_not_wait_for_each_ot
                 loss = (x * 1.0).exp().sum()
                 ready.wait()
                 session.rescue(1 << 40)
-                engine = session._active.engine
-                copy_in = engine.copy_in
+                executor = session._active.swapper.executor
+                copy_in = executor.copy_in
 
-                def copy_in_late(*args):
+                def copy_in_late(*args, **options):
                     try:
                         ready.wait(timeout=0.5)  # passes only if both can be here at once
                     except threading.BrokenBarrierError:
                         pass
                     installation._rescue(1 << 40)
-                    return copy_in(*args)
+                    return copy_in(*args, **options)
 
-                engine.copy_in = copy_in_late
+                executor.copy_in = copy_in_late
                 ready.wait()
                 loss.backward()
                 results.append(torch.equal(x.grad, x.detach().exp()))

@@ -15,8 +15,11 @@ PUBLIC_NAMES = {
     "SwapkitError",
     "budget",
     "install",
+    "keep",
     "memory_stats",
     "memory_summary",
+    "offload",
+    "op",
     "reset_peak_memory_stats",
     "uninstall",
 }

@@ -1,56 +1,39 @@
-"""Groups go only where they may, and a handle rebuilds its tensor bit for bit."""
+"""A group knows who holds its storage, and a handle rebuilds its tensor bit for bit."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from swapkit._runtime.groups import SavedTensor, State, StorageGroup
-from swapkit.errors import CorruptState, SavedTensorModified
+from swapkit._native.backend import Backend
+from swapkit._native.sched import Scheduler, State, Tier
+from swapkit._runtime.groups import PART_ALIGNMENT, SavedTensor, StorageGroup
+from swapkit._runtime.runtime import get_runtime
+from swapkit.errors import SavedTensorModified
+from tests.unit._runtime.rig import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ALLOWED = {
-    (State.RESIDENT, State.COPYING_OUT),
-    (State.COPYING_OUT, State.CLEAN),
-    (State.COPYING_OUT, State.RESIDENT),
-    (State.CLEAN, State.OUT),
-    (State.OUT, State.COPYING_IN),
-    (State.COPYING_IN, State.CLEAN),
-    (State.COPYING_IN, State.OUT),
-}
+SHIM = get_runtime().shim
 
 
 def make_group(tensor: torch.Tensor) -> StorageGroup:
-    return StorageGroup(tensor.untyped_storage(), tensor._version, tag=0)
+    storage = tensor.untyped_storage()
+    return StorageGroup(storage, (storage._cdata, tensor._version), AUTO)
 
 
 def away_and_back(handle: SavedTensor, group: StorageGroup) -> None:
     """Move the bytes to a new storage, as a swap does."""
     assert group.storage is not None
     copy = group.storage.clone()
-    group.strip()
+    group.strip(SHIM)
     group.restore(copy)
-    handle.fill(copy)
-
-
-@pytest.mark.parametrize(("source", "target"), list(product(State, State)))
-def test_move_when_asked_then_only_the_allowed_ones_happen(source: State, target: State) -> None:
-    group = make_group(torch.ones(1))
-    group.state = source
-    if (source, target) in ALLOWED:
-        group.move(target)
-        assert group.state is target
-    else:
-        with pytest.raises(CorruptState, match=f"from {source.value} to {target.value}"):
-            group.move(target)
-        assert group.state is source
+    handle.fill(SHIM)
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -99,13 +82,23 @@ def test_fill_when_the_tensor_is_lazily_turned_then_the_bit_stays(
     assert handle.alias.is_neg() == tensor.is_neg()
 
 
+def test_fill_when_the_group_is_not_there_then_nothing_happens() -> None:
+    group = make_group(tensor := torch.ones(4))
+    handle = SavedTensor(tensor, group)
+    group.strip(SHIM)
+    handle.fill(SHIM)
+    assert handle.is_stripped
+    SavedTensor(tensor).fill(SHIM)
+    assert tensor.tolist() == [1.0] * 4
+
+
 def test_strip_when_the_handles_are_the_only_holders_then_the_bytes_are_let_go() -> None:
     tensor = torch.ones(16)
     group = make_group(tensor)
     handles = [SavedTensor(tensor, group), SavedTensor(tensor[4:], group)]
     storage = tensor.untyped_storage()
     del tensor
-    group.strip()
+    group.strip(SHIM)
     assert torch._C._storage_Use_Count(storage._cdata) == 1
     assert all(handle.is_stripped for handle in handles)
     assert all(handle.alias.untyped_storage().nbytes() == 0 for handle in handles)
@@ -116,11 +109,11 @@ def test_strip_when_done_twice_then_the_view_is_not_lost() -> None:
     tensor = torch.arange(6.0)[2:]
     group = make_group(tensor)
     handle = SavedTensor(tensor, group)
-    handle.strip()
-    handle.strip()
+    handle.strip(SHIM)
+    handle.strip(SHIM)
     assert group.storage is not None
-    handle.fill(group.storage)
-    handle.fill(group.storage)
+    handle.fill(SHIM)
+    handle.fill(SHIM)
     assert handle.alias.tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
@@ -150,6 +143,7 @@ def test_exclusive_when_a_view_handed_out_is_in_use_then_not() -> None:
 def test_exclusive_when_the_storage_was_resized_then_not() -> None:
     tensor = torch.ones(16)
     group = make_group(tensor)
+    group.cover((0, 64))
     handle = SavedTensor(tensor, group)
     del tensor
     assert group.is_exclusive()
@@ -159,7 +153,7 @@ def test_exclusive_when_the_storage_was_resized_then_not() -> None:
 
 def test_exclusive_when_the_storage_is_gone_then_not() -> None:
     group = make_group(torch.ones(1))
-    group.strip()
+    group.strip(SHIM)
     assert not group.is_exclusive()
 
 
@@ -186,15 +180,134 @@ def test_group_when_its_last_handle_goes_then_it_goes_without_the_collector() ->
         gc.enable()
 
 
-def test_restore_when_done_then_the_key_is_that_of_the_new_storage() -> None:
-    tensor = torch.ones(4)
+# ---- given up, and taken back -------------------------------------------------------------------
+
+
+def leave(
+    make: Callable[[], torch.Tensor], scheduler: Scheduler
+) -> tuple[StorageGroup, SavedTensor]:
+    """Return a group whose storage was given up, whoever else still holds it."""
+    tensor = make()
     group = make_group(tensor)
-    version = group.key[1]
-    copy = tensor.untyped_storage().clone()
-    group.strip()
+    group.cover((0, group.nbytes))
+    handle = SavedTensor(tensor, group)
+    del tensor
+    native, device = group.begin(scheduler, Tier.HOST)
+    native.copy_out(device, owner=0, next_use=0)
+    native.finish_out()
+    native.evict()
+    group.strip(SHIM)
+    return group, handle
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler(Backend.cpu(), drop_owner=SHIM.drop_address)
+
+
+def test_revive_when_somebody_else_keeps_the_storage_then_it_is_taken_back(
+    scheduler: Scheduler,
+) -> None:
+    tensor = torch.arange(4.0)
+    group, handle = leave(lambda: tensor, scheduler)
+    assert group.state == State.OUT
+    assert group.revive()
+    assert group.state == State.CLEAN
+    handle.fill(SHIM)
+    assert handle.alias.data_ptr() == tensor.data_ptr()
+
+
+def test_revive_when_nobody_kept_the_storage_then_it_is_gone_with_its_memory(
+    scheduler: Scheduler,
+) -> None:
+    tensors = [torch.arange(4.0)]
+    address = tensors[0].untyped_storage()._cdata
+    group, _handle = leave(lambda: tensors[0], scheduler)
+    assert group.weak
+    tensors.clear()
+    assert not group.revive()
+    assert group.state == State.OUT
+    others = [torch.ones(4).untyped_storage() for _ in range(100)]
+    assert all(other._cdata != address for other in others)  # a weak reference keeps it
+
+
+def test_revive_when_nobody_else_held_the_storage_then_not(scheduler: Scheduler) -> None:
+    group, _handle = leave(lambda: torch.arange(4.0), scheduler)
+    assert not group.weak
+    assert not group.revive()
+
+
+def test_restore_when_done_then_the_storage_given_up_is_forgotten(scheduler: Scheduler) -> None:
+    tensor = torch.arange(4.0)
+    group, handle = leave(lambda: tensor, scheduler)
+    copy = torch.arange(4.0).untyped_storage()
     group.restore(copy)
-    assert group.key == (copy._cdata, version)
-    assert group.storage is copy
+    assert not group.weak
+    assert group.is_of(copy._cdata)
+    assert not group.is_of(tensor.untyped_storage()._cdata)
+    handle.fill(SHIM)
+    assert handle.alias.data_ptr() == copy.data_ptr()
+
+
+# ---- parts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "part", "nbytes"),
+    [(0, 1024, 0, 4096), (0, 512, 0, 4096), (0, 511, 0, 2044), (513, 700, 2048, 752)],
+    ids=["whole", "half", "less than half", "not aligned"],
+)
+def test_begin_when_views_cover_less_than_half_then_only_they_move(
+    scheduler: Scheduler, first: int, last: int, part: int, nbytes: int
+) -> None:
+    tensor = torch.arange(1024.0)
+    group = make_group(tensor)
+    group.cover((4 * first, 4 * last))
+    assert group.is_partial == (nbytes < 4096)
+    native, device = group.begin(scheduler, Tier.HOST)
+    assert device == tensor.data_ptr() + part
+    assert part % PART_ALIGNMENT == 0
+    assert native.nbytes == group.nbytes == nbytes
+
+
+def test_fill_when_a_part_is_back_then_offsets_are_those_of_the_part(
+    scheduler: Scheduler,
+) -> None:
+    tensor = torch.arange(1024.0)
+    view = tensor[520:600:3]
+    expected = view.clone()
+    group = make_group(tensor)
+    group.cover((4 * 520, 4 * 600))
+    handle = SavedTensor(view, group)
+    group.begin(scheduler, Tier.HOST)
+    part = tensor[group.part_bytes // 4 :][: group.nbytes // 4].clone().untyped_storage()
+    group.strip(SHIM)
+    group.restore(part)
+    handle.fill(SHIM)
+    assert torch.equal(handle.alias, expected)
+    assert handle.alias.storage_offset() == 520 - group.part_bytes // 4
+
+
+def test_cover_when_a_part_is_back_then_spans_are_those_of_the_first_storage(
+    scheduler: Scheduler,
+) -> None:
+    group = make_group(tensor := torch.arange(1024.0))
+    group.cover((2048, 2448))
+    assert group.can_cover((0, 4096))  # there is no copy yet
+    group.begin(scheduler, Tier.HOST)
+    assert group.can_cover((2048, 2448))
+    assert not group.can_cover((2047, 2448))
+    assert not group.can_cover((2048, 2449))
+    group.strip(SHIM)
+    group.restore(torch.ones(100).untyped_storage())
+    assert group.can_cover((0, 400))
+    assert not group.can_cover((0, 401))
+    group.cover((4, 8))
+    assert (group.begin_bytes, group.end_bytes) == (2048, 2448)
+    assert tensor.numel() == 1024
+
+
+# ---- versions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stripped", [False, True])
@@ -203,7 +316,7 @@ def test_version_when_changed_in_place_then_the_error_is_autograds(stripped: boo
     group = make_group(tensor)
     handle = SavedTensor(tensor, group)
     if stripped:
-        group.strip()
+        group.strip(SHIM)
     handle.check_version("layers.0")
     tensor[0].add_(1)  # through a view
     with pytest.raises(SavedTensorModified) as caught:
@@ -236,3 +349,11 @@ def test_version_when_an_inference_tensor_is_saved_then_nothing_is_checked() -> 
     with torch.inference_mode():
         tensor = torch.ones(4)
     SavedTensor(tensor).check_version("")
+
+
+def test_handle_when_a_leaf_gathers_gradients_then_it_is_kept_itself() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    assert SavedTensor(leaf).alias is leaf
+    result = leaf * 2
+    assert SavedTensor(result).alias is not result  # which would tie the graph into a cycle
+    assert SavedTensor(result).alias.data_ptr() == result.data_ptr()

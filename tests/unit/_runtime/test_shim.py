@@ -36,8 +36,8 @@ def test_name_when_the_source_changes_then_it_changes(
 ) -> None:
     before = shim.shim_name()
     changed = tmp_path / "shim.cpp"
-    changed.write_bytes(shim.SOURCE.read_bytes() + b"\n")
-    monkeypatch.setattr(shim, "SOURCE", changed)
+    changed.write_bytes(shim.SOURCES[0].read_bytes() + b"\n")
+    monkeypatch.setattr(shim, "SOURCES", (changed, *shim.SOURCES[1:]))
     assert shim.shim_name() != before
 
 
@@ -114,7 +114,7 @@ def test_load_when_the_compiler_fails_then_the_error_has_command_and_output(
 ) -> None:
     wrong = tmp_path / "wrong.cpp"
     wrong.write_text("#error nothing works here\n")
-    monkeypatch.setattr(shim, "SOURCE", wrong)
+    monkeypatch.setattr(shim, "SOURCES", (wrong,))
     with pytest.raises(NativeBuildError) as caught:
         shim.load_shim()
     text = str(caught.value)
@@ -130,7 +130,7 @@ def test_load_when_the_compiler_variable_is_empty_then_the_default_is_used(
     monkeypatch.setenv("CXX", "")
     wrong = cache.parent / "wrong.cpp"
     wrong.write_text("#error the default compiler ran\n")
-    monkeypatch.setattr(shim, "SOURCE", wrong)
+    monkeypatch.setattr(shim, "SOURCES", (wrong,))
     with pytest.raises(NativeBuildError, match="the default compiler ran"):
         shim.load_shim()
 

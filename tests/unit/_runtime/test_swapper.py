@@ -1,110 +1,84 @@
-"""What is packed, what is evicted and in which order, and what comes back."""
+"""What is packed, what passes, and that it comes back bit for bit, whatever happens meanwhile."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from swapkit._native.backend import Backend
-from swapkit._native.pool import Pool
-from swapkit._runtime.groups import SavedTensor, State
-from swapkit._runtime.session import SessionConfig
-from swapkit._runtime.swapper import COPIES_IN_FLIGHT, Swapper
-from swapkit._runtime.transfers import CopyEngine
+from swapkit._native.sched import State
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.swapper import AHEAD_GROUPS
 from swapkit.errors import SavedTensorModified
 from tests.support import MIB
+from tests.unit._runtime.rig import (
+    AUTO,
+    EVERYTHING,
+    SWAP,
+    evict,
+    group_of,
+    in_use,
+    make_swapper,
+    numbers,
+    save,
+    settle,
+    state_of,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.installation import Installation
+    from swapkit._runtime.swapper import Swapper
 
-EVERYTHING = 1 << 50
-
-
-@pytest.fixture
-def make(installation: Installation) -> Callable[..., Swapper]:
-    """Make a swapper; without a budget given, memory never fills up."""
-
-    def make(
-        *, budget_bytes: int = 128 * MIB, min_swap_bytes: int = 1024, host_limit_bytes: int = 0
-    ) -> Swapper:
-        return Swapper(
-            pool=installation.pool,
-            engine=CopyEngine(installation.pool, host_limit_bytes=host_limit_bytes),
-            tracker=installation.tracker,
-            lock=installation.lock,
-            config=SessionConfig(
-                limit_bytes=budget_bytes,
-                host_limit_bytes=host_limit_bytes,
-                min_swap_bytes=min_swap_bytes,
-            ),
-        )
-
-    return make
-
-
-def numbers(nbytes: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(nbytes // 4, generator=generator)
-
-
-def saved(swapper: Swapper, nbytes: int, seed: int = 0) -> SavedTensor:
-    """Save a tensor that nobody else holds."""
-    return swapper.pack(numbers(nbytes, seed))
-
-
-def state_of(handle: SavedTensor) -> State:
-    assert handle.group is not None
-    return handle.group.state
-
-
-def settle(swapper: Swapper, handle: SavedTensor) -> None:
-    """Let a copy out of the handle's group end."""
-    assert handle.group is not None
-    swapper._settle(handle.group, wait=True)
+pytestmark = pytest.mark.usefixtures("installation")
 
 
 # ---- packing -----------------------------------------------------------------------------------
 
 
-def test_unpack_when_nothing_happened_then_an_equal_tensor_over_the_same_storage(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
+def test_unpack_when_nothing_happened_then_an_equal_tensor_over_the_same_storage() -> None:
+    swapper = make_swapper()
     tensor = numbers(4096)
-    unpacked = swapper.unpack(swapper.pack(tensor))
+    unpacked = unpack(swapper, save(swapper, tensor))
     assert torch.equal(unpacked, tensor)
     assert unpacked.data_ptr() == tensor.data_ptr()
 
 
-def test_unpack_when_evicted_then_every_view_is_back_over_one_storage(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
+def test_unpack_when_evicted_then_every_view_is_back_over_one_storage() -> None:
+    swapper = make_swapper()
     base = numbers(8192).view(32, 64)
     expected = [base.clone(), base.t().clone(), base[3:, 1::2].clone()]
-    handles = [swapper.pack(base), swapper.pack(base.t()), swapper.pack(base[3:, 1::2])]
+    handles = [save(swapper, view) for view in (base, base.t(), base[3:, 1::2])]
     assert len({id(handle.group) for handle in handles}) == 1
     del base
-    assert swapper.rescue(1) == 8192
-    assert state_of(handles[0]) is State.OUT
-    unpacked = [swapper.unpack(handle) for handle in handles]
+    assert swapper.rescue_bytes(1) == 8192
+    assert state_of(handles[0]) == State.OUT
+    unpacked = [unpack(swapper, handle) for handle in handles]
     assert all(torch.equal(a, b) for a, b in zip(unpacked, expected, strict=True))
     assert len({tensor.untyped_storage().data_ptr() for tensor in unpacked}) == 1
-    assert swapper._engine.copied_out_bytes == swapper._engine.copied_in_bytes == 8192
+    stats = swapper.executor.stats()
+    assert stats.copied_out_bytes == stats.copied_in_bytes == 8192
 
 
-def test_pack_when_the_version_differs_then_a_group_of_its_own(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
+def test_unpack_when_evicted_then_the_memory_is_the_pools(installation: Installation) -> None:
+    swapper = make_swapper()
+    handle = save(swapper, MIB)
+    evict(swapper, handle)
+    before = in_use(installation)
+    assert installation.runtime.owns(unpack(swapper, handle))
+    assert in_use(installation) == before + MIB
+
+
+def test_pack_when_the_version_differs_then_a_group_of_its_own() -> None:
+    swapper = make_swapper()
     tensor = numbers(4096)
-    first = swapper.pack(tensor)
+    first = save(swapper, tensor)
     tensor.add_(1)
-    assert swapper.pack(tensor).group is not first.group
+    assert save(swapper, tensor).group is not first.group
 
 
 class Subclass(torch.Tensor):
@@ -113,6 +87,7 @@ class Subclass(torch.Tensor):
 
 PASSING: dict[str, Callable[[], torch.Tensor]] = {
     "small": lambda: numbers(1020),
+    "empty": lambda: torch.empty(0),
     "parameter": lambda: torch.nn.Parameter(numbers(4096).view(32, 32)),
     "view of a parameter": lambda: torch.nn.Parameter(numbers(4096).view(32, 32)).t(),
     "subclass": lambda: numbers(4096).as_subclass(Subclass),
@@ -126,270 +101,137 @@ PASSING: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # quantised tensors are announced to go
 @pytest.mark.parametrize("kind", PASSING)
-def test_pack_when_the_tensor_is_not_for_swapping_then_it_passes(
-    make: Callable[..., Swapper], kind: str
-) -> None:
-    swapper = make()
+def test_pack_when_the_tensor_is_not_for_swapping_then_it_passes(kind: str) -> None:
+    swapper = make_swapper()
     tensor = PASSING[kind]()
-    handle = swapper.pack(tensor)
+    handle = save(swapper, tensor)
     assert handle.group is None
-    assert swapper.rescue(EVERYTHING) == 0
-    unpacked = swapper.unpack(handle)
+    assert swapper.rescue_bytes(EVERYTHING) == 0
+    unpacked = unpack(swapper, handle)
     assert unpacked.layout == tensor.layout
     assert isinstance(unpacked, Subclass) == isinstance(tensor, Subclass)
     if kind not in {"meta", "sparse"}:
         assert unpacked.data_ptr() == tensor.data_ptr()
 
 
-def test_pack_when_the_least_size_is_higher_then_smaller_storages_pass(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make(min_swap_bytes=8192)
-    assert saved(swapper, 8188).group is None
-    assert saved(swapper, 8192).group is not None
+@pytest.mark.parametrize("kind", ["parameter", "frozen view", "buffer"])
+def test_pack_when_a_scope_swaps_then_state_of_known_modules_stays(kind: str) -> None:
+    swapper = make_swapper()
+    module = torch.nn.BatchNorm1d(1024)
+    assert module.running_mean is not None
+    swapper._tracker.add_model(module)
+    tensors = {
+        "parameter": module.weight,
+        "frozen view": module.requires_grad_(requires_grad=False).weight[1:],
+        "buffer": module.running_mean[1:],
+    }
+    assert save(swapper, tensors[kind], SWAP).group is None
+    assert save(swapper, torch.frombuffer(bytearray(4096), dtype=torch.uint8), SWAP).group
 
 
-@pytest.mark.parametrize("evict", [False, True])
-def test_unpack_when_changed_in_place_then_refused(
-    make: Callable[..., Swapper], evict: bool
-) -> None:
-    swapper = make()
-    handle = saved(swapper, 4096)
-    if evict:
-        swapper.rescue(1)
-    handle.alias.add_(1)  # whoever still shares the version counter
+@pytest.mark.promise("A14")
+@pytest.mark.parametrize("action", [Action.AUTO, Action.SWAP])
+def test_pack_when_the_least_size_is_higher_then_smaller_storages_pass(action: Action) -> None:
+    swapper = make_swapper()
+    choice = Choice(action, min_bytes=8192)
+    assert save(swapper, 8188, choice).group is None
+    assert save(swapper, 8192, choice).group is not None
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_unpack_when_changed_in_place_then_refused(away: bool) -> None:
+    swapper = make_swapper()
+    tensor = numbers(4096)
+    handle = save(swapper, tensor)
+    if away:
+        evict(swapper, handle)
+    tensor[7:].add_(1)
     with pytest.raises(SavedTensorModified):
         swapper.unpack(handle)
 
 
-def test_unpack_when_a_small_tensor_was_changed_then_refused(make: Callable[..., Swapper]) -> None:
-    swapper = make()
+def test_unpack_when_a_small_tensor_was_changed_then_refused() -> None:
+    swapper = make_swapper()
     tensor = numbers(64)
-    handle = swapper.pack(tensor)
+    handle = save(swapper, tensor)
     tensor.zero_()
     with pytest.raises(SavedTensorModified):
         swapper.unpack(handle)
 
 
-# ---- rescue ------------------------------------------------------------------------------------
+# ---- swapping scopes ----------------------------------------------------------------------------
 
 
-@pytest.mark.promise("A4")
-@pytest.mark.parametrize("copied", [False, True])
-def test_rescue_when_it_says_that_bytes_are_free_then_they_are(
-    make: Callable[..., Swapper], installation: Installation, copied: bool
+def test_swap_when_automatic_then_released_when_copied_and_not_before(
+    installation: Installation,
 ) -> None:
-    swapper = make(budget_bytes=1 if copied else EVERYTHING)
-    handle = saved(swapper, 4 * MIB)
-    before = installation.pool.in_use_bytes()
-    assert swapper.rescue(1) == 4 * MIB
-    assert installation.pool.in_use_bytes() == before - 4 * MIB
-    assert state_of(handle) is State.OUT
-    assert swapper.rescues == 1
-
-
-def test_rescue_when_others_hold_the_storage_then_it_stays(make: Callable[..., Swapper]) -> None:
-    swapper = make()
-    tensor = numbers(4096)
-    handle = swapper.pack(tensor)
-    assert swapper.rescue(EVERYTHING) == swapper.rescues == 0
-    assert state_of(handle) is State.RESIDENT
-    assert tensor.numel() == 1024
-
-
-def test_rescue_when_a_part_is_enough_then_the_oldest_go_first(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
-    handles = [saved(swapper, MIB, seed) for seed in range(4)]
-    assert swapper.rescue(2 * MIB) == 2 * MIB
-    out, resident = State.OUT, State.RESIDENT
-    assert [state_of(handle) for handle in handles] == [out, out, resident, resident]
-    assert swapper.resident_bytes() == 2 * MIB
-
-
-def test_rescue_when_some_are_clean_then_they_go_before_older_ones(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
-    handles = [saved(swapper, MIB, seed) for seed in range(3)]
-    group = handles[2].group
-    assert group is not None
-    assert swapper._copy_out(group)
-    settle(swapper, handles[2])
-    copied_bytes = swapper._engine.copied_out_bytes
-    assert swapper.rescue(MIB) == MIB
-    assert [state_of(handle) for handle in handles] == [State.RESIDENT, State.RESIDENT, State.OUT]
-    assert swapper._engine.copied_out_bytes == copied_bytes
-
-
-def test_rescue_when_a_copy_still_runs_then_its_group_is_not_clean(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
-    handle = saved(swapper, MIB)
     slow = Backend.delay(Backend.cpu())
-    swapper._engine = CopyEngine(Pool(slow), host_limit_bytes=0)
-    assert handle.group is not None
-    assert swapper._copy_out(handle.group)
-    assert swapper._evict_clean([handle.group], 1) == 0
-    assert state_of(handle) is State.COPYING_OUT
+    swapper = make_swapper(slow)
+    before = in_use(installation)
+    first = save(swapper, MIB, SWAP)
+    second = save(swapper, MIB, SWAP, seed=1)
+    assert [state_of(first), state_of(second)] == [State.COPYING_OUT] * 2
+    assert in_use(installation) == before + 2 * MIB
+    slow.release_copies(1)
+    swapper.executor.finish_out(group_of(first))
+    third = save(swapper, MIB, SWAP, seed=2)
+    assert state_of(first) == State.OUT
+    assert state_of(second) == State.COPYING_OUT
+    assert in_use(installation) == before + 2 * MIB
     slow.release_copies()
-    assert swapper.rescue(1) == MIB
-    assert torch.equal(swapper.unpack(handle), numbers(MIB))
+    swapper.executor.scheduler.drain()
+    swapper.end_scope()
+    assert [state_of(second), state_of(third)] == [State.OUT] * 2
+    assert in_use(installation) == before
 
 
-def test_rescue_when_one_clean_group_just_fits_then_it_is_taken_alone(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
-    handles = [saved(swapper, nbytes) for nbytes in (MIB, 8 * MIB, 3 * MIB)]
-    for handle in handles:
-        assert handle.group is not None
-        assert swapper._copy_out(handle.group)
-        settle(swapper, handle)
-    swapper._engine.poll()
-    assert swapper.rescue(5 * MIB // 2) == 3 * MIB
-    assert [state_of(handle) for handle in handles] == [State.CLEAN, State.CLEAN, State.OUT]
+def test_swap_when_its_scope_is_over_then_other_saves_release_what_is_copied() -> None:
+    slow = Backend.delay(Backend.cpu())
+    swapper = make_swapper(slow)
+    handle = save(swapper, MIB, SWAP)
+    swapper.end_scope()
+    assert state_of(handle) == State.COPYING_OUT
+    slow.release_copies()
+    swapper.executor.scheduler.drain()
+    save(swapper, 4096, AUTO)
+    assert state_of(handle) == State.OUT
 
 
-def test_rescue_when_a_group_came_back_then_evicting_it_again_copies_nothing(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
-    expected = numbers(4096)
-    handle = saved(swapper, 4096)
-    for _ in range(3):
-        assert swapper.rescue(1) == 4096
-        assert torch.equal(swapper.unpack(handle), expected)
-    assert swapper._engine.copied_out_bytes == 4096
-    assert swapper._engine.copied_in_bytes == 3 * 4096
-
-
-def test_rescue_when_the_host_is_full_then_what_was_copied_still_counts(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make(host_limit_bytes=3 * MIB)
-    handles = [saved(swapper, 2 * MIB, seed) for seed in range(2)]
-    assert swapper.rescue(EVERYTHING) == 2 * MIB
-    assert swapper.host_is_full
-    assert [state_of(handle) for handle in handles] == [State.OUT, State.RESIDENT]
-    assert torch.equal(swapper.unpack(handles[1]), numbers(2 * MIB, 1))
-    swapper.end_step()
-    assert not swapper.host_is_full
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_rescue_when_a_grad_mode_is_on_then_the_tensor_comes_back_whole(
-    make: Callable[..., Swapper], mode: Callable[[], Any]
-) -> None:
-    swapper = make()
-    handle = saved(swapper, 4096)
-    with mode():
-        assert swapper.rescue(1) == 4096
-    unpacked = swapper.unpack(handle)
-    assert torch.equal(unpacked, numbers(4096))
-    assert not unpacked.is_inference()
-
-
-def test_rescue_when_a_functional_transform_runs_then_the_tensor_comes_back_whole(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make()
-    handle = saved(swapper, 4096)
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        assert swapper.rescue(1) == 4096
-        return x.square().sum()
-
-    torch.func.grad(loss)(torch.ones(3))
-    # The view over nothing is a plain tensor: one of the transform would crash the process later.
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(handle.alias)
-    handle.alias.untyped_storage()
-    assert torch.equal(swapper.unpack(handle), numbers(4096))
-
-
-def test_handle_when_the_graph_is_dropped_then_device_and_host_memory_go(
-    make: Callable[..., Swapper], installation: Installation
-) -> None:
-    swapper = make()
-    before = installation.pool.in_use_bytes()
-    handles = [saved(swapper, MIB, seed) for seed in range(2)]
-    swapper.rescue(MIB)
-    del handles
-    swapper._engine.poll()
-    assert installation.pool.in_use_bytes() == before
-    assert swapper._engine.host_in_use_bytes == 0
-    assert not swapper._resident
-    assert not swapper._index
-
-
-def test_rescue_when_a_dropped_graph_was_still_being_copied_then_its_memory_is_freed(
-    make: Callable[..., Swapper], installation: Installation
-) -> None:
-    swapper = make()
-    before = installation.pool.in_use_bytes()
-    handle = saved(swapper, 4 * MIB)
-    assert handle.group is not None
-    assert swapper._copy_out(handle.group)
-    transfer = handle.group.transfer
-    assert transfer is not None
-    del handle
-    transfer._event.synchronize()
-    del transfer
-    swapper.rescue(1)
-    assert installation.pool.in_use_bytes() == before
-
-
-# ---- write-behind ------------------------------------------------------------------------------
-
-
-def test_write_behind_when_memory_is_free_then_it_rests(make: Callable[..., Swapper]) -> None:
-    swapper = make()
-    handles = [saved(swapper, MIB, seed) for seed in range(3)]
-    assert swapper._engine.copied_out_bytes == 0
-    assert {state_of(handle) for handle in handles} == {State.RESIDENT}
-
-
-def test_write_behind_when_memory_fills_then_the_oldest_are_copied_and_stay(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make(budget_bytes=1)
-    handles = []
-    for seed in range(4):
-        handles.append(saved(swapper, MIB, seed))
-        assert swapper._engine.in_flight <= COPIES_IN_FLIGHT
-    assert swapper._engine.copied_out_bytes > 0
-    settle(swapper, handles[0])
-    assert state_of(handles[0]) is State.CLEAN
-    assert swapper._engine.copied_in_bytes == 0
-    assert torch.equal(swapper.unpack(handles[0]), numbers(MIB))
-
-
-def test_write_behind_when_the_forward_still_holds_a_storage_then_it_waits(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make(budget_bytes=1)
+def test_swap_when_saved_before_outside_of_the_scope_then_the_scopes_choice_holds() -> None:
+    swapper = make_swapper()
     tensor = numbers(4096)
-    handle = swapper.pack(tensor)
-    assert state_of(handle) is State.RESIDENT
-    del tensor
-    kept = numbers(4096, 1)
-    swapper.pack(kept)
-    assert state_of(handle) is State.COPYING_OUT
+    first = save(swapper, tensor, AUTO)
+    chosen = Choice(Action.SWAP, prefetch=3)
+    save(swapper, tensor, chosen)
+    assert group_of(first).choice is chosen
 
 
-def test_write_behind_when_the_last_step_evicted_nothing_then_the_next_copies_nothing(
-    make: Callable[..., Swapper],
-) -> None:
-    swapper = make(budget_bytes=1)
-    swapper.end_step()
-    handles = [saved(swapper, MIB, seed) for seed in range(3)]
-    assert swapper._engine.copied_out_bytes == 0
-    assert swapper.rescue(MIB) == MIB
-    del handles
-    swapper.end_step()
-    handles = [saved(swapper, MIB, seed) for seed in range(5)]
-    for handle in handles:
-        settle(swapper, handle)
-    assert MIB < swapper._engine.copied_out_bytes <= 3 * MIB  # 1.25 MiB ahead, in whole storages
+def test_swap_when_the_host_is_full_then_it_stays_and_comes_back_right() -> None:
+    swapper = make_swapper(host_limit_bytes=MIB)
+    handle = save(swapper, 2 * MIB, SWAP)
+    settle(swapper)
+    assert state_of(handle) == State.RESIDENT
+    assert torch.equal(unpack(swapper, handle), numbers(2 * MIB))
+
+
+def drop_all(swapper: Swapper, count: int) -> list[State]:
+    """Save in a swapping scope; return where everything is after the newest came back."""
+    handles = [save(swapper, MIB, SWAP, seed=seed) for seed in range(count)]
+    settle(swapper)
+    assert {state_of(handle) for handle in handles} == {State.OUT}
+    unpack(swapper, handles[-1])
+    return [state_of(handle) for handle in handles]
+
+
+def test_ahead_when_one_comes_back_then_those_saved_before_are_on_their_way() -> None:
+    swapper = make_swapper()
+    states = drop_all(swapper, AHEAD_GROUPS + 4)
+    assert State.OUT not in states[-1 - AHEAD_GROUPS :]
+
+
+def test_ahead_when_earlier_graphs_left_groups_unused_then_still_ahead() -> None:
+    swapper = make_swapper()
+    for _ in range(5):
+        states = drop_all(swapper, 40)
+        assert states.count(State.OUT) < 39  # some come ahead in every pass
+        assert State.OUT not in states[-1 - AHEAD_GROUPS :]

@@ -180,3 +180,85 @@ def test_name_when_the_tag_is_of_backward_or_unknown_then_the_module_or_nothing(
     assert tracker.name(2 | BACKWARD) == tracker.name(2) == "0"
     assert tracker.name(NO_MODULE) == tracker.name(BACKWARD) == ""
     assert tracker.name(99) == ""
+
+
+# ---- sites --------------------------------------------------------------------------------------
+
+
+def test_site_when_a_module_is_called_again_then_its_saves_count_from_the_start(
+    tracker: ModuleTracker,
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Saver(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                tag, index = tracker.site()
+                seen.append((tracker.name(tag), index))
+            return x
+
+    model = nn.Sequential(Saver())
+    for _ in range(2):
+        model(ONE)
+    assert seen == [("0", 0), ("0", 1)] * 2
+
+
+def test_site_when_outside_of_modules_then_steps_count_from_the_start(
+    tracker: ModuleTracker,
+) -> None:
+    seen = []
+    for _ in range(3):
+        seen.append([tracker.site() for _ in range(3)])
+        tracker.end_step()
+    assert seen == [[(NO_MODULE, 0), (NO_MODULE, 1), (NO_MODULE, 2)]] * 3
+
+
+def test_site_when_an_operator_runs_then_it_counts_its_own(tracker: ModuleTracker) -> None:
+    tracker.site()
+    tag = tracker.enter_operator("kernel")
+    assert [tracker.site(), tracker.site()] == [(tag, 0), (tag, 1)]
+    tracker.leave_operator()
+    assert tracker.site() == (NO_MODULE, 1)
+    tracker.leave_operator()  # one too many: tracking began anew inside of it
+    assert tracker.name(tag) == "kernel"
+
+
+# ---- parameters and buffers ---------------------------------------------------------------------
+
+
+def storage_of(tensor: torch.Tensor | None) -> int:
+    assert tensor is not None
+    return int(tensor.untyped_storage()._cdata)
+
+
+def test_state_when_a_model_is_known_then_parameters_and_buffers_are_its_state(
+    tracker: ModuleTracker,
+) -> None:
+    model = nn.BatchNorm1d(8)
+    assert not tracker.is_state(storage_of(model.weight))
+    tracker.add_model(model)
+    assert tracker.is_state(storage_of(model.weight))
+    assert tracker.is_state(storage_of(model.running_mean))
+    assert not tracker.is_state(storage_of(ONE))
+
+
+def test_state_when_another_model_of_the_same_size_comes_then_it_is_looked_at(
+    tracker: ModuleTracker,
+) -> None:
+    model = nn.Linear(2, 2)
+    tracker.add_model(model)
+    assert tracker.is_state(storage_of(model.weight))
+    other = nn.Linear(2, 2)
+    del model
+    tracker.add_model(other)
+    assert len(tracker.modules()) == 1
+    assert tracker.is_state(storage_of(other.weight))
+
+
+def test_state_when_moved_then_a_step_later_it_is_found(tracker: ModuleTracker) -> None:
+    model = nn.Linear(2, 2)
+    tracker.add_model(model)
+    assert tracker.is_state(storage_of(model.weight))
+    model.weight.data = torch.ones(2, 2)
+    tracker.end_step()
+    assert tracker.is_state(storage_of(model.weight))

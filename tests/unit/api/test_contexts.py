@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 
 import swapkit
 from swapkit.errors import InvalidArgument, Unsupported
+from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from swapkit._runtime.installation import Installation
     from swapkit._runtime.session import SessionConfig
 
@@ -61,6 +65,9 @@ def test_policy_when_it_needs_a_planner_then_unsupported(policy: str) -> None:
         ({"host_limit": "110%"}, "host_limit='110%': a share"),
         ({"min_swap_bytes": 1023}, "min_swap_bytes=1023: the least possible is 1024"),
         ({"min_swap_bytes": "10%"}, "min_swap_bytes='10%': a share is not possible"),
+        ({"disk": "/nonexistent/folder"}, "disk='/nonexistent/folder': there is no such folder"),
+        ({"disk_limit": "1GiB"}, "disk_limit='1GiB' needs disk=, a folder"),
+        ({"disk": "/tmp", "disk_limit": "x"}, "disk_limit='x' is not understood"),
         ({"device": "toaster"}, "device='toaster'"),
         ({"model": "gpt"}, "model='gpt': expected a torch"),
         ({"optimizer": "sgd"}, "optimizer='sgd': expected a torch"),
@@ -89,3 +96,54 @@ def test_budget_when_not_installed_then_it_installs(installation: Installation) 
     with swapkit.budget(1 << 40):
         assert installation.active
         assert installation.pool.owns(torch.ones(1024).data_ptr())
+
+
+@pytest.mark.usefixtures("installation")
+def test_disk_when_given_then_folder_limits_and_a_small_host_share(tmp_path: Path) -> None:
+    config = config_of("1GiB", disk=tmp_path, disk_limit="3GiB")
+    assert config.disk == tmp_path
+    assert config.disk_limit_bytes == 3 * 2**30
+    assert config.host_limit_bytes == 2**30 // 8
+    assert config_of("1MiB", disk=str(tmp_path)).host_limit_bytes == 64 * 2**20
+    assert config_of("1GiB", disk=tmp_path, host_limit="5MiB").host_limit_bytes == 5 * 2**20
+    total_bytes = shutil.disk_usage(tmp_path).total
+    assert config_of(disk=tmp_path, disk_limit="50%").disk_limit_bytes == int(total_bytes * 0.5)
+    assert config_of(disk=tmp_path).disk_limit_bytes == 0
+
+
+@pytest.mark.promise("A3")
+def test_disk_when_the_host_limit_is_small_then_the_rest_goes_there_and_comes_back(
+    installation: Installation, tmp_path: Path
+) -> None:
+    limit_bytes = limit_above_reserved(installation, 24 * MIB)
+
+    def losses(count: int) -> torch.Tensor:
+        x = torch.linspace(0, 1, MIB, requires_grad=True)
+        torch.cat([(x * n).exp().sum().view(1) for n in range(1, count)]).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    expected = losses(8)
+    with swapkit.budget(limit_bytes, disk=tmp_path, host_limit="12MiB") as session:
+        assert torch.equal(losses(8), expected)
+    assert session.stats.disk_peak_bytes > 0
+    assert session.stats.host_peak_bytes <= 12 * MIB
+    assert session.stats.peak_bytes <= limit_bytes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_when_everything_is_full_then_out_of_memory_and_training_goes_on(
+    installation: Installation, tmp_path: Path
+) -> None:
+    limit_bytes = limit_above_reserved(installation, 24 * MIB)
+    options: Any = {"disk": tmp_path, "host_limit": "4MiB", "disk_limit": "4MiB"}
+
+    def run(count: int) -> None:
+        x = torch.ones(MIB, requires_grad=True)
+        torch.cat([(x * n).exp().sum().view(1) for n in range(count)]).sum().backward()
+
+    with swapkit.budget(limit_bytes, **options) as session:
+        with pytest.raises(torch.OutOfMemoryError, match="host_limit"):
+            run(12)
+        run(2)
+    assert session.stats.disk_peak_bytes <= 4 * MIB

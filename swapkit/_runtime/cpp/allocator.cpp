@@ -1,8 +1,8 @@
-// shim.cpp - swapkit's pool as torch's CPU allocator.
+// allocator.cpp - swapkit's pool as torch's CPU allocator.
 //
-// The only C++ of the project: it turns two C functions into a c10::Allocator and a failed request
-// into torch's own OutOfMemoryError. Compiled on first use, against c10 alone, by shim.py. The
-// functions and the entry behind them outlive every tensor: neither is ever unloaded.
+// It turns two C functions into a c10::Allocator and a failed request into torch's own
+// OutOfMemoryError. The functions and the entry behind them outlive every tensor: neither is ever
+// unloaded.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Device.h>

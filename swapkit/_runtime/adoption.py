@@ -1,0 +1,151 @@
+"""Graphs that were recorded without our hooks: before a session, or outside of its thread.
+
+Under memory pressure their saved tensors are given hooks after the fact, and can be moved like any
+others. Autograd allows that once for each saved tensor, and not for those that have hooks already,
+were freed, or were changed in place; all of these stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from swapkit._native.lib import defer_interruption
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.groups import SavedTensor
+from swapkit._runtime.guards import hidden, untraced
+from swapkit.config.environment import MIN_SWAP_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from swapkit._runtime.swapper import Swapper
+
+PREFIX = "_raw_saved_"
+TENSORS = "_raw_saved_tensors"  # of functions written in Python, which show them by another name
+
+
+class _Saved(Protocol):
+    """A saved tensor in a graph: `torch._C._autograd.SavedTensor`."""
+
+    unpack_hook: Callable[..., Any] | None
+
+    def register_hooks(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        """Let hooks stand for the tensor from now on."""
+
+
+def adopt_graphs(swapper: Swapper) -> int:
+    """Give hooks to every saved tensor of every graph that Python holds and that has none.
+
+    Returns:
+        How many saved tensors got them. 0 while another thread runs a backward pass: it may be
+        using what would be packed.
+    """
+    if _backward_runs_elsewhere():
+        return 0
+    pack = _careful(swapper.packer(Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)))
+    adopted = 0
+    with hidden():
+        for node in _walk(_roots()):
+            for name in _saved_names(node.__class__):
+                for saved in _look(node, name):
+                    adopted += _adopt(saved, pack, swapper.unpack)
+    return adopted
+
+
+def _careful(pack: Callable[[torch.Tensor], SavedTensor]) -> Callable[[torch.Tensor], SavedTensor]:
+    """Return a pack hook for saved tensors that exist already; if it failed they would be lost."""
+
+    @untraced
+    def careful(tensor: torch.Tensor) -> SavedTensor:
+        # Small ones are kept themselves: numbers that torch wrapped in tensors are among them, and
+        # an alias of one would not be one.
+        if tensor.numel() * tensor.element_size() < MIN_SWAP_BYTES:
+            return SavedTensor(tensor, itself=True)
+        try:
+            return pack(tensor)
+        except BaseException as error:  # noqa: BLE001 - raised where it can be
+            defer_interruption(error)
+            return SavedTensor(tensor, itself=True)
+
+    return careful
+
+
+def _look(node: torch.autograd.graph.Node, name: str) -> Sequence[_Saved | None]:
+    """Return what a node saved under a name and nobody has changed, without hooks so far."""
+    try:
+        saved = getattr(node, name)
+        each = saved if isinstance(saved, tuple) else (saved,)
+        if all(one is None or one.unpack_hook is None for one in each):
+            # Autograd compares versions here, and no more once there are hooks.
+            getattr(node, "saved_tensors" if name == TENSORS else name.replace("_raw", "", 1))
+            return each
+    except RuntimeError:  # freed: its backward has run; or changed in place
+        pass
+    return ()
+
+
+def _adopt(saved: _Saved | None, pack: Callable[..., Any], unpack: Callable[..., Any]) -> bool:
+    if saved is None:
+        return False
+    try:
+        saved.register_hooks(pack, unpack)
+    except RuntimeError:  # it is nobody's any more
+        return False
+    return True
+
+
+def _backward_runs_elsewhere() -> bool:
+    frames = sys._current_frames()  # noqa: SLF001 - the documented way to see other threads
+    del frames[threading.get_ident()]  # our own, which would hold itself, and all below it
+    return any(
+        frame.f_code.co_name == "_engine_run_backward"
+        for other in frames.values()
+        for frame, _ in traceback.walk_stack(other)
+    )
+
+
+def _roots() -> Iterator[Any]:
+    """Yield the graph nodes that tensors hold, and the one that runs."""
+    node = torch._C._current_autograd_node()  # noqa: SLF001 - torch has no public way to ask
+    if node is not None:
+        yield node
+    for item in gc.get_objects():
+        kind = type(item)  # not isinstance(): asking a lazy proxy for its class would run its code
+        if issubclass(kind, torch.Tensor):
+            root = _node_of(item)
+            if root is not None:
+                yield root
+
+
+def _node_of(tensor: torch.Tensor) -> torch.autograd.graph.Node | None:
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # of a function transform's wrapper that is dead
+        return None
+
+
+def _walk(roots: Iterator[Any]) -> Iterator[Any]:
+    """Yield every node that is reachable, once."""
+    seen: set[Any] = set()
+    waiting = deque(roots)
+    while waiting:
+        node = waiting.popleft()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting.extend(other for other, _ in node.next_functions if other is not None)
+
+
+@functools.cache
+def _saved_names(kind: Hashable) -> tuple[str, ...]:
+    """Return the names of what nodes of a kind save: every operator has a kind of its own."""
+    return tuple(name for name in dir(kind) if name.startswith(PREFIX))

@@ -1,0 +1,97 @@
+"""Copies of whole storages on the host, for those who read them there: optimizer states.
+
+Over the same scheduler as saved tensors, in host memory that never goes to the disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from swapkit._native.sched import Group, State, Tier
+
+if TYPE_CHECKING:
+    import torch
+
+    from swapkit._runtime.executor import Executor
+
+
+class Start(Protocol):
+    """`Group.copy_out` or `Group.copy_in`."""
+
+    def __call__(self, device: int, *, owner: int, next_use: int) -> None:
+        """Queue the copy."""
+
+
+class HostBuffer:
+    """Host memory with the bytes of a storage; given back when the object goes."""
+
+    __slots__ = ("_group", "address", "nbytes")
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.address = 0  # known when the bytes have arrived
+        self.nbytes = group.nbytes
+
+    def lend(self) -> Group:
+        """Return the group, ready to be copied back: an earlier copy back is over."""
+        if self._group.state == State.COPYING_IN:
+            self._group.finish_in()
+        if self._group.state == State.CLEAN:
+            self._group.evict()
+        return self._group
+
+
+class Copy:
+    """One copy of one storage, which keeps both ends alive until it is done."""
+
+    __slots__ = ("_group", "host")
+
+    def __init__(self, group: Group, host: HostBuffer) -> None:
+        self._group = group
+        self.host = host
+
+    def wait(self) -> None:
+        """Wait until the copy is done.
+
+        Raises:
+            SwapkitError: it failed.
+        """
+        if self._group.state == State.COPYING_OUT:
+            self._group.finish_out()
+            self.host.address = self._group.host_address
+        elif self._group.state == State.COPYING_IN:
+            self._group.finish_in()
+
+
+class HostCopies:
+    """Copies storages to the host and back. Any thread."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._scheduler = executor.scheduler
+        self._shim = executor.shim
+
+    def copy_out(self, storage: torch.UntypedStorage) -> Copy:
+        """Start copying a storage to the host.
+
+        Raises:
+            OutOfHostMemory: there is no room.
+        """
+        group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
+        self._start(group.copy_out, storage)
+        return Copy(group, HostBuffer(group))
+
+    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
+        """Start copying host memory into a storage of the same size."""
+        group = host.lend()
+        self._start(group.copy_in, storage)
+        return Copy(group, host)
+
+    def _start(self, start: Start, storage: torch.UntypedStorage) -> None:
+        owner = storage._cdata  # noqa: SLF001
+        self._shim.hold(owner)
+        try:
+            # Of use at once: before anything that is saved for backward.
+            start(storage.data_ptr(), owner=owner, next_use=0)
+        except BaseException:
+            self._shim.drop(owner)
+            raise

@@ -1,0 +1,173 @@
+"""Carrying out moves: groups to the host and back, over the native scheduler.
+
+The scheduler owns queues, streams, host memory and the disk; here is what needs torch: the storages
+at the device's end, and who waits how long for what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._native.pool import set_tentative
+from swapkit._native.sched import Scheduler, State, Tier
+from swapkit._runtime.guards import NoDispatchModes, NoFunctionModes, NoTransforms
+from swapkit.errors import OutOfDisk, OutOfHostMemory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from swapkit._native.backend import Backend
+    from swapkit._native.sched import SchedulerStats
+    from swapkit._runtime.groups import StorageGroup
+    from swapkit._runtime.shim import Shim
+
+LAST = 2**63  # next uses count down from here: what was saved last is needed first
+
+
+class Executor:
+    """A scheduler, and the storages it copies from and to. The caller's lock guards the groups."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        shim: Shim,
+        *,
+        host_limit_bytes: int = 0,
+        disk: Path | None = None,
+        disk_limit_bytes: int = 0,
+    ) -> None:
+        """Open the scheduler; see `Scheduler` for the arguments."""
+        self.shim = shim
+        self.has_disk = disk is not None
+        self.scheduler = Scheduler(
+            backend,
+            drop_owner=shim.drop_address,
+            host_limit_bytes=host_limit_bytes,
+            disk=disk,
+            disk_limit_bytes=disk_limit_bytes,
+        )
+        # By site: what its users waited for it.
+        self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
+
+    def stats(self) -> SchedulerStats:
+        """Return what the scheduler has done and holds."""
+        return self.scheduler.stats()
+
+    def copy_out(self, group: StorageGroup) -> bool:
+        """Start copying a resident group out; return False if there is no room for the copy."""
+        storage = group.storage
+        if storage is None:
+            return False
+        tier = group.choice.tier if self.has_disk else Tier.ANY
+        native, device = group.begin(self.scheduler, tier)
+        owner = storage._cdata  # noqa: SLF001
+        try:
+            self.shim.hold(owner)
+            native.copy_out(device, owner=owner, next_use=LAST - group.serial)
+        except BaseException as error:
+            if native.state_at[0] == State.RESIDENT:  # else interrupted with the copy under way
+                self.shim.drop(owner)
+            if isinstance(error, (OutOfHostMemory, OutOfDisk)):
+                return False
+            raise
+        return True
+
+    def finish_out(self, group: StorageGroup) -> bool:
+        """Wait for a copy out; return False if it failed for want of room."""
+        native = group.native
+        if native is None:
+            return False
+        started = time.perf_counter()
+        try:
+            native.finish_out()
+        except (OutOfHostMemory, OutOfDisk):
+            return False
+        finally:
+            self.stall_seconds[group.tag, group.index] += time.perf_counter() - started
+        return True
+
+    def poll_out(self, group: StorageGroup) -> bool:
+        """Return whether no copy out is under way any more, without waiting for it."""
+        native = group.native
+        if native is None or native.state != State.COPYING_OUT:
+            return True
+        try:
+            return native.poll_out()
+        except (OutOfHostMemory, OutOfDisk):
+            return True
+
+    def evict(self, group: StorageGroup) -> None:
+        """Give up the memory of a clean group."""
+        if group.native is not None:
+            group.native.evict()  # before it is true: interrupted here, the group can still be used
+            group.strip(self.shim)
+
+    def copy_in(self, group: StorageGroup, *, tentative: bool = False) -> bool:
+        """Start bringing a group that is out back.
+
+        Returns False if `tentative` and there is no memory to be had without effort.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room on the device.
+        """
+        native = group.native
+        if native is None:
+            return False
+        if tentative:
+            storage = _try_storage(native.nbytes, group.device)
+            if storage is None:
+                return False
+        else:
+            storage = _new_storage(native.nbytes, group.device)
+        owner = storage._cdata  # noqa: SLF001
+        device = storage.data_ptr()
+        try:
+            self.shim.hold(owner)
+            group.restore(storage)
+            native.copy_in(device, owner=owner, next_use=LAST - group.serial)
+        except BaseException:
+            if native.state_at[0] == State.OUT:  # else interrupted with the copy under way
+                group.storage = None
+                self.shim.drop(owner)
+            raise
+        return True
+
+    def finish_in(self, group: StorageGroup) -> None:
+        """Wait for a copy back.
+
+        Raises:
+            DiskError: the copy could not be read.
+        """
+        native = group.native
+        if native is None or native.poll_in():
+            return
+        started = time.perf_counter()
+        try:
+            native.finish_in()
+        except BaseException:
+            if native.state == State.OUT:
+                group.storage = None
+            raise
+        finally:
+            self.stall_seconds[group.tag, group.index] += time.perf_counter() - started
+
+
+def _new_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Return new memory of the pool, which `torch.UntypedStorage(nbytes)` does not ask."""
+    with NoFunctionModes(), NoDispatchModes(), NoTransforms():
+        return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def _try_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage | None:
+    """Return new memory if it can be had without waiting and without a rescue."""
+    previous = set_tentative(on=True)
+    try:
+        return _new_storage(nbytes, device)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        set_tentative(on=previous)

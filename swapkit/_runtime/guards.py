@@ -1,0 +1,53 @@
+"""Hiding our own operations from the user's modes, and from the compiler.
+
+Saved-tensor hooks run wherever autograd does: below function and dispatch modes, tensor subclasses
+and function transforms, and inside compiled blocks. None of these must see what swapkit does there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FunctionType
+
+_Function = TypeVar("_Function", bound="Callable[..., object]")
+
+NoFunctionModes = torch._C.DisableTorchFunction  # noqa: SLF001
+NoDispatchModes = torch._C._DisableTorchDispatch  # noqa: SLF001
+NoTransforms = torch._C._DisableFuncTorch  # noqa: SLF001
+function_mode_is_on = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
+_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
+_transforms = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
+
+
+def untraced(function: _Function) -> _Function:
+    """Decorate what compiled blocks may call back: the compiler leaves it and its callees alone.
+
+    As `torch.compiler.disable`, but without a wrapper's cost at each call, and without loading the
+    compiler.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
+    eval_frame.set_code_exec_strategy(
+        cast("FunctionType", function).__code__,
+        eval_frame._FrameExecStrategy(skip, skip),  # noqa: SLF001
+    )
+    return function
+
+
+def is_observed() -> bool:
+    """Return whether a mode or transform of the user's would see an operator run here."""
+    return bool(function_mode_is_on() or _dispatch_modes() or _transforms() is not None)
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """Run operators that no mode, subclass or transform of the user's sees."""
+    with NoFunctionModes(), NoDispatchModes(), NoTransforms():
+        yield

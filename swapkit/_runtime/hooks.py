@@ -1,0 +1,177 @@
+"""Pairs of saved-tensor hooks, and how they live with those of others.
+
+Autograd calls only the innermost pair of hooks on a thread. Ours is made to compose:
+
+- *A foreign pair outside of ours* (`save_on_cpu`, a compressor, a checkpointed region around the
+  scope) is asked first, as if ours were not there. What it returns is moved if it is a tensor, and
+  kept as it is otherwise; its unpack gets it back. So a recomputed region stays recomputed.
+- *A foreign pair inside of ours* replaces it for what is saved there, as in plain torch.
+- *Ours in ours*: the inner choice holds.
+- *Function transforms* (`torch.func`) and whoever else disables the hooks: torch refuses to do so
+  while there are any, so ours step aside meanwhile, and what is saved there stays on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from swapkit._runtime.guards import untraced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.choice import Choice
+    from swapkit._runtime.swapper import Swapper
+
+Pair: TypeAlias = "tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]"
+
+_autograd = torch._C._autograd  # noqa: SLF001
+_push = _autograd._push_saved_tensors_default_hooks  # noqa: SLF001
+_pop = _autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
+_disabled_message = _autograd._saved_tensors_hooks_get_disabled_error_message  # noqa: SLF001
+
+
+class _Pushed(threading.local):
+    """The pairs of ours that are on this thread's stack of hooks, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Hooks] = []
+
+
+_pushed = _Pushed()
+
+
+def _top() -> Pair | None:
+    return _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001
+
+
+class Hooks:
+    """One pair of hooks: a choice, carried out by a swapper. Entered and left once, on one thread.
+
+    What was saved stays with the swapper, whatever becomes of the pair.
+    """
+
+    def __init__(self, swapper: Swapper, choice: Choice) -> None:
+        self.swapper = swapper
+        self.choice = choice
+        self._is_pushed = False
+        self._foreign: Pair | None = None
+        self.pair: Pair | None = None
+
+    def enter(self) -> None:
+        """Begin to see what this thread saves; without effect where hooks are disabled."""
+        if _disabled_message() is not None:
+            return
+        self._foreign = _foreign_pair()
+        ours: Pair = (self.swapper.packer(self.choice), self.swapper.unpack)
+        self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
+        _install_detour()
+        self._push()
+
+    def leave(self) -> None:
+        """Undo `enter`."""
+        if self._is_pushed:
+            self._pop()
+            _remove_detour()
+
+    def _push(self) -> None:
+        assert self.pair is not None
+        self._is_pushed = True  # right before: a signal handler may raise right after
+        _push(*self.pair)
+        _pushed.stack.append(self)
+
+    def _pop(self) -> None:
+        self._is_pushed = False
+        _pop()
+        if self in _pushed.stack:
+            _pushed.stack.remove(self)
+
+
+def _foreign_pair() -> Pair | None:
+    """Return the pair that would be asked on this thread if none of ours were there."""
+    top = _top()
+    if top is None or not _pushed.stack:
+        return top
+    ours = _pushed.stack[-1]
+    if ours.pair is not None and top[0] is ours.pair[0]:
+        return ours._foreign  # noqa: SLF001 - its own kind
+    return top
+
+
+class _Wrapped:
+    """What a foreign pack made of a tensor, and we of that."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: object) -> None:
+        self.packed = packed
+
+
+def _compose(foreign: Pair, ours: Pair) -> Pair:
+    foreign_pack, foreign_unpack = foreign
+    our_pack, our_unpack = ours
+
+    @untraced
+    def pack(tensor: torch.Tensor) -> object:
+        packed = foreign_pack(tensor)
+        return _Wrapped(our_pack(packed)) if isinstance(packed, torch.Tensor) else packed
+
+    @untraced
+    def unpack(packed: object) -> torch.Tensor:
+        inner = our_unpack(packed.packed) if isinstance(packed, _Wrapped) else packed
+        return foreign_unpack(inner)
+
+    return pack, unpack
+
+
+# ---- those who disable hooks --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Take our pairs off the top of this thread's stack for a while."""
+    aside: list[Hooks] = []
+    while _pushed.stack:
+        ours, top = _pushed.stack[-1], _top()
+        if top is None or ours.pair is None or top[0] is not ours.pair[0]:
+            break  # a foreign pair is inside of ours
+        ours._pop()  # noqa: SLF001 - its own kind
+        aside.append(ours)
+    try:
+        yield
+    finally:
+        for ours in reversed(aside):
+            ours._push()  # noqa: SLF001
+
+
+_detours = 0
+_detour_lock = threading.Lock()
+_disable = torch.autograd.graph.disable_saved_tensors_hooks
+
+
+@contextlib.contextmanager
+def _disable_without_ours(error_message: str) -> Iterator[None]:
+    """`torch.autograd.graph.disable_saved_tensors_hooks` while pairs of ours are installed."""
+    with suspended(), _disable(error_message):
+        yield
+
+
+def _install_detour() -> None:
+    """Let those who disable hooks, `torch.func` above all, come past ours; calls nest."""
+    global _detours  # noqa: PLW0603 - torch has one such function
+    with _detour_lock:
+        _detours += 1
+        if _detours == 1:
+            torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
+
+
+def _remove_detour() -> None:
+    global _detours  # noqa: PLW0603
+    with _detour_lock:
+        _detours -= 1
+        if _detours == 0:
+            torch.autograd.graph.disable_saved_tensors_hooks = _disable

@@ -1,0 +1,198 @@
+"""Making room: copying ahead while memory fills up, and evicting when an allocation would not fit.
+
+While memory fills up, groups are copied to the host early, in the order of production
+(*write-behind*), and stay on the device: clean. When an allocation fails, the pool asks for bytes
+(*rescue*): clean groups are dropped first, then copies in flight are awaited, then the rest is
+copied and dropped; oldest first, since backward needs the oldest last. What had already been
+brought back ahead of its use goes last of all.
+
+Only storages that nobody else holds are dropped: anything else would free nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from swapkit._native.sched import State
+from swapkit._runtime.adoption import adopt_graphs
+from swapkit.config.environment import MIN_SWAP_BYTES
+
+if TYPE_CHECKING:
+    from swapkit._runtime.groups import StorageGroup
+    from swapkit._runtime.swapper import Swapper
+
+# Write-behind begins when this share of the budget is in use, and keeps this many copies queued.
+WATERMARK = 0.7
+COPIES_IN_FLIGHT = 2
+# Groups looked at per save, so that a save stays cheap when all of them are still held elsewhere.
+LOOKS_PER_SAVE = 8
+# A step copies ahead at most this much more than the step before it had to evict.
+AHEAD = 1.25
+# A rescue frees at least this share of the budget, so that small tensors do not need one each.
+LEAST = 1 / 256
+# A clean group at most this much larger than what is needed is taken alone.
+FIT = 1.25
+
+
+class Rescue:
+    """The policy of a swapper under a budget. The swapper's lock is held, or taken by `free`."""
+
+    def __init__(self, swapper: Swapper, *, limit_bytes: int) -> None:
+        self._swapper = swapper
+        self._runtime = swapper.runtime
+        self._executor = swapper.executor
+        self._limit_bytes = limit_bytes
+        self._watermark_bytes = int(limit_bytes * WATERMARK)
+        self._least_bytes = int(limit_bytes * LEAST)
+        self._dirty: deque[weakref.ref[StorageGroup]] = deque()  # write-behind's queue
+        self._copying: deque[weakref.ref[StorageGroup]] = deque()
+        self._ahead_bytes: int | None = None  # write-behind's allowance for this step; None: all
+        self._step_evicted_bytes = 0
+        self.min_bytes = MIN_SWAP_BYTES  # of graphs that are taken in
+        self.multiple = 1  # of the bytes that are missing: what a rescue frees
+        self.count = 0
+
+    # ---- write-behind ---------------------------------------------------------------------------
+
+    def add(self, group: StorageGroup) -> None:
+        """Let a new group take part."""
+        self._dirty.append(weakref.ref(group))
+        if len(self._dirty) > 2 * len(self._swapper.resident) + LOOKS_PER_SAVE:
+            self._forget_dead()
+
+    def write_behind(self) -> None:
+        """Start copies of the oldest groups if memory is filling up."""
+        if self._swapper.host_is_full or not self._dirty or self._ahead_bytes == 0:
+            return
+        if not self._limit_bytes or self._runtime.in_use_bytes() < self._watermark_bytes:
+            return
+        for _ in range(min(LOOKS_PER_SAVE, len(self._dirty))):
+            self._settle_done()
+            if len(self._copying) >= COPIES_IN_FLIGHT or self._swapper.host_is_full:
+                return
+            self._copy_ahead(self._dirty.popleft())
+
+    def _settle_done(self) -> None:
+        """Note which of the copies under way are done."""
+        while self._copying:
+            group = self._copying[0]()
+            if group is not None and not self._executor.poll_out(group):
+                return
+            self._copying.popleft()
+
+    def _copy_ahead(self, reference: weakref.ref[StorageGroup]) -> None:
+        """Start copying one group out, if it still is of use and can be dropped afterwards."""
+        group = reference()
+        if group is None or group.state != State.RESIDENT:
+            return
+        if not group.is_exclusive():
+            self._dirty.append(reference)  # the forward pass still uses it
+        elif self._swapper.copy_out(group):
+            self._copying.append(reference)
+            if self._ahead_bytes is not None:
+                self._ahead_bytes = max(0, self._ahead_bytes - group.nbytes)
+
+    def end_step(self) -> None:
+        """Learn from the step that ended how much is worth copying ahead in the next."""
+        self._ahead_bytes = int(self._step_evicted_bytes * AHEAD)
+        self._step_evicted_bytes = 0
+        self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        self._dirty = deque(ref for ref in self._dirty if ref() is not None)
+
+    # ---- rescue ---------------------------------------------------------------------------------
+
+    def free(self, needed_bytes: int) -> int:
+        """Free at least `needed_bytes` of the device if possible; return how many were freed."""
+        groups = sorted(self._swapper.resident.values(), key=lambda group: group.serial)
+        needed_bytes = max(needed_bytes * self.multiple, self._least_bytes)
+        freed = 0
+        for evict in (
+            self._evict_clean,
+            self._evict_copying_out,
+            self._await_copies,
+            self._evict_resident,
+            self._evict_copying_in,
+            self._evict_adopted,
+        ):
+            if freed < needed_bytes:
+                freed += evict(groups, needed_bytes - freed)
+        self.count += freed > 0
+        return freed
+
+    def _evict(self, group: StorageGroup) -> int:
+        """Drop a clean group's storage; return the bytes that this frees."""
+        if group.state != State.CLEAN or not group.is_exclusive():
+            return 0
+        freed = 0 if group.storage is None else group.storage.nbytes()
+        self._swapper.release(group)
+        self._step_evicted_bytes += group.nbytes
+        return freed
+
+    def _evict_clean(self, groups: list[StorageGroup], needed_bytes: int) -> int:
+        """Drop the oldest clean group that just fits, or else clean groups from the oldest on."""
+        self._settle_done()
+        clean = [group for group in groups if group.state == State.CLEAN]
+        for group in clean:
+            if needed_bytes <= group.nbytes <= needed_bytes * FIT and group.is_exclusive():
+                return self._evict(group)
+        freed = 0
+        for group in clean:
+            if freed >= needed_bytes:
+                break
+            freed += self._evict(group)
+        return freed
+
+    def _evict_copying_out(self, groups: list[StorageGroup], needed_bytes: int) -> int:
+        freed = 0
+        for group in groups:
+            if freed >= needed_bytes:
+                break
+            if group.state == State.COPYING_OUT and self._executor.finish_out(group):
+                freed += self._evict(group)
+        return freed
+
+    def _await_copies(self, _groups: list[StorageGroup], _needed_bytes: int) -> int:
+        """Wait for all copies: some may keep the storage of a graph that was dropped meanwhile."""
+        before_bytes = self._runtime.in_use_bytes()
+        self._executor.scheduler.drain()
+        return max(0, before_bytes - self._runtime.in_use_bytes())
+
+    def _evict_resident(self, groups: list[StorageGroup], needed_bytes: int) -> int:
+        """Copy and drop groups that have no copy yet; the copies are queued together."""
+        chosen: list[StorageGroup] = []
+        chosen_bytes = 0
+        for group in groups:
+            if chosen_bytes >= needed_bytes:
+                break
+            if group.state == State.RESIDENT and group.is_exclusive():
+                if not self._swapper.copy_out(group):
+                    break
+                chosen.append(group)
+                chosen_bytes += group.nbytes
+        return self._evict_copying_out(chosen, chosen_bytes)
+
+    def _evict_adopted(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
+        """Take graphs in that were recorded without our hooks, and evict what they hold."""
+        if not self._limit_bytes:
+            return 0
+        swapper = self._swapper
+        known = set(swapper.resident)
+        if adopt_graphs(swapper) == 0:
+            return 0
+        groups = [group for serial, group in list(swapper.resident.items()) if serial not in known]
+        return self._evict_resident(sorted(groups, key=lambda g: g.serial), needed_bytes)
+
+    def _evict_copying_in(self, groups: list[StorageGroup], needed_bytes: int) -> int:
+        """Send back what was brought back ahead of its use."""
+        freed = 0
+        for group in groups:
+            if freed >= needed_bytes:
+                break
+            if group.state == State.COPYING_IN:
+                self._executor.finish_in(group)
+                freed += self._evict(group)
+        return freed

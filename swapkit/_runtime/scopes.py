@@ -1,0 +1,107 @@
+"""Scopes: parts of a program whose saved tensors are treated as the user chose.
+
+A scope is opened where the program runs, on its thread, with the swapper of the session that is
+active there, or with the process's own outside any session.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._native.sched import Tier
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.hooks import Hooks
+from swapkit._runtime.runtime import get_runtime
+from swapkit.errors import InvalidArgument, SessionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+
+class _Open(threading.local):
+    """The scopes that this thread has open, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Hooks] = []
+
+
+_open = _Open()
+
+
+class Scope:
+    """A choice, as a context manager that any thread may enter, again and again, also in itself."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+
+    def __enter__(self) -> None:
+        runtime = get_runtime()
+        swapper = runtime.current_swapper()
+        choice = self.choice
+        to_disk = choice.action is Action.SWAP and choice.tier is Tier.DISK
+        if to_disk and not swapper.executor.has_disk:
+            raise InvalidArgument(
+                'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
+            )
+        hooks = Hooks(swapper, choice)
+        runtime.tracker.start()
+        try:
+            hooks.enter()
+            _open.stack.append(hooks)
+        except BaseException:
+            if hooks in _open.stack:
+                _open.stack.remove(hooks)
+            hooks.leave()
+            runtime.tracker.stop()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not _open.stack:
+            raise SessionError("a scope must end on the thread that it began on")
+        hooks = _open.stack.pop()
+        try:
+            hooks.leave()
+        finally:
+            get_runtime().tracker.stop()
+        hooks.swapper.end_scope()
+
+
+class ScopedForward:
+    """A module's `forward` inside a scope; copied and pickled with the module."""
+
+    def __init__(self, module: torch.nn.Module, scope: Scope) -> None:
+        self.inner: Callable[..., Any] = module.forward
+        self.scope = scope
+        functools.update_wrapper(self, self.inner)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return _run(self.scope, self.inner, args, kwargs)
+
+
+def scoped(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs inside a scope."""
+
+    @functools.wraps(function)
+    def inside(*args: object, **kwargs: object) -> object:
+        return _run(scope, function, args, kwargs)
+
+    return inside
+
+
+# Not the function inside: it may well be compiled.
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
+def _run(
+    scope: Scope, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    with scope:
+        return function(*args, **kwargs)

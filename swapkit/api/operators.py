@@ -1,0 +1,109 @@
+"""`op`: telling swapkit of a kernel that it cannot see, because no operator of torch runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.runtime import get_runtime
+from swapkit.errors import InvalidArgument, SessionError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+
+class Operator:
+    """A custom kernel while it runs. Made by `op`, entered once."""
+
+    def __init__(self, name: str, operands: tuple[torch.Tensor, ...]) -> None:
+        self.name = name
+        self._operands: tuple[torch.Tensor, ...] = operands
+        self._outer_tag: int | None = None
+        self._is_over = False
+
+    def outputs(self, *tensors: torch.Tensor) -> None:
+        """Name the kernel as the maker of tensors: their memory counts as its in reports.
+
+        Raises:
+            InvalidArgument: one of them is no tensor.
+            SessionError: the kernel does not run.
+        """
+        if self._outer_tag is None:
+            raise SessionError(f"op {self.name!r} does not run: use `with swapkit.op(...) as op:`")
+        _check_operands(self.name, tensors)
+        self._operands += tensors
+
+    def __enter__(self) -> Self:
+        if self._outer_tag is not None or self._is_over:
+            raise SessionError(f"op {self.name!r} is entered once: call swapkit.op(...) again")
+        runtime = get_runtime()
+        tag = runtime.tracker.enter_operator(self.name)
+        self._outer_tag = set_tag(tag)
+        if runtime.pool is not None:
+            runtime.pool.note(RingKind.OP_BEGIN, sum(map(_bytes_of, self._operands)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        runtime = get_runtime()
+        if runtime.pool is not None:
+            runtime.pool.note(RingKind.OP_END, sum(map(_bytes_of, self._operands)))
+        runtime.tracker.leave_operator()
+        if self._outer_tag is not None:
+            set_tag(self._outer_tag)
+        self._operands, self._outer_tag, self._is_over = (), None, True
+
+
+def op(name: str, *operands: torch.Tensor) -> Operator:
+    """Announce a kernel that torch does not run: a Triton kernel, a call through ctypes or cffi.
+
+    While it runs its operands stay where they are, its memory and what it saves are named after it
+    in reports and traces, and its beginning and end are marked in the trace.
+
+    Args:
+        name: of the kernel.
+        operands: the tensors that it reads or writes; all of their bytes must be there.
+
+    Returns:
+        A context manager whose `outputs(...)` adds the tensors that the kernel made.
+
+    Raises:
+        InvalidArgument: an operand is no tensor, or its storage was taken away.
+
+    Example:
+        >>> import swapkit, torch
+        >>> x = torch.ones(4)
+        >>> with swapkit.op("double", x) as kernel:
+        ...     y = torch.from_numpy(x.numpy() * 2)
+        ...     kernel.outputs(y)
+    """
+    if not name:
+        raise InvalidArgument("op: the name is empty")
+    _check_operands(name, operands)
+    return Operator(name, operands)
+
+
+def _check_operands(name: str, operands: tuple[torch.Tensor, ...]) -> None:
+    for position, operand in enumerate(operands):
+        if not isinstance(operand, torch.Tensor):
+            raise InvalidArgument(f"op {name!r}, operand {position}: {operand!r} is no tensor")
+        if operand.numel() > 0 and _bytes_of(operand) == 0:
+            raise InvalidArgument(
+                f"op {name!r}, operand {position}: a tensor of shape {list(operand.shape)} without "
+                "memory; whoever took its storage away (FSDP, `resize_(0)`) must bring it back"
+            )
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (RuntimeError, ValueError):  # a kind of tensor without one storage
+        return tensor.numel() * tensor.element_size()

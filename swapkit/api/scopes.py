@@ -1,0 +1,217 @@
+"""`offload` and `keep`: what is to become of what a part of a program saves for backward."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+
+from swapkit._native.sched import Tier
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.copies import HostCopies
+from swapkit._runtime.optimizer import attach
+from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.scopes import Scope, ScopedForward, scoped
+from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
+from swapkit.errors import InvalidArgument
+from swapkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer")
+_Model = TypeVar("_Model", bound=torch.nn.Module)
+
+TIERS = {"host": Tier.ANY, "disk": Tier.DISK}
+NAMES_SHOWN = 8  # of a model's modules, when a pattern matches none
+
+
+class Chosen(Scope):
+    """A choice for saved tensors: a decorator and a context manager. Made by `offload`, `keep`.
+
+    As a decorator of a `Module` class, a `Module`, or a function it returns the same class or
+    module, or a function in place of the function.
+    """
+
+    def __call__(self, target: _T) -> _T:
+        """Apply the choice to what `target` saves.
+
+        Raises:
+            InvalidArgument: it is nothing that runs.
+        """
+        result: _T = _apply(self, target)
+        return result
+
+
+@overload
+def offload(
+    *,
+    to: str = ...,
+    prefetch: int | None = ...,
+    min_bytes: int | str = ...,
+) -> Chosen: ...
+@overload
+def offload(
+    target: _T,
+    /,
+    *,
+    to: str = ...,
+    prefetch: int | None = ...,
+    min_bytes: int | str = ...,
+) -> _T: ...
+@overload
+def offload(
+    target: _Model,
+    pattern: str,
+    /,
+    *,
+    to: str = ...,
+    prefetch: int | None = ...,
+    min_bytes: int | str = ...,
+) -> _Model: ...
+def offload(
+    target: Any = None,
+    pattern: str | None = None,
+    /,
+    *,
+    to: str = "host",
+    prefetch: int | None = None,
+    min_bytes: int | str = MIN_SWAP_BYTES,
+) -> Any:
+    r"""Swap what a part of a program saves for backward to the host, and back ahead of its use.
+
+    A decorator of a `Module` class, a `Module` or a function; with `target` left out, a decorator
+    with options or a context manager; with a pattern, applied to the submodules of a model whose
+    dotted path it matches as a whole. Of an optimizer: its states live on the host between steps.
+
+    Results are bit for bit the same. Parameters, buffers and their views stay where they are, and
+    so do small tensors; views of one storage move once. What is saved while a backward pass runs
+    (recomputation) is needed at once and stays, too. In a scope inside `swapkit.checkpoint` or
+    torch's own, recomputation wins.
+
+    Args:
+        target: what to apply it to.
+        pattern: a regular expression for paths of submodules, such as `r"layers\.\d+\.mlp"`.
+        to: `"host"`, or `"disk"` in a session that has one.
+        prefetch: None: memory is given up as soon as the copy is done, and copies come back as
+            early as memory allows. Otherwise a number n >= 1 of operators, counted in nodes of the
+            graph: memory is given up 3n operators after the copy began, waiting for it if need be,
+            and the copy back begins n operators before the first use.
+        min_bytes: smaller storages stay; at least what the environment variable
+            MIN_SWAP_TENSOR_SIZE says, or 1024 bytes.
+
+    Returns:
+        What it was applied to (for a function: one in its place); without `target`, something to
+        decorate with or to enter.
+
+    Raises:
+        InvalidArgument: an argument is not understood, or no submodule matches the pattern.
+
+    Example:
+        >>> import swapkit, torch
+        >>> mlp = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())
+        >>> mlp = swapkit.offload(mlp, prefetch=2)
+        >>> with swapkit.offload(min_bytes="4KiB"):
+        ...     loss = mlp(torch.ones(64, 64)).sum()
+        >>> loss.backward()
+    """
+    chosen = Chosen(_parse(to, prefetch, min_bytes))
+    if isinstance(target, torch.optim.Optimizer):
+        return _offload_optimizer(target, to)
+    return _dispatch(chosen, target, pattern)
+
+
+@overload
+def keep() -> Chosen: ...
+@overload
+def keep(target: _T, /) -> _T: ...
+@overload
+def keep(target: _Model, pattern: str, /) -> _Model: ...
+def keep(target: Any = None, pattern: str | None = None, /) -> Any:
+    """Never move what a part of a program saves for backward, whatever a budget would do.
+
+    Args:
+        target: as of `offload`: a `Module` class, a `Module`, a function; None: a decorator or
+            context manager.
+        pattern: a regular expression for paths of submodules of a model.
+
+    Returns:
+        As `offload`.
+
+    Raises:
+        InvalidArgument: as of `offload`.
+
+    Example:
+        >>> import swapkit, torch
+        >>> with swapkit.keep():
+        ...     loss = torch.ones(1024, requires_grad=True).exp().sum()
+    """
+    return _dispatch(Chosen(Choice(Action.KEEP)), target, pattern)
+
+
+def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Choice:
+    if to not in TIERS:
+        raise InvalidArgument(f"to={to!r}: expected 'host' or 'disk'")
+    is_count = isinstance(prefetch, int) and not isinstance(prefetch, bool) and prefetch >= 1
+    if prefetch is not None and not is_count:
+        raise InvalidArgument(f"prefetch={prefetch!r}: expected None or a whole number from 1 on")
+    least = parse_bytes(min_bytes, name="min_bytes")
+    least = max(least, read_environment().min_swap_bytes)
+    return Choice(Action.SWAP, TIERS[to], prefetch, least)
+
+
+def _dispatch(chosen: Chosen, target: object, pattern: str | None) -> object:
+    if target is None:
+        if pattern is not None:
+            raise InvalidArgument(f"the pattern {pattern!r} needs a model to look in")
+        return chosen
+    if pattern is None:
+        return _apply(chosen, target)
+    if not isinstance(target, torch.nn.Module):
+        raise InvalidArgument(f"{target!r}: a pattern is for the submodules of a Module")
+    for module in match_modules(target, pattern):
+        _apply(chosen, module)
+    return target
+
+
+def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:
+    """Return the submodules of a model whose path a pattern matches as a whole.
+
+    Raises:
+        InvalidArgument: it is no regular expression, or matches nothing.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
+    paths = dict(model.named_modules())
+    found = [module for path, module in paths.items() if path and compiled.fullmatch(path)]
+    if not found:
+        shown = ", ".join([path for path in paths if path][:NAMES_SHOWN])
+        raise InvalidArgument(
+            f"pattern {pattern!r} matches no submodule of {type(model).__name__}; its paths begin "
+            f"with: {shown}"
+        )
+    return found
+
+
+def _apply(scope: Scope, target: Any) -> Any:  # noqa: ANN401 - typed by the callers
+    if isinstance(target, torch.nn.Module):
+        target.forward = ScopedForward(target, scope)
+        return target
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        target.forward = scoped(scope, target.forward)
+        return target
+    if callable(target) and not isinstance(target, type):
+        return scoped(scope, target)
+    raise InvalidArgument(
+        f"{target!r}: expected a Module class, a Module, a function or an optimizer"
+    )
+
+
+def _offload_optimizer(optimizer: torch.optim.Optimizer, to: str) -> torch.optim.Optimizer:
+    if TIERS.get(to) is Tier.DISK:
+        raise InvalidArgument('offload(optimizer, to="disk"): states can only live on the host')
+    attach(optimizer, HostCopies(get_runtime().current_swapper().executor))
+    return optimizer

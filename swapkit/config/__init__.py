@@ -1,0 +1,1 @@
+"""Settings that come from outside the program."""

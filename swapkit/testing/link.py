@@ -1,0 +1,50 @@
+"""A link of a given speed between the device and the host.
+
+On the CPU copies are as fast as memory. Inside `slow_link` they take the time that they would on
+another machine, so that overlap, stalls and plans can be seen without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from swapkit._native.backend import Backend
+from swapkit._runtime.runtime import get_runtime
+from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NS_PER_S = 1_000_000_000
+
+
+@contextlib.contextmanager
+def slow_link(*, bytes_per_s: float = 0, latency_s: float = 0) -> Iterator[None]:
+    """Let sessions and scopes that begin inside copy over a link of this speed.
+
+    What was saved over it comes back over it, also after the block. Not for use by several threads
+    at once.
+
+    Args:
+        bytes_per_s: of each direction; 0: as fast as memory.
+        latency_s: added to every copy.
+
+    Raises:
+        InvalidArgument: a number is negative.
+
+    Example:
+        >>> import swapkit, torch
+        >>> from swapkit.testing import slow_link
+        >>> with slow_link(bytes_per_s=1e9), swapkit.offload():
+        ...     loss = torch.ones(1024, requires_grad=True).exp().sum()
+        >>> loss.backward()
+    """
+    if bytes_per_s < 0 or latency_s < 0:
+        raise InvalidArgument(f"bytes_per_s={bytes_per_s}, latency_s={latency_s}: at least 0")
+    backend = Backend.cpu(
+        copy_bytes_per_s=int(bytes_per_s), copy_latency_ns=int(latency_s * _NS_PER_S)
+    )
+    runtime = get_runtime()
+    with runtime.linked(backend):
+        yield

@@ -1,0 +1,137 @@
+"""What the tests of this folder share: a swapper of their own, and groups to move."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._native.sched import State
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.executor import Executor
+from swapkit._runtime.hooks import Hooks
+from swapkit._runtime.runtime import get_runtime
+from tests.support import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._native.backend import Backend
+    from swapkit._runtime.groups import SavedTensor, StorageGroup
+    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.swapper import Swapper
+
+EVERYTHING = 1 << 50
+AUTO = Choice(Action.AUTO)
+SWAP = Choice(Action.SWAP)
+KEEP = Choice(Action.KEEP)
+
+
+def make_swapper(
+    backend: Backend | None = None, *, limit_bytes: int = 128 * MIB, **options: Any
+) -> Swapper:
+    """Return a swapper over a backend; without a limit given, memory never fills up."""
+    runtime = get_runtime()
+    executor = Executor(backend or runtime.backend, runtime.shim, **options)
+    return runtime.new_swapper(executor, limit_bytes=limit_bytes)
+
+
+def in_use(installation: Installation) -> int:
+    """Return the pool's bytes in use, without what other tests have left to the collector."""
+    gc.collect()
+    return installation.pool.in_use_bytes()
+
+
+def numbers(nbytes: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(nbytes // 4, generator=generator)
+
+
+def save(
+    swapper: Swapper, tensor: torch.Tensor | int, choice: Choice = AUTO, *, seed: int = 0
+) -> SavedTensor:
+    """Save a tensor, or one of so many bytes that nobody else holds."""
+    if isinstance(tensor, int):
+        tensor = numbers(tensor, seed)
+    with torch.no_grad():
+        return swapper.packer(choice)(tensor)
+
+
+def group_of(handle: SavedTensor) -> StorageGroup:
+    assert handle.group is not None
+    return handle.group
+
+
+def state_of(handle: SavedTensor) -> State:
+    return State(group_of(handle).state)
+
+
+def settle(swapper: Swapper) -> None:
+    """Let all copies end, and what waits for them happen."""
+    swapper.executor.scheduler.drain()
+    for group in list(swapper.resident.values()):
+        swapper.executor.poll_out(group)
+    swapper.end_scope()
+
+
+def unpack(swapper: Swapper, handle: SavedTensor) -> torch.Tensor:
+    """Return a saved tensor, which keeps its storage on the device."""
+    return swapper.unpack(handle)
+
+
+def evict(swapper: Swapper, *handles: SavedTensor) -> None:
+    """Send groups to the host, whoever else holds their storages."""
+    for handle in handles:
+        group = group_of(handle)
+        if group.state == State.RESIDENT:
+            assert swapper.copy_out(group)
+        if group.state == State.COPYING_OUT:
+            assert swapper.executor.finish_out(group)
+        if group.state == State.CLEAN:
+            swapper.release(group)
+
+
+@contextmanager
+def scope(swapper: Swapper, choice: Choice) -> Iterator[None]:
+    """Let a swapper see what is saved."""
+    hooks = Hooks(swapper, choice)
+    hooks.enter()
+    try:
+        yield
+    finally:
+        hooks.leave()
+        swapper.end_scope()
+
+
+class Interruption(KeyboardInterrupt):
+    """What the tests raise where a signal handler could."""
+
+
+def interrupts(nth: int, function: Callable[[], object]) -> bool:
+    """Call a function, and raise where Python looks for signals for the `nth` time.
+
+    It does so as calls begin and as they return. Returns False if the function ended before.
+    """
+    count = 0
+
+    def profile(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        if event in {"call", "c_return"}:
+            count += 1
+            if count == nth:
+                sys.setprofile(None)
+                raise Interruption
+
+    previous = sys.getprofile()
+    try:
+        sys.setprofile(profile)
+        function()
+        sys.setprofile(None)
+    except Interruption:
+        return True
+    finally:
+        sys.setprofile(previous)
+    return False

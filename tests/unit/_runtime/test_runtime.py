@@ -1,0 +1,85 @@
+"""Which session a scope belongs to, and who takes part in a rescue."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import swapkit
+from swapkit._runtime.runtime import get_runtime
+from tests.support import MIB, installed
+from tests.unit._runtime.rig import SWAP, evict, make_swapper, save
+
+ROOMY = 1 << 40
+
+pytestmark = pytest.mark.usefixtures("installation")
+
+
+def on_a_thread(ask: object) -> object:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(ask()))  # type: ignore[operator]
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_runtime_when_asked_for_then_there_is_one() -> None:
+    assert get_runtime() is get_runtime()
+    assert on_a_thread(get_runtime) is get_runtime()
+
+
+def test_current_when_no_session_is_active_then_the_process_has_one() -> None:
+    runtime = get_runtime()
+    assert runtime.current_swapper() is runtime.default_swapper()
+    assert on_a_thread(runtime.current_swapper) is runtime.default_swapper()
+
+
+def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
+    runtime = get_runtime()
+    with swapkit.budget(ROOMY) as outer:
+        assert outer._active is not None
+        assert runtime.current_swapper() is outer._active.swapper
+        with swapkit.budget(ROOMY) as inner:
+            assert inner._active is not None
+            assert runtime.current_swapper() is inner._active.swapper
+        assert runtime.current_swapper() is outer._active.swapper
+        # A thread of the program that has no session of its own belongs to the one there is.
+        assert on_a_thread(runtime.current_swapper) is outer._active.swapper
+    assert runtime.current_swapper() is runtime.default_swapper()
+
+
+def test_owns_when_the_pool_made_it_then_only_that() -> None:
+    runtime = get_runtime()
+    assert runtime.owns(torch.ones(4))
+    assert not runtime.owns(torch.frombuffer(bytearray(16), dtype=torch.uint8))
+
+
+def test_room_when_there_is_a_budget_then_some_is_left_for_operators() -> None:
+    runtime = get_runtime()
+    with installed() as installation:
+        assert runtime.has_room(1 << 50)
+        in_use = runtime.in_use_bytes()
+        with swapkit.budget(max(64 * MIB, 64 * in_use)) as session:
+            assert runtime.has_room(MIB)
+            assert not runtime.has_room(session.limit_bytes - runtime.in_use_bytes())
+        assert installation.pool.budget_bytes == 0
+
+
+def test_trace_when_nobody_asked_for_it_then_nothing_is_noted() -> None:
+    runtime = get_runtime()
+    swapper = make_swapper()
+    handle = save(swapper, 4096, SWAP)
+    evict(swapper, handle)
+    assert handle.group is not None
+    assert runtime.trace is None
+    runtime.note("release", swapper, handle.group, 7)
+    runtime.trace = []
+    try:
+        runtime.note("release", swapper, handle.group, 7)
+        (move,) = runtime.trace
+    finally:
+        runtime.trace = None
+    assert (move.kind, move.operator, move.nbytes) == ("release", 7, 4096)
+    assert move.site.endswith("[1024]")

@@ -1,0 +1,282 @@
+"""Scopes name what they save the same in every step, and leave nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import swapkit
+from swapkit._runtime import hooks as hooks_module
+from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.scopes import _open
+from swapkit.errors import SessionError
+from tests.unit._runtime.rig import interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.groups import StorageGroup
+    from swapkit._runtime.session import Session
+
+pytestmark = pytest.mark.usefixtures("installation")
+
+SIDE = 48
+ROOMY = 1 << 40
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(SIDE, SIDE)
+        self.down = nn.Linear(SIDE, SIDE)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        """Say something."""
+        hidden: torch.Tensor = torch.tanh(self.up(x)) * scale
+        out: torch.Tensor = self.down(hidden).sin()
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.exp().sum()
+
+
+def make_model() -> Model:
+    torch.manual_seed(3)
+    return Model()
+
+
+def leaf() -> torch.Tensor:
+    return torch.linspace(-1, 1, SIDE * SIDE).view(SIDE, SIDE).requires_grad_()
+
+
+def gradient(run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    x = leaf()
+    (grad,) = torch.autograd.grad(run(x).sum(), x)
+    return grad
+
+
+def copied() -> int:
+    """Return the bytes that the process's own swapper has copied out so far."""
+    return get_runtime().default_swapper().executor.stats().copied_out_bytes
+
+
+def assert_gone() -> None:
+    assert _open.stack == []
+    assert hooks_module._pushed.stack == []
+    assert hooks_module._top() is None
+    assert get_runtime().tracker._users == 0
+
+
+# ---- names of sites -----------------------------------------------------------------------------
+
+
+def sites_of(run: Callable[[], object]) -> list[str]:
+    """Return the names of the sites whose groups are made meanwhile, in order."""
+    runtime = get_runtime()
+    swapper = runtime.current_swapper()
+    sites: list[str] = []
+    register = swapper.register
+
+    def note(group: StorageGroup) -> None:
+        if group.serial == 0:
+            name = runtime.tracker.name(group.tag)
+            sites.append(f"{name}#{group.index}")
+        register(group)
+
+    swapper.register = note  # type: ignore[method-assign]
+    try:
+        run()
+    finally:
+        del swapper.register
+    return sites
+
+
+def steps(session: Session, run: Callable[[], object]) -> list[list[str]]:
+    found = []
+    for _ in range(3):
+        found.append(sites_of(run))
+        session.mark_step()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["plain", "checkpointed", "shared", "outside", "scoped"])
+def test_sites_when_steps_repeat_then_their_names_are_the_same(kind: str) -> None:
+    model = make_model()
+    block = model.layers[1]
+    runs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "plain": model,
+        "checkpointed": lambda x: checkpoint(block, x * 1, use_reentrant=False),
+        "shared": lambda x: block(block(x)),
+        "outside": lambda x: (x * 1).sin().cos().exp(),
+        "scoped": swapkit.offload(copy.deepcopy(model), r"layers\.\d+"),
+    }
+    with swapkit.budget(ROOMY, model) as session:
+        found = steps(session, lambda: gradient(runs[kind]))
+    assert found[0]
+    assert found[0] == found[1] == found[2]
+    if kind == "plain":
+        assert "layers.2#0" in found[0]
+        assert "layers.1.up#0" in found[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sites_when_blocks_are_compiled_then_steps_have_the_same_names_and_bits() -> None:
+    model = make_model()
+    expected = gradient(model)
+    for index in range(3):
+        block = model.layers[index]
+        model.layers[index] = torch.compile(block, backend="aot_eager")  # type: ignore[assignment]
+    swapkit.offload(model, r"layers\.\d+")
+    with swapkit.budget(ROOMY, model) as session:
+        gradient(model)
+        session.mark_step()
+        found = steps(session, lambda: gradient(model))
+        assert torch.allclose(gradient(model), expected)
+    assert found[0]
+    assert found[0] == found[1] == found[2]
+
+
+# ---- life ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_scope_when_an_exception_leaves_it_then_no_hook_stays(
+    kind: type[BaseException], prefetch: int | None
+) -> None:
+    @swapkit.offload(prefetch=prefetch)
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        with swapkit.keep():
+            hidden = (x * 1).sin().cos()
+            raise kind
+        return hidden
+
+    with pytest.raises(kind):
+        fail(leaf())
+    assert_gone()
+
+
+def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
+    scope = swapkit.offload(prefetch=1)
+    tracker = get_runtime().tracker
+    users, detours = tracker._users, hooks_module._detours
+    interruptions = 0
+    while interrupts(interruptions + 1, scope.__enter__):
+        interruptions += 1
+        assert _open.stack == []
+        assert hooks_module._top() is None
+        assert hooks_module._pushed.stack == []
+    assert interruptions > 5
+    assert len(_open.stack) == 1
+    scope.__exit__(None, None, None)
+    # Names and the detour of those who disable hooks may stay on: that costs time only.
+    while tracker._users > users:
+        tracker.stop()
+    while hooks_module._detours > detours:
+        hooks_module._remove_detour()
+    assert torch.equal(gradient(scope(torch.sin)), gradient(torch.sin))
+
+
+def test_scope_when_it_ends_on_another_thread_then_refused_and_its_own_is_untouched() -> None:
+    scope = swapkit.offload()
+    refused: list[BaseException] = []
+
+    def leave() -> None:
+        try:
+            scope.__exit__(None, None, None)
+        except SessionError as error:
+            refused.append(error)
+
+    with scope:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        assert len(refused) == 1
+        assert len(_open.stack) == 1
+    assert_gone()
+
+
+def test_scopes_when_left_in_odd_order_then_none_stays() -> None:
+    def hold(scope: Any) -> Any:
+        with scope:
+            yield
+
+    first, second = hold(swapkit.offload()), hold(swapkit.keep())
+    next(first)
+    next(second)
+    first.close()
+    assert len(_open.stack) == 1
+    second.close()
+    assert_gone()
+
+
+def test_scopes_when_threads_share_one_then_each_has_its_own_hooks() -> None:
+    scope = swapkit.offload(prefetch=2)
+    expected = gradient(lambda x: x.sin().cos())
+    found: list[torch.Tensor] = []
+    outside: list[bool] = []
+
+    def work(*, inside: bool) -> None:
+        for _ in range(10):
+            if inside:
+                with scope, scope:
+                    found.append(gradient(lambda x: (x * 1).sin().cos()))
+            outside.append(hooks_module._top() is None)
+
+    threads = [threading.Thread(target=work, kwargs={"inside": n % 2 == 0}) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20
+    assert all(torch.equal(each, expected) for each in found)
+    assert all(outside)
+    assert_gone()
+
+
+def test_scope_when_it_ends_then_a_part_that_waited_for_its_neighbours_goes() -> None:
+    x = leaf()
+    before = copied()
+    with swapkit.offload():
+        loss = (x * 1)[:5].sin().sum()
+        assert copied() == before
+    assert copied() == before + 4 * 5 * SIDE
+    loss.backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad[:5], x.detach()[:5].cos())
+
+
+def test_scope_when_inside_a_session_then_the_sessions_figures_count() -> None:
+    before = copied()
+    with swapkit.budget(ROOMY) as session:
+        gradient(swapkit.offload(lambda x: (x * 1).sin()))
+        assert session.stats.swapped_out_bytes == 4 * SIDE * SIDE
+    assert copied() == before
+
+
+def test_scope_when_its_graphs_are_dropped_then_nothing_is_left() -> None:
+    swapper = get_runtime().default_swapper()
+    gc.collect()
+    swapper.executor.scheduler.drain()
+    before = swapper.executor.stats().host_bytes
+    model = swapkit.offload(make_model(), prefetch=3)
+    for _ in range(20):
+        model(leaf() * 1)
+    gc.collect()
+    swapper.executor.scheduler.drain()
+    assert swapper.executor.stats().host_bytes == before

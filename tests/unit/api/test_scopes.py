@@ -1,0 +1,292 @@
+"""`offload` and `keep` apply to whatever runs, change no result, and leave nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import swapkit
+from swapkit._native.sched import Tier
+from swapkit._runtime import hooks as hooks_module
+from swapkit._runtime.choice import Action
+from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.scopes import ScopedForward, _open
+from swapkit.errors import InvalidArgument
+from tests.support import MIB
+from tests.unit._runtime.rig import EVERYTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.usefixtures("installation")
+
+SIDE = 48
+ROOMY = 1 << 40
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(SIDE, SIDE)
+        self.down = nn.Linear(SIDE, SIDE)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        """Say something."""
+        hidden: torch.Tensor = torch.tanh(self.up(x)) * scale
+        out: torch.Tensor = self.down(hidden).sin()
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.exp().sum()
+
+
+def make_model() -> Model:
+    torch.manual_seed(3)
+    return Model()
+
+
+def leaf() -> torch.Tensor:
+    return torch.linspace(-1, 1, SIDE * SIDE).view(SIDE, SIDE).requires_grad_()
+
+
+def gradient(run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    x = leaf()
+    (grad,) = torch.autograd.grad(run(x).sum(), x)
+    return grad
+
+
+def copied() -> int:
+    """Return the bytes that the process's own swapper has copied out so far."""
+    return get_runtime().default_swapper().executor.stats().copied_out_bytes
+
+
+def assert_gone() -> None:
+    assert _open.stack == []
+    assert hooks_module._pushed.stack == []
+    assert hooks_module._top() is None
+    assert get_runtime().tracker._users == 0
+
+
+# ---- what it applies to -------------------------------------------------------------------------
+
+
+def test_offload_when_applied_to_a_class_then_all_its_instances() -> None:
+    @swapkit.offload
+    class Chosen(Block):
+        pass
+
+    torch.manual_seed(3)
+    chosen = Chosen()
+    torch.manual_seed(3)
+    plain = Block()
+    before = copied()
+    assert torch.equal(gradient(chosen), gradient(plain))
+    assert copied() > before
+    assert isinstance(chosen, Block)
+    assert_gone()
+
+
+def test_offload_when_applied_to_a_module_then_that_one_only() -> None:
+    first, second = make_model(), make_model()
+    assert swapkit.offload(first, prefetch=2) is first
+    before = copied()
+    expected = gradient(second)
+    assert copied() == before
+    assert torch.equal(gradient(first), expected)
+    assert copied() > before
+
+
+def test_offload_when_applied_to_a_function_then_a_function_like_it() -> None:
+    @swapkit.offload(prefetch=1, min_bytes="1KiB")
+    def run(x: torch.Tensor, *, times: int = 2) -> torch.Tensor:
+        """Run it."""
+        for _ in range(times):
+            x = torch.sin(x)
+        return x
+
+    before = copied()
+    assert torch.equal(gradient(run), gradient(lambda x: x.sin().sin()))
+    assert copied() > before
+    assert run.__name__ == "run"
+    assert run.__doc__ == "Run it."
+    assert str(inspect.signature(run)).startswith("(x: 'torch.Tensor', *, times: 'int' = 2)")
+
+
+def test_offload_when_a_scope_then_what_runs_inside() -> None:
+    scope = swapkit.offload(min_bytes=2048)
+    before = copied()
+    for _ in range(2):
+        x = leaf()
+        with scope, scope:
+            loss = x.sin().sum()
+        loss.backward()
+    assert copied() == before + 2 * 4 * SIDE * SIDE - 2 * 4 * SIDE * SIDE  # a leaf stays
+    with scope:
+        gradient(lambda x: (x * 1).sin())
+    assert copied() == before + 4 * SIDE * SIDE
+    assert_gone()
+
+
+@pytest.mark.promise("B9")
+def test_offload_when_a_pattern_is_given_then_the_submodules_that_it_matches() -> None:
+    model = make_model()
+    assert swapkit.offload(model, r"layers\.[02]\.up") is model
+    chosen = [path for path, m in model.named_modules() if isinstance(m.forward, ScopedForward)]
+    assert chosen == ["layers.0.up", "layers.2.up"]
+    before = copied()
+    gradient(model)
+    assert copied() == before + 4 * SIDE * SIDE  # what the first one saves is a leaf
+
+
+@pytest.mark.parametrize("choose", [swapkit.offload, swapkit.keep])
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("nothing", r"matches no submodule of Model; its paths begin with: layers, layers\.0"),
+        ("layer", "matches no submodule"),  # not as a whole
+        ("(", r"pattern '\(': "),
+    ],
+)
+def test_pattern_when_it_matches_nothing_then_the_error_names_paths(
+    choose: Any, pattern: str, text: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        choose(make_model(), pattern)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        ((), {"to": "moon"}, "to='moon': expected 'host' or 'disk'"),
+        ((), {"prefetch": 0}, "prefetch=0: expected None or a whole number from 1 on"),
+        ((), {"prefetch": True}, "prefetch=True"),
+        ((), {"prefetch": 1.5}, r"prefetch=1\.5"),
+        ((), {"min_bytes": "much"}, "min_bytes='much' is not understood"),
+        ((3,), {}, "3: expected a Module class"),
+        ((int,), {}, "int.*expected a Module class"),
+        ((None, "x"), {}, "the pattern 'x' needs a model"),
+        ((len, "x"), {}, "a pattern is for the submodules of a Module"),
+    ],
+)
+def test_argument_when_wrong_then_named(
+    arguments: tuple[Any, ...], options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        swapkit.offload(*arguments, **options)
+
+
+def test_options_when_given_then_they_are_the_choice() -> None:
+    choice = swapkit.offload(to="disk", prefetch=7, min_bytes="2MiB").choice
+    assert choice == (Action.SWAP, Tier.DISK, 7, 2 * MIB)
+    assert swapkit.offload().choice == (Action.SWAP, Tier.ANY, None, 1024)
+    assert swapkit.offload(min_bytes=1).choice.min_bytes == 1024
+    assert swapkit.keep().choice.action is Action.KEEP
+
+
+@pytest.mark.promise("A14")
+def test_min_bytes_when_the_environment_asks_for_more_then_smaller_ones_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MIN_SWAP_TENSOR_SIZE", str(MIB))
+    before = copied()
+    gradient(swapkit.offload(lambda x: (x * 1).sin()))
+    assert copied() == before
+    assert swapkit.offload(min_bytes="2MiB").choice.min_bytes == 2 * MIB
+
+
+def test_disk_when_there_is_none_then_an_error_and_nothing_stays(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="needs a disk"):
+        swapkit.offload(to="disk").__enter__()
+    assert_gone()
+    with swapkit.budget(ROOMY, disk=tmp_path) as session:
+        found = gradient(swapkit.offload(lambda x: (x * 1).sin().cos(), to="disk"))
+        assert session._active is not None
+        session._active.swapper.executor.scheduler.drain()
+        assert session.stats.disk_peak_bytes > 0
+    assert torch.equal(found, gradient(lambda x: x.sin().cos()))
+
+
+# ---- modules stay modules -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_module_when_copied_then_the_copy_is_offloaded_and_stands_alone(how: str) -> None:
+    model = swapkit.keep(swapkit.offload(make_model(), r"layers\.\d+", prefetch=3))
+    expected = gradient(model)
+    if how == "deepcopy":
+        twin = copy.deepcopy(model)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    assert isinstance(twin.layers[0].forward, ScopedForward)
+    assert twin.layers[0].forward.scope.choice.prefetch == 3
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    before = copied()
+    assert torch.equal(gradient(twin), expected)
+    assert copied() > before
+
+
+def test_module_when_offloaded_then_signature_and_state_are_as_before() -> None:
+    plain, chosen = Block(), swapkit.offload(Block())
+    assert inspect.signature(chosen.forward) == inspect.signature(plain.forward)
+    assert chosen.forward.__doc__ == "Say something."
+    assert list(chosen.state_dict()) == list(plain.state_dict())
+    x = leaf()
+    assert torch.equal(chosen(x, scale=0.5), chosen(x, scale=1.0)) is False
+
+
+def test_module_when_shared_then_each_call_has_the_same_bits() -> None:
+    torch.manual_seed(3)
+    block = Block()
+    expected = gradient(lambda x: block(block(x)))
+    swapkit.offload(block)
+    assert torch.equal(gradient(lambda x: block(block(x))), expected)
+
+
+# ---- keep ---------------------------------------------------------------------------------------
+
+
+def test_keep_when_everything_is_rescued_then_nothing_of_it_moves() -> None:
+    with swapkit.budget(ROOMY) as session:
+        x = leaf()
+        with swapkit.keep():
+            loss = (x * 1).sin().cos().sum()
+        assert session.rescue(EVERYTHING) == 0
+        kept = gradient(swapkit.keep(lambda y: (y * 1).sin()))
+        assert session.stats.swapped_out_bytes == 0
+        loss.backward()
+    assert x.grad is not None
+    assert torch.equal(kept, gradient(torch.sin))
+
+
+def test_keep_when_inside_or_around_offload_then_the_inner_one_holds() -> None:
+    before = copied()
+    with swapkit.offload():
+        gradient(swapkit.keep(lambda x: (x * 1).sin()))
+        assert copied() == before
+    with swapkit.keep():
+        gradient(swapkit.offload(lambda x: (x * 1).sin()))
+    assert copied() > before

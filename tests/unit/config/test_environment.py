@@ -1,0 +1,84 @@
+"""The environment variables: read where they count, and replaced with a warning if they are bad."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import swapkit
+from swapkit.config.environment import Environment, read_environment
+from tests.support import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def _pool() -> Iterator[None]:
+    with installed():
+        yield
+
+
+def test_environment_when_nothing_is_set_then_the_defaults() -> None:
+    assert read_environment({}) == Environment(min_swap_bytes=1024, swap_size_multiple=1)
+    assert (
+        read_environment({"MIN_SWAP_TENSOR_SIZE": " ", "SWAP_SIZE_MULTIPLE": ""}) == Environment()
+    )
+
+
+@pytest.mark.promise("A14")
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("1024", 1024), ("1048576", 1 << 20), ("1MiB", 1 << 20), (" 4096 ", 4096)]
+)
+def test_least_size_when_a_number_then_taken(text: str, nbytes: int) -> None:
+    assert read_environment({"MIN_SWAP_TENSOR_SIZE": text}).min_swap_bytes == nbytes
+
+
+@pytest.mark.promise("A14")
+@pytest.mark.parametrize("text", ["512", "abc", "-1", "0", "10%", "1.5.2"])
+def test_least_size_when_too_small_or_no_number_then_1024_and_a_warning(text: str) -> None:
+    with pytest.warns(UserWarning, match=f"MIN_SWAP_TENSOR_SIZE='{text}' is not a number of at le"):
+        environment = read_environment({"MIN_SWAP_TENSOR_SIZE": text})
+    assert environment.min_swap_bytes == 1024
+
+
+@pytest.mark.promise("A15")
+def test_multiple_when_a_number_then_taken() -> None:
+    assert read_environment({"SWAP_SIZE_MULTIPLE": "3"}).swap_size_multiple == 3
+
+
+@pytest.mark.promise("A15")
+@pytest.mark.parametrize("text", ["0", "-2", "two", "1.5", "3x"])
+def test_multiple_when_too_small_or_no_number_then_one_and_a_warning(text: str) -> None:
+    with pytest.warns(
+        UserWarning, match="SWAP_SIZE_MULTIPLE=.* is not a number of at least 1: 1 is"
+    ):
+        environment = read_environment({"SWAP_SIZE_MULTIPLE": text})
+    assert environment.swap_size_multiple == 1
+
+
+@pytest.mark.usefixtures("_pool")
+@pytest.mark.promise("A14")
+@pytest.mark.promise("A15")
+def test_budget_when_the_environment_says_so_then_its_sessions_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MIN_SWAP_TENSOR_SIZE", "1MiB")
+    monkeypatch.setenv("SWAP_SIZE_MULTIPLE", "4")
+    config = swapkit.budget("1GiB")._config
+    assert (config.min_swap_bytes, config.rescue_multiple) == (1 << 20, 4)
+    with swapkit.budget(1 << 40) as session:
+        assert session._active is not None
+        assert session._active.swapper.rescue.multiple == 4
+    assert swapkit.budget("1GiB", min_swap_bytes=2048)._config.min_swap_bytes == 2048
+
+
+@pytest.mark.usefixtures("_pool")
+def test_budget_when_the_environment_is_bad_then_the_warning_and_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MIN_SWAP_TENSOR_SIZE", "abc")
+    with pytest.warns(UserWarning, match="MIN_SWAP_TENSOR_SIZE='abc'"):
+        config = swapkit.budget("1GiB")._config
+    assert config.min_swap_bytes == 1024
