@@ -33,6 +33,10 @@ class State(enum.IntEnum):
     COPYING_IN = lib.SK_GROUP_COPYING_IN
 
 
+# The same as plain numbers: states are compared often, and members of an enumeration are looked up.
+RESIDENT, COPYING_OUT, CLEAN, OUT, COPYING_IN = map(int, State)
+
+
 class Tier(enum.IntEnum):
     """Where a group's copy may live."""
 

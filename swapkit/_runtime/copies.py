@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from swapkit._native.sched import Group, State, Tier
+from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, Group, Tier
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +34,9 @@ class HostBuffer:
 
     def lend(self) -> Group:
         """Return the group, ready to be copied back: an earlier copy back is over."""
-        if self._group.state == State.COPYING_IN:
+        if self._group.state == COPYING_IN:
             self._group.finish_in()
-        if self._group.state == State.CLEAN:
+        if self._group.state == CLEAN:
             self._group.evict()
         return self._group
 
@@ -56,10 +56,10 @@ class Copy:
         Raises:
             SwapkitError: it failed.
         """
-        if self._group.state == State.COPYING_OUT:
+        if self._group.state == COPYING_OUT:
             self._group.finish_out()
             self.host.address = self._group.host_address
-        elif self._group.state == State.COPYING_IN:
+        elif self._group.state == COPYING_IN:
             self._group.finish_in()
 
 

@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._native.pool import set_tentative
-from swapkit._native.sched import Scheduler, State, Tier
-from swapkit._runtime.guards import NoDispatchModes, NoFunctionModes, NoTransforms
+from swapkit._native.sched import COPYING_OUT, OUT, RESIDENT, Scheduler, Tier
 from swapkit.errors import OutOfDisk, OutOfHostMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from swapkit._native.backend import Backend
     from swapkit._native.sched import SchedulerStats
     from swapkit._runtime.groups import StorageGroup
     from swapkit._runtime.shim import Shim
+
+CPU = 0  # as torch numbers kinds of devices
+
+# The Python object of a storage that is alive; torch means it for weak references.
+_wrap: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_with_weak_ptr  # noqa: SLF001
 
 LAST = 2**63  # next uses count down from here: what was saved last is needed first
 
@@ -69,7 +74,7 @@ class Executor:
             self.shim.hold(owner)
             native.copy_out(device, owner=owner, next_use=LAST - group.serial)
         except BaseException as error:
-            if native.state_at[0] == State.RESIDENT:  # else interrupted with the copy under way
+            if native.state_at[0] == RESIDENT:  # else interrupted with the copy under way
                 self.shim.drop(owner)
             if isinstance(error, (OutOfHostMemory, OutOfDisk)):
                 return False
@@ -93,7 +98,7 @@ class Executor:
     def poll_out(self, group: StorageGroup) -> bool:
         """Return whether no copy out is under way any more, without waiting for it."""
         native = group.native
-        if native is None or native.state != State.COPYING_OUT:
+        if native is None or native.state != COPYING_OUT:
             return True
         try:
             return native.poll_out()
@@ -117,24 +122,31 @@ class Executor:
         native = group.native
         if native is None:
             return False
-        if tentative:
-            storage = _try_storage(native.nbytes, group.device)
-            if storage is None:
-                return False
-        else:
-            storage = _new_storage(native.nbytes, group.device)
-        owner = storage._cdata  # noqa: SLF001
-        device = storage.data_ptr()
+        owner = self._new_storage(native.nbytes, tentative=tentative)
+        if not owner:
+            return False
         try:
-            self.shim.hold(owner)
+            storage = _wrap(owner)
             group.restore(storage)
-            native.copy_in(device, owner=owner, next_use=LAST - group.serial)
+            native.copy_in(storage.data_ptr(), owner=owner, next_use=LAST - group.serial)
         except BaseException:
-            if native.state_at[0] == State.OUT:  # else interrupted with the copy under way
+            if native.state_at[0] == OUT:  # else interrupted with the copy under way
                 group.storage = None
                 self.shim.drop(owner)
             raise
         return True
+
+    def _new_storage(self, nbytes: int, *, tentative: bool) -> int:
+        """Return a new storage, which we hold; 0 if only effort could get the memory."""
+        if not tentative:
+            return self.shim.new_storage(nbytes, CPU)
+        previous = set_tentative(on=True)
+        try:
+            return self.shim.new_storage(nbytes, CPU)
+        except torch.OutOfMemoryError:
+            return 0
+        finally:
+            set_tentative(on=previous)
 
     def finish_in(self, group: StorageGroup) -> None:
         """Wait for a copy back.
@@ -149,25 +161,8 @@ class Executor:
         try:
             native.finish_in()
         except BaseException:
-            if native.state == State.OUT:
+            if native.state == OUT:
                 group.storage = None
             raise
         finally:
             self.stall_seconds[group.tag, group.index] += time.perf_counter() - started
-
-
-def _new_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Return new memory of the pool, which `torch.UntypedStorage(nbytes)` does not ask."""
-    with NoFunctionModes(), NoDispatchModes(), NoTransforms():
-        return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
-
-
-def _try_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage | None:
-    """Return new memory if it can be had without waiting and without a rescue."""
-    previous = set_tentative(on=True)
-    try:
-        return _new_storage(nbytes, device)
-    except torch.OutOfMemoryError:
-        return None
-    finally:
-        set_tentative(on=previous)

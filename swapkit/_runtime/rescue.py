@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from swapkit._native.sched import State
+from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.adoption import adopt_graphs
 from swapkit.config.environment import MIN_SWAP_BYTES
 
@@ -85,7 +85,7 @@ class Rescue:
     def _copy_ahead(self, reference: weakref.ref[StorageGroup]) -> None:
         """Start copying one group out, if it still is of use and can be dropped afterwards."""
         group = reference()
-        if group is None or group.state != State.RESIDENT:
+        if group is None or group.state != RESIDENT:
             return
         if not group.is_exclusive():
             self._dirty.append(reference)  # the forward pass still uses it
@@ -125,7 +125,7 @@ class Rescue:
 
     def _evict(self, group: StorageGroup) -> int:
         """Drop a clean group's storage; return the bytes that this frees."""
-        if group.state != State.CLEAN or not group.is_exclusive():
+        if group.state != CLEAN or not group.is_exclusive():
             return 0
         freed = 0 if group.storage is None else group.storage.nbytes()
         self._swapper.release(group)
@@ -135,7 +135,7 @@ class Rescue:
     def _evict_clean(self, groups: list[StorageGroup], needed_bytes: int) -> int:
         """Drop the oldest clean group that just fits, or else clean groups from the oldest on."""
         self._settle_done()
-        clean = [group for group in groups if group.state == State.CLEAN]
+        clean = [group for group in groups if group.state == CLEAN]
         for group in clean:
             if needed_bytes <= group.nbytes <= needed_bytes * FIT and group.is_exclusive():
                 return self._evict(group)
@@ -151,7 +151,7 @@ class Rescue:
         for group in groups:
             if freed >= needed_bytes:
                 break
-            if group.state == State.COPYING_OUT and self._executor.finish_out(group):
+            if group.state == COPYING_OUT and self._executor.finish_out(group):
                 freed += self._evict(group)
         return freed
 
@@ -168,7 +168,7 @@ class Rescue:
         for group in groups:
             if chosen_bytes >= needed_bytes:
                 break
-            if group.state == State.RESIDENT and group.is_exclusive():
+            if group.state == RESIDENT and group.is_exclusive():
                 if not self._swapper.copy_out(group):
                     break
                 chosen.append(group)
@@ -180,10 +180,10 @@ class Rescue:
         if not self._limit_bytes:
             return 0
         swapper = self._swapper
-        known = set(swapper.resident)
+        known = set(swapper.resident.refs)
         if adopt_graphs(swapper) == 0:
             return 0
-        groups = [group for serial, group in list(swapper.resident.items()) if serial not in known]
+        groups = [group for group in swapper.resident.values() if group.serial not in known]
         return self._evict_resident(sorted(groups, key=lambda g: g.serial), needed_bytes)
 
     def _evict_copying_in(self, groups: list[StorageGroup], needed_bytes: int) -> int:
@@ -192,7 +192,7 @@ class Rescue:
         for group in groups:
             if freed >= needed_bytes:
                 break
-            if group.state == State.COPYING_IN:
+            if group.state == COPYING_IN:
                 self._executor.finish_in(group)
                 freed += self._evict(group)
         return freed

@@ -20,9 +20,9 @@ import torch
 
 from swapkit._native.lib import raise_interruption
 from swapkit._native.pool import set_tag
-from swapkit._native.sched import State
+from swapkit._native.sched import CLEAN, COPYING_IN, OUT, RESIDENT
 from swapkit._runtime.choice import Action
-from swapkit._runtime.groups import SavedTensor, StorageGroup
+from swapkit._runtime.groups import GroupIndex, SavedTensor, StorageGroup
 from swapkit._runtime.guards import function_mode_is_on, hidden, is_observed, untraced
 from swapkit._runtime.rescue import Rescue
 from swapkit._runtime.shim import Facts
@@ -41,6 +41,7 @@ AHEAD_GROUPS = 2
 AHEAD_MOST = 16
 AHEAD_BYTES = 64 << 20
 
+CPU = 0  # as torch numbers kinds of devices
 # What autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)
 
@@ -77,14 +78,10 @@ class Swapper:
         self._lock = runtime.lock
         self._facts = _Facts()
         self._serial = itertools.count()
-        self._index: weakref.WeakValueDictionary[tuple[int, int], StorageGroup] = (
-            weakref.WeakValueDictionary()
-        )
+        self.index: GroupIndex[tuple[int, int]] = GroupIndex()
         # The groups whose storage is on the device, in the order in which they were saved or came
         # back; and those that are out, by the order in which they were saved.
-        self.resident: weakref.WeakValueDictionary[int, StorageGroup] = (
-            weakref.WeakValueDictionary()
-        )
+        self.resident: GroupIndex[int] = GroupIndex()
         self._out: list[tuple[int, weakref.ref[StorageGroup]]] = []
         # Brought back ahead of their use, the soonest first.
         self._coming: deque[Coming] = deque()
@@ -127,7 +124,7 @@ class Swapper:
     ) -> SavedTensor:
         """Return the handle of a tensor with plain memory of its own."""
         with self._lock:
-            group = self._index.get(key)
+            group = self.index.get(key)
             if group is None or not self._join(group, key[0], span):
                 if not self._is_movable(tensor, key, choice):
                     return SavedTensor(tensor)
@@ -175,9 +172,10 @@ class Swapper:
 
     def _is_movable(self, tensor: torch.Tensor, key: tuple[int, int], choice: Choice) -> bool:
         """Return whether moving the storage could bring anything."""
-        if tensor.device.type != "cpu" or (tensor.is_leaf and tensor.requires_grad):
+        if self._facts.place.device_type != CPU or (tensor.is_leaf and tensor.requires_grad):
             return False
-        if isinstance(tensor._base, torch.nn.Parameter):  # noqa: SLF001 - a view such as weight.t()
+        base = tensor._base  # noqa: SLF001
+        if base is not None and isinstance(base, torch.nn.Parameter):  # such as of weight.t()
             return False
         if choice.action is Action.AUTO:
             return self.runtime.owns(tensor)
@@ -205,8 +203,9 @@ class Swapper:
     def register(self, group: StorageGroup) -> None:
         """Make a group whose storage is on the device found: by its storage, and by its age."""
         group.serial = group.serial or next(self._serial) + 1
+        group.owner = self
         self.resident[group.serial] = group
-        self._index[group.key] = group
+        self.index[group.key] = group
 
     # ---- out ------------------------------------------------------------------------------------
 
@@ -216,7 +215,7 @@ class Swapper:
             return  # recomputed in backward: it is needed in a moment
         if group.choice.prefetch is not None:
             self.timing.saved(group)
-        if group.state == State.RESIDENT and not group.is_partial:
+        if group.state == RESIDENT and not group.is_partial:
             self.copy_out(group)
         if group.choice.prefetch is None:
             if not group.is_leaving:
@@ -236,14 +235,14 @@ class Swapper:
         while leaving:
             group = leaving[0]()
             if group is not None and group.is_leaving:
-                if group.state == State.RESIDENT:
+                if group.state == RESIDENT:
                     if group.is_partial and len(leaving) == 1 and not is_end:
                         return  # its neighbours first: they may be of the same storage
                     self.copy_out(group)
                 if not self.executor.poll_out(group):
                     return
                 group.is_leaving = False
-                if group.state == State.CLEAN:
+                if group.state == CLEAN:
                     self.release(group)
             leaving.popleft()
 
@@ -256,7 +255,7 @@ class Swapper:
 
     def release(self, group: StorageGroup) -> None:
         """Give up the memory of a clean group."""
-        self.resident.pop(group.serial, None)
+        self.resident.discard(group.serial, group)
         self.executor.evict(group)
         group.is_leaving = False
         if not group.weak:
@@ -271,11 +270,11 @@ class Swapper:
 
     def _bring_back(self, group: StorageGroup) -> None:
         """Give a group its bytes again, waiting if need be, and start those needed next."""
-        if group.state == State.OUT and not group.revive():
+        if group.state == OUT and not group.revive():
             self.executor.copy_in(group)
             self.register_back(group)
         self.prefetch_before(group.serial)
-        if group.state == State.COPYING_IN:
+        if group.state == COPYING_IN:
             self.executor.finish_in(group)
 
     def register_back(self, group: StorageGroup) -> None:
@@ -289,8 +288,7 @@ class Swapper:
 
     def _forget(self, group: StorageGroup) -> None:
         """Let a group's storage no longer lead to it: another one may get its address."""
-        if self._index.get(group.key) is group:
-            del self._index[group.key]
+        self.index.discard(group.key, group)
 
     def prefetch_before(self, serial: int) -> None:
         """Start bringing back what was saved before `serial`, as far as there is room."""
@@ -301,7 +299,7 @@ class Swapper:
         while position > 0 and self._may_have_more():
             position -= 1
             group = self._out[position][1]()
-            if group is None or group.state != State.OUT:
+            if group is None or group.state != OUT:
                 del self._out[position]
             elif group.choice.prefetch is None:
                 if not self.bring_early(group):

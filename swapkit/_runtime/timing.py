@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from swapkit._native.sched import State
+from swapkit._native.sched import CLEAN, COPYING_OUT, OUT, RESIDENT
 
 if TYPE_CHECKING:
     from swapkit._runtime.groups import StorageGroup
@@ -140,11 +140,11 @@ class Timing:
 
     def _release(self, group: StorageGroup, operator: int) -> None:
         swapper = self._swapper
-        if group.state == State.RESIDENT:
+        if group.state == RESIDENT:
             swapper.copy_out(group)  # a part, after its neighbours had their turn
-        if group.state == State.COPYING_OUT:
+        if group.state == COPYING_OUT:
             swapper.executor.finish_out(group)
-        if group.state == State.CLEAN and group.storage is not None:
+        if group.state == CLEAN and group.storage is not None:
             swapper.release(group)
             swapper.runtime.note("release", swapper, group, operator)
 
@@ -200,7 +200,7 @@ class Timing:
         thread.coming = [entry for entry in thread.coming if entry[0] < operator]
         for planned, reference in sorted(due, key=lambda entry: -entry[0]):
             group = reference()
-            if group is None or group.state != State.OUT or group.storage is not None:
+            if group is None or group.state != OUT or group.storage is not None:
                 continue
             if self._swapper.bring_early(group):
                 self._swapper.runtime.note("prefetch", self._swapper, group, operator)

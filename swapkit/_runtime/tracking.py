@@ -129,7 +129,7 @@ class ModuleTracker:
 
     def is_state(self, storage: int) -> bool:
         """Return whether a storage object holds a parameter or buffer of a known module."""
-        if self._known != (self._added, len(self._tags)):
+        if self._known != (self._added, len(self._tags.data)):  # type: ignore[attr-defined]
             self.refresh_state()
         return storage in self._state
 

@@ -213,7 +213,7 @@ def test_handle_when_the_graph_is_dropped_then_device_and_host_memory_go(
     assert in_use(installation) == before
     assert swapper.executor.stats().host_bytes == 0
     assert not swapper.resident
-    assert not swapper._index
+    assert not swapper.index
 
 
 def test_rescue_when_a_dropped_graph_was_still_being_copied_then_its_memory_is_freed(

@@ -147,7 +147,7 @@ def test_storage_when_given_up_but_saved_again_then_it_joins_its_group() -> None
     evict(swapper, handle)
     assert save(swapper, tensor[5:]).group is handle.group
     assert state_of(handle) == State.CLEAN
-    assert swapper.resident[group_of(handle).serial] is handle.group
+    assert swapper.resident.get(group_of(handle).serial) is handle.group
 
 
 def test_address_when_it_comes_again_then_the_new_storage_has_its_own_group() -> None:
@@ -171,7 +171,7 @@ def test_index_when_it_names_a_group_that_moved_then_the_group_is_not_joined() -
     swapper = make_swapper()
     tensor = numbers(4096)
     handle = save(swapper, 4096, seed=1)
-    swapper._index[tensor.untyped_storage()._cdata, tensor._version] = group_of(handle)
+    swapper.index[tensor.untyped_storage()._cdata, tensor._version] = group_of(handle)
     assert save(swapper, tensor).group is not handle.group
 
 
@@ -204,7 +204,7 @@ def test_graphs_when_dropped_at_random_for_a_thousand_steps_then_nothing_is_left
     stats = swapper.executor.stats()
     assert in_use(installation) == before
     assert stats.host_bytes == stats.disk_bytes == stats.groups == stats.in_flight == 0
-    assert not swapper._index
+    assert not swapper.index
     assert not swapper._out
     assert len(swapper.rescue._dirty) == 0
     swapper.executor.scheduler.check()
