@@ -117,7 +117,11 @@ def _roots() -> Iterator[Any]:
     node = torch._C._current_autograd_node()  # noqa: SLF001 - torch has no public way to ask
     if node is not None:
         yield node
-    for item in gc.get_objects():
+    try:
+        objects = gc.get_objects()
+    except MemoryError:  # so little is left that nothing can be looked for
+        return
+    for item in objects:
         kind = type(item)  # not isinstance(): asking a lazy proxy for its class would run its code
         if issubclass(kind, torch.Tensor):
             root = _node_of(item)

@@ -14,7 +14,7 @@ import torch
 
 from swapkit._native.pool import set_tentative
 from swapkit._native.sched import COPYING_OUT, OUT, RESIDENT, Scheduler, Tier
-from swapkit.errors import OutOfDisk, OutOfHostMemory
+from swapkit.errors import DiskError, OutOfDisk, OutOfHostMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from swapkit._native.sched import SchedulerStats
     from swapkit._runtime.groups import StorageGroup
     from swapkit._runtime.shim import Shim
+
+# Why a copy out is not made or fails without harm: the storage stays where it is.
+NO_ROOM = (OutOfHostMemory, OutOfDisk, DiskError)
 
 CPU = 0  # as torch numbers kinds of devices
 
@@ -76,7 +79,7 @@ class Executor:
         except BaseException as error:
             if native.state_at[0] == RESIDENT:  # else interrupted with the copy under way
                 self.shim.drop(owner)
-            if isinstance(error, (OutOfHostMemory, OutOfDisk)):
+            if isinstance(error, NO_ROOM):
                 return False
             raise
         return True
@@ -89,7 +92,7 @@ class Executor:
         started = time.perf_counter()
         try:
             native.finish_out()
-        except (OutOfHostMemory, OutOfDisk):
+        except NO_ROOM:
             return False
         finally:
             self.stall_seconds[group.tag, group.index] += time.perf_counter() - started
@@ -102,7 +105,7 @@ class Executor:
             return True
         try:
             return native.poll_out()
-        except (OutOfHostMemory, OutOfDisk):
+        except NO_ROOM:
             return True
 
     def evict(self, group: StorageGroup) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.adoption import adopt_graphs
 from swapkit.config.environment import MIN_SWAP_BYTES
+from swapkit.errors import DiskError
 
 if TYPE_CHECKING:
     from swapkit._runtime.groups import StorageGroup
@@ -193,6 +194,10 @@ class Rescue:
             if freed >= needed_bytes:
                 break
             if group.state == COPYING_IN:
-                self._executor.finish_in(group)
-                freed += self._evict(group)
+                try:
+                    self._executor.finish_in(group)
+                except DiskError:  # it is out again; whoever needs it will see why
+                    freed += group.nbytes
+                else:
+                    freed += self._evict(group)
         return freed

@@ -192,7 +192,7 @@ static sk_status stream_start(sk__cpu *cpu, sk_stream *stream) SK_REQUIRES(cpu->
     if (stream->running) {
         return SK_OK;
     }
-    int error = pthread_create(&stream->thread, NULL, stream_main, stream);
+    int error = sk__thread_start(&stream->thread, stream_main, stream);
     if (error != 0) {
         return sk__fail(SK_BACKEND_FAILED, "cpu backend: no thread for a stream: %s",
                         strerror(error));
@@ -387,8 +387,8 @@ sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event) {
     return status;
 }
 
-/* A small copy takes less time than waking a thread for it: where nothing is before it in the stream
- * it is done at once. */
+/* A small copy takes less time than waking a thread for it: where nothing is before it in the
+ * stream it is done at once. */
 static bool copy_is_quick(sk__cpu *cpu, const sk_stream *stream, size_t nbytes) {
     if (nbytes > QUICK_BYTES || cpu->params.copy_bytes_per_s != 0 ||
         cpu->params.copy_latency_ns != 0) {

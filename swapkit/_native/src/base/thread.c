@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { STACK_BYTES = 256 * 1024 };
+
 #ifdef SK_DEBUG
 /* Locks held by this thread, per rank. */
 static _Thread_local int held[SK_RANK_RING + 1];
@@ -46,6 +48,18 @@ SK_NO_ANALYSIS void sk__unlock(sk__mutex *mutex) {
 
 void sk__wait(pthread_cond_t *condition, sk__mutex *mutex) {
     (void)pthread_cond_wait(condition, &mutex->impl);
+}
+
+int sk__thread_start(pthread_t *thread, void *(*start)(void *), void *argument) {
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0) {
+        return error;
+    }
+    (void)pthread_attr_setstacksize(&attributes, STACK_BYTES); /* else the default: larger */
+    error = pthread_create(thread, &attributes, start, argument);
+    (void)pthread_attr_destroy(&attributes);
+    return error;
 }
 
 /* ---- fork ------------------------------------------------------------------------------------ */

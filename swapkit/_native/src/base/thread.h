@@ -42,6 +42,10 @@ void sk__unlock(sk__mutex *mutex) SK_RELEASE(*mutex);
 /* Wait on `condition`; `mutex` is released meanwhile. */
 void sk__wait(pthread_cond_t *condition, sk__mutex *mutex) SK_REQUIRES(*mutex);
 
+/* pthread_create with a small stack: our threads need little, and a process that trains at the edge
+ * of its memory has none to spare. Returns an errno. */
+int sk__thread_start(pthread_t *thread, void *(*start)(void *), void *argument);
+
 /* Surviving fork(): everything that owns a lock registers a node. Before a fork the locks of all
  * nodes are taken, in rank order, so that the child gets every structure in a consistent state;
  * afterwards both sides release them. `child` (may be NULL) then repairs what the threads that do

@@ -115,7 +115,7 @@ static int thread_start(sk__disk_worker *worker) {
     sigset_t before;
     (void)sigfillset(&every);
     (void)pthread_sigmask(SIG_SETMASK, &every, &before);
-    int error = pthread_create(&worker->thread, NULL, worker_main, worker);
+    int error = sk__thread_start(&worker->thread, worker_main, worker);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
 }

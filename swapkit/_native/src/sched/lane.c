@@ -54,7 +54,7 @@ static sk_status pump_start(sk_sched *sched, sk__way way) SK_REQUIRES(sched->loc
     if (lane->has_thread) {
         return SK_OK;
     }
-    int error = pthread_create(&lane->thread, NULL, pump_main, lane);
+    int error = sk__thread_start(&lane->thread, pump_main, lane);
     if (error != 0) {
         return sk__fail(SK_BACKEND_FAILED, "scheduler: no thread for a copy stream: %s",
                         strerror(error));
@@ -68,7 +68,11 @@ sk_status sk__lane_open(sk_sched *sched, sk__way way) {
     lane->sched = sched;
     lane->way = way;
     (void)pthread_cond_init(&lane->work, NULL);
-    return sk_stream_create(sched->backend, &lane->stream);
+    sk_status status = sk_stream_create(sched->backend, &lane->stream);
+    if (status == SK_OK && sched->disk != NULL) {
+        status = pump_start(sched, way); /* later there may be no memory for a thread */
+    }
+    return status;
 }
 
 SK_NO_ANALYSIS void sk__lane_close(sk__lane_of_copies *lane) { /* nothing is queued any more */
