@@ -1,4 +1,4 @@
-"""Programs with tensors, orders and interruptions that are easy to forget."""
+"""Orders and interruptions that are easy to forget."""
 
 from __future__ import annotations
 
@@ -8,73 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
-from torch.autograd import forward_ad
 
 import swapkit
-from swapkit._native.lib import _call_back
+from swapkit._native.lib import call_back
 from swapkit.errors import SessionError
-from tests.integration.programs import SIDE, Evict, Program, leaf, run
+from tests.programs import SIDE, leaf
 
 if TYPE_CHECKING:
     from types import FrameType
 
 EVERYTHING = 1 << 40
-
-
-def compiled_blocks(evict: Evict) -> list[torch.Tensor]:
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()) for _ in range(3)])
-    for block in model:
-        block.compile(backend="aot_eager")
-    loss = model(torch.randn(SIDE, SIDE)).square().sum()
-    evict()
-    loss.backward()
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def forward_mode(evict: Evict) -> list[torch.Tensor]:
-    x = leaf()
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, torch.ones_like(x))
-        out = (dual * 2).exp().sum()
-        evict()
-        tangent = forward_ad.unpack_dual(out).tangent
-        assert tangent is not None
-        return [tangent.detach(), *torch.autograd.grad(out, x)]
-
-
-def nested_tensors(evict: Evict) -> list[torch.Tensor]:
-    x = leaf()
-    nested = torch.nested.as_nested_tensor([x * 1, x[: SIDE // 2] * 1])
-    loss = torch.nested.to_padded_tensor(nested * 2, 0.0).exp().sum()
-    evict()
-    return list(torch.autograd.grad(loss, x))
-
-
-def replaced_parameter_data(evict: Evict) -> list[torch.Tensor]:
-    a = nn.Parameter(torch.randn(SIDE, SIDE))
-    b = nn.Parameter(torch.randn(SIDE, SIDE))
-    loss = (a @ b).sum()
-    evict()
-    a.data = torch.ones(SIDE, SIDE)
-    loss.backward()
-    assert a.grad is not None
-    assert b.grad is not None
-    return [a.grad, b.grad]
-
-
-@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(
-    "body", [compiled_blocks, forward_mode, nested_tensors, replaced_parameter_data]
-)
-def test_gradients_when_the_program_is_odd_then_same_bits(body: Program) -> None:
-    swapkit.install()
-    expected = run(body, lambda: None)
-    with swapkit.budget("64MiB") as session:
-        results = run(body, lambda: session.rescue(EVERYTHING))
-    for result, other in zip(results, expected, strict=True):
-        assert torch.equal(result, other)
 
 
 def test_session_when_left_before_an_inner_one_then_refused_and_both_still_work() -> None:
@@ -147,7 +90,7 @@ def test_callback_when_a_signal_handler_raises_in_it_then_finished_and_raised_af
 
     previous = signal.signal(signal.SIGUSR1, handler)
     try:
-        assert _call_back("test", body, 0) == 42
+        assert call_back("test", body, 0) == 42
     finally:
         signal.signal(signal.SIGUSR1, previous)
     assert calls == [1, 1]
@@ -166,7 +109,7 @@ def test_saves_when_thousands_share_one_storage_then_looks_stay_cheap() -> None:
         y = x
         for _ in range(3000):
             y = y * shared
-        group = next(iter(session._active.swapper._resident.values()))  # type: ignore[union-attr]
+        group = next(iter(session._active.swapper.resident.values()))  # type: ignore[union-attr]
         assert not group.is_exclusive()
         del y
     assert session.stats.peak_bytes <= 8 << 20

@@ -1,0 +1,317 @@
+"""The ways in which the conformance suite lets saved tensors move, in one table.
+
+A mode is a context manager that yields `evict`. Inside it a program must give the bits of plain
+training. Copies are made by a backend whose latency is part of the mode: with 5 ms every copy is
+still in flight when the program goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+from unittest import mock
+
+import torch
+
+import swapkit
+from swapkit._native.backend import Backend
+from swapkit._runtime.executor import Executor
+from swapkit._runtime.groups import SavedTensor
+from swapkit._runtime.guards import hidden, untraced
+from swapkit._runtime.runtime import Runtime, get_runtime
+from swapkit._runtime.swapper import Swapper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from swapkit._runtime.choice import Choice
+    from swapkit._runtime.groups import StorageGroup
+    from tests.programs import Evict
+
+Opener: TypeAlias = "Callable[[], AbstractContextManager[Evict]]"
+
+EVERYTHING = 1 << 40
+BUDGET = "512MiB"
+MIN_BYTES = 1024
+SEED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A way to move saved tensors.
+
+    Attributes:
+        name: as test ids show it.
+        opener: makes the context manager.
+        latency_ms: of every copy.
+        moves_all: everything that can move has done so after `evict()`.
+    """
+
+    name: str
+    opener: Opener
+    latency_ms: int = 0
+    moves_all: bool = False
+
+    @contextmanager
+    def open(self) -> Iterator[Evict]:
+        """Enter the mode."""
+        with injected_latency(self.latency_ms), self.opener() as evict:
+            yield evict
+
+
+# ---- how swapkit is driven: the only part that knows its insides -------------------------------
+
+
+class Here(threading.local):
+    """What the modes that this thread is in ask for."""
+
+    def __init__(self) -> None:
+        self.latency_ms = 0
+        self.chance: random.Random | None = None
+
+
+here = Here()
+
+
+class Replaced:
+    """A method that modes replace, on several threads at once; the last one puts it back."""
+
+    def __init__(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
+        self.owner, self.name, self.replacement = owner, name, replacement
+        self.original = getattr(owner, name)
+        self.users = 0
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.users += 1
+            setattr(self.owner, self.name, self.replacement)
+
+    def __exit__(self, *_exception: object) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                setattr(self.owner, self.name, self.original)
+
+
+# Graphs may outlive a mode, so these are never closed.
+_slow_backends: dict[int, Backend] = {}
+_slow_swappers: dict[int, Swapper] = {}
+_slow_lock = threading.Lock()
+
+
+def _open_executor(executor: Executor, backend: Backend, *args: Any, **options: Any) -> None:
+    """Open an executor, over a slow backend where this thread wants one."""
+    if here.latency_ms:
+        with _slow_lock:
+            backend = _slow_backends.setdefault(
+                here.latency_ms, Backend.cpu(copy_latency_ns=here.latency_ms * 1_000_000)
+            )
+    replaced_executor.original(executor, backend, *args, **options)
+
+
+def _default_swapper(runtime: Runtime) -> Swapper:
+    """Return the swapper of scopes outside any session: a slow one where this thread wants it."""
+    if not here.latency_ms:
+        usual: Swapper = replaced_default.original(runtime)
+        return usual
+    with runtime.lock:
+        if here.latency_ms not in _slow_swappers:
+            _slow_swappers[here.latency_ms] = runtime.new_swapper(runtime.new_executor())
+        return _slow_swappers[here.latency_ms]
+
+
+def _packer(swapper: Swapper, choice: Choice) -> Callable[[torch.Tensor], SavedTensor]:
+    """Return a pack hook that keeps a tensor by the chance that this thread wants."""
+    pack: Callable[[torch.Tensor], SavedTensor] = replaced_packer.original(swapper, choice)
+    chance = here.chance
+    if chance is None:
+        return pack
+
+    @untraced
+    def choose(tensor: torch.Tensor) -> SavedTensor:
+        if type(tensor) is not torch.Tensor or chance.random() < 0.5:
+            return pack(tensor)
+        with hidden():
+            return SavedTensor(tensor)
+
+    return choose
+
+
+replaced_executor = Replaced(Executor, "__init__", _open_executor)
+replaced_default = Replaced(Runtime, "default_swapper", _default_swapper)
+replaced_packer = Replaced(Swapper, "packer", _packer)
+
+
+@contextmanager
+def injected_latency(latency_ms: int) -> Iterator[None]:
+    """Let every executor that this thread opens meanwhile copy through a slow backend."""
+    if latency_ms == 0:
+        yield
+        return
+    before, here.latency_ms = here.latency_ms, latency_ms
+    try:
+        with replaced_executor, replaced_default:
+            yield
+    finally:
+        here.latency_ms = before
+
+
+@contextmanager
+def choose_per_save(chance: random.Random) -> Iterator[None]:
+    """Let swapkit take each saved tensor with probability one half, and keep the others."""
+    before, here.chance = here.chance, chance
+    try:
+        with replaced_packer:
+            yield
+    finally:
+        here.chance = before
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Spare sessions and rescues, which look at all objects, those of torch and its compiler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch._dynamo
+        import torch._inductor.compile_fx  # noqa: F401
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def settle() -> None:
+    """Wait for copies that are under way, and let go of what they were made of."""
+    runtime = get_runtime()
+    swapper = runtime.current_swapper()
+    with runtime.lock:
+        swapper.executor.scheduler.drain()
+        swapper._release_done()
+
+
+def allocated_bytes() -> int:
+    """Return the bytes of the pool that tensors hold now."""
+    return swapkit.memory_stats()["allocated_bytes.all.current"]
+
+
+class Copied:
+    """Bytes that were copied in each direction."""
+
+    def __init__(self) -> None:
+        self.out_bytes = 0
+        self.in_bytes = 0
+
+
+@contextmanager
+def count_copies() -> Iterator[Copied]:
+    """Count what is copied between device and host meanwhile, whoever does it."""
+    copied = Copied()
+    copy_out, copy_in = Executor.copy_out, Executor.copy_in
+
+    def counted_out(executor: Executor, group: StorageGroup) -> bool:
+        started = copy_out(executor, group)
+        if started and group.native is not None:
+            copied.out_bytes += group.native.nbytes
+        return started
+
+    def counted_in(executor: Executor, group: StorageGroup, *, tentative: bool = False) -> bool:
+        started = copy_in(executor, group, tentative=tentative)
+        if started and group.native is not None:
+            copied.in_bytes += group.native.nbytes
+        return started
+
+    with (
+        mock.patch.object(Executor, "copy_out", counted_out),
+        mock.patch.object(Executor, "copy_in", counted_in),
+    ):
+        yield copied
+
+
+# ---- the modes ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def swap_everything() -> Iterator[Evict]:
+    """Copy all that is saved to the host, and let go of it as soon as it is there."""
+    swapkit.install()
+    with swapkit.offload(min_bytes=MIN_BYTES):
+        yield settle
+
+
+@contextmanager
+def swap_in_flight() -> Iterator[Evict]:
+    """Do so without ever waiting, so that the program goes on while copies are under way."""
+    swapkit.install()
+    with swapkit.offload(min_bytes=MIN_BYTES):
+        yield lambda: None
+
+
+@contextmanager
+def swap_by_operators() -> Iterator[Evict]:
+    """Let go, and bring back, a few operators behind and ahead."""
+    swapkit.install()
+    with swapkit.offload(min_bytes=MIN_BYTES, prefetch=1):
+        yield lambda: None
+
+
+@contextmanager
+def swap_random_half() -> Iterator[Evict]:
+    """Swap every second saved tensor, on average."""
+    swapkit.install()
+    with choose_per_save(random.Random(SEED)), swapkit.offload(min_bytes=MIN_BYTES):
+        yield settle
+
+
+@contextmanager
+def rescue_everything() -> Iterator[Evict]:
+    """Move all that can be moved wherever memory could run out."""
+    swapkit.install()
+    with swapkit.budget(BUDGET) as session:
+        yield lambda: session.rescue(EVERYTHING)
+
+
+@contextmanager
+def rescue_at_random() -> Iterator[Evict]:
+    """Move nothing, one tensor, half, or all wherever memory could run out."""
+    swapkit.install()
+    chance = random.Random(SEED)
+    with swapkit.budget(BUDGET) as session:
+
+        def evict() -> None:
+            needed_bytes = chance.choice([0, 1, allocated_bytes() // 2, EVERYTHING])
+            if needed_bytes:
+                session.rescue(needed_bytes)
+
+        yield evict
+
+
+@contextmanager
+def plain() -> Iterator[Evict]:
+    """Move nothing; not in the table."""
+    yield lambda: None
+
+
+MODES = (
+    Mode(name="swap_everything", opener=swap_everything, moves_all=True),
+    Mode(name="swap_everything_5ms", opener=swap_in_flight, latency_ms=5),
+    Mode(name="swap_by_operators", opener=swap_by_operators),
+    Mode(name="swap_by_operators_5ms", opener=swap_by_operators, latency_ms=5),
+    Mode(name="swap_random_half", opener=swap_random_half),
+    Mode(name="swap_random_half_5ms", opener=swap_random_half, latency_ms=5),
+    Mode(name="rescue_everything", opener=rescue_everything, moves_all=True),
+    Mode(name="rescue_at_random", opener=rescue_at_random),
+    Mode(name="rescue_at_random_5ms", opener=rescue_at_random, latency_ms=5),
+)
+
+
+def find_mode(name: str) -> Mode:
+    """Return the mode with this name."""
+    (mode,) = (mode for mode in MODES if mode.name == name)
+    return mode

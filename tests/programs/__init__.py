@@ -1,0 +1,58 @@
+"""Programs that are legal in plain autograd, and some that are not, for whoever runs them."""
+
+from tests.programs import (
+    checkpoints,
+    compiled,
+    contexts,
+    dtypes,
+    functions,
+    hooks,
+    kinds,
+    layouts,
+    mutations,
+    orders,
+    parameters,
+    transforms,
+)
+from tests.programs.compare import assert_same_bits, is_same
+from tests.programs.registry import (
+    ILLEGAL,
+    PROGRAMS,
+    SIDE,
+    Entry,
+    Evict,
+    Program,
+    gradients,
+    leaf,
+    run,
+)
+
+TOPICS = (
+    checkpoints,
+    compiled,
+    contexts,
+    dtypes,
+    functions,
+    hooks,
+    kinds,
+    layouts,
+    mutations,
+    orders,
+    parameters,
+    transforms,
+)
+
+__all__ = [
+    "ILLEGAL",
+    "PROGRAMS",
+    "SIDE",
+    "TOPICS",
+    "Entry",
+    "Evict",
+    "Program",
+    "assert_same_bits",
+    "gradients",
+    "is_same",
+    "leaf",
+    "run",
+]

@@ -1,0 +1,91 @@
+"""What a program is, and the lists that hold them all.
+
+A program is a plain function: it builds a graph, calls `evict()` wherever a training step could run
+out of memory, and returns the tensors whose bits must not depend on what `evict` does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+Evict: TypeAlias = Callable[[], object]
+Program: TypeAlias = Callable[[Evict], list[torch.Tensor]]
+
+SIDE = 96  # 36 KiB a matrix: above the least size that is moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A program and what is known of it.
+
+    Attributes:
+        body: the program.
+        gotchas: which measured facts of autograd it is about (`G1` .. `G30`).
+        moves: it saves strided memory that swapping can move; if not, it must merely work.
+        refusal: pattern of the error with which torch refuses it under plain saved-tensor hooks.
+    """
+
+    body: Program
+    gotchas: tuple[str, ...] = ()
+    moves: bool = True
+    refusal: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in test ids."""
+        return "-".join([self.body.__name__, *self.gotchas])
+
+
+PROGRAMS: list[Entry] = []
+"""Legal in plain autograd: the same bits are wanted."""
+ILLEGAL: list[Entry] = []
+"""Plain autograd refuses them in backward, and so must we."""
+
+
+def program(
+    *gotchas: str, moves: bool = True, refusal: str | None = None
+) -> Callable[[Program], Program]:
+    """Add a legal program to the list."""
+
+    def add(body: Program) -> Program:
+        PROGRAMS.append(Entry(body=body, gotchas=gotchas, moves=moves, refusal=refusal))
+        return body
+
+    return add
+
+
+def illegal(*gotchas: str) -> Callable[[Program], Program]:
+    """Add a program that must raise to the list."""
+
+    def add(body: Program) -> Program:
+        ILLEGAL.append(Entry(body=body, gotchas=gotchas))
+        return body
+
+    return add
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a random tensor that wants a gradient; without a shape a square matrix."""
+    return torch.randn(*(shape or (SIDE, SIDE)), dtype=dtype, requires_grad=True)
+
+
+def gradients(loss: torch.Tensor, *leaves: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    """Return the gradients of the leaves."""
+    return list(torch.autograd.grad(loss, leaves, **options))
+
+
+def run(body: Program, evict: Evict) -> list[torch.Tensor]:
+    """Run a program from a fixed seed."""
+    torch.manual_seed(0)
+    return [result.detach() for result in body(evict)]
+
+
+@functools.cache
+def results_of_plain_training(entry: Entry) -> list[torch.Tensor]:
+    """Run a program without swapkit, once for all who compare with it."""
+    return run(entry.body, lambda: None)
