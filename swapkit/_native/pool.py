@@ -169,6 +169,11 @@ class Pool(Handle):
         self._rescue: Callable[[int], int] | None = None
         self._ring: Ring | None = None
 
+    @property
+    def has_ring(self) -> bool:
+        """Whether events are being recorded."""
+        return self._ring is not None
+
     def take(self, nbytes: int, stream: Stream | None = None) -> int:
         """Take a block; return its address.
 

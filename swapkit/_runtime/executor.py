@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._native.pool import set_tentative
+from swapkit._native.pool import RingKind, set_tentative
 from swapkit._native.sched import COPYING_OUT, OUT, RESIDENT, Scheduler, Tier
 from swapkit.errors import DiskError, OutOfDisk, OutOfHostMemory
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from swapkit._native.backend import Backend
+    from swapkit._native.pool import Pool
     from swapkit._native.sched import SchedulerStats
     from swapkit._runtime.groups import StorageGroup
     from swapkit._runtime.shim import Shim
@@ -58,6 +59,7 @@ class Executor:
             disk=disk,
             disk_limit_bytes=disk_limit_bytes,
         )
+        self.pool: Pool | None = None  # whose ring copies are noted in, if it has one
         # By site: what its users waited for it.
         self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
 
@@ -82,7 +84,12 @@ class Executor:
             if isinstance(error, NO_ROOM):
                 return False
             raise
+        self._note(RingKind.COPY_OUT, native.nbytes)
         return True
+
+    def _note(self, kind: RingKind, nbytes: int) -> None:
+        if self.pool is not None and self.pool.has_ring:
+            self.pool.note(kind, nbytes)
 
     def finish_out(self, group: StorageGroup) -> bool:
         """Wait for a copy out; return False if it failed for want of room."""
@@ -137,6 +144,7 @@ class Executor:
                 group.storage = None
                 self.shim.drop(owner)
             raise
+        self._note(RingKind.COPY_IN, native.nbytes)
         return True
 
     def _new_storage(self, nbytes: int, *, tentative: bool) -> int:

@@ -103,13 +103,15 @@ class Runtime:
         self, *, host_limit_bytes: int = 0, disk: Path | None = None, disk_limit_bytes: int = 0
     ) -> Executor:
         """Return who moves storages, within these limits; see `Scheduler`."""
-        return Executor(
+        executor = Executor(
             self._link,
             self.shim,
             host_limit_bytes=host_limit_bytes,
             disk=disk,
             disk_limit_bytes=disk_limit_bytes,
         )
+        executor.pool = self.pool
+        return executor
 
     def new_swapper(self, executor: Executor, *, limit_bytes: int = 0) -> Swapper:
         """Return a swapper that takes part in every rescue."""

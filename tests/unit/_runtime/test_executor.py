@@ -10,6 +10,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.lib import lib
+from swapkit._native.pool import Ring
 from swapkit._native.sched import State
 from swapkit.errors import BackendError
 from tests.support import MIB
@@ -42,6 +43,24 @@ def test_copy_when_out_and_in_then_the_bytes_are_equal() -> None:
     assert torch.equal(handle.alias, numbers(4096))
     stats = swapper.executor.stats()
     assert stats.copied_out_bytes == stats.copied_in_bytes == 4096
+
+
+def test_copy_when_a_ring_is_attached_then_both_directions_are_in_it(
+    installation: Installation,
+) -> None:
+    swapper = make_swapper()
+    swapper.executor.pool = installation.pool
+    handle = save(swapper, 4096)
+    ring = Ring(64)
+    installation.pool.attach(ring)
+    evict(swapper, handle)
+    unpack(swapper, handle)
+    installation.pool.detach()
+    copies = [event for event in ring.read()[0] if event.kind.name.startswith("COPY")]
+    assert [(event.kind.name, event.nbytes) for event in copies] == [
+        ("COPY_OUT", 4096),
+        ("COPY_IN", 4096),
+    ]
 
 
 def test_copy_when_everyone_else_let_go_then_both_ends_live_until_it_is_done(
