@@ -109,16 +109,19 @@ class Rescue:
     def free(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return how many were freed."""
         groups = sorted(self._swapper.resident.values(), key=lambda group: group.serial)
-        needed_bytes = max(needed_bytes * self.multiple, self._least_bytes)
+        wanted_bytes = max(needed_bytes * self.multiple, self._least_bytes)
         freed = 0
         for evict in (
             self._evict_clean,
             self._evict_copying_out,
             self._await_copies,
             self._evict_resident,
-            self._evict_copying_in,
-            self._evict_adopted,
         ):
+            if freed < wanted_bytes:
+                freed += evict(groups, wanted_bytes - freed)
+        # What costs more than it is worth if it is not needed: bytes that come back in a moment,
+        # and a search for graphs.
+        for evict in (self._evict_copying_in, self._evict_adopted):
             if freed < needed_bytes:
                 freed += evict(groups, needed_bytes - freed)
         self.count += freed > 0
