@@ -155,7 +155,8 @@ def measure_all() -> list[Size]:
     sizes = [size for path, text in read({".py"}).items() for size in measure_python(path, text)]
     sizes += [size for path, text in c_sources.items() for size in measure_c(path, text)]
     sizes += measure_assertions(c_sources)
-    sizes.append(measure_interface(HEADER.read_text(encoding="utf-8")))
+    interface = (HEADER, HEADER.with_name("swapkit_sched.h"))
+    sizes.append(measure_interface("".join(path.read_text(encoding="utf-8") for path in interface)))
     return sizes
 
 
