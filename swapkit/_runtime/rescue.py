@@ -121,9 +121,9 @@ class Rescue:
                 freed += evict(groups, wanted_bytes - freed)
         # What costs more than it is worth if it is not needed: bytes that come back in a moment,
         # and a search for graphs.
-        for evict in (self._evict_copying_in, self._evict_adopted):
+        for last_resort in (self._evict_copying_in, self._evict_adopted):
             if freed < needed_bytes:
-                freed += evict(groups, needed_bytes - freed)
+                freed += last_resort(groups, needed_bytes - freed)
         self.count += freed > 0
         return freed
 
