@@ -57,11 +57,10 @@ class Clock:
 
     def _wake(self, thread: int, operator: int, phase: int) -> None:
         with self._lock:
-            for timing in list(self._timings):
-                timing.ring(thread, operator, phase)
-            # It may have rung for a timing that is gone.
-            self._shim.clock_forward(thread, min(_due(self._forward, thread), default=NEVER))
-            self._shim.clock_backward(thread, max(_due(self._backward, thread), default=NEVER))
+            rung = [timing.ring(thread, operator, phase) for timing in list(self._timings)]
+            if not any(rung):  # for a timing that is gone
+                self._shim.clock_forward(thread, min(_due(self._forward, thread), default=NEVER))
+                self._shim.clock_backward(thread, max(_due(self._backward, thread), default=NEVER))
 
 
 def _set(alarms: _Alarms, timing: Timing, thread: int, operator: int) -> None:

@@ -17,6 +17,7 @@ import heapq
 import itertools
 import weakref
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -56,7 +57,9 @@ class Thread:
     leaving: list[tuple[int, int, weakref.ref[StorageGroup]]] = field(default_factory=list)
     saved: list[weakref.ref[StorageGroup]] = field(default_factory=list)
     most_saved: int = SAVES_KEPT
+    # When they come back: the soonest last; and those that were due but found no room.
     coming: list[tuple[int, weakref.ref[StorageGroup]]] = field(default_factory=list)
+    waiting: list[weakref.ref[StorageGroup]] = field(default_factory=list)
     # Of backward passes by shape: where an operator comes in their order, counted from their start.
     positions: dict[Shape, dict[int, int]] = field(default_factory=dict)
     orders: dict[Shape, list[int]] = field(default_factory=dict)
@@ -110,21 +113,25 @@ class Timing:
         thread = self._threads[number] = Thread()
         return thread
 
-    def ring(self, number: int, operator: int, phase: int) -> None:
-        """Do what is due at an operator."""
+    def ring(self, number: int, operator: int, phase: int) -> bool:
+        """Do what is due at an operator; return whether anything of ours runs on that thread."""
         thread = self._threads.get(number)
         if thread is None:
-            return
+            return False
+        clock = self._swapper.runtime.clock
         if phase == FORWARD:
             self._release_due(thread, operator)
-        else:
-            if phase == BACKWARD_START:
-                self._learn(number, thread)
-                self._begin(thread, operator)
+        elif phase == BACKWARD_START:
+            self._learn(number, thread)
+            self._begin(thread, operator)
+        if phase != FORWARD:
             self._bring_due(thread, operator)
-        clock = self._swapper.runtime.clock
-        clock.set_forward(self, number, thread.leaving[0][0] if thread.leaving else NEVER)
-        clock.set_backward(self, number, max((due for due, _ in thread.coming), default=NEVER))
+            # What found no room tries again at the next operator.
+            soonest = thread.coming[-1][0] if thread.coming else NEVER
+            clock.set_backward(self, number, operator if thread.waiting else soonest)
+        if phase in {FORWARD, BACKWARD_START}:
+            clock.set_forward(self, number, thread.leaving[0][0] if thread.leaving else NEVER)
+        return True
 
     # ---- out ------------------------------------------------------------------------------------
 
@@ -156,7 +163,7 @@ class Timing:
         window = [group for group in groups if group.operator <= start]
         thread.saved = [weakref.ref(group) for group in groups]
         thread.start = start
-        thread.coming = []
+        thread.coming, thread.waiting = [], []
         if not window:
             thread.shape = None
             return
@@ -166,6 +173,7 @@ class Timing:
             due = self._due(thread, group)
             if due is not None:
                 thread.coming.append((due, weakref.ref(group)))
+        thread.coming.sort(key=itemgetter(0))
         self._release_late(thread, start)
 
     def _release_late(self, thread: Thread, start: int) -> None:
@@ -196,16 +204,17 @@ class Timing:
         return thread.start - thread.orders[shape][max(0, position - distance)]
 
     def _bring_due(self, thread: Thread, operator: int) -> None:
-        due = [entry for entry in thread.coming if entry[0] >= operator]
-        thread.coming = [entry for entry in thread.coming if entry[0] < operator]
-        for planned, reference in sorted(due, key=lambda entry: -entry[0]):
+        due, thread.waiting = thread.waiting, []
+        while thread.coming and thread.coming[-1][0] >= operator:
+            due.append(thread.coming.pop()[1])
+        for reference in due:
             group = reference()
             if group is None or group.state != OUT or group.storage is not None:
                 continue
             if self._swapper.bring_early(group):
                 self._swapper.runtime.note("prefetch", self._swapper, group, operator)
             else:
-                thread.coming.append((planned, reference))  # when there is room
+                thread.waiting.append(reference)
 
     def _learn(self, number: int, thread: Thread) -> None:
         """Keep the order of the pass that ran last."""
