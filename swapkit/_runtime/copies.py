@@ -5,21 +5,14 @@ Over the same scheduler as saved tensors, in host memory that never goes to the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, Group, Tier
 
 if TYPE_CHECKING:
     import torch
 
-    from swapkit._runtime.executor import Executor
-
-
-class Start(Protocol):
-    """`Group.copy_out` or `Group.copy_in`."""
-
-    def __call__(self, device: int, *, owner: int, next_use: int) -> None:
-        """Queue the copy."""
+    from swapkit._runtime.executor import Executor, Start
 
 
 class HostBuffer:
@@ -67,8 +60,7 @@ class HostCopies:
     """Copies storages to the host and back. Any thread."""
 
     def __init__(self, executor: Executor) -> None:
-        self._scheduler = executor.scheduler
-        self._shim = executor.shim
+        self._executor = executor
 
     def copy_out(self, storage: torch.UntypedStorage) -> Copy:
         """Start copying a storage to the host.
@@ -76,22 +68,16 @@ class HostCopies:
         Raises:
             OutOfHostMemory: there is no room.
         """
-        group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
-        self._start(group.copy_out, storage)
+        group = Group(self._executor.scheduler, storage.nbytes(), Tier.HOST)
+        self._start(group, group.copy_out, storage)
         return Copy(group, HostBuffer(group))
 
     def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
         """Start copying host memory into a storage of the same size."""
         group = host.lend()
-        self._start(group.copy_in, storage)
+        self._start(group, group.copy_in, storage)
         return Copy(group, host)
 
-    def _start(self, start: Start, storage: torch.UntypedStorage) -> None:
-        owner = storage._cdata  # noqa: SLF001
-        self._shim.hold(owner)
-        try:
-            # Of use at once: before anything that is saved for backward.
-            start(storage.data_ptr(), owner=owner, next_use=0)
-        except BaseException:
-            self._shim.drop(owner)
-            raise
+    def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> None:
+        # Of use at once: before anything that is saved for backward.
+        self._executor.lend(group, start, storage, storage.data_ptr(), next_use=0)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from swapkit._native.pool import RingKind, set_tentative
 from swapkit._native.sched import COPYING_OUT, OUT, RESIDENT, Scheduler, Tier
+from swapkit._runtime.shim import CPU
 from swapkit.errors import DiskError, OutOfDisk, OutOfHostMemory
 
 if TYPE_CHECKING:
@@ -22,19 +23,27 @@ if TYPE_CHECKING:
 
     from swapkit._native.backend import Backend
     from swapkit._native.pool import Pool
-    from swapkit._native.sched import SchedulerStats
+    from swapkit._native.sched import Group, SchedulerStats
     from swapkit._runtime.groups import StorageGroup
     from swapkit._runtime.shim import Shim
 
 # Why a copy out is not made or fails without harm: the storage stays where it is.
 NO_ROOM = (OutOfHostMemory, OutOfDisk, DiskError)
 
-CPU = 0  # as torch numbers kinds of devices
+# A group's states before a transfer out, and before one in.
+NOT_STARTED = (RESIDENT, OUT)
 
 # The Python object of a storage that is alive; torch means it for weak references.
 _wrap: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_with_weak_ptr  # noqa: SLF001
 
 LAST = 2**63  # next uses count down from here: what was saved last is needed first
+
+
+class Start(Protocol):
+    """`Group.copy_out` or `Group.copy_in`."""
+
+    def __call__(self, device: int, *, owner: int, next_use: int) -> None:
+        """Queue the copy."""
 
 
 class Executor:
@@ -74,18 +83,31 @@ class Executor:
             return False
         tier = group.choice.tier if self.has_disk else Tier.ANY
         native, device = group.begin(self.scheduler, tier)
+        try:
+            self.lend(native, native.copy_out, storage, device, next_use=LAST - group.serial)
+        except NO_ROOM:
+            return False
+        self._note(RingKind.COPY_OUT, native.nbytes)
+        return True
+
+    def lend(
+        self,
+        native: Group,
+        start: Start,
+        storage: torch.UntypedStorage,
+        device: int,
+        *,
+        next_use: int,
+    ) -> None:
+        """Start a transfer of a native group, which holds the storage until it is done."""
         owner = storage._cdata  # noqa: SLF001
         try:
             self.shim.hold(owner)
-            native.copy_out(device, owner=owner, next_use=LAST - group.serial)
-        except BaseException as error:
-            if native.state_at[0] == RESIDENT:  # else interrupted with the copy under way
+            start(device, owner=owner, next_use=next_use)
+        except BaseException:
+            if native.state_at[0] in NOT_STARTED:  # else interrupted with the copy under way
                 self.shim.drop(owner)
-            if isinstance(error, NO_ROOM):
-                return False
             raise
-        self._note(RingKind.COPY_OUT, native.nbytes)
-        return True
 
     def _note(self, kind: RingKind, nbytes: int) -> None:
         if self.pool is not None and self.pool.has_ring:

@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 SOURCES = tuple(sorted(Path(__file__).with_name("cpp").glob("*.cpp")))
 
 
+CPU = 0  # as torch numbers kinds of devices
+
+
 class Facts(ctypes.Structure):
     """What `look` says of a tensor."""
 

@@ -25,7 +25,7 @@ from swapkit._runtime.choice import Action
 from swapkit._runtime.groups import GroupIndex, SavedTensor, StorageGroup
 from swapkit._runtime.guards import function_mode_is_on, hidden, is_observed, untraced
 from swapkit._runtime.rescue import Rescue
-from swapkit._runtime.shim import Facts
+from swapkit._runtime.shim import CPU, Facts
 from swapkit._runtime.timing import Timing
 from swapkit._runtime.tracking import BACKWARD
 
@@ -41,7 +41,6 @@ AHEAD_GROUPS = 2
 AHEAD_MOST = 16
 AHEAD_BYTES = 64 << 20
 
-CPU = 0  # as torch numbers kinds of devices
 # What autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from swapkit._native.sched import CLEAN, COPYING_OUT, OUT, RESIDENT
+from swapkit._runtime.clock import NEVER
 
 if TYPE_CHECKING:
     from swapkit._runtime.groups import StorageGroup
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 # A release follows its copy by so many times the distance of the copy back.
 RELEASE_FACTOR = 3
-NEVER = -1
 # What is remembered at most: of threads, the most recent shapes of backward passes.
 THREADS_KEPT = 64
 SHAPES_KEPT = 16

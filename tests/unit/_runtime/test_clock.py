@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
-from swapkit._runtime.clock import CLOCKS, Clock
-from swapkit._runtime.timing import NEVER
+from swapkit._runtime.clock import CLOCKS, NEVER, Clock
 from tests.support import run_python
 
 
