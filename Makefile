@@ -19,7 +19,9 @@ ARGS ?=
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
-FORMATTED := $(C_SOURCES) $(C_HEADERS) $(sort $(wildcard tests/c/*.[ch] swapkit/_runtime/*.cpp))
+SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
+FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
+	$(sort $(wildcard tests/c/*.[ch] swapkit/_runtime/cpp/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
 # Runs a command for every C source, as many at a time as there are cores; {} is the source.
 EACH_C_SOURCE := printf '%s\n' $(C_SOURCES) | xargs -P $$(nproc) -I {}
@@ -61,6 +63,8 @@ check-c: setup
 	@$(BIN)/clang-format --dry-run -Werror --ferror-limit=1 $(FORMATTED)
 	@$(EACH_C_SOURCE) gcc $(C_FLAGS) -O2 -Wall -Wextra -Werror -fanalyzer -c {} -o /dev/null
 	@$(EACH_C_SOURCE) gcc $(C_FLAGS) -O1 -DSK_DEBUG -Wall -Wextra -Werror -c {} -o /dev/null
+	@g++ -std=c++20 -O2 -Wall -Wextra -Wno-missing-field-initializers -Werror -shared -fPIC -o /dev/null \
+		-I$(NATIVE)/include $$($(BIN)/python -m tools.shim_includes) $(SHIM_SOURCES)
 	@$(EACH_C_SOURCE) $(BIN)/clang-tidy --quiet {} -- $(C_FLAGS)
 
 check-sanitisers: setup

@@ -148,10 +148,10 @@ def count_saved(training: Training, precision: str) -> tuple[int, int]:
 
 def count_swapkit(training: Training, precision: str) -> int:
     """Return the bytes that `swapkit.offload()` copies to the host."""
-    executor = get_runtime().default_swapper().executor
-    before = executor.stats().copied_out_bytes
-    training.run(precision, swapkit.offload(), between=executor.scheduler.drain)
-    return executor.stats().copied_out_bytes - before
+    scheduler = get_runtime().default_swapper().scheduler
+    before = scheduler.stats().copied_out_bytes
+    training.run(precision, swapkit.offload(), between=scheduler.drain)
+    return scheduler.stats().copied_out_bytes - before
 
 
 def count_manager(training: Training, precision: str, module: str, *, streams: bool) -> int | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.copies import HostCopies
-from swapkit._runtime.executor import Executor
 from swapkit._runtime.states import find_slots
 from swapkit.errors import BackendError
 
@@ -23,10 +22,9 @@ class Recorder:
     """The real executor, which notes what it is asked and fails when it is told to."""
 
     def __init__(self, installation: Installation, host_limit_bytes: int = 0) -> None:
-        self.executor = Executor(
-            installation.backend, installation.runtime.shim, host_limit_bytes=host_limit_bytes
-        )
-        self.engine = HostCopies(self.executor)
+        runtime = installation.runtime
+        self.scheduler = runtime.new_scheduler(host_limit_bytes=host_limit_bytes)
+        self.engine = HostCopies(self.scheduler, runtime.shim)
         self.asked: list[str] = []
         self.fails_at = 0  # the number of the call, from 1
         self.error: type[BaseException] = BackendError

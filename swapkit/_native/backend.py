@@ -72,6 +72,11 @@ class Handle:
         return self._pointer
 
     @property
+    def address(self) -> int:
+        """Where the native object is."""
+        return int(ffi.cast("uintptr_t", self.pointer))
+
+    @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
         return self._pointer is None

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from swapkit._native.backend import Handle
-from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit._native.lib import NULL, address_of, check, ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +31,8 @@ class Entry(Handle):
     def addresses(self) -> tuple[int, int, int, int]:
         """Return the addresses of the entry and of its alloc, free and error functions."""
         functions = ("sk_entry_alloc", "sk_entry_free", "sk_entry_error")
-        addresses = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in functions]
-        alloc, free, error = addresses
-        return int(ffi.cast("uintptr_t", self.pointer)), alloc, free, error
+        alloc, free, error = map(address_of, functions)
+        return self.address, alloc, free, error
 
     def set_explain(self, explain: Callable[[int], str] | None) -> None:
         """Set what writes the text of a failed request; it gets the bytes asked for."""

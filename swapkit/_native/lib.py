@@ -33,11 +33,13 @@ __all__ = [
     "NULL",
     "ExplainOwner",
     "RescueOwner",
+    "address_of",
     "call_back",
     "check",
     "defer_interruption",
     "error_of",
     "ffi",
+    "interruptions",
     "lib",
     "raise_interruption",
     "text_of",
@@ -63,6 +65,11 @@ EXCEPTIONS: dict[int, type[errors.SwapkitError]] = {
 def text_of(text: CData) -> str:
     """Return a C string as text."""
     return bytes(ffi.string(text)).decode(errors="replace")
+
+
+def address_of(function: str) -> int:
+    """Return where a function of the core is, for the shim."""
+    return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
 
 
 def error_of(status: int) -> errors.SwapkitError:
@@ -97,18 +104,18 @@ class ExplainOwner(Protocol):
 # and counts as "nothing freed", upon which the allocation fails with its own error.
 
 _RETRIES = 8  # of a callback that signal handlers keep interrupting
-_interruptions: list[BaseException] = []
+interruptions: list[BaseException] = []
 
 
 def raise_interruption() -> None:
     """Raise what a signal handler raised inside a callback, if it did; on the main thread only."""
-    if _interruptions and threading.current_thread() is threading.main_thread():
-        raise _interruptions.pop(0)
+    if interruptions and threading.current_thread() is threading.main_thread():
+        raise interruptions.pop(0)
 
 
 def defer_interruption(error: BaseException) -> None:
     """Keep an error from where nothing may be raised, for `raise_interruption`."""
-    _interruptions.append(error)
+    interruptions.append(error)
 
 
 def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) -> _Result:
@@ -120,7 +127,7 @@ def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) ->
             if not _is_from_a_handler(error):
                 _log.exception("a native callback of %r failed", owner)
                 break
-            _interruptions.append(error)
+            interruptions.append(error)
     return otherwise
 
 

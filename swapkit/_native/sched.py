@@ -107,6 +107,7 @@ class Scheduler(Handle):
         out = ffi.new("sk_sched **")
         check(lib.sk_sched_create(backend.pointer, params, out))
         super().__init__(out[0])
+        self.has_disk = disk is not None
 
     def stats(self) -> SchedulerStats:
         """Return what has been done and what is held now."""

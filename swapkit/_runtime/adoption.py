@@ -19,13 +19,13 @@ import torch
 
 from swapkit._native.lib import defer_interruption
 from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.groups import SavedTensor
 from swapkit._runtime.guards import hidden, untraced
 from swapkit.config.environment import MIN_SWAP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
+    from swapkit._runtime.saved import MakeSavedTensor, SavedTensor
     from swapkit._runtime.swapper import Swapper
 
 PREFIX = "_raw_saved_"
@@ -50,7 +50,8 @@ def adopt_graphs(swapper: Swapper) -> int:
     """
     if _backward_runs_elsewhere():
         return 0
-    pack = _careful(swapper.packer(Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)))
+    choice = Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
+    pack = _careful(swapper.packer(choice), swapper.runtime.shim.saved_tensor)
     adopted = 0
     with hidden():
         for node in _walk(_roots()):
@@ -60,7 +61,9 @@ def adopt_graphs(swapper: Swapper) -> int:
     return adopted
 
 
-def _careful(pack: Callable[[torch.Tensor], SavedTensor]) -> Callable[[torch.Tensor], SavedTensor]:
+def _careful(
+    pack: Callable[[torch.Tensor], SavedTensor], saved_tensor: MakeSavedTensor
+) -> Callable[[torch.Tensor], SavedTensor]:
     """Return a pack hook for saved tensors that exist already; if it failed they would be lost."""
 
     @untraced
@@ -68,12 +71,12 @@ def _careful(pack: Callable[[torch.Tensor], SavedTensor]) -> Callable[[torch.Ten
         # Small ones are kept themselves: numbers that torch wrapped in tensors are among them, and
         # an alias of one would not be one.
         if tensor.numel() * tensor.element_size() < MIN_SWAP_BYTES:
-            return SavedTensor(tensor, itself=True)
+            return saved_tensor(tensor, itself=True)
         try:
             return pack(tensor)
         except BaseException as error:  # noqa: BLE001 - raised where it can be
             defer_interruption(error)
-            return SavedTensor(tensor, itself=True)
+            return saved_tensor(tensor, itself=True)
 
     return careful
 

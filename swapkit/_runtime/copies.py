@@ -5,14 +5,25 @@ Over the same scheduler as saved tensors, in host memory that never goes to the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, Group, Tier
+from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, OUT, RESIDENT, Group, Tier
 
 if TYPE_CHECKING:
     import torch
 
-    from swapkit._runtime.executor import Executor, Start
+    from swapkit._native.sched import Scheduler
+    from swapkit._runtime.shim import Shim
+
+# A group's states before a transfer out, and before one in.
+NOT_STARTED = (RESIDENT, OUT)
+
+
+class Start(Protocol):
+    """`Group.copy_out` or `Group.copy_in`."""
+
+    def __call__(self, device: int, *, owner: int, next_use: int) -> None:
+        """Queue the copy."""
 
 
 class HostBuffer:
@@ -59,8 +70,9 @@ class Copy:
 class HostCopies:
     """Copies storages to the host and back. Any thread."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, scheduler: Scheduler, shim: Shim) -> None:
+        self._scheduler = scheduler
+        self._shim = shim
 
     def copy_out(self, storage: torch.UntypedStorage) -> Copy:
         """Start copying a storage to the host.
@@ -68,7 +80,7 @@ class HostCopies:
         Raises:
             OutOfHostMemory: there is no room.
         """
-        group = Group(self._executor.scheduler, storage.nbytes(), Tier.HOST)
+        group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
         self._start(group, group.copy_out, storage)
         return Copy(group, HostBuffer(group))
 
@@ -79,5 +91,13 @@ class HostCopies:
         return Copy(group, host)
 
     def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> None:
-        # Of use at once: before anything that is saved for backward.
-        self._executor.lend(group, start, storage, storage.data_ptr(), next_use=0)
+        """Start a transfer, which holds the storage until it is done."""
+        owner = storage._cdata  # noqa: SLF001
+        try:
+            self._shim.hold(owner)
+            # Of use at once: before anything that is saved for backward.
+            start(storage.data_ptr(), owner=owner, next_use=0)
+        except BaseException:
+            if group.state_at[0] in NOT_STARTED:  # else interrupted with the copy under way
+                self._shim.drop(owner)
+            raise

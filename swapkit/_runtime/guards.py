@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from types import FunctionType
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 NoFunctionModes = torch._C.DisableTorchFunction  # noqa: SLF001
 NoDispatchModes = torch._C._DisableTorchDispatch  # noqa: SLF001
 NoTransforms = torch._C._DisableFuncTorch  # noqa: SLF001
-function_mode_is_on = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
-_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
-_transforms = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
 
 
 def untraced(function: _Function) -> _Function:
@@ -41,13 +40,15 @@ def untraced(function: _Function) -> _Function:
     return function
 
 
-def is_observed() -> bool:
-    """Return whether a mode or transform of the user's would see an operator run here."""
-    return bool(function_mode_is_on() or _dispatch_modes() or _transforms() is not None)
-
-
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
     """Run operators that no mode, subclass or transform of the user's sees."""
     with NoFunctionModes(), NoDispatchModes(), NoTransforms():
         yield
+
+
+@untraced
+def hide(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
+    """Call a function where nobody sees its operators."""
+    with hidden():
+        return function(argument)

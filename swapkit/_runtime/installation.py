@@ -59,7 +59,8 @@ class Installation:
         self.backend = self.runtime.backend
         self.tracker = self.runtime.tracker
         self.lock = self.runtime.lock
-        self.pool = self.runtime.pool = Pool(self.backend)
+        self.pool = Pool(self.backend)
+        self.runtime.attach_pool(self.pool)
         self.entry = Entry(self.pool)
         self.active = False
         self.limit_bytes = 0  # set by the user for the whole process; 0: none

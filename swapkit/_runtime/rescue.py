@@ -21,7 +21,7 @@ from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
 
 if TYPE_CHECKING:
-    from swapkit._runtime.groups import StorageGroup
+    from swapkit._runtime.saved import StorageGroup
     from swapkit._runtime.swapper import Swapper
 
 # Write-behind begins when this share of the budget is in use, and keeps this many copies queued.
@@ -43,7 +43,8 @@ class Rescue:
     def __init__(self, swapper: Swapper, *, limit_bytes: int) -> None:
         self._swapper = swapper
         self._runtime = swapper.runtime
-        self._executor = swapper.executor
+        self._mover = swapper.mover
+        self._scheduler = swapper.scheduler
         self._limit_bytes = limit_bytes
         self._watermark_bytes = int(limit_bytes * WATERMARK)
         self._least_bytes = int(limit_bytes * LEAST)
@@ -60,18 +61,18 @@ class Rescue:
     def add(self, group: StorageGroup) -> None:
         """Let a new group take part."""
         self._dirty.append(weakref.ref(group))
-        if len(self._dirty) > 2 * len(self._swapper.resident) + LOOKS_PER_SAVE:
+        if len(self._dirty) > 2 * self._mover.resident_count + LOOKS_PER_SAVE:
             self._forget_dead()
 
     def write_behind(self) -> None:
         """Start copies of the oldest groups if memory is filling up."""
-        if self._swapper.host_is_full or not self._dirty or self._ahead_bytes == 0:
+        if self._mover.host_is_full or not self._dirty or self._ahead_bytes == 0:
             return
         if not self._limit_bytes or self._runtime.in_use_bytes() < self._watermark_bytes:
             return
         for _ in range(min(LOOKS_PER_SAVE, len(self._dirty))):
             self._settle_done()
-            if len(self._copying) >= COPIES_IN_FLIGHT or self._swapper.host_is_full:
+            if len(self._copying) >= COPIES_IN_FLIGHT or self._mover.host_is_full:
                 return
             self._copy_ahead(self._dirty.popleft())
 
@@ -79,7 +80,7 @@ class Rescue:
         """Note which of the copies under way are done."""
         while self._copying:
             group = self._copying[0]()
-            if group is not None and not self._executor.poll_out(group):
+            if group is not None and not self._mover.poll_out(group):
                 return
             self._copying.popleft()
 
@@ -88,9 +89,9 @@ class Rescue:
         group = reference()
         if group is None or group.state != RESIDENT:
             return
-        if not group.is_exclusive():
+        if not group.is_exclusive:
             self._dirty.append(reference)  # the forward pass still uses it
-        elif self._swapper.copy_out(group):
+        elif self._mover.copy_out(group):
             self._copying.append(reference)
             if self._ahead_bytes is not None:
                 self._ahead_bytes = max(0, self._ahead_bytes - group.nbytes)
@@ -108,7 +109,7 @@ class Rescue:
 
     def free(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return how many were freed."""
-        groups = sorted(self._swapper.resident.values(), key=lambda group: group.serial)
+        groups = self._mover.resident
         wanted_bytes = max(needed_bytes * self.multiple, self._least_bytes)
         freed = 0
         for evict in (
@@ -129,10 +130,10 @@ class Rescue:
 
     def _evict(self, group: StorageGroup) -> int:
         """Drop a clean group's storage; return the bytes that this frees."""
-        if group.state != CLEAN or not group.is_exclusive():
+        if group.state != CLEAN or not group.is_exclusive:
             return 0
         freed = 0 if group.storage is None else group.storage.nbytes()
-        self._swapper.release(group)
+        self._mover.release(group)
         self._step_evicted_bytes += group.nbytes
         return freed
 
@@ -141,7 +142,7 @@ class Rescue:
         self._settle_done()
         clean = [group for group in groups if group.state == CLEAN]
         for group in clean:
-            if needed_bytes <= group.nbytes <= needed_bytes * FIT and group.is_exclusive():
+            if needed_bytes <= group.nbytes <= needed_bytes * FIT and group.is_exclusive:
                 return self._evict(group)
         freed = 0
         for group in clean:
@@ -155,14 +156,14 @@ class Rescue:
         for group in groups:
             if freed >= needed_bytes:
                 break
-            if group.state == COPYING_OUT and self._executor.finish_out(group):
+            if group.state == COPYING_OUT and self._mover.finish_out(group):
                 freed += self._evict(group)
         return freed
 
     def _await_copies(self, _groups: list[StorageGroup], _needed_bytes: int) -> int:
         """Wait for all copies: some may keep the storage of a graph that was dropped meanwhile."""
         before_bytes = self._runtime.in_use_bytes()
-        self._executor.scheduler.drain()
+        self._scheduler.drain()
         return max(0, before_bytes - self._runtime.in_use_bytes())
 
     def _evict_resident(self, groups: list[StorageGroup], needed_bytes: int) -> int:
@@ -172,8 +173,8 @@ class Rescue:
         for group in groups:
             if chosen_bytes >= needed_bytes:
                 break
-            if group.state == RESIDENT and group.is_exclusive():
-                if not self._swapper.copy_out(group):
+            if group.state == RESIDENT and group.is_exclusive:
+                if not self._mover.copy_out(group):
                     break
                 chosen.append(group)
                 chosen_bytes += group.nbytes
@@ -183,12 +184,11 @@ class Rescue:
         """Take graphs in that were recorded without our hooks, and evict what they hold."""
         if not self._limit_bytes:
             return 0
-        swapper = self._swapper
-        known = set(swapper.resident.refs)
-        if adopt_graphs(swapper) == 0:
+        known = set(self._mover.resident)
+        if adopt_graphs(self._swapper) == 0:
             return 0
-        groups = [group for group in swapper.resident.values() if group.serial not in known]
-        return self._evict_resident(sorted(groups, key=lambda g: g.serial), needed_bytes)
+        groups = [group for group in self._mover.resident if group not in known]
+        return self._evict_resident(groups, needed_bytes)
 
     def _evict_copying_in(self, groups: list[StorageGroup], needed_bytes: int) -> int:
         """Send back what was brought back ahead of its use."""
@@ -198,7 +198,7 @@ class Rescue:
                 break
             if group.state == COPYING_IN:
                 try:
-                    self._executor.finish_in(group)
+                    self._mover.finish_in(group)
                 except DiskError:  # it is out again; whoever needs it will see why
                     freed += group.nbytes
                 else:

@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._native.backend import Backend
+from swapkit._native.sched import Scheduler
 from swapkit._runtime.clock import Clock
-from swapkit._runtime.executor import Executor
 from swapkit._runtime.shim import load_shim
 from swapkit._runtime.swapper import Swapper
 from swapkit._runtime.tracking import ModuleTracker
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import torch
-
     from swapkit._native.pool import Pool
-    from swapkit._runtime.groups import StorageGroup
+    from swapkit._runtime.saved import StorageGroup
 
 # Of the budget; bringing something back early leaves at least this share free for operators.
 ROOM = 1 / 64
@@ -51,8 +49,8 @@ class Runtime:
     def __init__(self) -> None:
         self.shim = load_shim()
         self.backend = Backend.cpu()
-        self._link = self.backend  # over which executors copy
-        self.pool: Pool | None = None  # once it is installed
+        self._link = self.backend  # over which schedulers copy
+        self._pool: Pool | None = None
         self.budget_bytes = 0  # of the pool; 0: none
         self.tracker = ModuleTracker()
         # Guards the sessions and what they move: one lock for all, since each may be asked for
@@ -71,6 +69,18 @@ class Runtime:
         self.trace: list[Move] | None = None
         self._default: Swapper | None = None
 
+    @property
+    def pool(self) -> Pool | None:
+        """The pool, once it is installed."""
+        return self._pool
+
+    def attach_pool(self, pool: Pool) -> None:
+        """Note the pool; copies are noted in its ring from now on."""
+        with self.lock:
+            self._pool = pool
+            for swapper in self.swappers:
+                swapper.mover.pool_address = pool.address
+
     def current_swapper(self) -> Swapper:
         """Return the swapper of the session that a scope opened here belongs to.
 
@@ -86,12 +96,12 @@ class Runtime:
         """Return the swapper of scopes outside any session."""
         with self.lock:
             if self._default is None:
-                self._default = self.new_swapper(self.new_executor())
+                self._default = self.new_swapper(self.new_scheduler())
             return self._default
 
     @contextlib.contextmanager
     def linked(self, link: Backend) -> Iterator[None]:
-        """Let executors that are made meanwhile copy over another backend's streams."""
+        """Let schedulers that are made meanwhile copy over another backend's streams."""
         usual = self._link, self._default
         self._link, self._default = link, None
         try:
@@ -99,30 +109,24 @@ class Runtime:
         finally:
             self._link, self._default = usual
 
-    def new_executor(
+    def new_scheduler(
         self, *, host_limit_bytes: int = 0, disk: Path | None = None, disk_limit_bytes: int = 0
-    ) -> Executor:
+    ) -> Scheduler:
         """Return who moves storages, within these limits; see `Scheduler`."""
-        executor = Executor(
+        return Scheduler(
             self._link,
-            self.shim,
+            drop_owner=self.shim.drop_address,
             host_limit_bytes=host_limit_bytes,
             disk=disk,
             disk_limit_bytes=disk_limit_bytes,
         )
-        executor.pool = self.pool
-        return executor
 
-    def new_swapper(self, executor: Executor, *, limit_bytes: int = 0) -> Swapper:
+    def new_swapper(self, scheduler: Scheduler, *, limit_bytes: int = 0) -> Swapper:
         """Return a swapper that takes part in every rescue."""
-        swapper = Swapper(self, executor, limit_bytes=limit_bytes)
+        swapper = Swapper(self, scheduler, limit_bytes=limit_bytes)
         with self.lock:
             self.swappers.add(swapper)
         return swapper
-
-    def owns(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's memory is the pool's."""
-        return self.pool is not None and self.pool.owns(tensor.untyped_storage().data_ptr())
 
     def in_use_bytes(self) -> int:
         """Return the pool's bytes in use; 0 without a pool."""

@@ -44,7 +44,7 @@ class Scope:
         swapper = runtime.current_swapper()
         choice = self.choice
         to_disk = choice.action is Action.SWAP and choice.tier is Tier.DISK
-        if to_disk and not swapper.executor.has_disk:
+        if to_disk and not swapper.scheduler.has_disk:
             raise InvalidArgument(
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
             )

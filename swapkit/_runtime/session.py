@@ -93,7 +93,7 @@ class Session:
             return self._final
         active = self._require()
         self.note_peak()
-        moved = active.swapper.executor.stats()
+        moved = active.swapper.scheduler.stats()
         return SessionStats(
             budget_bytes=self.limit_bytes,
             peak_bytes=self._peak_bytes,
@@ -156,7 +156,7 @@ class Session:
         if active is None:  # just being entered or left by another thread
             return []
         hints = []
-        if active.swapper.host_is_full:
+        if active.swapper.mover.host_is_full:
             limit = self._config.host_limit_bytes
             size = f" ({format_bytes(limit)})" if limit else ""
             hints.append(f"the host has no room for more copies{size}: raise host_limit")
@@ -231,12 +231,12 @@ class _Active:
     def __init__(self, installation: Installation, config: SessionConfig) -> None:
         self.installation = installation
         runtime = installation.runtime
-        executor = runtime.new_executor(
+        scheduler = runtime.new_scheduler(
             host_limit_bytes=config.host_limit_bytes,
             disk=config.disk,
             disk_limit_bytes=config.disk_limit_bytes,
         )
-        self.swapper = runtime.new_swapper(executor, limit_bytes=config.limit_bytes)
+        self.swapper = runtime.new_swapper(scheduler, limit_bytes=config.limit_bytes)
         self.swapper.rescue.multiple = config.rescue_multiple
         self.swapper.rescue.min_bytes = config.min_swap_bytes
         self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))
@@ -283,7 +283,7 @@ class _Active:
     def stop(self) -> None:
         """Undo `start`; the graphs recorded so far keep working."""
         self._undo.close()
-        self.swapper.executor.scheduler.trim()
+        self.swapper.scheduler.trim()
 
 
 def _leave_modules() -> None:

@@ -13,49 +13,57 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._native.lib import address_of, error_of, interruptions, raise_interruption
+from swapkit._runtime.guards import hide, untraced
+from swapkit._runtime.saved import refuse_modified
 from swapkit.errors import NativeBuildError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
+
+    from swapkit._runtime.saved import MakeMover, MakeSavedTensor, SavedTensor
 
 _log = logging.getLogger(__name__)
 
-SOURCES = tuple(sorted(Path(__file__).with_name("cpp").glob("*.cpp")))
+_FOLDER = Path(__file__).parent
+SOURCES = tuple(sorted((_FOLDER / "cpp").glob("*.cpp")))
+CORE_HEADERS = _FOLDER.parent / "_native" / "include"
+HEADERS = (*sorted((_FOLDER / "cpp").glob("*.hpp")), *sorted(CORE_HEADERS.glob("*.h")))
 
+# What `cpp/saved.hpp` calls of the core.
+CORE = (
+    "sk_group_create",
+    "sk_group_destroy",
+    "sk_group_state_at",
+    "sk_group_copy_out",
+    "sk_group_finish_out",
+    "sk_group_evict",
+    "sk_group_unevict",
+    "sk_group_copy_in",
+    "sk_group_finish_in",
+    "sk_pool_note",
+    "sk_tag_set",
+    "sk_tentative_set",
+)
 
 CPU = 0  # as torch numbers kinds of devices
-
-
-class Facts(ctypes.Structure):
-    """What `look` says of a tensor."""
-
-    _fields_ = (
-        ("storage", ctypes.c_void_p),  # the torch object, whose number is `UntypedStorage._cdata`
-        ("begin_bytes", ctypes.c_size_t),  # the part of the storage that the tensor views
-        ("end_bytes", ctypes.c_size_t),
-        ("storage_bytes", ctypes.c_size_t),
-        ("device_type", ctypes.c_int32),
-        ("modes_are_active", ctypes.c_int32),  # on this thread
-    )
-
-    storage: int
-    begin_bytes: int
-    end_bytes: int
-    storage_bytes: int
-    device_type: int
-    modes_are_active: int
 
 
 # What an operator's alarm calls: thread, number, and -1 in forward, 0 in backward, 1 at its start.
@@ -72,21 +80,17 @@ class Shim:
             NativeBuildError: the file cannot be loaded.
         """
         try:
+            module = _load(library)
             self._library = ctypes.CDLL(str(library))
             quick = ctypes.PyDLL(str(library))  # keeps the interpreter: for calls that do little
-        except OSError as error:
+        except (ImportError, OSError) as error:
             raise NativeBuildError(
                 f"swapkit's allocator shim could not be loaded: {error}"
             ) from None
+        self.mover: MakeMover = module.Mover
+        self.saved_tensor: MakeSavedTensor = module.SavedTensor
+        self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
         size, number = ctypes.c_size_t, ctypes.c_int64
-        look = ctypes.PYFUNCTYPE(ctypes.c_bool, size, size, ctypes.POINTER(Facts))
-        self.look = look(("swapkit_tensor_look", quick))
-        self.exchange = ctypes.PYFUNCTYPE(None, size, size, number)(
-            ("swapkit_alias_exchange", quick)
-        )
-        self._new_storage = ctypes.CFUNCTYPE(size, size, ctypes.c_int32)(
-            ("swapkit_storage_new", self._library)
-        )
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
         self.clock_thread: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_uint64)(
@@ -95,19 +99,6 @@ class Shim:
         alarm = ctypes.PYFUNCTYPE(None, ctypes.c_uint64, number)
         self.clock_forward = alarm(("swapkit_clock_forward", quick))
         self.clock_backward = alarm(("swapkit_clock_backward", quick))
-
-    def new_storage(self, nbytes: int, device_type: int) -> int:
-        """Return a new storage object, which the caller holds; `device_type` as in `Facts`.
-
-        Raises:
-            torch.OutOfMemoryError: torch's allocator has no memory for it.
-        """
-        storage: int = self._new_storage(nbytes, device_type)
-        if not storage:
-            why = self._library.swapkit_storage_error
-            why.restype = ctypes.c_char_p
-            raise torch.OutOfMemoryError(why().decode(errors="replace"))
-        return storage
 
     @property
     def drop_address(self) -> int:
@@ -171,12 +162,38 @@ def load_shim() -> Shim:
     return Shim(library)
 
 
+def _load(library: Path) -> ModuleType:
+    """Load the shim as a module, and link it to the core and to torch."""
+    name = "swapkit._runtime._shim"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+    spec = importlib.util.spec_from_file_location(name, library, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.link(
+        {function: address_of(function) for function in CORE},
+        {
+            "tensor": torch.Tensor,
+            "out_of_memory": torch.OutOfMemoryError,
+            "graph_task": torch._C._current_graph_task_id,  # noqa: SLF001
+            "wrap_storage": torch.UntypedStorage._new_with_weak_ptr,  # noqa: SLF001
+            "error_of": untraced(error_of),
+            "interruptions": interruptions,
+            "raise_interruption": untraced(raise_interruption),
+            "refuse_modified": refuse_modified,
+            "hide": hide,
+        },
+    )
+    return module
+
+
 def shim_name() -> str:
-    """Return the file name that only this torch, ABI and source have."""
+    """Return the file name that only this Python, torch, ABI and source have."""
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - torch has no public name for it
-    key = f"{torch.__version__} {abi} {platform.machine()}".encode()
-    key += b"".join(source.read_bytes() for source in SOURCES)
-    return f"shim-torch{torch.__version__}-abi{abi}-{hashlib.sha256(key).hexdigest()[:16]}.so"
+    python = sys.implementation.cache_tag
+    key = f"{python} {torch.__version__} {abi} {platform.machine()}".encode()
+    key += b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))
+    digest = hashlib.sha256(key).hexdigest()[:16]
+    return f"shim-{python}-torch{torch.__version__}-abi{abi}-{digest}.so"
 
 
 def cache_folder() -> Path | None:
@@ -202,6 +219,12 @@ def _compile(library: Path) -> None:
             "not found. Install g++ (Debian: `apt-get install g++`) or name one in CXX."
         )
     torch_folder = Path(torch.__file__).parent
+    python_headers = Path(sysconfig.get_path("include"))
+    if not (python_headers / "Python.h").exists():
+        raise NativeBuildError(
+            f"swapkit needs Python's headers once, to put its pool under torch: {python_headers} "
+            "has no Python.h. Install them (Debian: `apt-get install python3-dev`)."
+        )
     descriptor, name = tempfile.mkstemp(dir=library.parent, prefix="shim-", suffix=".tmp")
     os.close(descriptor)
     command = [
@@ -209,6 +232,8 @@ def _compile(library: Path) -> None:
         *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=default", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",  # noqa: SLF001
         f"-I{torch_folder / 'include'}",
+        f"-I{python_headers}",
+        f"-I{CORE_HEADERS}",
         *map(str, SOURCES),
         *("-o", name, f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"),
     ]

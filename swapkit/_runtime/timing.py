@@ -26,7 +26,7 @@ from swapkit._native.sched import CLEAN, COPYING_OUT, OUT, RESIDENT
 from swapkit._runtime.clock import NEVER
 
 if TYPE_CHECKING:
-    from swapkit._runtime.groups import StorageGroup
+    from swapkit._runtime.saved import StorageGroup
     from swapkit._runtime.swapper import Swapper
 
 # A release follows its copy by so many times the distance of the copy back.
@@ -148,11 +148,11 @@ class Timing:
     def _release(self, group: StorageGroup, operator: int) -> None:
         swapper = self._swapper
         if group.state == RESIDENT:
-            swapper.copy_out(group)  # a part, after its neighbours had their turn
+            swapper.mover.copy_out(group)  # a part, after its neighbours had their turn
         if group.state == COPYING_OUT:
-            swapper.executor.finish_out(group)
-        if group.state == CLEAN and group.storage is not None:
-            swapper.release(group)
+            swapper.mover.finish_out(group)
+        if group.state == CLEAN and group.is_on_device:
+            swapper.mover.release(group)
             swapper.runtime.note("release", swapper, group, operator)
 
     # ---- back -----------------------------------------------------------------------------------
@@ -209,9 +209,9 @@ class Timing:
             due.append(thread.coming.pop()[1])
         for reference in due:
             group = reference()
-            if group is None or group.state != OUT or group.storage is not None:
+            if group is None or group.state != OUT or group.is_on_device:
                 continue
-            if self._swapper.bring_early(group):
+            if self._swapper.mover.bring_early(group):
                 self._swapper.runtime.note("prefetch", self._swapper, group, operator)
             else:
                 thread.waiting.append(reference)

@@ -26,14 +26,34 @@ BACKWARD = 1 << 31
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-class _Stack(threading.local):
-    """Numbers of the modules whose forward is running on this thread, outermost first."""
+class _Stack:
+    """Numbers of the modules whose forward is running on a thread, outermost first."""
+
+    __slots__ = ("period", "saves", "step", "tags")
 
     def __init__(self) -> None:
         self.tags: list[int] = []
         self.saves: list[int] = [0]  # so far, of each of them; of no module first
         self.period = 0
         self.step = 0
+
+    def enter(self, tag: int) -> None:
+        """Note that a module begins."""
+        self.tags.append(tag)
+        self.saves.append(0)
+
+    def leave(self) -> None:
+        """Note that the innermost module ends, unless tracking began inside of it."""
+        if self.tags:
+            self.tags.pop()
+            self.saves.pop()
+
+
+class _Thread(threading.local):
+    """The stack of this thread."""
+
+    def __init__(self) -> None:
+        self.stack = _Stack()
 
 
 class ModuleTracker:
@@ -43,11 +63,12 @@ class ModuleTracker:
         self._names: list[str] = [""]
         self._tag_of_name: dict[str, int] = {"": NO_MODULE}
         self._tags: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._stack = _Stack()
+        self._thread = _Thread()
         self._period = 0  # of tracking; what a thread's stack holds from an earlier one is stale
         self._step = 0
         self._handles: list[RemovableHandle] = []
         self._users = 0
+        self.is_on = False  # whether what is taken is being labelled
         self._state: set[int] = set()  # storage objects
         self._added = 0  # modules so far
         self._known = (0, 0)  # modules that they are of: added, and still there
@@ -57,6 +78,7 @@ class ModuleTracker:
         """Start labelling; calls nest."""
         with self._lock:
             self._users += 1
+            self.is_on = True
             if self._users == 1:
                 self._period += 1
                 self._handles = [
@@ -69,15 +91,11 @@ class ModuleTracker:
         with self._lock:
             self._users -= 1
             if self._users == 0:
+                self.is_on = False
                 for handle in self._handles:
                     handle.remove()
                 self._handles = []
                 set_tag(NO_MODULE)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether what is taken is being labelled."""
-        return self._users > 0
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Name the modules of a model by their paths in it."""
@@ -96,7 +114,7 @@ class ModuleTracker:
 
     def current(self) -> int:
         """Return the tag of the module whose forward runs on this thread."""
-        tags = self._running()
+        tags = self._running().tags
         return tags[-1] if tags else NO_MODULE
 
     def site(self) -> tuple[int, int]:
@@ -104,8 +122,8 @@ class ModuleTracker:
 
         The same from step to step, and when the module is recomputed.
         """
-        tag = self.current()
-        stack = self._stack
+        stack = self._running()
+        tag = stack.tags[-1] if stack.tags else NO_MODULE
         if tag == NO_MODULE and stack.step != self._step:
             stack.saves[0], stack.step = 0, self._step
         stack.saves[-1] += 1
@@ -115,15 +133,12 @@ class ModuleTracker:
         """Let a kernel run on this thread as if it were a module; return its tag."""
         outer = self._names[self.current()]
         tag = self._tag_for(f"{outer}.{name}" if outer else name)
-        self._running().append(tag)
-        self._stack.saves.append(0)
+        self._running().enter(tag)
         return tag
 
     def leave_operator(self) -> None:
         """Undo `enter_operator`."""
-        if self._running():
-            self._stack.tags.pop()
-            self._stack.saves.pop()
+        self._running().leave()
 
     # ---- parameters and buffers ------------------------------------------------------------------
 
@@ -151,11 +166,11 @@ class ModuleTracker:
 
     # ---- hooks of modules -----------------------------------------------------------------------
 
-    def _running(self) -> list[int]:
-        stack = self._stack
+    def _running(self) -> _Stack:
+        stack = self._thread.stack
         if stack.period != self._period:
             stack.tags, stack.saves, stack.period = [], [0], self._period
-        return stack.tags
+        return stack
 
     def _enter(self, module: torch.nn.Module, _inputs: object) -> None:
         if torch.compiler.is_compiling():
@@ -163,18 +178,15 @@ class ModuleTracker:
         tag = self._tags.get(module)
         if tag is None:
             tag = self._name_now(module)
-        self._running().append(tag)
-        self._stack.saves.append(0)
+        self._running().enter(tag)
         set_tag(tag)
 
     def _leave(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
         if torch.compiler.is_compiling():
             return
-        tags = self._running()
-        if tags:  # empty if tracking began inside this module
-            tags.pop()
-            self._stack.saves.pop()
-        set_tag(tags[-1] if tags else NO_MODULE)
+        stack = self._running()
+        stack.leave()
+        set_tag(stack.tags[-1] if stack.tags else NO_MODULE)
 
     def _name_now(self, module: torch.nn.Module) -> int:
         """Name a module first seen now: the root of a model, or one that is in no model known."""

@@ -213,5 +213,6 @@ def _apply(scope: Scope, target: Any) -> Any:  # noqa: ANN401 - typed by the cal
 def _offload_optimizer(optimizer: torch.optim.Optimizer, to: str) -> torch.optim.Optimizer:
     if TIERS.get(to) is Tier.DISK:
         raise InvalidArgument('offload(optimizer, to="disk"): states can only live on the host')
-    attach(optimizer, HostCopies(get_runtime().current_swapper().executor))
+    runtime = get_runtime()
+    attach(optimizer, HostCopies(runtime.current_swapper().scheduler, runtime.shim))
     return optimizer

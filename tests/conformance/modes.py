@@ -20,8 +20,7 @@ import torch
 
 import swapkit
 from swapkit._native.backend import Backend
-from swapkit._runtime.executor import Executor
-from swapkit._runtime.groups import SavedTensor
+from swapkit._native.sched import Scheduler
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.runtime import Runtime, get_runtime
 from swapkit._runtime.swapper import Swapper
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from swapkit._runtime.choice import Choice
-    from swapkit._runtime.groups import StorageGroup
+    from swapkit._runtime.saved import SavedTensor
     from tests.programs import Evict
 
 Opener: TypeAlias = "Callable[[], AbstractContextManager[Evict]]"
@@ -106,14 +105,14 @@ _slow_swappers: dict[int, Swapper] = {}
 _slow_lock = threading.Lock()
 
 
-def _open_executor(executor: Executor, backend: Backend, *args: Any, **options: Any) -> None:
-    """Open an executor, over a slow backend where this thread wants one."""
+def _open_scheduler(scheduler: Scheduler, backend: Backend, **options: Any) -> None:
+    """Open a scheduler, over a slow backend where this thread wants one."""
     if here.latency_ms:
         with _slow_lock:
             backend = _slow_backends.setdefault(
                 here.latency_ms, Backend.cpu(copy_latency_ns=here.latency_ms * 1_000_000)
             )
-    replaced_executor.original(executor, backend, *args, **options)
+    replaced_scheduler.original(scheduler, backend, **options)
 
 
 def _default_swapper(runtime: Runtime) -> Swapper:
@@ -123,7 +122,7 @@ def _default_swapper(runtime: Runtime) -> Swapper:
         return usual
     with runtime.lock:
         if here.latency_ms not in _slow_swappers:
-            _slow_swappers[here.latency_ms] = runtime.new_swapper(runtime.new_executor())
+            _slow_swappers[here.latency_ms] = runtime.new_swapper(runtime.new_scheduler())
         return _slow_swappers[here.latency_ms]
 
 
@@ -133,31 +132,32 @@ def _packer(swapper: Swapper, choice: Choice) -> Callable[[torch.Tensor], SavedT
     chance = here.chance
     if chance is None:
         return pack
+    saved_tensor = swapper.runtime.shim.saved_tensor
 
     @untraced
     def choose(tensor: torch.Tensor) -> SavedTensor:
         if type(tensor) is not torch.Tensor or chance.random() < 0.5:
             return pack(tensor)
         with hidden():
-            return SavedTensor(tensor)
+            return saved_tensor(tensor)
 
     return choose
 
 
-replaced_executor = Replaced(Executor, "__init__", _open_executor)
+replaced_scheduler = Replaced(Scheduler, "__init__", _open_scheduler)
 replaced_default = Replaced(Runtime, "default_swapper", _default_swapper)
 replaced_packer = Replaced(Swapper, "packer", _packer)
 
 
 @contextmanager
 def injected_latency(latency_ms: int) -> Iterator[None]:
-    """Let every executor that this thread opens meanwhile copy through a slow backend."""
+    """Let every scheduler that this thread opens meanwhile copy through a slow backend."""
     if latency_ms == 0:
         yield
         return
     before, here.latency_ms = here.latency_ms, latency_ms
     try:
-        with replaced_executor, replaced_default:
+        with replaced_scheduler, replaced_default:
             yield
     finally:
         here.latency_ms = before
@@ -192,8 +192,8 @@ def settle() -> None:
     runtime = get_runtime()
     swapper = runtime.current_swapper()
     with runtime.lock:
-        swapper.executor.scheduler.drain()
-        swapper._release_done()
+        swapper.scheduler.drain()
+        swapper.mover.release_done(False)
 
 
 def allocated_bytes() -> int:
@@ -202,35 +202,38 @@ def allocated_bytes() -> int:
 
 
 class Copied:
-    """Bytes that were copied in each direction."""
+    """Bytes that schedulers copied in each direction since this was made."""
 
-    def __init__(self) -> None:
-        self.out_bytes = 0
-        self.in_bytes = 0
+    def __init__(self, schedulers: list[Scheduler]) -> None:
+        self.schedulers = schedulers
+        self._before = self._total()
+
+    def _total(self) -> tuple[int, int]:
+        stats = [scheduler.stats() for scheduler in self.schedulers]
+        return sum(s.copied_out_bytes for s in stats), sum(s.copied_in_bytes for s in stats)
+
+    @property
+    def out_bytes(self) -> int:
+        """To the host."""
+        return self._total()[0] - self._before[0]
+
+    @property
+    def in_bytes(self) -> int:
+        """Back to the device."""
+        return self._total()[1] - self._before[1]
 
 
 @contextmanager
 def count_copies() -> Iterator[Copied]:
     """Count what is copied between device and host meanwhile, whoever does it."""
-    copied = Copied()
-    copy_out, copy_in = Executor.copy_out, Executor.copy_in
+    copied = Copied([swapper.scheduler for swapper in get_runtime().swappers])
+    new_scheduler = Runtime.new_scheduler
 
-    def counted_out(executor: Executor, group: StorageGroup) -> bool:
-        started = copy_out(executor, group)
-        if started and group.native is not None:
-            copied.out_bytes += group.native.nbytes
-        return started
+    def noted(runtime: Runtime, **options: Any) -> Scheduler:
+        copied.schedulers.append(new_scheduler(runtime, **options))
+        return copied.schedulers[-1]
 
-    def counted_in(executor: Executor, group: StorageGroup, *, tentative: bool = False) -> bool:
-        started = copy_in(executor, group, tentative=tentative)
-        if started and group.native is not None:
-            copied.in_bytes += group.native.nbytes
-        return started
-
-    with (
-        mock.patch.object(Executor, "copy_out", counted_out),
-        mock.patch.object(Executor, "copy_in", counted_in),
-    ):
+    with mock.patch.object(Runtime, "new_scheduler", noted):
         yield copied
 
 

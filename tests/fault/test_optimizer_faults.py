@@ -124,7 +124,7 @@ def test_step_when_its_error_is_kept_then_what_was_fetched_ahead_is_free(
     before = installation.pool.in_use_bytes()
     with pytest.raises(TypeError) as caught:
         optimizer.step()
-    executor.executor.scheduler.drain()  # it keeps both ends of a copy that is under way
+    executor.scheduler.drain()  # it keeps both ends of a copy that is under way
     assert installation.pool.in_use_bytes() - before == 2 * STATE  # of the group that failed
     del caught
 

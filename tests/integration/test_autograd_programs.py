@@ -69,10 +69,10 @@ def test_graph_when_dropped_then_device_and_host_memory_are_free_at_once(session
     x = leaf()
     loss = (x @ x).tanh().exp().sum()
     session.rescue(EVERYTHING)
-    executor = session._active.swapper.executor
-    assert executor.stats().host_bytes > 0
+    scheduler = session._active.swapper.scheduler
+    assert scheduler.stats().host_bytes > 0
     del loss, x
-    assert executor.stats().host_bytes == 0
+    assert scheduler.stats().host_bytes == 0
     assert swapkit.memory_stats()["allocated_bytes.all.current"] == before
 
 

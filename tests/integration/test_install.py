@@ -101,12 +101,12 @@ def test_collector_when_it_finds_a_session_in_a_cycle_then_the_parts_go_in_order
                     x = torch.ones(1 << 18, requires_grad=True)
                     loss = (x * 1.0).exp().sum()
                     session.rescue(1)
-                    executor = session._active.swapper.executor
+                    scheduler = session._active.swapper.scheduler
                     raise KeyError(session)
             except KeyError as error:
                 kept = error  # its traceback holds this frame's variables, this variable included
                 session.error = error
-            del session, executor, kept, x, loss
+            del session, scheduler, kept, x, loss
             gc.collect()
         print("alive")
     """

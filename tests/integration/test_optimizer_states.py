@@ -13,13 +13,14 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.copies import HostCopies
-from swapkit._runtime.executor import Executor
 from swapkit._runtime.optimizer import OptimizerStates, attach
+from swapkit._runtime.runtime import get_runtime
 from tests.support import MIB, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from swapkit._native.sched import Scheduler
     from swapkit._runtime.installation import Installation
 
 WIDTH = 96
@@ -130,18 +131,25 @@ def installation() -> Iterator[Installation]:
 
 
 @pytest.fixture
-def engine(installation: Installation) -> Executor:
-    return Executor(installation.backend, installation.runtime.shim)
+def scheduler(installation: Installation) -> Scheduler:
+    return installation.runtime.new_scheduler()
+
+
+def copies_over(scheduler: Scheduler) -> HostCopies:
+    return HostCopies(scheduler, get_runtime().shim)
 
 
 @pytest.fixture
-def offload(engine: Executor) -> Callable[[Trainer], Trainer]:
+def offload(scheduler: Scheduler) -> Callable[[Trainer], Trainer]:
     """Offload the states of a trainer's optimizer."""
 
     def offload(trainer: Trainer) -> Trainer:
         # Even the vectors that Adafactor keeps for these small matrices.
         OptimizerStates(
-            trainer.optimizer, HostCopies(engine), chunk_bytes=CHUNK_BYTES, min_bytes=128
+            trainer.optimizer,
+            copies_over(scheduler),
+            chunk_bytes=CHUNK_BYTES,
+            min_bytes=128,
         )
         return trainer
 
@@ -150,14 +158,14 @@ def offload(engine: Executor) -> Callable[[Trainer], Trainer]:
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_training_when_states_are_offloaded_then_the_bits_are_those_of_plain_torch(
-    engine: Executor, offload: Callable[[Trainer], Trainer], kind: str
+    scheduler: Scheduler, offload: Callable[[Trainer], Trainer], kind: str
 ) -> None:
     options = OPTIMIZERS[kind]
     ours, plain = offload(Trainer(kind, **options)), Trainer(kind, **options)
     for trainer in (ours, plain):
         trainer.train(3)
     assert_same(ours, plain)
-    assert engine.stats().copied_in_bytes > 0
+    assert scheduler.stats().copied_in_bytes > 0
 
 
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "three groups"])
@@ -265,21 +273,21 @@ def test_state_dict_when_it_is_loaded_elsewhere_then_training_goes_on_with_the_s
     assert_same(second, plain)
 
 
-def test_detach_when_training_goes_on_then_the_bits_are_the_same(engine: Executor) -> None:
+def test_detach_when_training_goes_on_then_the_bits_are_the_same(scheduler: Scheduler) -> None:
     ours, plain = Trainer("AdamW"), Trainer("AdamW")
-    states = attach(ours.optimizer, HostCopies(engine), chunk_bytes=CHUNK_BYTES)
+    states = attach(ours.optimizer, copies_over(scheduler), chunk_bytes=CHUNK_BYTES)
     ours.train(3)
     states.detach()
-    copied_bytes = engine.stats().copied_in_bytes
+    copied_bytes = scheduler.stats().copied_in_bytes
     ours.train(2)
     plain.train(5)
     assert_same(ours, plain)
-    assert engine.stats().copied_in_bytes == copied_bytes
+    assert scheduler.stats().copied_in_bytes == copied_bytes
 
 
-def test_step_when_it_is_compiled_then_the_numbers_are_right(engine: Executor) -> None:
+def test_step_when_it_is_compiled_then_the_numbers_are_right(scheduler: Scheduler) -> None:
     ours, plain = Trainer("SGD", momentum=0.9), Trainer("SGD", momentum=0.9)
-    attach(ours.optimizer, HostCopies(engine), chunk_bytes=CHUNK_BYTES)
+    attach(ours.optimizer, copies_over(scheduler), chunk_bytes=CHUNK_BYTES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own hooks
         for trainer in (ours, plain):
@@ -301,8 +309,8 @@ def test_session_when_states_are_offloaded_then_a_budget_without_them_is_enough(
         trainer = Trainer("AdamW")
         trainer.train(1)
         if is_offloaded:
-            executor = Executor(installation.backend, installation.runtime.shim)
-            attach(trainer.optimizer, HostCopies(executor), chunk_bytes=CHUNK_BYTES)
+            copies = copies_over(installation.runtime.new_scheduler())
+            attach(trainer.optimizer, copies, chunk_bytes=CHUNK_BYTES)
         installation.pool.trim()
         limit_bytes = installation.pool.stats()["reserved_bytes.all.current"] + MIB // 2
         with swapkit.budget(limit_bytes, trainer.model, trainer.optimizer) as session:
@@ -322,12 +330,12 @@ class Peaks(NamedTuple):
     reserved_bytes: int
 
 
-def train_large(installation: Installation, engine: Executor | None) -> Peaks:
+def train_large(installation: Installation, scheduler: Scheduler | None) -> Peaks:
     """Train 64 layers of 1 MiB under AdamW; return the peaks, without what there was before."""
     model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(64)])
     optimizer = torch.optim.AdamW(model.parameters())
-    if engine is not None:
-        attach(optimizer, HostCopies(engine))
+    if scheduler is not None:
+        attach(optimizer, copies_over(scheduler))
     installation.pool.trim()
     before = installation.pool.stats()
     installation.pool.reset_peak()
@@ -345,12 +353,12 @@ def train_large(installation: Installation, engine: Executor | None) -> Peaks:
 
 
 def test_peak_when_states_are_offloaded_then_it_is_less_by_the_bytes_of_the_states(
-    installation: Installation, engine: Executor
+    installation: Installation, scheduler: Scheduler
 ) -> None:
     states_bytes = 2 * 64 * MIB
     gc.collect()
     plain = train_large(installation, None)
     gc.collect()
-    ours = train_large(installation, engine)
+    ours = train_large(installation, scheduler)
     for saved in (p - o for p, o in zip(plain, ours, strict=True)):
         assert abs(saved - states_bytes) <= 0.02 * states_bytes

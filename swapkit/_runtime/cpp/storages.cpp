@@ -1,18 +1,17 @@
-// storages.cpp - what saved tensors need of torch below Python: looking at a tensor in one call,
-// and giving an alias another storage.
+// storages.cpp - looking at a tensor in one call, giving an alias another storage, and storages of
+// our own.
 //
 // An alias is a detached tensor that shares the saved tensor's version counter. Its storage is
 // exchanged for an empty one while the bytes are elsewhere, and for a new one when they are back;
 // sizes, strides, offset, conjugate and negative bits stay with it all the while. Nobody but the
 // saved tensor's handle sees an alias, so nobody reads one without memory.
+#include "storages.hpp"
+
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -53,50 +52,52 @@ bool is_plain(c10::TensorImpl &tensor) {
            !tensor.is_inference() && tensor.has_storage();
 }
 
-} // namespace
-
-extern "C" {
-
-struct swapkit_facts {
-    void *storage;           // borrowed
-    std::size_t begin_bytes; // the part of the storage that the tensor views
-    std::size_t end_bytes;
-    std::size_t storage_bytes;
-    std::int32_t device_type;
-    std::int32_t modes_are_active; // on this thread
-};
-
-// Look at a tensor. False: it is not plain strided memory of at least `least_bytes`.
-bool swapkit_tensor_look(c10::TensorImpl *tensor, std::size_t least_bytes,
-                         swapkit_facts *out) noexcept {
-    if (!is_plain(*tensor)) {
-        return false;
+// Newer torch keeps a storage's wrapper in Python for as long as the storage lives, and it counts
+// as a holder; in older torch it does so only while somebody in Python has it.
+template <class Storage> bool is_wrapped_for_nobody(Storage *storage) {
+    if constexpr (requires { storage->pyobj_slot()->has_unique_reference(); }) {
+        return storage->pyobj_slot()->has_unique_reference();
     }
-    c10::StorageImpl *storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-    if (storage == nullptr || storage->nbytes() < least_bytes ||
-        c10::impl::cow::is_cow_data_ptr(storage->data_ptr())) {
-        return false;
-    }
-    std::int64_t last = 0;
-    for (std::int64_t i = 0; i < tensor->dim(); i++) {
-        if (tensor->size(i) == 0) {
-            return false;
-        }
-        last += (tensor->size(i) - 1) * tensor->stride(i);
-    }
-    std::size_t item = tensor->itemsize();
-    out->storage = storage;
-    out->begin_bytes = static_cast<std::size_t>(tensor->storage_offset()) * item;
-    out->end_bytes = out->begin_bytes + static_cast<std::size_t>(last + 1) * item;
-    out->storage_bytes = storage->nbytes();
-    out->device_type = static_cast<std::int32_t>(tensor->device_type());
-    c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-    out->modes_are_active = local.included_.has_any(modes) ? 1 : 0;
-    return true;
+    return false;
 }
 
-// Give an alias the storage, from `shift` elements earlier on; null: an empty one.
-void swapkit_alias_exchange(c10::TensorImpl *alias, c10::StorageImpl *storage, std::int64_t shift) {
+} // namespace
+
+namespace swapkit {
+
+c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *out) {
+    if (!is_plain(tensor)) {
+        return nullptr;
+    }
+    c10::StorageImpl *storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+    if (storage == nullptr || storage->nbytes() < least_bytes ||
+        c10::impl::cow::is_cow_data_ptr(storage->data_ptr())) {
+        return nullptr;
+    }
+    std::int64_t last = 0;
+    for (std::int64_t i = 0; i < tensor.dim(); i++) {
+        if (tensor.size(i) == 0) {
+            return nullptr;
+        }
+        last += (tensor.size(i) - 1) * tensor.stride(i);
+    }
+    std::size_t item = tensor.itemsize();
+    out->begin_bytes = static_cast<std::size_t>(tensor.storage_offset()) * item;
+    out->end_bytes = out->begin_bytes + static_cast<std::size_t>(last + 1) * item;
+    return storage;
+}
+
+bool is_observed() {
+    return at::impl::torch_function_mode_enabled() ||
+           c10::impl::tls_local_dispatch_key_set().included_.has_any(modes);
+}
+
+std::size_t count_holders(c10::StorageImpl *storage) {
+    std::size_t count = c10::raw::intrusive_ptr::use_count(storage);
+    return count - (is_wrapped_for_nobody(storage) ? 1 : 0);
+}
+
+void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::int64_t shift) {
     alias->set_allow_tensor_metadata_change(true);
     c10::Storage fresh;
     if (storage == nullptr) {
@@ -112,8 +113,8 @@ void swapkit_alias_exchange(c10::TensorImpl *alias, c10::StorageImpl *storage, s
     alias->set_storage_keep_dtype(std::move(fresh));
 }
 
-// A storage of its own with new memory from torch's allocator; the caller holds it. Null: there is
-// no memory, and swapkit_storage_error() says what torch would have raised.
+} // namespace swapkit
+
 c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int32_t device_type) {
     auto type = static_cast<c10::DeviceType>(device_type);
     try {
@@ -130,11 +131,8 @@ c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int32_t device_ty
 
 const char *swapkit_storage_error() { return storage_error.c_str(); }
 
-// One more holder of a storage, and one less, on any thread.
 void swapkit_storage_hold(c10::StorageImpl *storage) { c10::raw::intrusive_ptr::incref(storage); }
 
 void swapkit_storage_drop(void *storage) {
     c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl *>(storage));
 }
-
-} // extern "C"

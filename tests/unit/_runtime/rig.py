@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._native.sched import State
+from swapkit._native.sched import Scheduler, State
 from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.executor import Executor
 from swapkit._runtime.hooks import Hooks
 from swapkit._runtime.runtime import get_runtime
 from tests.support import MIB
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from swapkit._native.backend import Backend
-    from swapkit._runtime.groups import SavedTensor, StorageGroup
     from swapkit._runtime.installation import Installation
+    from swapkit._runtime.saved import SavedTensor, StorageGroup
     from swapkit._runtime.swapper import Swapper
 
 EVERYTHING = 1 << 50
@@ -35,8 +34,10 @@ def make_swapper(
 ) -> Swapper:
     """Return a swapper over a backend; without a limit given, memory never fills up."""
     runtime = get_runtime()
-    executor = Executor(backend or runtime.backend, runtime.shim, **options)
-    return runtime.new_swapper(executor, limit_bytes=limit_bytes)
+    scheduler = Scheduler(
+        backend or runtime.backend, drop_owner=runtime.shim.drop_address, **options
+    )
+    return runtime.new_swapper(scheduler, limit_bytes=limit_bytes)
 
 
 def in_use(installation: Installation) -> int:
@@ -71,9 +72,9 @@ def state_of(handle: SavedTensor) -> State:
 
 def settle(swapper: Swapper) -> None:
     """Let all copies end, and what waits for them happen."""
-    swapper.executor.scheduler.drain()
-    for group in list(swapper.resident.values()):
-        swapper.executor.poll_out(group)
+    swapper.scheduler.drain()
+    for group in swapper.mover.resident:
+        swapper.mover.poll_out(group)
     swapper.end_scope()
 
 
@@ -87,11 +88,11 @@ def evict(swapper: Swapper, *handles: SavedTensor) -> None:
     for handle in handles:
         group = group_of(handle)
         if group.state == State.RESIDENT:
-            assert swapper.copy_out(group)
+            assert swapper.mover.copy_out(group)
         if group.state == State.COPYING_OUT:
-            assert swapper.executor.finish_out(group)
+            assert swapper.mover.finish_out(group)
         if group.state == State.CLEAN:
-            swapper.release(group)
+            swapper.mover.release(group)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_graph_when_taken_in_already_then_not_again() -> None:
     _x, loss = make_loss()
     swapper = make_swapper()
     assert adopt_graphs(swapper) >= 1
-    assert len(swapper.resident) == 1
+    assert swapper.mover.resident_count == 1
     assert adopt_graphs(swapper) == 0
     assert loss.requires_grad
 

@@ -60,7 +60,7 @@ def test_save_on_cpu_when_around_or_inside_then_the_same_bits(
     with first, second:
         loss = body(x)
     settle(swapper)
-    assert swapper.executor.stats().copied_out_bytes == 0  # what it packs is no tensor: a pair
+    assert swapper.scheduler.stats().copied_out_bytes == 0  # what it packs is no tensor: a pair
     loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, gradient())
@@ -82,7 +82,7 @@ def test_foreign_pair_when_outside_then_it_is_asked_first_and_its_tensors_move(
             loss = body(x)
     assert len(packed) >= 5
     settle(swapper)
-    assert swapper.executor.stats().copied_out_bytes >= 4 * 8 * SIDE * SIDE
+    assert swapper.scheduler.stats().copied_out_bytes >= 4 * 8 * SIDE * SIDE
     loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, gradient())
@@ -97,7 +97,7 @@ def test_foreign_pair_when_it_keeps_no_tensor_then_it_gets_back_what_it_made(
         scope(swapper, SWAP),
     ):
         loss = body(x)
-    assert swapper.executor.stats().copied_out_bytes == 0
+    assert swapper.scheduler.stats().copied_out_bytes == 0
     loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, gradient())
@@ -138,7 +138,7 @@ def test_foreign_pair_when_between_two_of_ours_then_it_is_asked_in_the_inner_one
     ):
         loss = body(x)
     assert packed
-    assert swapper.executor.stats().copied_out_bytes > 0
+    assert swapper.scheduler.stats().copied_out_bytes > 0
     loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, gradient())
@@ -148,9 +148,9 @@ def test_ours_in_ours_when_nested_then_the_inner_choice_holds(swapper: Swapper) 
     with scope(swapper, SWAP):
         with scope(swapper, KEEP):
             kept = body(leaf())
-        assert swapper.executor.stats().copied_out_bytes == 0
+        assert swapper.scheduler.stats().copied_out_bytes == 0
         moved = body(leaf())
-    assert swapper.executor.stats().copied_out_bytes > 0
+    assert swapper.scheduler.stats().copied_out_bytes > 0
     assert kept.item() == moved.item()
     assert_gone()
 
@@ -226,7 +226,7 @@ def test_disabled_when_inside_a_scope_then_ours_step_aside_and_come_back(
             with pytest.raises(RuntimeError, match="not here"), save_on_cpu():
                 pass
         assert len(hooks_module._pushed.stack) == 2
-    assert swapper.executor.stats().copied_out_bytes == 0
+    assert swapper.scheduler.stats().copied_out_bytes == 0
     assert_gone()
 
 
@@ -239,7 +239,7 @@ def test_disabled_when_the_block_raises_then_ours_come_back(swapper: Swapper) ->
         with pytest.raises(KeyError):
             fail()
         body(leaf())
-        assert swapper.executor.stats().copied_out_bytes > 0
+        assert swapper.scheduler.stats().copied_out_bytes > 0
     assert_gone()
 
 

@@ -30,8 +30,8 @@ from tests.unit._runtime.rig import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.groups import SavedTensor
     from swapkit._runtime.installation import Installation
+    from swapkit._runtime.saved import SavedTensor
     from swapkit._runtime.swapper import Swapper
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -40,8 +40,8 @@ pytestmark = pytest.mark.usefixtures("installation")
 def copy_out(swapper: Swapper, *handles: SavedTensor) -> None:
     """Make groups clean."""
     for handle in handles:
-        assert swapper.copy_out(group_of(handle))
-        assert swapper.executor.finish_out(group_of(handle))
+        assert swapper.mover.copy_out(group_of(handle))
+        assert swapper.mover.finish_out(group_of(handle))
     settle(swapper)
 
 
@@ -86,7 +86,7 @@ def test_rescue_when_some_are_clean_then_they_go_before_older_ones() -> None:
     copy_out(swapper, handles[2])
     assert swapper.rescue_bytes(MIB) == MIB
     assert [state_of(handle) for handle in handles] == [State.RESIDENT, State.RESIDENT, State.OUT]
-    assert swapper.executor.stats().copied_out_bytes == MIB
+    assert swapper.scheduler.stats().copied_out_bytes == MIB
 
 
 def test_rescue_when_a_copy_still_runs_then_its_group_is_not_clean() -> None:
@@ -94,7 +94,7 @@ def test_rescue_when_a_copy_still_runs_then_its_group_is_not_clean() -> None:
     swapper = make_swapper(slow)
     handle = save(swapper, MIB)
     group = group_of(handle)
-    assert swapper.copy_out(group)
+    assert swapper.mover.copy_out(group)
     assert swapper.rescue._evict_clean([group], 1) == 0
     assert state_of(handle) == State.COPYING_OUT
     slow.release_copies()
@@ -116,8 +116,8 @@ def test_rescue_when_a_group_came_back_then_evicting_it_again_copies_nothing() -
     for _ in range(3):
         assert swapper.rescue_bytes(1) == 4096
         assert torch.equal(unpack(swapper, handle), numbers(4096))
-    assert swapper.executor.stats().copied_out_bytes == 4096
-    assert swapper.executor.stats().copied_in_bytes == 3 * 4096
+    assert swapper.scheduler.stats().copied_out_bytes == 4096
+    assert swapper.scheduler.stats().copied_in_bytes == 3 * 4096
 
 
 def test_rescue_when_a_group_is_on_its_way_back_then_it_goes_last() -> None:
@@ -126,7 +126,7 @@ def test_rescue_when_a_group_is_on_its_way_back_then_it_goes_last() -> None:
     first, second = save(swapper, MIB), save(swapper, MIB, seed=1)
     slow.release_copies(1)
     evict(swapper, first)
-    assert swapper.bring_early(group_of(first))
+    assert swapper.mover.bring_early(group_of(first))
     assert state_of(first) == State.COPYING_IN
     slow.release_copies()
     assert swapper.rescue_bytes(1) == MIB
@@ -140,11 +140,11 @@ def test_rescue_when_the_host_is_full_then_what_was_copied_still_counts() -> Non
     swapper = make_swapper(host_limit_bytes=3 * MIB)
     handles = [save(swapper, 2 * MIB, seed=seed) for seed in range(2)]
     assert swapper.rescue_bytes(EVERYTHING) == 2 * MIB
-    assert swapper.host_is_full
+    assert swapper.mover.host_is_full
     assert [state_of(handle) for handle in handles] == [State.OUT, State.RESIDENT]
     assert torch.equal(unpack(swapper, handles[1]), numbers(2 * MIB, 1))
     swapper.end_step()
-    assert not swapper.host_is_full
+    assert not swapper.mover.host_is_full
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
@@ -211,9 +211,9 @@ def test_handle_when_the_graph_is_dropped_then_device_and_host_memory_go(
     del handles
     settle(swapper)
     assert in_use(installation) == before
-    assert swapper.executor.stats().host_bytes == 0
-    assert not swapper.resident
-    assert not swapper.index
+    assert swapper.scheduler.stats().host_bytes == 0
+    assert swapper.mover.resident == []
+    assert swapper.mover.indexed_count == 0
 
 
 def test_rescue_when_a_dropped_graph_was_still_being_copied_then_its_memory_is_freed(
@@ -223,7 +223,7 @@ def test_rescue_when_a_dropped_graph_was_still_being_copied_then_its_memory_is_f
     swapper = make_swapper(slow)
     before = in_use(installation)
     handle = save(swapper, 4 * MIB)
-    assert swapper.copy_out(group_of(handle))
+    assert swapper.mover.copy_out(group_of(handle))
     del handle
     assert in_use(installation) == before + 4 * MIB
     slow.release_copies()
@@ -252,7 +252,7 @@ def test_rescue_when_it_happens_as_a_group_comes_back_then_the_others_make_room(
 def test_write_behind_when_memory_is_free_then_it_rests() -> None:
     swapper = make_swapper()
     handles = [save(swapper, MIB, seed=seed) for seed in range(3)]
-    assert swapper.executor.stats().copied_out_bytes == 0
+    assert swapper.scheduler.stats().copied_out_bytes == 0
     assert {state_of(handle) for handle in handles} == {State.RESIDENT}
 
 
@@ -263,10 +263,10 @@ def test_write_behind_when_memory_fills_then_the_oldest_are_copied_and_stay() ->
         handles.append(save(swapper, MIB, seed=seed))
         states = [state_of(handle) for handle in handles]
         assert states.count(State.COPYING_OUT) <= COPIES_IN_FLIGHT
-    assert swapper.executor.stats().copied_out_bytes > 0
+    assert swapper.scheduler.stats().copied_out_bytes > 0
     settle(swapper)
     assert state_of(handles[0]) == State.CLEAN
-    assert swapper.executor.stats().copied_in_bytes == 0
+    assert swapper.scheduler.stats().copied_in_bytes == 0
     assert torch.equal(unpack(swapper, handles[0]), numbers(MIB))
 
 
@@ -285,7 +285,7 @@ def test_write_behind_when_the_last_step_evicted_nothing_then_the_next_copies_no
     swapper = make_swapper(limit_bytes=1)
     swapper.end_step()
     handles = [save(swapper, MIB, seed=seed) for seed in range(3)]
-    assert swapper.executor.stats().copied_out_bytes == 0
+    assert swapper.scheduler.stats().copied_out_bytes == 0
     assert swapper.rescue_bytes(MIB) == MIB
     del handles
     swapper.end_step()
@@ -293,7 +293,7 @@ def test_write_behind_when_the_last_step_evicted_nothing_then_the_next_copies_no
     for seed in range(5):
         handles.append(save(swapper, MIB, seed=seed))
         settle(swapper)
-    copied = swapper.executor.stats().copied_out_bytes
+    copied = swapper.scheduler.stats().copied_out_bytes
     assert MIB < copied <= 3 * MIB  # 1.25 MiB ahead, in whole storages
     assert len(handles) == 5
 

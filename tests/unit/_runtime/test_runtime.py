@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 
 import swapkit
 from swapkit._runtime.runtime import get_runtime
@@ -48,12 +47,6 @@ def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
         # A thread of the program that has no session of its own belongs to the one there is.
         assert on_a_thread(runtime.current_swapper) is outer._active.swapper
     assert runtime.current_swapper() is runtime.default_swapper()
-
-
-def test_owns_when_the_pool_made_it_then_only_that() -> None:
-    runtime = get_runtime()
-    assert runtime.owns(torch.ones(4))
-    assert not runtime.owns(torch.frombuffer(bytearray(16), dtype=torch.uint8))
 
 
 def test_room_when_there_is_a_budget_then_some_is_left_for_operators() -> None:

@@ -22,7 +22,6 @@ from tests.unit.scoped import ROOMY, SIDE, assert_gone, copied, gradient, leaf, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.groups import StorageGroup
     from swapkit._runtime.session import Session
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -35,19 +34,19 @@ def sites_of(run: Callable[[], object]) -> list[str]:
     runtime = get_runtime()
     swapper = runtime.current_swapper()
     sites: list[str] = []
-    register = swapper.register
+    admit = swapper.admit
 
-    def note(group: StorageGroup) -> None:
-        if group.serial == 0:
-            name = runtime.tracker.name(group.tag)
-            sites.append(f"{name}#{group.index}")
-        register(group)
+    def note(storage: int, address: int, is_automatic: bool) -> tuple[int, int] | None:
+        site = admit(storage, address, is_automatic)
+        if site is not None:
+            sites.append(f"{runtime.tracker.name(site[0])}#{site[1]}")
+        return site
 
-    swapper.register = note  # type: ignore[method-assign]
+    swapper.admit = note  # type: ignore[method-assign]
     try:
         run()
     finally:
-        del swapper.register
+        del swapper.admit
     return sites
 
 
@@ -217,11 +216,11 @@ def test_scope_when_inside_a_session_then_the_sessions_figures_count() -> None:
 def test_scope_when_its_graphs_are_dropped_then_nothing_is_left() -> None:
     swapper = get_runtime().default_swapper()
     gc.collect()
-    swapper.executor.scheduler.drain()
-    before = swapper.executor.stats().host_bytes
+    swapper.scheduler.drain()
+    before = swapper.scheduler.stats().host_bytes
     model = swapkit.offload(make_model(), prefetch=3)
     for _ in range(20):
         model(leaf() * 1)
     gc.collect()
-    swapper.executor.scheduler.drain()
-    assert swapper.executor.stats().host_bytes == before
+    swapper.scheduler.drain()
+    assert swapper.scheduler.stats().host_bytes == before

@@ -178,7 +178,7 @@ def test_host_memory_when_the_block_ends_then_what_is_cached_is_given_back() -> 
         loss = make_loss(8 * MIB)
         assert session.rescue(1) == 8 * MIB
         assert session._active is not None
-        scheduler = session._active.swapper.executor.scheduler
+        scheduler = session._active.swapper.scheduler
         loss.backward()
         del loss
         assert scheduler.stats().host_bytes == 0
@@ -194,7 +194,7 @@ def test_host_memory_when_block_and_graph_are_gone_then_the_pool_of_copies_goes(
         loss = make_loss(8 * MIB)
         assert session.rescue(1) == 8 * MIB
         assert session._active is not None
-        scheduler = weakref.ref(session._active.swapper.executor.scheduler)
+        scheduler = weakref.ref(session._active.swapper.scheduler)
     assert scheduler() is not None
     loss.backward()
     del loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def refuse_to_compile(_library: Path) -> None:
 def test_name_when_asked_then_it_holds_torch_abi_and_a_digest() -> None:
     name = shim.shim_name()
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    expected = rf"shim-torch{re.escape(torch.__version__)}-abi{abi}-[0-9a-f]{{16}}\.so"
+    python = re.escape(str(sys.implementation.cache_tag))
+    expected = rf"shim-{python}-torch{re.escape(torch.__version__)}-abi{abi}-[0-9a-f]{{16}}\.so"
     assert re.fullmatch(expected, name)
 
 
@@ -138,5 +140,5 @@ def test_load_when_the_compiler_variable_is_empty_then_the_default_is_used(
 def test_load_when_the_cached_file_is_broken_then_a_clear_error(cache: Path) -> None:
     cache.mkdir()
     (cache / shim.shim_name()).write_bytes(b"not a library")
-    with pytest.raises(NativeBuildError, match=r"shim could not be loaded: .*shim-torch"):
+    with pytest.raises(NativeBuildError, match=r"shim could not be loaded: .*shim-cpython"):
         shim.load_shim()

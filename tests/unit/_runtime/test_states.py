@@ -79,7 +79,7 @@ def test_state_when_a_view_of_it_outlives_the_optimizer_then_its_bytes_stay(
     expected = view.clone()
     del optimizer
     others = [executor.copy_out(torch.zeros(STATE // 4).untyped_storage()) for _ in range(4)]
-    executor.executor.scheduler.drain()
+    executor.scheduler.drain()
     assert torch.equal(view, expected)
     del others
 
@@ -153,12 +153,12 @@ def test_optimizer_when_it_goes_then_the_host_memory_goes_without_the_garbage_co
     optimizer = make_adam()
     attach(optimizer, executor)
     take_steps(optimizer)
-    executor.executor.scheduler.drain()
+    executor.scheduler.drain()
     gc.collect()
     gc.disable()
     try:
         del optimizer
-        assert executor.executor.stats().host_bytes == 0
+        assert executor.scheduler.stats().host_bytes == 0
     finally:
         gc.enable()
 

@@ -10,7 +10,6 @@ import torch
 from swapkit._native.backend import Backend
 from swapkit._native.sched import State
 from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.swapper import AHEAD_GROUPS
 from swapkit.errors import SavedTensorModified
 from tests.support import MIB
 from tests.unit._runtime.rig import (
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("installation")
 
+AHEAD_GROUPS = 2  # come back ahead of their use, whatever their size
+
 
 # ---- packing -----------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ def test_unpack_when_evicted_then_every_view_is_back_over_one_storage() -> None:
     unpacked = [unpack(swapper, handle) for handle in handles]
     assert all(torch.equal(a, b) for a, b in zip(unpacked, expected, strict=True))
     assert len({tensor.untyped_storage().data_ptr() for tensor in unpacked}) == 1
-    stats = swapper.executor.stats()
+    stats = swapper.scheduler.stats()
     assert stats.copied_out_bytes == stats.copied_in_bytes == 8192
 
 
@@ -69,7 +70,7 @@ def test_unpack_when_evicted_then_the_memory_is_the_pools(installation: Installa
     handle = save(swapper, MIB)
     evict(swapper, handle)
     before = in_use(installation)
-    assert installation.runtime.owns(unpack(swapper, handle))
+    assert installation.pool.owns(unpack(swapper, handle).data_ptr())
     assert in_use(installation) == before + MIB
 
 
@@ -173,13 +174,13 @@ def test_swap_when_automatic_then_released_when_copied_and_not_before(
     assert [state_of(first), state_of(second)] == [State.COPYING_OUT] * 2
     assert in_use(installation) == before + 2 * MIB
     slow.release_copies(1)
-    swapper.executor.finish_out(group_of(first))
+    swapper.mover.finish_out(group_of(first))
     third = save(swapper, MIB, SWAP, seed=2)
     assert state_of(first) == State.OUT
     assert state_of(second) == State.COPYING_OUT
     assert in_use(installation) == before + 2 * MIB
     slow.release_copies()
-    swapper.executor.scheduler.drain()
+    swapper.scheduler.drain()
     swapper.end_scope()
     assert [state_of(second), state_of(third)] == [State.OUT] * 2
     assert in_use(installation) == before
@@ -192,7 +193,7 @@ def test_swap_when_its_scope_is_over_then_other_saves_release_what_is_copied() -
     swapper.end_scope()
     assert state_of(handle) == State.COPYING_OUT
     slow.release_copies()
-    swapper.executor.scheduler.drain()
+    swapper.scheduler.drain()
     save(swapper, 4096, AUTO)
     assert state_of(handle) == State.OUT
 

@@ -222,7 +222,7 @@ def test_release_when_the_link_is_slow_then_it_waits_and_the_stall_is_counted_fo
     swapper = make_swapper(Backend.cpu(copy_latency_ns=latency_ns))
     leaf, loss = forward(swapper, 1, layers=12)
     assert distances(trace, "release") == [3] * 10
-    stalls = swapper.executor.stall_seconds
+    stalls = swapper.stall_seconds
     assert sum(stalls.values()) > latency_ns / 1e9
     assert len(stalls) == 10  # each where it was waited for
     loss.backward()
@@ -240,7 +240,7 @@ def test_release_when_a_copy_does_not_end_then_the_operator_waits_and_nothing_is
     before = in_use(installation)
     thread = threading.Thread(target=lambda: found.append(forward(swapper, 1, layers=8)))
     thread.start()
-    while swapper.executor.stats().copied_out_bytes == 0 or (thread.is_alive() and not trace):
+    while swapper.scheduler.stats().copied_out_bytes == 0 or (thread.is_alive() and not trace):
         thread.join(timeout=0.05)
         if installation.pool.in_use_bytes() >= before + 4 * 4 * SIDE * SIDE:
             break

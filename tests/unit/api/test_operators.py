@@ -65,7 +65,7 @@ def test_op_when_it_saves_then_the_site_has_its_name() -> None:
         loss = (x * 1).sin().sum()
         assert session._active is not None
         swapper = session._active.swapper
-        sites = [swapper.site(group) for group in swapper.resident.values()]
+        sites = [swapper.site(group) for group in swapper.mover.resident]
     assert [site.split(" ")[0] for site in sites] == ["my_kernel#0"]
     assert loss.requires_grad
 

@@ -169,7 +169,7 @@ def test_disk_when_there_is_none_then_an_error_and_nothing_stays(tmp_path: Path)
     with swapkit.budget(ROOMY, disk=tmp_path) as session:
         found = gradient(swapkit.offload(lambda x: (x * 1).sin().cos(), to="disk"))
         assert session._active is not None
-        session._active.swapper.executor.scheduler.drain()
+        session._active.swapper.scheduler.drain()
         assert session.stats.disk_peak_bytes > 0
     assert torch.equal(found, gradient(lambda x: x.sin().cos()))
 

@@ -348,10 +348,14 @@ void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context) {
 void sk_pool_set_ring(sk_pool *pool, sk_ring *ring) {
     sk__lock(&pool->lock);
     pool->ring = ring;
+    atomic_store_explicit(&pool->has_ring, ring != NULL, memory_order_relaxed);
     sk__unlock(&pool->lock);
 }
 
 void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes) {
+    if (!atomic_load_explicit(&pool->has_ring, memory_order_relaxed)) {
+        return;
+    }
     sk__lock(&pool->lock);
     if (pool->ring != NULL) {
         sk__ring_note(pool, kind, nbytes, thread_tag);

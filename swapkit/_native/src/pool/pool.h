@@ -16,6 +16,8 @@
 #ifndef SWAPKIT_POOL_POOL_H
 #define SWAPKIT_POOL_POOL_H
 
+#include <stdatomic.h>
+
 #include "backend/backend.h"
 #include "base/base.h"
 #include "base/ring.h"
@@ -103,6 +105,7 @@ struct sk_pool {
     sk_rescue_fn rescue;
     void *rescue_context;
     sk_ring *ring;
+    atomic_bool has_ring; /* for a look without the lock */
     sk__segment *segments;
     sk__lane *lanes;
     sk__block *vacant[SK_ARENAS];

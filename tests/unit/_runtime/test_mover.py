@@ -1,8 +1,10 @@
-"""Moves arrive whole, keep both ends alive, and are counted; interrupted ones harm nobody."""
+"""Moves arrive whole, keep both ends alive, and are counted; failed ones harm nobody."""
 
 from __future__ import annotations
 
-from functools import partial
+import errno
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,14 +13,14 @@ import torch
 from swapkit._native.backend import Backend
 from swapkit._native.lib import lib
 from swapkit._native.pool import Ring
-from swapkit._native.sched import State
-from swapkit.errors import BackendError
+from swapkit._native.sched import State, Tier
+from swapkit._runtime.choice import Action, Choice
+from swapkit.errors import BackendError, DiskError
 from tests.support import MIB
 from tests.unit._runtime.rig import (
     evict,
     group_of,
     in_use,
-    interrupts,
     make_swapper,
     numbers,
     save,
@@ -28,6 +30,8 @@ from tests.unit._runtime.rig import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from swapkit._runtime.installation import Installation
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -37,11 +41,11 @@ def test_copy_when_out_and_in_then_the_bytes_are_equal() -> None:
     swapper = make_swapper()
     handle = save(swapper, 4096)
     evict(swapper, handle)
-    assert swapper.executor.copy_in(group_of(handle))
-    swapper.executor.finish_in(group_of(handle))
-    handle.fill(swapper._shim)
-    assert torch.equal(handle.alias, numbers(4096))
-    stats = swapper.executor.stats()
+    assert swapper.mover.bring_early(group_of(handle))
+    swapper.mover.finish_in(group_of(handle))
+    assert state_of(handle) == State.CLEAN
+    assert torch.equal(unpack(swapper, handle), numbers(4096))
+    stats = swapper.scheduler.stats()
     assert stats.copied_out_bytes == stats.copied_in_bytes == 4096
 
 
@@ -49,7 +53,6 @@ def test_copy_when_a_ring_is_attached_then_both_directions_are_in_it(
     installation: Installation,
 ) -> None:
     swapper = make_swapper()
-    swapper.executor.pool = installation.pool
     handle = save(swapper, 4096)
     ring = Ring(64)
     installation.pool.attach(ring)
@@ -70,15 +73,15 @@ def test_copy_when_everyone_else_let_go_then_both_ends_live_until_it_is_done(
     swapper = make_swapper(slow)
     before = in_use(installation)
     handle = save(swapper, 4 * MIB)
-    assert swapper.copy_out(group_of(handle))
-    assert not swapper.executor.poll_out(group_of(handle))
+    assert swapper.mover.copy_out(group_of(handle))
+    assert not swapper.mover.poll_out(group_of(handle))
     del handle
     assert in_use(installation) == before + 4 * MIB
-    assert swapper.executor.stats().host_bytes > 0
+    assert swapper.scheduler.stats().host_bytes > 0
     slow.release_copies()
-    swapper.executor.scheduler.drain()
+    swapper.scheduler.drain()
     settle(swapper)
-    assert swapper.executor.stats().host_bytes == 0
+    assert swapper.scheduler.stats().host_bytes == 0
     assert in_use(installation) == before
 
 
@@ -86,18 +89,18 @@ def test_copy_out_when_the_host_is_full_then_false_and_the_storage_is_not_held()
     swapper = make_swapper(host_limit_bytes=MIB)
     handle = save(swapper, 2 * MIB)
     group = group_of(handle)
-    assert not swapper.executor.copy_out(group)
+    assert not swapper.mover.copy_out(group)
     assert group.state == State.RESIDENT
-    assert group.is_exclusive()
-    assert swapper.executor.stats().copied_out_bytes == 0
+    assert group.is_exclusive
+    assert swapper.scheduler.stats().copied_out_bytes == 0
 
 
 def test_copy_out_when_there_is_nothing_to_copy_then_false() -> None:
     swapper = make_swapper()
     handle = save(swapper, 4096)
     evict(swapper, handle)
-    assert not swapper.executor.copy_out(group_of(handle))
-    assert not swapper.executor.finish_out(group_of(save(swapper, 4096)))
+    assert not swapper.mover.copy_out(group_of(handle))
+    assert not swapper.mover.finish_out(group_of(save(swapper, 4096)))
 
 
 def test_copy_when_the_backend_fails_then_nothing_is_left() -> None:
@@ -110,8 +113,8 @@ def test_copy_when_the_backend_fails_then_nothing_is_left() -> None:
         group = group_of(handle)
         fault.arm_fault(nth, forever=False, status=lib.SK_BACKEND_FAILED)
         try:
-            swapper.copy_out(group)
-            swapper.executor.finish_out(group)
+            swapper.mover.copy_out(group)
+            swapper.mover.finish_out(group)
         except BackendError:
             failures += 1
         fault.arm_fault(0, forever=False, status=0)
@@ -130,13 +133,13 @@ def test_copy_in_when_there_is_no_memory_without_effort_then_tentatively_none(
     installation.pool.trim()
     installation.pool.set_budget(installation.pool.stats()["reserved_bytes.all.current"] or 1)
     try:
-        assert not swapper.executor.copy_in(group_of(handle), tentative=True)
+        assert not swapper.mover.bring_early(group_of(handle))
         with pytest.raises(torch.OutOfMemoryError):
-            swapper.executor.copy_in(group_of(handle))
+            swapper.mover.bring_back(group_of(handle))
         assert state_of(handle) == State.OUT
     finally:
         installation.pool.set_budget(0)
-    assert swapper.executor.copy_in(group_of(handle), tentative=True)
+    assert swapper.mover.bring_early(group_of(handle))
     assert torch.equal(unpack(swapper, handle), numbers(8 * MIB))
 
 
@@ -145,38 +148,58 @@ def test_stall_when_a_copy_is_waited_for_then_it_is_counted_for_the_site() -> No
     swapper = make_swapper(slow)
     first, second = save(swapper, 4096), save(swapper, 4096, seed=1)
     first_site, second_site = ((g.tag, g.index) for g in map(group_of, (first, second)))
-    assert swapper.executor.stall_seconds == {}
-    assert swapper.copy_out(group_of(first))
+    assert swapper.stall_seconds == {}
+    assert swapper.mover.copy_out(group_of(first))
     slow.release_copies()
-    assert swapper.executor.finish_out(group_of(first))
-    stalls = swapper.executor.stall_seconds
+    assert swapper.mover.finish_out(group_of(first))
+    stalls = swapper.stall_seconds
     assert stalls[first_site] > 0
     assert second_site not in stalls
-    assert swapper.executor.stats().stall_ns > 0
+    assert swapper.scheduler.stats().stall_ns > 0
 
 
-@pytest.mark.parametrize("direction", ["out", "in"])
-def test_copy_when_interrupted_anywhere_then_the_storage_is_held_as_long_as_needed(
-    direction: str, installation: Installation
+def test_copy_in_when_a_read_fails_then_the_group_is_out_and_comes_back_when_asked_again(
+    tmp_path: Path,
 ) -> None:
-    swapper = make_swapper()
-    before = in_use(installation)
-    interruptions = 0
-    for nth in range(1, 100):
-        handle = save(swapper, 64 * 1024, seed=nth)
-        group = group_of(handle)
-        if direction == "in":
-            evict(swapper, handle)
-        copy = swapper.executor.copy_out if direction == "out" else swapper.executor.copy_in
-        if not interrupts(nth, partial(copy, group)):
-            break
-        interruptions += 1
-        # What the copy reads and writes is still there, and so is the way to it.
-        assert torch.equal(unpack(swapper, handle), numbers(64 * 1024, nth))
-        evict(swapper, handle)
-        assert torch.equal(unpack(swapper, handle), numbers(64 * 1024, nth))
-        assert group.is_exclusive()
-    assert interruptions > 3
-    del handle, group
+    swapper = make_swapper(disk=tmp_path)
+    handle = save(swapper, MIB, Choice(Action.SWAP, Tier.DISK))
     settle(swapper)
-    assert in_use(installation) == before
+    assert state_of(handle) == State.OUT
+    lib.sk_disk_fault_arm(lib.SK_DISK_CALL_READ, 1, False, errno.EIO)
+    try:
+        with pytest.raises(DiskError, match="Input/output error"):
+            unpack(swapper, handle)
+    finally:
+        lib.sk_disk_fault_arm(0, 0, False, 0)
+    assert state_of(handle) == State.OUT
+    assert swapper.mover.resident == []
+    assert torch.equal(unpack(swapper, handle), numbers(MIB))
+
+
+def test_mover_when_it_is_given_a_group_of_another_or_none_then_it_refuses() -> None:
+    swapper, other = make_swapper(), make_swapper()
+    handle = save(swapper, 4096)
+    with pytest.raises(TypeError, match="StorageGroup of this mover"):
+        other.mover.copy_out(group_of(handle))
+    with pytest.raises(TypeError, match="StorageGroup of this mover"):
+        swapper.mover.release(handle)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="without a copy"):
+        swapper.mover.release(group_of(handle))
+    with pytest.raises(TypeError, match="SavedTensor is needed"):
+        swapper.unpack(torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_mover_when_nobody_has_its_swapper_any_more_then_it_goes_after_its_last_graph() -> None:
+    swapper = make_swapper()
+    handle = save(swapper, 4096)
+    evict(swapper, handle)
+    scheduler = weakref.ref(swapper.scheduler)
+    mover = weakref.ref(swapper.mover)
+    policy = swapper.unpack
+    del swapper
+    gc.collect()
+    assert torch.equal(policy(handle), numbers(4096))
+    del handle
+    gc.collect()
+    assert mover() is None
+    assert scheduler() is None

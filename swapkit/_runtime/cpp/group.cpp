@@ -1,0 +1,339 @@
+// group.cpp - handles and groups: who holds a storage, and how a tensor is rebuilt bit for bit.
+#include "mover.hpp"
+
+#include <algorithm>
+
+namespace swapkit {
+
+namespace {
+
+// Saved views that cover at least this share of their storage move all of it.
+constexpr double coverage = 0.5;
+
+constexpr sk_group_state resident = SK_GROUP_RESIDENT; // of what has no native group
+
+c10::TensorImpl *impl_of(PyObject *tensor) {
+    Ref<> address = attribute<"_cdata">(tensor);
+    void *impl = address ? PyLong_AsVoidPtr(address.get()) : nullptr;
+    PyErr_Clear(); // a foreign kind of tensor that has none: nothing can be checked
+    return static_cast<c10::TensorImpl *>(impl);
+}
+
+std::uint32_t version_of(c10::TensorImpl *impl) {
+    return impl == nullptr || impl->is_inference() ? 0 : impl->version_counter().current_version();
+}
+
+void handle_join(Handle *handle, Group *group) {
+    Py_INCREF(group);
+    handle->group = group;
+    handle->shift = static_cast<std::int64_t>(group->shift_bytes / handle->impl->itemsize());
+    handle->next = group->handles;
+    if (handle->next != nullptr) {
+        handle->next->previous = handle;
+    }
+    group->handles = handle;
+    group->nhandles++;
+}
+
+void handle_part(Handle *handle) {
+    Group *group = handle->group;
+    (handle->previous == nullptr ? group->handles : handle->previous->next) = handle->next;
+    if (handle->next != nullptr) {
+        handle->next->previous = handle->previous;
+    }
+    group->nhandles--;
+    handle->group = nullptr;
+    Py_DECREF(group);
+}
+
+// Let go of the storage; the alias stays as a tracker of the version.
+void handle_strip(Handle *handle) {
+    if (!handle->is_stripped) {
+        exchange_storage(handle->impl, nullptr, 0);
+        handle->is_stripped = true;
+    }
+}
+
+} // namespace
+
+// ---- handles -----------------------------------------------------------------------------------
+
+int gathers_gradients(PyObject *tensor) {
+    int requires_grad = is_true<"requires_grad">(tensor);
+    return requires_grad == 1 ? is_true<"is_leaf">(tensor) : requires_grad;
+}
+
+Handle *handle_new(PyObject *tensor, Group *group, bool itself) {
+    if (!itself && group == nullptr) {
+        int gathers = gathers_gradients(tensor);
+        if (gathers < 0) {
+            return nullptr;
+        }
+        itself = gathers == 1;
+    }
+    Ref<> alias = itself ? Ref<>::share(tensor) : call_method<"detach">(tensor);
+    if (!alias) {
+        return nullptr;
+    }
+    auto *handle = reinterpret_cast<Handle *>(handle_type.tp_alloc(&handle_type, 0));
+    if (handle == nullptr) {
+        return nullptr;
+    }
+    handle->alias = alias.release();
+    handle->impl = impl_of(handle->alias);
+    handle->version = version_of(handle->impl);
+    if (group != nullptr && handle->impl != nullptr) {
+        handle_join(handle, group);
+    }
+    return handle;
+}
+
+bool handle_check(Handle *handle) {
+    if (version_of(handle->impl) == handle->version) {
+        return true;
+    }
+    Ref<> result = Ref<>::steal(
+        PyObject_CallOneArg(links.refuse_modified, reinterpret_cast<PyObject *>(handle)));
+    return static_cast<bool>(result);
+}
+
+void handle_fill(Handle *handle) {
+    Group *group = handle->group;
+    if (!handle->is_stripped || group == nullptr || group->storage == nullptr) {
+        return;
+    }
+    auto shift = static_cast<std::int64_t>(group->shift_bytes / handle->impl->itemsize());
+    exchange_storage(handle->impl, group->storage, shift - handle->shift);
+    handle->shift = shift;
+    handle->is_stripped = false;
+}
+
+// ---- groups ------------------------------------------------------------------------------------
+
+Group *group_new(Mover *mover, const Terms &terms, Key key) {
+    auto *group = reinterpret_cast<Group *>(group_type.tp_alloc(&group_type, 0));
+    if (group == nullptr) {
+        return nullptr;
+    }
+    Py_INCREF(mover);
+    group->mover = mover;
+    Py_INCREF(terms.choice);
+    group->terms = terms;
+    swapkit_storage_hold(key.storage);
+    group->storage = key.storage;
+    group->key = key;
+    group->nbytes = key.storage->nbytes();
+    group->cover = {.begin_bytes = group->nbytes, .end_bytes = 0};
+    group->state_at = &resident;
+    return group;
+}
+
+sk_group_state group_state(const Group *group) { return *group->state_at; }
+
+bool group_is_partial(const Group *group) {
+    double covered =
+        static_cast<double>(group->cover.end_bytes) - static_cast<double>(group->cover.begin_bytes);
+    return covered < static_cast<double>(group->nbytes) * coverage;
+}
+
+bool group_is_exclusive(const Group *group) {
+    // Those who manage storages themselves (FSDP) change their size behind autograd's back.
+    if (group->storage == nullptr ||
+        group->storage->nbytes() + group->shift_bytes < group->cover.end_bytes) {
+        return false;
+    }
+    std::size_t holders = count_holders(group->storage);
+    if (holders > 1 + group->nhandles) {
+        return false; // whichever of the handles have it; a weight may have thousands
+    }
+    std::size_t ours = 1;
+    for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        ours += handle->is_stripped ? 0 : 1;
+    }
+    return holders == ours;
+}
+
+bool group_can_cover(const Group *group, Span span) {
+    if (group->native == nullptr) {
+        return true;
+    }
+    // In the first storage, where the copy is of [part, part + nbytes).
+    return group->part_bytes <= span.begin_bytes + group->shift_bytes &&
+           span.end_bytes + group->shift_bytes <= group->part_bytes + group->nbytes;
+}
+
+void group_cover(Group *group, Span span) {
+    group->cover.begin_bytes =
+        std::min(group->cover.begin_bytes, span.begin_bytes + group->shift_bytes);
+    group->cover.end_bytes = std::max(group->cover.end_bytes, span.end_bytes + group->shift_bytes);
+}
+
+void group_strip(Group *group) {
+    if (group->storage == nullptr) {
+        return;
+    }
+    if (group->weak == nullptr && !group_is_exclusive(group)) {
+        group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
+    }
+    for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        handle_strip(handle);
+    }
+    swapkit_storage_drop(std::exchange(group->storage, nullptr));
+}
+
+bool group_revive(Group *group) {
+    if (group->storage == nullptr && group->weak != nullptr) {
+        group->storage = c10::raw::weak_intrusive_ptr::lock(group->weak);
+        if (group->storage != nullptr && links.sk_group_unevict(group->native) != SK_OK) {
+            swapkit_storage_drop(std::exchange(group->storage, nullptr));
+        }
+    }
+    return group->storage != nullptr;
+}
+
+void group_restore(Group *group, c10::StorageImpl *storage) {
+    group->storage = storage;
+    group->shift_bytes = group->part_bytes;
+    if (group->weak != nullptr) {
+        c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
+    }
+}
+
+// ---- Python's types ----------------------------------------------------------------------------
+
+namespace {
+
+PyObject *handle_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
+    static const char *names[] = {"tensor", "itself", nullptr};
+    PyObject *tensor = nullptr;
+    int itself = 0;
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "O|$p:SavedTensor", const_cast<char **>(names),
+                                    &tensor, &itself) == 0) {
+        return nullptr;
+    }
+    return reinterpret_cast<PyObject *>(handle_new(tensor, nullptr, itself != 0));
+}
+
+void handle_free(PyObject *self) {
+    auto *handle = reinterpret_cast<Handle *>(self);
+    if (handle->weakrefs != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
+    PyObject *alias = std::exchange(handle->alias, nullptr);
+    if (handle->group != nullptr) {
+        handle_part(handle);
+    }
+    Py_XDECREF(alias);
+    Py_TYPE(self)->tp_free(self);
+}
+
+void group_free(PyObject *self) {
+    auto *group = reinterpret_cast<Group *>(self);
+    if (group->weakrefs != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
+    mover_forget(group->mover, group);
+    if (group->native != nullptr) {
+        links.sk_group_destroy(group->native);
+    }
+    if (group->weak != nullptr) {
+        c10::raw::weak_intrusive_ptr::decref(group->weak);
+    }
+    if (group->storage != nullptr) {
+        swapkit_storage_drop(group->storage);
+    }
+    Py_DECREF(group->terms.choice);
+    Py_DECREF(group->mover);
+    Py_TYPE(self)->tp_free(self);
+}
+
+template <auto function> PyObject *get_bool(PyObject *self, void *) {
+    return PyBool_FromLong(function(reinterpret_cast<const Group *>(self)));
+}
+
+PyObject *get_state(PyObject *self, void *) {
+    return PyLong_FromLong(group_state(reinterpret_cast<Group *>(self)));
+}
+
+PyObject *get_handles(PyObject *self, void *) {
+    PyObject *list = PyList_New(0);
+    Handle *handle = reinterpret_cast<Group *>(self)->handles;
+    for (; list != nullptr && handle != nullptr; handle = handle->next) {
+        if (PyList_Append(list, reinterpret_cast<PyObject *>(handle)) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+PyObject *get_storage(PyObject *self, void *) {
+    c10::StorageImpl *storage = reinterpret_cast<Group *>(self)->storage;
+    if (storage == nullptr) {
+        Py_RETURN_NONE;
+    }
+    swapkit_storage_hold(storage); // the wrapper takes a hold of its own from a weak reference
+    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
+    PyObject *wrapper = address ? PyObject_CallOneArg(links.wrap_storage, address.get()) : nullptr;
+    swapkit_storage_drop(storage);
+    return wrapper;
+}
+
+bool is_kept_by_others(const Group *group) { return group->weak != nullptr; }
+bool is_on_device(const Group *group) { return group->storage != nullptr; }
+
+PyMemberDef handle_members[] = {
+    {"alias", T_OBJECT, offsetof(Handle, alias), READONLY, nullptr},
+    {"group", T_OBJECT, offsetof(Handle, group), READONLY, nullptr},
+    {"version", T_UINT, offsetof(Handle, version), READONLY, nullptr},
+    {"is_stripped", T_BOOL, offsetof(Handle, is_stripped), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyMemberDef group_members[] = {
+    {"mover", T_OBJECT, offsetof(Group, mover), READONLY, nullptr},
+    {"choice", T_OBJECT, offsetof(Group, terms) + offsetof(Terms, choice), READONLY, nullptr},
+    {"nbytes", T_PYSSIZET, offsetof(Group, nbytes), READONLY, nullptr},
+    {"part_bytes", T_PYSSIZET, offsetof(Group, part_bytes), READONLY, nullptr},
+    {"serial", T_ULONGLONG, offsetof(Group, serial), READONLY, nullptr},
+    {"operator", T_LONGLONG, offsetof(Group, operation), 0, nullptr},
+    {"tag", T_UINT, offsetof(Group, tag), READONLY, nullptr},
+    {"index", T_UINT, offsetof(Group, index), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef group_properties[] = {
+    {"state", get_state, nullptr, nullptr, nullptr},
+    {"handles", get_handles, nullptr, nullptr, nullptr},
+    {"storage", get_storage, nullptr, nullptr, nullptr},
+    {"is_partial", get_bool<group_is_partial>, nullptr, nullptr, nullptr},
+    {"is_exclusive", get_bool<group_is_exclusive>, nullptr, nullptr, nullptr},
+    {"is_on_device", get_bool<is_on_device>, nullptr, nullptr, nullptr},
+    {"is_kept_by_others", get_bool<is_kept_by_others>, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+} // namespace
+
+PyTypeObject handle_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.SavedTensor",
+    .tp_basicsize = sizeof(Handle),
+    .tp_dealloc = handle_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "What autograd keeps instead of a saved tensor.",
+    .tp_weaklistoffset = offsetof(Handle, weakrefs),
+    .tp_members = handle_members,
+    .tp_new = handle_make,
+};
+
+PyTypeObject group_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.StorageGroup",
+    .tp_basicsize = sizeof(Group),
+    .tp_dealloc = group_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "One storage at one version, with all saved tensors that view it.",
+    .tp_weaklistoffset = offsetof(Group, weakrefs),
+    .tp_members = group_members,
+    .tp_getset = group_properties,
+};
+
+} // namespace swapkit

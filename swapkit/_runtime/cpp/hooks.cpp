@@ -1,0 +1,265 @@
+// hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is used.
+#include "mover.hpp"
+
+#include <string_view>
+#include <utility>
+
+namespace swapkit {
+
+namespace {
+
+// Hold the runtime's lock; false: the wait was interrupted.
+class Locked {
+  public:
+    explicit Locked(Mover *mover)
+        : release_(mover->release), taken_(Ref<>::steal(PyObject_CallNoArgs(mover->acquire))) {}
+    ~Locked() {
+        if (!taken_) {
+            return;
+        }
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        Ref<> result = Ref<>::steal(PyObject_CallNoArgs(release_));
+        if (!result) {
+            PyErr_WriteUnraisable(release_);
+        }
+        PyErr_Restore(type, value, trace);
+    }
+    Locked(const Locked &) = delete;
+    Locked &operator=(const Locked &) = delete;
+    explicit operator bool() const { return static_cast<bool>(taken_); }
+
+  private:
+    PyObject *release_;
+    Ref<> taken_;
+};
+
+// False: an exception is set. The terms own a reference.
+bool terms_read(PyObject *choice, Terms *out) {
+    Ref<> action = attribute<"action">(choice);
+    Ref<> name = action ? attribute<"value">(action.get()) : Ref<>();
+    Ref<> tier = attribute<"tier">(choice);
+    Ref<> prefetch = attribute<"prefetch">(choice);
+    Ref<> least = attribute<"min_bytes">(choice);
+    const char *word = name ? PyUnicode_AsUTF8(name.get()) : nullptr;
+    if (word == nullptr || !tier || !prefetch || !least) {
+        return false;
+    }
+    std::string_view what(word);
+    out->action = what == "keep" ? Action::keep : what == "swap" ? Action::swap : Action::automatic;
+    out->tier = static_cast<sk_tier>(PyLong_AsLong(tier.get()));
+    out->prefetch = prefetch.get() == Py_None ? no_prefetch : PyLong_AsLongLong(prefetch.get());
+    out->min_bytes = PyLong_AsSize_t(least.get());
+    if (PyErr_Occurred() != nullptr) {
+        return false;
+    }
+    out->choice = Py_NewRef(choice);
+    return true;
+}
+
+struct Packer {
+    PyObject_HEAD Mover *mover; // owned
+    Terms terms;
+};
+
+// Whether a tensor's memory may be moved, as far as the tensor says. -1: an exception is set.
+int may_move(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, const Terms &terms) {
+    if (static_cast<std::int32_t>(impl->device_type()) != mover->device_type) {
+        return 0;
+    }
+    int gathers = gathers_gradients(tensor);
+    if (gathers != 0) {
+        return gathers < 0 ? -1 : 0;
+    }
+    Ref<> base = attribute<"_base">(tensor);
+    if (!base) {
+        return -1;
+    }
+    // Weights are a kind of tensor of their own, and what autocast makes of them is of half size.
+    bool may_view_weight = base.get() != Py_None && as_object(Py_TYPE(base.get())) != links.tensor;
+    bool may_be_cast = terms.action == Action::swap && impl->itemsize() == sizeof(c10::Half);
+    if (!may_view_weight && !may_be_cast) {
+        return 1;
+    }
+    Ref<> weight = call_method<"is_weight">(mover->policy, tensor);
+    int is_weight = weight ? PyObject_IsTrue(weight.get()) : -1;
+    return is_weight < 0 ? -1 : 1 - is_weight;
+}
+
+// The group of a storage that is saved for the first time at this version. Null without an
+// exception: it stays where it is.
+Ref<Group> add_group(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, Key key,
+                     const Terms &terms) {
+    if (may_move(mover, tensor, impl, terms) != 1) {
+        return Ref<Group>();
+    }
+    PyObject *is_automatic = terms.action == Action::automatic ? Py_True : Py_False;
+    Ref<> storage = Ref<>::steal(PyLong_FromVoidPtr(key.storage));
+    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(const_cast<void *>(key.storage->data())));
+    if (!storage || !address) {
+        return Ref<Group>();
+    }
+    Ref<> site = call_method<"admit">(mover->policy, storage.get(), address.get(), is_automatic);
+    if (!site || site.get() == Py_None) {
+        return Ref<Group>();
+    }
+    auto group = Ref<Group>::steal(group_new(mover, terms, key));
+    if (group && PyArg_ParseTuple(site.get(), "II", &group->tag, &group->index) == 0) {
+        return Ref<Group>();
+    }
+    if (group) {
+        enroll(mover, group.get());
+    }
+    return group;
+}
+
+PyObject *keep(PyObject *tensor) { return as_object(handle_new(tensor, nullptr, false)); }
+
+// The handle of a tensor, where no mode sees what is done.
+PyObject *pack_plain(Packer *packer, PyObject *tensor) {
+    Mover *mover = packer->mover;
+    Ref<> address = attribute<"_cdata">(tensor);
+    auto *impl =
+        static_cast<c10::TensorImpl *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
+    if (impl == nullptr) {
+        return nullptr;
+    }
+    Span span = {};
+    c10::StorageImpl *storage = look(*impl, packer->terms.min_bytes, &span);
+    if (storage == nullptr) {
+        return keep(tensor);
+    }
+    Key key = {.storage = storage, .version = impl->version_counter().current_version()};
+    Locked lock(mover);
+    if (!lock) {
+        return nullptr;
+    }
+    bool is_automatic = packer->terms.action == Action::automatic;
+    Ref<Group> group = find_group(mover, key, span);
+    bool is_new = !group;
+    if (is_new) {
+        group = add_group(mover, tensor, impl, key, packer->terms);
+        if (!group) {
+            return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
+        }
+    } else if (!is_automatic && group->terms.action == Action::automatic) {
+        // Saved before, outside of the scope: this one holds.
+        Py_INCREF(packer->terms.choice);
+        Py_DECREF(std::exchange(group->terms, packer->terms).choice);
+    }
+    group_cover(group.get(), span);
+    Ref<> handle = Ref<>::steal(as_object(handle_new(tensor, group.get(), false)));
+    if (!handle) {
+        return nullptr;
+    }
+    if (!is_automatic) {
+        return send(mover, group.get()) ? handle.release() : nullptr;
+    }
+    PyObject *added = is_new ? as_object(group.get()) : Py_None;
+    if (!call_method<"note_automatic">(mover->policy, added) || !release_done(mover, false)) {
+        return nullptr;
+    }
+    return handle.release();
+}
+
+PyObject *packer_pack_plain(PyObject *self, PyObject *tensor) {
+    return pack_plain(reinterpret_cast<Packer *>(self), tensor);
+}
+
+PyObject *packer_pack(PyObject *self, PyObject *tensor) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    if (!raise_interruption()) {
+        return nullptr;
+    }
+    if (packer->terms.action == Action::keep || as_object(Py_TYPE(tensor)) != links.tensor) {
+        return keep(tensor);
+    }
+    if (!is_observed()) {
+        return pack_plain(packer, tensor);
+    }
+    Ref<> function = attribute<"pack_plain">(self);
+    PyObject *args[] = {function.get(), tensor};
+    return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
+}
+
+// Label what this thread takes from now on with the module that saved a group.
+bool label(Mover *mover, const Group *group) {
+    constexpr std::uint32_t backward = std::uint32_t{1} << 31;
+    int labels = is_true<"is_on">(mover->tracker);
+    if (labels == 1) {
+        (void)links.sk_tag_set(group->tag | backward);
+    }
+    return labels >= 0;
+}
+
+void packer_free(PyObject *self) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    Py_XDECREF(packer->mover);
+    Py_XDECREF(packer->terms.choice);
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyMethodDef packer_methods[] = {
+    {"pack", packer_pack, METH_O, nullptr},
+    {"pack_plain", packer_pack_plain, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace
+
+PyObject *packer_new(Mover *mover, PyObject *choice) {
+    Ref<> packer = Ref<>::steal(packer_type.tp_alloc(&packer_type, 0));
+    if (!packer) {
+        return nullptr;
+    }
+    auto *body = reinterpret_cast<Packer *>(packer.get());
+    if (!terms_read(choice, &body->terms)) {
+        return nullptr;
+    }
+    Py_INCREF(mover);
+    body->mover = mover;
+    return attribute<"pack">(packer.get()).release();
+}
+
+PyObject *unpack(PyObject *, PyObject *argument) {
+    if (Py_TYPE(argument) != &handle_type) {
+        return PyErr_Format(PyExc_TypeError, "a SavedTensor is needed, not %R", argument);
+    }
+    auto *handle = reinterpret_cast<Handle *>(argument);
+    Group *group = handle->group;
+    if (!raise_interruption()) {
+        return nullptr;
+    }
+    if (group == nullptr) {
+        return handle_check(handle) ? Py_NewRef(handle->alias) : nullptr;
+    }
+    Mover *mover = group->mover;
+    Locked lock(mover);
+    if (!lock || !handle_check(handle) || !label(mover, group)) {
+        return nullptr;
+    }
+    if (handle->is_stripped) {
+        if (!bring_back(mover, group)) {
+            return nullptr;
+        }
+        handle_fill(handle);
+    }
+    // Not the alias: another thread may strip it before autograd has looked at it.
+    if (!is_observed()) {
+        return call_method<"detach">(handle->alias).release();
+    }
+    Ref<> function = attribute<"detach">(links.tensor);
+    PyObject *args[] = {function.get(), handle->alias};
+    return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
+}
+
+PyTypeObject packer_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Packer",
+    .tp_basicsize = sizeof(Packer),
+    .tp_dealloc = packer_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "The pack hook of a scope.",
+    .tp_methods = packer_methods,
+};
+
+} // namespace swapkit

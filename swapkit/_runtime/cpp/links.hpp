@@ -1,0 +1,57 @@
+// links.hpp - what the shim calls and is not linked with: the native core, and Python.
+#ifndef SWAPKIT_LINKS_HPP
+#define SWAPKIT_LINKS_HPP
+
+#include "python.hpp"
+
+extern "C" {
+#include "swapkit_sched.h"
+}
+
+namespace swapkit {
+
+#define SWAPKIT_CORE(X)                                                                            \
+    X(sk_group_create)                                                                             \
+    X(sk_group_destroy)                                                                            \
+    X(sk_group_state_at)                                                                           \
+    X(sk_group_copy_out)                                                                           \
+    X(sk_group_finish_out)                                                                         \
+    X(sk_group_evict)                                                                              \
+    X(sk_group_unevict)                                                                            \
+    X(sk_group_copy_in)                                                                            \
+    X(sk_group_finish_in)                                                                          \
+    X(sk_pool_note)                                                                                \
+    X(sk_tag_set)                                                                                  \
+    X(sk_tentative_set)
+
+#define SWAPKIT_PYTHON(X)                                                                          \
+    X(tensor)             /* torch.Tensor */                                                       \
+    X(out_of_memory)      /* torch.OutOfMemoryError */                                             \
+    X(graph_task)         /* () -> the backward pass that runs on this thread, or -1 */            \
+    X(wrap_storage)       /* (address) -> torch.UntypedStorage */                                  \
+    X(error_of)           /* (status) -> the exception that it stands for */                       \
+    X(interruptions)      /* list: what signal handlers raised where nothing may be raised */      \
+    X(raise_interruption) /* () -> None; raises the first of them */                               \
+    X(refuse_modified)    /* (handle): raises SavedTensorModified */                               \
+    X(hide)               /* (function, argument): calls it where no mode sees what it does */
+
+struct Links {
+#define SWAPKIT_MEMBER(name) decltype(&::name) name;
+    SWAPKIT_CORE(SWAPKIT_MEMBER)
+#undef SWAPKIT_MEMBER
+#define SWAPKIT_MEMBER(name) PyObject *name;
+    SWAPKIT_PYTHON(SWAPKIT_MEMBER)
+#undef SWAPKIT_MEMBER
+};
+
+extern Links links;
+
+// Raise what a failed call of the core stands for; false: it did not fail. Right after the call:
+// the text is the thread's latest.
+bool raises(sk_status status);
+// Raise what a signal handler raised where nothing may be raised; false: it did.
+bool raise_interruption();
+
+} // namespace swapkit
+
+#endif

@@ -1,0 +1,266 @@
+// module.cpp - the shim as a module of Python: movers, and the links to the core.
+#include "mover.hpp"
+
+#include <utility>
+
+namespace swapkit {
+
+Links links;
+
+bool raise_interruption() {
+    if (PyList_GET_SIZE(links.interruptions) == 0) {
+        return true;
+    }
+    return static_cast<bool>(Ref<>::steal(PyObject_CallNoArgs(links.raise_interruption)));
+}
+
+bool raises(sk_status status) {
+    if (status == SK_OK) {
+        return false;
+    }
+    Ref<> number = Ref<>::steal(PyLong_FromLong(status));
+    Ref<> error =
+        Ref<>::steal(number ? PyObject_CallOneArg(links.error_of, number.get()) : nullptr);
+    if (error) {
+        PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
+    }
+    return true;
+}
+
+// ---- movers ----------------------------------------------------------------------------------
+
+namespace {
+
+Mover *as_mover(PyObject *self) { return reinterpret_cast<Mover *>(self); }
+
+// The argument of a method, which has to be a group of this mover; null: an exception is set.
+Group *as_group(PyObject *self, PyObject *argument) {
+    auto *group = reinterpret_cast<Group *>(argument);
+    if (Py_TYPE(argument) != &group_type || group->mover != as_mover(self)) {
+        PyErr_Format(PyExc_TypeError, "a StorageGroup of this mover is needed, not %R", argument);
+        return nullptr;
+    }
+    return group;
+}
+
+PyObject *truth(int value) { return value < 0 ? nullptr : PyBool_FromLong(value); }
+PyObject *nothing(bool done) { return done ? Py_NewRef(Py_None) : nullptr; }
+
+template <int (*move)(Mover *, Group *)> PyObject *try_move(PyObject *self, PyObject *argument) {
+    Group *group = as_group(self, argument);
+    return group == nullptr ? nullptr : truth(move(as_mover(self), group));
+}
+
+template <bool (*move)(Mover *, Group *)> PyObject *do_move(PyObject *self, PyObject *argument) {
+    Group *group = as_group(self, argument);
+    return group == nullptr ? nullptr : nothing(move(as_mover(self), group));
+}
+
+bool release_group(Mover *mover, Group *group) {
+    if (group->native == nullptr) {
+        PyErr_SetString(PyExc_ValueError, "a group without a copy cannot be released");
+        return false;
+    }
+    return release(mover, group);
+}
+
+PyObject *list_of(const BySerial &groups) {
+    PyObject *list = PyList_New(0);
+    for (auto each = groups.begin(); list != nullptr && each != groups.end(); ++each) {
+        if (PyList_Append(list, as_object(each->second)) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+PyObject *get_resident(PyObject *self, void *) { return list_of(as_mover(self)->books->resident); }
+PyObject *get_out(PyObject *self, void *) { return list_of(as_mover(self)->books->out); }
+PyObject *get_indexed(PyObject *self, void *) {
+    return PyLong_FromSize_t(as_mover(self)->books->index.size());
+}
+
+PyObject *get_resident_count(PyObject *self, void *) {
+    return PyLong_FromSize_t(as_mover(self)->books->resident.size());
+}
+
+PyObject *mover_release_done(PyObject *self, PyObject *is_end) {
+    return nothing(release_done(as_mover(self), PyObject_IsTrue(is_end) == 1));
+}
+
+PyObject *mover_packer(PyObject *self, PyObject *choice) {
+    return packer_new(as_mover(self), choice);
+}
+
+// Read an attribute that is a whole number; false: an exception is set.
+bool read_number(PyObject *object, const char *name, unsigned long long *out) {
+    Ref<> value = Ref<>::steal(PyObject_GetAttrString(object, name));
+    *out = value ? PyLong_AsUnsignedLongLong(value.get()) : 0;
+    return PyErr_Occurred() == nullptr;
+}
+
+PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static const char *names[] = {"policy", "scheduler", "lock", "tracker", "device_type", nullptr};
+    PyObject *policy, *scheduler, *lock, *tracker;
+    int device_type;
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOi:Mover", const_cast<char **>(names),
+                                    &policy, &scheduler, &lock, &tracker, &device_type) == 0) {
+        return nullptr;
+    }
+    unsigned long long sched, has_disk;
+    Ref<> acquire = attribute<"acquire">(lock);
+    Ref<> release = attribute<"release">(lock);
+    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
+    if (!acquire || !release || !made || !read_number(scheduler, "address", &sched) ||
+        !read_number(scheduler, "has_disk", &has_disk)) {
+        return nullptr;
+    }
+    Mover *mover = as_mover(made.get());
+    mover->policy = Py_NewRef(policy);
+    mover->scheduler = Py_NewRef(scheduler);
+    mover->acquire = acquire.release();
+    mover->release = release.release();
+    mover->tracker = Py_NewRef(tracker);
+    mover->sched = reinterpret_cast<sk_sched *>(sched);
+    mover->device_type = device_type;
+    mover->has_disk = static_cast<char>(has_disk);
+    mover->books = new Books;
+    return made.release();
+}
+
+int mover_traverse(PyObject *self, visitproc visit, void *arg) {
+    Mover *mover = as_mover(self);
+    Py_VISIT(mover->policy);
+    Py_VISIT(mover->tracker);
+    Py_VISIT(mover->scheduler);
+    Py_VISIT(mover->acquire);
+    Py_VISIT(mover->release);
+    return 0;
+}
+
+int mover_clear(PyObject *self) {
+    Mover *mover = as_mover(self);
+    Py_CLEAR(mover->policy);
+    Py_CLEAR(mover->tracker);
+    Py_CLEAR(mover->scheduler);
+    Py_CLEAR(mover->acquire);
+    Py_CLEAR(mover->release);
+    return 0;
+}
+
+void mover_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    if (as_mover(self)->weakrefs != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
+    mover_clear(self);
+    delete as_mover(self)->books;
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyMethodDef mover_methods[] = {
+    {"packer", mover_packer, METH_O, "Return the pack hook of a choice."},
+    {"copy_out", try_move<copy_out>, METH_O, nullptr},
+    {"poll_out", try_move<poll_out>, METH_O, nullptr},
+    {"finish_out", try_move<finish_out>, METH_O, nullptr},
+    {"release", do_move<release_group>, METH_O, nullptr},
+    {"bring_early", try_move<bring_early>, METH_O, nullptr},
+    {"bring_back", do_move<bring_back>, METH_O, nullptr},
+    {"finish_in", do_move<finish_in>, METH_O, nullptr},
+    {"release_done", mover_release_done, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef mover_members[] = {
+    {"policy", T_OBJECT, offsetof(Mover, policy), READONLY, nullptr},
+    {"host_is_full", T_BOOL, offsetof(Mover, host_is_full), 0, nullptr},
+    {"pool_address", T_ULONGLONG, offsetof(Mover, pool), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef mover_properties[] = {
+    {"resident", get_resident, nullptr, nullptr, nullptr},
+    {"resident_count", get_resident_count, nullptr, nullptr, nullptr},
+    {"out", get_out, nullptr, nullptr, nullptr},
+    {"indexed_count", get_indexed, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+} // namespace
+
+PyTypeObject mover_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Mover",
+    .tp_basicsize = sizeof(Mover),
+    .tp_dealloc = mover_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "Finds groups, and moves them.",
+    .tp_traverse = mover_traverse,
+    .tp_clear = mover_clear,
+    .tp_weaklistoffset = offsetof(Mover, weakrefs),
+    .tp_methods = mover_methods,
+    .tp_members = mover_members,
+    .tp_getset = mover_properties,
+    .tp_new = mover_make,
+};
+
+// ---- the module ------------------------------------------------------------------------------
+
+namespace {
+
+// Link the shim to the core and to Python: addresses and objects by the names in saved.hpp.
+PyObject *link(PyObject *, PyObject *args) {
+    PyObject *core, *python;
+    if (PyArg_ParseTuple(args, "O!O!:link", &PyDict_Type, &core, &PyDict_Type, &python) == 0) {
+        return nullptr;
+    }
+    Links made = {};
+    PyObject *item = nullptr;
+#define SWAPKIT_FILL(name)                                                                         \
+    item = PyDict_GetItemString(core, #name);                                                      \
+    made.name = reinterpret_cast<decltype(made.name)>(item ? PyLong_AsVoidPtr(item) : nullptr);    \
+    if (made.name == nullptr) {                                                                    \
+        return PyErr_Format(PyExc_KeyError, "%s", #name);                                          \
+    }
+    SWAPKIT_CORE(SWAPKIT_FILL)
+#undef SWAPKIT_FILL
+#define SWAPKIT_FILL(name)                                                                         \
+    made.name = PyDict_GetItemString(python, #name);                                               \
+    if (made.name == nullptr) {                                                                    \
+        return PyErr_Format(PyExc_KeyError, "%s", #name);                                          \
+    }
+    SWAPKIT_PYTHON(SWAPKIT_FILL)
+#undef SWAPKIT_FILL
+    Py_INCREF(python); // for good: tensors keep pointers into the shim
+    links = made;
+    Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {
+    {"link", link, METH_VARARGS, nullptr},
+    {"unpack", unpack, METH_O, "Return the saved tensor that a handle stands for."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_shim",
+    .m_doc = "Saved tensors and their storages, as far as every one of them pays for it.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+} // namespace
+
+} // namespace swapkit
+
+PyMODINIT_FUNC PyInit__shim() {
+    using namespace swapkit;
+    Ref<> made = Ref<>::steal(PyModule_Create(&module));
+    PyTypeObject *types[] = {&handle_type, &group_type, &mover_type, &packer_type};
+    for (PyTypeObject *type : types) {
+        if (!made || PyModule_AddType(made.get(), type) != 0) {
+            return nullptr;
+        }
+    }
+    return made.release();
+}

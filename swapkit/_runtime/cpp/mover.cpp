@@ -1,0 +1,387 @@
+// mover.cpp - finding groups, and moving them.
+#include "mover.hpp"
+
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+namespace swapkit {
+
+// Back ahead of use: at least so many groups, and at most so many more while they are small.
+static constexpr std::size_t ahead_groups = 2;
+static constexpr std::size_t ahead_most = 16;
+static constexpr std::size_t ahead_bytes = std::size_t{64} << 20;
+
+// Next uses count down from here: what was saved last is needed first.
+static constexpr std::uint64_t last_use = std::uint64_t{1} << 63;
+
+// A part begins where vector instructions see the same alignment as in the whole.
+static constexpr std::size_t part_alignment = 64;
+
+// ---- the books ---------------------------------------------------------------------------------
+
+static void erase(BySerial &groups, std::uint64_t number, const Group *group) {
+    auto found = groups.find(number);
+    if (found != groups.end() && found->second == group) {
+        groups.erase(found);
+    }
+}
+
+// Let a group's storage no longer lead to it: another one may get its address.
+static void forget_key(Mover *mover, Group *group) {
+    auto found = mover->books->index.find(group->key);
+    if (found != mover->books->index.end() && found->second == group) {
+        mover->books->index.erase(found);
+    }
+}
+
+static void stop_leaving(Mover *mover, Group *group) {
+    if (group->leaving != 0) {
+        erase(mover->books->leaving, std::exchange(group->leaving, 0), group);
+    }
+}
+
+void enroll(Mover *mover, Group *group) {
+    Books &books = *mover->books;
+    if (group->serial == 0) {
+        group->serial = ++books.serials;
+    }
+    erase(books.out, group->serial, group);
+    books.resident[group->serial] = group;
+    books.index[group->key] = group;
+}
+
+// Note that a group has a storage again.
+static void enroll_again(Mover *mover, Group *group) {
+    forget_key(mover, group);
+    group->key.storage = group->storage;
+    stop_leaving(mover, group);
+    enroll(mover, group);
+}
+
+// Note that a group has none any more, for as long as it is out.
+static void enroll_out(Mover *mover, Group *group) {
+    erase(mover->books->resident, group->serial, group);
+    if (group->weak == nullptr) {
+        forget_key(mover, group);
+    }
+    if (group->terms.prefetch == no_prefetch) { // else `timing.py` knows when it comes back
+        mover->books->out[group->serial] = group;
+    }
+}
+
+Ref<Group> find_group(Mover *mover, Key key, Span span) {
+    auto found = mover->books->index.find(key);
+    if (found == mover->books->index.end()) {
+        return Ref<Group>();
+    }
+    auto group = Ref<Group>::share(found->second);
+    if (group->storage == nullptr) {
+        if (!group_revive(group.get())) {
+            return Ref<Group>();
+        }
+        enroll(mover, group.get());
+    }
+    return group_can_cover(group.get(), span) ? std::move(group) : Ref<Group>();
+}
+
+void mover_forget(Mover *mover, Group *group) {
+    forget_key(mover, group);
+    stop_leaving(mover, group);
+    erase(mover->books->resident, group->serial, group);
+    erase(mover->books->out, group->serial, group);
+}
+
+static void note(Mover *mover, sk_ring_kind kind, std::size_t nbytes) {
+    if (mover->pool != 0) {
+        links.sk_pool_note(reinterpret_cast<sk_pool *>(mover->pool), kind, nbytes);
+    }
+}
+
+// ---- transfers ---------------------------------------------------------------------------------
+
+// Why a copy out is not made or fails without harm: the storage stays where it is.
+static bool is_no_room(sk_status status) {
+    return status == SK_OUT_OF_HOST_MEMORY || status == SK_OUT_OF_DISK || status == SK_DISK_FAILED;
+}
+
+// Make the native group to copy out with, unless it is there.
+static bool begin(Mover *mover, Group *group) {
+    if (group->native != nullptr) {
+        return true;
+    }
+    std::size_t part = 0, nbytes = group->nbytes;
+    if (group_is_partial(group)) {
+        part = group->cover.begin_bytes / part_alignment * part_alignment;
+        nbytes = group->cover.end_bytes - part;
+    }
+    sk_tier tier = mover->has_disk != 0 ? group->terms.tier : SK_TIER_ANY;
+    if (raises(links.sk_group_create(mover->sched, nbytes, tier, &group->native))) {
+        return false;
+    }
+    group->part_bytes = part;
+    group->nbytes = nbytes;
+    group->state_at = links.sk_group_state_at(group->native);
+    return true;
+}
+
+int copy_out(Mover *mover, Group *group) {
+    if (group->storage == nullptr) {
+        return 0;
+    }
+    if (!begin(mover, group)) {
+        return -1;
+    }
+    c10::StorageImpl *storage = group->storage;
+    const char *bytes =
+        static_cast<const char *>(storage->data()) + group->part_bytes - group->shift_bytes;
+    swapkit_storage_hold(storage); // the copy's
+    sk_status status = SK_OK;
+    {
+        WithoutPython others;
+        status = links.sk_group_copy_out(group->native, bytes, storage, last_use - group->serial,
+                                         nullptr);
+    }
+    if (status != SK_OK) {
+        if (is_no_room(status)) {
+            mover->host_is_full = 1;
+        } else {
+            (void)raises(status);
+        }
+        swapkit_storage_drop(storage);
+        return is_no_room(status) ? 0 : -1;
+    }
+    note(mover, SK_RING_COPY_OUT, group->nbytes);
+    return 1;
+}
+
+int poll_out(Mover *, Group *group) {
+    if (group_state(group) != SK_GROUP_COPYING_OUT) {
+        return 1;
+    }
+    sk_status status = links.sk_group_finish_out(group->native, nullptr, true);
+    if (status == SK_NOT_READY) {
+        return 0;
+    }
+    return status == SK_OK || is_no_room(status) || !raises(status) ? 1 : -1;
+}
+
+// Wait for a transfer, and count what that took for the group's site. 0: it failed for want of room
+// or with the disk; then, too, an exception is set.
+static int wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) finish) {
+    auto started = std::chrono::steady_clock::now();
+    sk_status status = SK_OK;
+    {
+        WithoutPython others;
+        status = finish(group->native, nullptr, false);
+    }
+    std::chrono::duration<double> taken = std::chrono::steady_clock::now() - started;
+    if (raises(status)) {
+        return is_no_room(status) ? 0 : -1;
+    }
+    Ref<> seconds = Ref<>::steal(PyFloat_FromDouble(taken.count()));
+    bool is_noted =
+        seconds && call_method<"note_stall">(mover->policy, as_object(group), seconds.get());
+    return is_noted ? 1 : -1;
+}
+
+int finish_out(Mover *mover, Group *group) {
+    if (group->native == nullptr) {
+        return 0;
+    }
+    int done = wait_for(mover, group, links.sk_group_finish_out);
+    if (done == 0) {
+        PyErr_Clear();
+    }
+    return done;
+}
+
+bool finish_in(Mover *mover, Group *group) {
+    if (group_state(group) != SK_GROUP_COPYING_IN) {
+        return true;
+    }
+    sk_status status = links.sk_group_finish_in(group->native, nullptr, true);
+    bool done = status == SK_NOT_READY ? wait_for(mover, group, links.sk_group_finish_in) == 1
+                                       : !raises(status);
+    if (group_state(group) == SK_GROUP_OUT) { // it failed
+        if (group->storage != nullptr) {
+            swapkit_storage_drop(std::exchange(group->storage, nullptr));
+        }
+        enroll_out(mover, group);
+    }
+    return done;
+}
+
+// Start bringing a group that is out back. 0: only effort could get the memory, and it is
+// `tentative`.
+static int copy_in(Mover *mover, Group *group, bool tentative) {
+    c10::StorageImpl *storage = nullptr;
+    bool previous = tentative && links.sk_tentative_set(true);
+    {
+        WithoutPython others;
+        storage = swapkit_storage_new(group->nbytes, mover->device_type);
+    }
+    if (tentative) {
+        (void)links.sk_tentative_set(previous);
+    }
+    if (storage == nullptr) {
+        if (tentative) {
+            return 0;
+        }
+        PyErr_SetString(links.out_of_memory, swapkit_storage_error());
+        return -1;
+    }
+    group_restore(group, storage);
+    swapkit_storage_hold(storage); // the copy's
+    sk_status status = SK_OK;
+    {
+        WithoutPython others;
+        status = links.sk_group_copy_in(group->native, storage->mutable_data(), storage,
+                                        last_use - group->serial, nullptr);
+    }
+    if (raises(status)) {
+        swapkit_storage_drop(storage);
+        swapkit_storage_drop(std::exchange(group->storage, nullptr));
+        return -1;
+    }
+    note(mover, SK_RING_COPY_IN, group->nbytes);
+    return 1;
+}
+
+bool release(Mover *mover, Group *group) {
+    if (raises(links.sk_group_evict(group->native))) {
+        return false;
+    }
+    group_strip(group);
+    stop_leaving(mover, group);
+    enroll_out(mover, group);
+    return true;
+}
+
+// ---- out ---------------------------------------------------------------------------------------
+
+bool release_done(Mover *mover, bool is_end) {
+    BySerial &leaving = mover->books->leaving;
+    while (!leaving.empty()) {
+        auto group = Ref<Group>::share(leaving.begin()->second);
+        if (group_state(group.get()) == SK_GROUP_RESIDENT) {
+            if (group_is_partial(group.get()) && leaving.size() == 1 && !is_end) {
+                return true; // its neighbours first: they may be of the same storage
+            }
+            if (copy_out(mover, group.get()) < 0) {
+                return false;
+            }
+        }
+        int is_done = poll_out(mover, group.get());
+        if (is_done != 1) {
+            return is_done == 0;
+        }
+        stop_leaving(mover, group.get());
+        if (group_state(group.get()) == SK_GROUP_CLEAN && !release(mover, group.get())) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// -1: an exception is set; else whether a backward pass runs on this thread.
+static int is_in_backward() {
+    Ref<> task = Ref<>::steal(PyObject_CallNoArgs(links.graph_task));
+    if (!task) {
+        return -1;
+    }
+    long number = PyLong_AsLong(task.get());
+    return number == -1 ? (PyErr_Occurred() != nullptr ? -1 : 0) : 1;
+}
+
+bool send(Mover *mover, Group *group) {
+    int in_backward = is_in_backward();
+    if (in_backward != 0) {
+        return in_backward > 0; // recomputed: it is needed in a moment
+    }
+    bool is_timed = group->terms.prefetch != no_prefetch;
+    if (is_timed && !call_method<"note_timed">(mover->policy, as_object(group))) {
+        return false;
+    }
+    if (group_state(group) == SK_GROUP_RESIDENT && !group_is_partial(group) &&
+        copy_out(mover, group) < 0) {
+        return false;
+    }
+    if (is_timed) {
+        return true;
+    }
+    if (group->leaving == 0) {
+        group->leaving = ++mover->books->turns;
+        mover->books->leaving[group->leaving] = group;
+    }
+    return release_done(mover, false);
+}
+
+// ---- back --------------------------------------------------------------------------------------
+
+int bring_early(Mover *mover, Group *group) {
+    if (!group_revive(group)) {
+        Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(group->nbytes));
+        Ref<> room = nbytes ? call_method<"has_room">(mover->policy, nbytes.get()) : Ref<>();
+        int started = room ? PyObject_IsTrue(room.get()) : -1;
+        if (started == 1) {
+            started = copy_in(mover, group, true);
+        }
+        if (started != 1) {
+            return started;
+        }
+    }
+    enroll_again(mover, group);
+    return 1;
+}
+
+// Take what backward has reached, at `serial`, off what is on its way.
+static void count_arrived(Books &books, std::uint64_t serial) {
+    if (serial >= books.pass_serial) { // another pass: what the last one did not use stays there
+        books.pass_serial = serial;
+        books.coming_bytes = 0;
+        books.coming.clear();
+    }
+    while (!books.coming.empty() && books.coming.front().serial >= serial) {
+        books.coming_bytes -= books.coming.front().nbytes;
+        books.coming.pop_front();
+    }
+}
+
+// Start bringing back what was saved before `serial`, as far as there is room.
+static bool prefetch_before(Mover *mover, std::uint64_t serial) {
+    Books &books = *mover->books;
+    count_arrived(books, serial);
+    while (books.coming.size() < ahead_groups ||
+           (books.coming.size() < ahead_most && books.coming_bytes < ahead_bytes)) {
+        auto next =
+            books.out.lower_bound(books.coming.empty() ? serial : books.coming.back().serial);
+        if (next == books.out.begin()) {
+            return true;
+        }
+        auto group = Ref<Group>::share(std::prev(next)->second);
+        int started = bring_early(mover, group.get());
+        if (started != 1) {
+            return started == 0;
+        }
+        books.coming.push_back({.serial = group->serial, .nbytes = group->nbytes});
+        books.coming_bytes += group->nbytes;
+    }
+    return true;
+}
+
+bool bring_back(Mover *mover, Group *group) {
+    if (group_state(group) == SK_GROUP_OUT) {
+        if (!group_revive(group) && copy_in(mover, group, false) < 0) {
+            return false;
+        }
+        enroll_again(mover, group);
+    }
+    c10::StorageImpl *storage = group->storage;
+    swapkit_storage_hold(storage); // so that no rescue meanwhile takes it for nobody's
+    bool is_back = prefetch_before(mover, group->serial) && finish_in(mover, group);
+    swapkit_storage_drop(storage);
+    return is_back;
+}
+
+} // namespace swapkit

@@ -1,0 +1,101 @@
+// mover.hpp - who finds groups, and moves them.
+//
+// A *mover* (`Mover`) finds groups by storage and version, and by the order in which they were
+// saved. Its hooks run for every saved tensor, so what they do most often is here; what is a matter
+// of policy they ask of its owner in Python (`swapper.py`).
+//
+// Functions that may fail return bool with false, or int with -1, and an exception is set then.
+#ifndef SWAPKIT_MOVER_HPP
+#define SWAPKIT_MOVER_HPP
+
+#include "saved.hpp"
+
+#include <deque>
+#include <map>
+#include <unordered_map>
+
+namespace swapkit {
+
+// A group on its way back ahead of its use.
+struct Coming {
+    std::uint64_t serial;
+    std::size_t nbytes;
+};
+
+struct KeyHash {
+    std::size_t operator()(const Key &key) const {
+        return reinterpret_cast<std::size_t>(key.storage) / alignof(c10::StorageImpl) +
+               key.version * std::size_t{0x9e3779b9};
+    }
+};
+
+using BySerial = std::map<std::uint64_t, Group *>;
+
+struct Books {
+    std::unordered_map<Key, Group *, KeyHash> index; // of those that a tensor may join
+    BySerial resident;                               // storage on the device
+    BySerial out;              // those that are not, and come back as early as memory allows
+    BySerial leaving;          // released when copied, by their turn
+    std::deque<Coming> coming; // the soonest first
+    std::size_t coming_bytes = 0;
+    std::uint64_t pass_serial = 0; // where the backward pass under way began
+    std::uint64_t serials = 0, turns = 0;
+};
+
+struct Mover {
+    PyObject_HEAD PyObject *weakrefs;
+    PyObject *policy;            // what decides
+    PyObject *tracker;           // names of modules
+    PyObject *scheduler;         // which has to outlive its groups
+    PyObject *acquire, *release; // the lock
+    sk_sched *sched;
+    unsigned long long pool; // address of the one whose ring copies are noted in; 0: none
+    Books *books;
+    std::int32_t device_type;
+    char host_is_full; // a copy out found no room since this was last unset
+    char has_disk;
+};
+
+extern PyTypeObject mover_type, packer_type;
+
+// ---- finding groups ----------------------------------------------------------------------------
+
+// The group of this storage and version, if one more view of it can join.
+Ref<Group> find_group(Mover *mover, Key key, Span span);
+// Make a group whose storage is on the device found: by its storage, and by its age.
+void enroll(Mover *mover, Group *group);
+// Let a group that goes have no place in the books any more.
+void mover_forget(Mover *mover, Group *group);
+
+// ---- moving them -------------------------------------------------------------------------------
+
+// Start copying a resident group out. 1: it is under way; 0: there is no room for the copy.
+int copy_out(Mover *mover, Group *group);
+// Whether no copy out is under way any more, without waiting for it.
+int poll_out(Mover *mover, Group *group);
+// Wait for a copy out. 0: there is none, or it failed without harm.
+int finish_out(Mover *mover, Group *group);
+// Give up the memory of a clean group.
+bool release(Mover *mover, Group *group);
+// Start a planned swap, and end those whose copies are done.
+bool send(Mover *mover, Group *group);
+// Release the groups at the head of the queue whose copies are done. `is_end`: nothing more is
+// saved for now, and what has waited for neighbours goes.
+bool release_done(Mover *mover, bool is_end);
+// Start bringing a group back if there is room for it. 0: there is none.
+int bring_early(Mover *mover, Group *group);
+// Give a group its bytes again, waiting if need be, and start those needed next.
+bool bring_back(Mover *mover, Group *group);
+// Wait for a copy back, if one is under way.
+bool finish_in(Mover *mover, Group *group);
+
+// ---- the hooks ---------------------------------------------------------------------------------
+
+// The pack hook of a scope.
+PyObject *packer_new(Mover *mover, PyObject *choice);
+// The unpack hook of every scope; its argument is a handle.
+PyObject *unpack(PyObject *module, PyObject *handle);
+
+} // namespace swapkit
+
+#endif

@@ -1,0 +1,126 @@
+// saved.hpp - saved tensors, and the storages under them; Python's types for them.
+//
+// A *handle* (`SavedTensor`) stands for one saved tensor in autograd's graph; its *group*
+// (`StorageGroup`) stands for the storage, at one version, that all saved views of it share: one
+// copy, one transfer, whatever the number of views. The handle keeps an alias of the tensor
+// (`detach()`: same storage, same version counter, not the tensor itself, which would tie the graph
+// into a cycle). When the group's memory is given up the alias gets an empty storage and stays as a
+// tracker of the version, so that a change in place is noticed in every state; when the bytes are
+// back it gets the new one. A group whose saved views cover less than half of their storage moves
+// only the part that they cover: a slice of a large tensor then gives up the whole tensor for the
+// price of the slice.
+//
+// Autograd owns the handles, handles own their group, groups own their mover, and nothing else owns
+// any of them: when a graph node runs or a graph is dropped, device and host memory go with it.
+// All of it needs the interpreter, and a group what guards the groups: the runtime's lock, which a
+// hook takes and everybody else has. Where the interpreter is let go of, a handle or a group that
+// nobody holds may go.
+#ifndef SWAPKIT_SAVED_HPP
+#define SWAPKIT_SAVED_HPP
+
+#include "links.hpp"
+
+#include "storages.hpp"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace swapkit {
+
+// ---- a scope's choice --------------------------------------------------------------------------
+
+enum class Action : std::uint8_t { keep, swap, automatic };
+
+constexpr std::int64_t no_prefetch = -1; // as early as memory allows; else a distance in operators
+
+struct Terms {
+    PyObject *choice; // owned by whoever has the terms: `Choice`, of which these are the fields
+    std::size_t min_bytes;
+    std::int64_t prefetch;
+    Action action;
+    sk_tier tier;
+};
+
+// ---- handles and groups ------------------------------------------------------------------------
+
+struct Group;
+struct Mover;
+
+struct Handle {
+    PyObject_HEAD PyObject *weakrefs;
+    PyObject *alias;         // owned
+    c10::TensorImpl *impl;   // of the alias; null if it is no tensor
+    Group *group;            // owned; null: it stays where it is, and only its version counts
+    Handle *previous, *next; // of the group's
+    std::int64_t shift;      // of the alias's offset, in elements
+    std::uint32_t version;   // when it was saved
+    bool is_stripped;
+};
+
+// Which storage, at which version.
+struct Key {
+    c10::StorageImpl *storage;
+    std::uint32_t version;
+    bool operator==(const Key &) const = default;
+};
+
+struct Group {
+    PyObject_HEAD PyObject *weakrefs;
+    Mover *mover; // owned
+    Terms terms;
+    c10::StorageImpl *storage; // held; null while it is given up
+    // The storage that was given up while others still held it, referred to weakly: its memory can
+    // go, but no other object gets its address.
+    c10::StorageImpl *weak;
+    Key key;
+    std::size_t nbytes;
+    Span cover;              // of the saved views, in the first storage
+    std::size_t part_bytes;  // where in the first storage what is copied begins
+    std::size_t shift_bytes; // where in it the present storage begins
+    sk_group *native;        // owned; null before the first copy
+    const sk_group_state *state_at;
+    Handle *handles; // borrowed; they leave when they go
+    std::size_t nhandles;
+    std::uint64_t serial;   // in the order in which groups were saved; 0: not yet
+    std::uint64_t leaving;  // its turn among those that are released when copied; 0: it is not
+    std::int64_t operation; // the last operator that saved it
+    std::uint32_t tag;      // the site: module,
+    std::uint32_t index;    // and number within its call
+};
+
+extern PyTypeObject handle_type, group_type;
+
+// Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who replaces
+// its
+// `.data` means what is saved, too, so as in plain autograd it is kept itself. -1: an exception is
+// set.
+int gathers_gradients(PyObject *tensor);
+// A handle of a tensor, which the group (if not null) gets as one more view. `itself`: the tensor,
+// not an alias.
+Handle *handle_new(PyObject *tensor, Group *group, bool itself);
+// False: it was changed in place after it was saved, and that is raised.
+bool handle_check(Handle *handle);
+// View the group's storage, if it is there, as the saved tensor did the one it was saved from.
+void handle_fill(Handle *handle);
+
+// The group of a storage that is on the device.
+Group *group_new(Mover *mover, const Terms &terms, Key key);
+sk_group_state group_state(const Group *group);
+// Whether the saved views cover too little of the storage for all of it to move.
+bool group_is_partial(const Group *group);
+// Whether the storage can be dropped, and frees its memory then.
+bool group_is_exclusive(const Group *group);
+// Whether the copy, if there is one, has these bytes of the present storage.
+bool group_can_cover(const Group *group, Span span);
+// Note that a saved tensor views these bytes of the present storage.
+void group_cover(Group *group, Span span);
+// Let go of the storage; the copy takes its place, unless others keep the storage alive.
+void group_strip(Group *group);
+// Take the storage back if somebody else kept it alive; return whether it is there.
+bool group_revive(Group *group);
+// Take a storage that holds the bytes again, and the caller's hold on it.
+void group_restore(Group *group, c10::StorageImpl *storage);
+
+} // namespace swapkit
+
+#endif

@@ -1,0 +1,162 @@
+"""Saved tensors, the storages under them, and who moves these, as Python sees them.
+
+The types are the compiled shim's: `cpp/saved.hpp` tells what they are, and `shim.py` loads them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from swapkit._runtime.guards import untraced
+from swapkit.errors import SavedTensorModified
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    import torch
+
+    from swapkit._native.sched import Scheduler
+    from swapkit._runtime.choice import Choice
+    from swapkit._runtime.tracking import ModuleTracker
+
+
+class Policy(Protocol):
+    """What a mover asks of its owner, with the lock held."""
+
+    def admit(self, storage: int, address: int, is_automatic: bool, /) -> tuple[int, int] | None:  # noqa: FBT001 - called from C++
+        """Return the site of a storage that is saved now; None: it stays where it is."""
+
+    def is_weight(self, tensor: torch.Tensor, /) -> bool:
+        """Return whether a tensor views a parameter, or what autocast keeps of one."""
+
+    def note_automatic(self, group: StorageGroup | None, /) -> None:
+        """Note that something was saved; and the group, if it is new."""
+
+    def note_timed(self, group: StorageGroup, /) -> None:
+        """Note that a group was saved whose moves happen at operators."""
+
+    def note_stall(self, group: StorageGroup, seconds: float, /) -> None:
+        """Note how long a group's transfer was waited for."""
+
+    def has_room(self, nbytes: int, /) -> bool:
+        """Return whether so many bytes may come back ahead of their use."""
+
+    def name(self, group: StorageGroup, /) -> str:
+        """Return the name of the module that saved a group, or empty text."""
+
+
+class SavedTensor(Protocol):
+    """What autograd keeps instead of a saved tensor. Without a group it only checks the version."""
+
+    alias: torch.Tensor
+    group: StorageGroup | None
+    version: int
+    is_stripped: bool
+
+
+class StorageGroup(Protocol):
+    """One storage at one version, with all saved tensors that view it."""
+
+    mover: Mover
+    choice: Choice
+    nbytes: int  # of what is moved
+    part_bytes: int  # where in the storage that begins
+    serial: int  # in the order in which groups were saved
+    operator: int  # the last one that saved it; set by `timing.py`
+    tag: int  # the site: module,
+    index: int  # and number within its call
+    state: int  # one of `State`
+    handles: list[SavedTensor]
+    storage: torch.UntypedStorage | None
+    is_partial: bool  # the saved views cover too little for all of the storage to move
+    is_exclusive: bool  # dropping the storage frees its memory
+    is_on_device: bool
+    is_kept_by_others: bool  # the storage was given up, but somebody else held it
+
+
+class Mover(Protocol):
+    """Finds groups, and moves them. The lock is held, but for the hooks."""
+
+    policy: Policy
+    host_is_full: bool  # set when a copy out finds no room
+    pool_address: int  # whose ring copies are noted in; 0: none
+    resident: list[StorageGroup]  # in the order in which they were saved
+    resident_count: int
+    out: list[StorageGroup]  # likewise: those that come back as early as memory allows
+    indexed_count: int
+
+    def packer(self, choice: Choice, /) -> Callable[[torch.Tensor], SavedTensor]:
+        """Return the pack hook of a choice."""
+
+    def copy_out(self, group: StorageGroup, /) -> bool:
+        """Start copying a resident group out; return False if there is no room for the copy."""
+
+    def poll_out(self, group: StorageGroup, /) -> bool:
+        """Return whether no copy out is under way any more, without waiting for it."""
+
+    def finish_out(self, group: StorageGroup, /) -> bool:
+        """Wait for a copy out; return False if it failed for want of room."""
+
+    def release(self, group: StorageGroup, /) -> None:
+        """Give up the memory of a clean group."""
+
+    def release_done(self, is_end: bool, /) -> None:  # noqa: FBT001 - in C++
+        """Release planned swaps whose copies are done; at the `is_end`, all that wait for more."""
+
+    def bring_early(self, group: StorageGroup, /) -> bool:
+        """Start bringing a group that is out back if there is room; return whether there was."""
+
+    def bring_back(self, group: StorageGroup, /) -> None:
+        """Bring a group back, waiting if need be, and start those needed next.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room on the device.
+            DiskError: the copy could not be read.
+        """
+
+    def finish_in(self, group: StorageGroup, /) -> None:
+        """Wait for a copy back, if one is under way.
+
+        Raises:
+            DiskError: the copy could not be read.
+        """
+
+
+class MakeSavedTensor(Protocol):
+    """The constructor of `SavedTensor`."""
+
+    def __call__(self, tensor: torch.Tensor, *, itself: bool = False) -> SavedTensor:
+        """Keep a tensor where it is; `itself`: not an alias of it."""
+
+
+class MakeMover(Protocol):
+    """The constructor of `Mover`."""
+
+    def __call__(
+        self,
+        *,
+        policy: Policy,
+        scheduler: Scheduler,
+        lock: threading.RLock,
+        tracker: ModuleTracker,
+        device_type: int,
+    ) -> Mover:
+        """Make a mover of nothing yet."""
+
+
+@untraced
+def refuse_modified(handle: SavedTensor) -> NoReturn:
+    """Refuse a tensor that was changed in place after it was saved, as autograd does.
+
+    Raises:
+        SavedTensorModified: it was.
+    """
+    alias, group = handle.alias, handle.group
+    name = "" if group is None else group.mover.policy.name(group)
+    where = f", saved in {name}," if name else ""
+    raise SavedTensorModified(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: {alias.dtype} {list(alias.size())}{where} is at version {alias._version}; "  # noqa: SLF001
+        f"expected version {handle.version} instead."
+    )
