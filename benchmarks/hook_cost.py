@@ -7,6 +7,7 @@ thread; the rounds are interleaved. Microseconds for each saved tensor, over the
 - keep: `swapkit.keep()`, which only checks versions;
 - small: `swapkit.offload()` whose `min_bytes` no tensor reaches;
 - swap: `swapkit.offload()`: copied out, released, copied back (4 KiB: the copies are included);
+- prefetch: the same, at operators that `prefetch=4` names;
 - save_on_cpu: torch's own, which copies nothing on the CPU.
 
 `--json FILE` writes one flat object: `identity_us`, `keep_us`, `small_us`, `swap_us`, ...
@@ -46,6 +47,7 @@ SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "keep": swapkit.keep,
     "small": partial(swapkit.offload, min_bytes=8 * ELEMENTS),
     "swap": swapkit.offload,
+    "prefetch": partial(swapkit.offload, prefetch=4),
     "save_on_cpu": torch.autograd.graph.save_on_cpu,
 }
 

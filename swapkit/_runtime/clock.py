@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swapkit._native.lib import call_back
@@ -10,12 +11,9 @@ from swapkit._runtime.guards import untraced
 
 if TYPE_CHECKING:
     import threading
-    from typing import TypeAlias
 
     from swapkit._runtime.shim import Shim
     from swapkit._runtime.timing import Timing
-
-    _Alarms: TypeAlias = weakref.WeakKeyDictionary[Timing, dict[int, int]]
 
 NEVER = -1
 CLOCKS = 64  # `cpp/operators.cpp` has so many: more threads than that share them
@@ -27,51 +25,64 @@ class Clock:
     def __init__(self, shim: Shim, lock: threading.RLock) -> None:
         self._shim = shim
         self._lock = lock
-        self._timings: weakref.WeakSet[Timing] = weakref.WeakSet()
-        # By timing, which takes its alarms with it, and thread.
-        self._forward: _Alarms = weakref.WeakKeyDictionary()
-        self._backward: _Alarms = weakref.WeakKeyDictionary()
-        self._callback: object = None
+        # By a timing's id; each leaves when it goes, and its alarms with it.
+        self._timings: dict[int, weakref.ref[Timing]] = {}
+        # By clock: where it rings, by the id of a timing and the thread.
+        self._forward: list[dict[tuple[int, int], int]] = [{} for _ in range(CLOCKS)]
+        self._backward: list[dict[tuple[int, int], int]] = [{} for _ in range(CLOCKS)]
+        self._is_running = False
 
     def attend(self, timing: Timing) -> int:
         """Let a timing be rung; return the number of the running thread."""
-        self._timings.add(timing)
-        if self._callback is None:
-            self._callback = self._shim.start_clock(self._ring)
+        if id(timing) not in self._timings:
+            self._timings[id(timing)] = weakref.ref(timing, partial(self._forget, id(timing)))
+        if not self._is_running:
+            self._shim.start_clock(self._ring)
+            self._is_running = True
         return self._shim.clock_thread()
 
     def set_forward(self, timing: Timing, thread: int, operator: int) -> None:
         """Ring from this operator on in forward; `NEVER`: not at all."""
-        _set(self._forward, timing, thread, operator)
-        self._shim.clock_forward(thread, min(_due(self._forward, thread), default=NEVER))
+        alarms = self._forward[thread % CLOCKS]
+        _set(alarms, (id(timing), thread), operator)
+        self._shim.clock_forward(thread, min(alarms.values(), default=NEVER))
 
     def set_backward(self, timing: Timing, thread: int, operator: int) -> None:
         """Ring from this operator down in backward; `NEVER`: not at all."""
-        _set(self._backward, timing, thread, operator)
-        self._shim.clock_backward(thread, max(_due(self._backward, thread), default=NEVER))
+        alarms = self._backward[thread % CLOCKS]
+        _set(alarms, (id(timing), thread), operator)
+        self._shim.clock_backward(thread, max(alarms.values(), default=NEVER))
 
     @untraced
     def _ring(self, thread: int, operator: int, phase: int) -> None:
         # Below C++ frames: nothing may be raised through them.
-        call_back(self, lambda: self._wake(thread, operator, phase), None)
+        call_back(self, partial(self._wake, thread, operator, phase), None)
 
     def _wake(self, thread: int, operator: int, phase: int) -> None:
+        is_heard = False
         with self._lock:
-            rung = [timing.ring(thread, operator, phase) for timing in list(self._timings)]
-            if not any(rung):  # for a timing that is gone
-                self._shim.clock_forward(thread, min(_due(self._forward, thread), default=NEVER))
-                self._shim.clock_backward(thread, max(_due(self._backward, thread), default=NEVER))
+            for reference in tuple(self._timings.values()):
+                timing = reference()
+                if timing is not None and timing.ring(thread, operator, phase):
+                    is_heard = True
+            if not is_heard:  # an alarm of a timing that is gone
+                clock = thread % CLOCKS
+                self._shim.clock_forward(thread, min(self._forward[clock].values(), default=NEVER))
+                self._shim.clock_backward(
+                    thread, max(self._backward[clock].values(), default=NEVER)
+                )
+
+    def _forget(self, number: int, _reference: object) -> None:
+        """Drop the alarms of a timing that is gone."""
+        self._timings.pop(number, None)
+        for alarms in (*self._forward, *self._backward):
+            for key in tuple(alarms):
+                if key[0] == number:
+                    alarms.pop(key, None)
 
 
-def _set(alarms: _Alarms, timing: Timing, thread: int, operator: int) -> None:
-    own = alarms.setdefault(timing, {})
+def _set(alarms: dict[tuple[int, int], int], key: tuple[int, int], operator: int) -> None:
     if operator == NEVER:
-        own.pop(thread, None)
+        alarms.pop(key, None)
     else:
-        own[thread] = operator
-
-
-def _due(alarms: _Alarms, thread: int) -> list[int]:
-    """Return the alarms that are set on a thread's clock."""
-    clock = thread % CLOCKS
-    return [due for own in alarms.values() for at, due in own.items() if at % CLOCKS == clock]
+        alarms[key] = operator

@@ -66,10 +66,6 @@ CORE = (
 CPU = 0  # as torch numbers kinds of devices
 
 
-# What an operator's alarm calls: thread, number, and -1 in forward, 0 in backward, 1 at its start.
-Ring = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int)
-
-
 class Shim:
     """The loaded shim; it is never unloaded, since tensors keep pointers into it."""
 
@@ -90,15 +86,15 @@ class Shim:
         self.mover: MakeMover = module.Mover
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
-        size, number = ctypes.c_size_t, ctypes.c_int64
+        size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
-        self.clock_thread: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_uint64)(
-            ("swapkit_clock_thread", quick)
-        )
-        alarm = ctypes.PYFUNCTYPE(None, ctypes.c_uint64, number)
-        self.clock_forward = alarm(("swapkit_clock_forward", quick))
-        self.clock_backward = alarm(("swapkit_clock_backward", quick))
+        self.start_clock: Callable[[Callable[[int, int, int], None]], None] = module.clock_start
+        self.stop_clock: Callable[[], None] = module.clock_stop
+        self.clock_thread: Callable[[], int] = module.clock_thread
+        self.clock_forward: Callable[[int, int], None] = module.clock_forward
+        self.clock_backward: Callable[[int, int], None] = module.clock_backward
+        self.clock_record: Callable[[int], list[int]] = module.clock_record
 
     @property
     def drop_address(self) -> int:
@@ -122,25 +118,6 @@ class Shim:
     def uninstall(self) -> None:
         """Give torch its former CPU allocator back."""
         self._library.swapkit_shim_uninstall()
-
-    def start_clock(self, ring: Callable[[int, int, int], None]) -> object:
-        """Call `ring` when an alarm is due; what is returned has to be kept until `stop_clock`."""
-        callback = Ring(ring)
-        self._library.swapkit_clock_start(callback)
-        return callback
-
-    def stop_clock(self) -> None:
-        """Undo `start_clock`."""
-        self._library.swapkit_clock_stop()
-
-    def clock_record(self, thread: int) -> list[int]:
-        """Return the operators of the latest backward pass, in the order in which they ran."""
-        read = self._library.swapkit_clock_record
-        read.restype = ctypes.c_size_t
-        count = read(ctypes.c_uint64(thread), None, ctypes.c_size_t(0))
-        numbers = (ctypes.c_int64 * count)()
-        count = min(count, read(ctypes.c_uint64(thread), numbers, ctypes.c_size_t(count)))
-        return list(numbers[:count])
 
 
 def load_shim() -> Shim:

@@ -1,5 +1,6 @@
 // module.cpp - the shim as a module of Python: movers, and the links to the core.
 #include "mover.hpp"
+#include "operators.hpp"
 
 #include <utility>
 
@@ -256,9 +257,12 @@ PyModuleDef module = {
 PyMODINIT_FUNC PyInit__shim() {
     using namespace swapkit;
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
+    if (!made || PyModule_AddFunctions(made.get(), clock_functions) != 0) {
+        return nullptr;
+    }
     PyTypeObject *types[] = {&handle_type, &group_type, &mover_type, &packer_type};
     for (PyTypeObject *type : types) {
-        if (!made || PyModule_AddType(made.get(), type) != 0) {
+        if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;
         }
     }
