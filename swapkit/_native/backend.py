@@ -214,24 +214,6 @@ class Backend(Handle):
             )
         )
 
-    def copy_recorded(
-        self,
-        *,
-        to: int,
-        source: int,
-        nbytes: int,
-        kind: CopyKind,
-        stream: Stream,
-        event: Event,
-    ) -> None:
-        """Queue a copy and record `event` behind it, in one step; on failure neither is queued."""
-        copy = ffi.new("sk_copy *")
-        copy.to = ffi.cast("void *", to)
-        copy.source = ffi.cast("void *", source)
-        copy.nbytes = nbytes
-        copy.kind = kind
-        check(lib.sk_copy_recorded(self.pointer, copy, stream.pointer, event.pointer))
-
     def arm_fault(self, nth: int, *, forever: bool, status: int) -> None:
         """Make the `nth` fallible call from now fail (0: none); only for a `fault` backend."""
         lib.sk_fault_arm(self.pointer, nth, forever, status)

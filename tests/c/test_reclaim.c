@@ -155,22 +155,3 @@ SK_TEST(reclaim, test_event_when_recorded_again_then_earlier_waits_keep_their_re
     drop_stream(gate, waiter);
     sk_backend_close(gate);
 }
-
-SK_TEST(reclaim,
-        test_copy_when_its_event_cannot_be_recorded_then_it_is_done_before_the_call_returns) {
-    sk_backend *backend = make_fault(make_cpu(CAPACITY));
-    sk_stream *stream = make_stream(backend);
-    static char from[64] = {9};
-    static char to[64];
-    const sk_copy copy = {.to = to, .source = from, .nbytes = sizeof to, .kind = SK_DEVICE_TO_HOST};
-    sk_event *event = NULL;
-    CHECK_OK(sk_event_create(backend, &event));
-    sk_fault_arm(backend, 2, false, SK_BACKEND_FAILED); /* the copy is queued, the event is not */
-    CHECK_STATUS(SK_BACKEND_FAILED, sk_copy_recorded(backend, &copy, stream, event));
-    CHECK_EQUAL(9, to[0]);
-    CHECK_OK(sk_copy_recorded(backend, &copy, stream, event));
-    CHECK_OK(sk_event_sync(backend, event));
-    CHECK_OK(sk_event_destroy(backend, event));
-    drop_stream(backend, stream);
-    sk_backend_close(backend);
-}

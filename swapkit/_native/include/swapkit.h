@@ -133,18 +133,6 @@ SK_API SK_NODISCARD sk_status sk_event_sync(sk_backend *backend, sk_event *event
 SK_API SK_NODISCARD sk_status sk_copy_async(sk_backend *backend, void *to, const void *from,
                                             size_t nbytes, sk_copy_kind kind, sk_stream *stream);
 
-typedef struct sk_copy {
-    void *to;
-    const void *source;
-    size_t nbytes;
-    sk_copy_kind kind;
-} sk_copy;
-
-/* Queue a copy with `event` recorded behind it, in one call that cannot be interrupted half-way. On
- * failure no copy is under way. */
-SK_API SK_NODISCARD sk_status sk_copy_recorded(sk_backend *backend, const sk_copy *copy,
-                                               sk_stream *stream, sk_event *event);
-
 /* The CPU as a device: a range of host memory, worker threads as streams. */
 typedef struct sk_cpu_params {
     size_t capacity_bytes;     /* 0: what the machine or its control group allows */

@@ -219,18 +219,3 @@ sk_status sk_copy_async(sk_backend *backend, void *to, const void *from, size_t 
                         sk_copy_kind kind, sk_stream *stream) {
     return backend->ops.copy_async(backend->self, to, from, nbytes, kind, stream);
 }
-
-sk_status sk_copy_recorded(sk_backend *backend, const sk_copy *copy, sk_stream *stream,
-                           sk_event *event) {
-    sk_status status =
-        sk_copy_async(backend, copy->to, copy->source, copy->nbytes, copy->kind, stream);
-    if (status != SK_OK) {
-        return status;
-    }
-    status = sk_event_record(backend, event, stream);
-    if (status != SK_OK) {
-        sk_status synced = sk_stream_sync(backend, stream); /* or both ends would go under it */
-        (void)synced;
-    }
-    return status;
-}
