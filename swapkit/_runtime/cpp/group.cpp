@@ -1,6 +1,8 @@
 // group.cpp - handles and groups: who holds a storage, and how a tensor is rebuilt bit for bit.
 #include "mover.hpp"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+
 #include <algorithm>
 
 namespace swapkit {
@@ -12,15 +14,8 @@ constexpr double coverage = 0.5;
 
 constexpr sk_group_state resident = SK_GROUP_RESIDENT; // of what has no native group
 
-c10::TensorImpl *impl_of(PyObject *tensor) {
-    Ref<> address = attribute<"_cdata">(tensor);
-    void *impl = address ? PyLong_AsVoidPtr(address.get()) : nullptr;
-    PyErr_Clear(); // a foreign kind of tensor that has none: nothing can be checked
-    return static_cast<c10::TensorImpl *>(impl);
-}
-
 std::uint32_t version_of(c10::TensorImpl *impl) {
-    return impl == nullptr || impl->is_inference() ? 0 : impl->version_counter().current_version();
+    return impl->is_inference() ? 0 : impl->version_counter().current_version();
 }
 
 void handle_join(Handle *handle, Group *group) {
@@ -42,8 +37,6 @@ void handle_part(Handle *handle) {
         handle->next->previous = handle->previous;
     }
     group->nhandles--;
-    handle->group = nullptr;
-    Py_DECREF(group);
 }
 
 // Let go of the storage; the alias stays as a tracker of the version.
@@ -63,6 +56,16 @@ int gathers_gradients(PyObject *tensor) {
     return requires_grad == 1 ? is_true<"is_leaf">(tensor) : requires_grad;
 }
 
+bool impl_of(PyObject *tensor, c10::TensorImpl **out) {
+    using at::impl::PythonTorchFunctionTLS;
+    auto former = PythonTorchFunctionTLS::get_disabled_state();
+    PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    Ref<> address = attribute<"_cdata">(tensor);
+    PythonTorchFunctionTLS::set_disabled_state(former);
+    *out = static_cast<c10::TensorImpl *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
+    return PyErr_Occurred() == nullptr;
+}
+
 Handle *handle_new(PyObject *tensor, Group *group, bool itself) {
     if (!itself && group == nullptr) {
         int gathers = gathers_gradients(tensor);
@@ -75,14 +78,18 @@ Handle *handle_new(PyObject *tensor, Group *group, bool itself) {
     if (!alias) {
         return nullptr;
     }
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(alias.get(), &impl)) {
+        return nullptr;
+    }
     auto *handle = reinterpret_cast<Handle *>(handle_type.tp_alloc(&handle_type, 0));
     if (handle == nullptr) {
         return nullptr;
     }
     handle->alias = alias.release();
-    handle->impl = impl_of(handle->alias);
-    handle->version = version_of(handle->impl);
-    if (group != nullptr && handle->impl != nullptr) {
+    handle->impl = impl;
+    handle->version = version_of(impl);
+    if (group != nullptr) {
         handle_join(handle, group);
     }
     return handle;
@@ -136,10 +143,14 @@ bool group_is_partial(const Group *group) {
     return covered < static_cast<double>(group->nbytes) * coverage;
 }
 
-bool group_is_exclusive(const Group *group) {
+bool group_has_storage(const Group *group) {
     // Those who manage storages themselves (FSDP) change their size behind autograd's back.
-    if (group->storage == nullptr ||
-        group->storage->nbytes() + group->shift_bytes < group->cover.end_bytes) {
+    return group->storage != nullptr &&
+           group->storage->nbytes() + group->shift_bytes >= group->cover.end_bytes;
+}
+
+bool group_is_exclusive(const Group *group) {
+    if (!group_has_storage(group)) {
         return false;
     }
     std::size_t holders = count_holders(group->storage);
@@ -214,25 +225,27 @@ PyObject *handle_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
     return reinterpret_cast<PyObject *>(handle_new(tensor, nullptr, itself != 0));
 }
 
+// Both leave every list first: what refers to them weakly may look there.
+
 void handle_free(PyObject *self) {
     auto *handle = reinterpret_cast<Handle *>(self);
-    if (handle->weakrefs != nullptr) {
-        PyObject_ClearWeakRefs(self);
-    }
-    PyObject *alias = std::exchange(handle->alias, nullptr);
     if (handle->group != nullptr) {
         handle_part(handle);
     }
-    Py_XDECREF(alias);
+    if (handle->weakrefs != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
+    Py_XDECREF(handle->alias);
+    Py_XDECREF(reinterpret_cast<PyObject *>(handle->group));
     Py_TYPE(self)->tp_free(self);
 }
 
 void group_free(PyObject *self) {
     auto *group = reinterpret_cast<Group *>(self);
+    mover_forget(group->mover, group);
     if (group->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);
     }
-    mover_forget(group->mover, group);
     if (group->native != nullptr) {
         links.sk_group_destroy(group->native);
     }

@@ -1,5 +1,6 @@
 // hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is used.
 #include "mover.hpp"
+#include "operators.hpp"
 
 #include <string_view>
 #include <utility>
@@ -38,11 +39,11 @@ class Locked {
 bool terms_read(PyObject *choice, Terms *out) {
     Ref<> action = attribute<"action">(choice);
     Ref<> name = action ? attribute<"value">(action.get()) : Ref<>();
-    Ref<> tier = attribute<"tier">(choice);
-    Ref<> prefetch = attribute<"prefetch">(choice);
-    Ref<> least = attribute<"min_bytes">(choice);
-    const char *word = name ? PyUnicode_AsUTF8(name.get()) : nullptr;
-    if (word == nullptr || !tier || !prefetch || !least) {
+    Ref<> tier = name ? attribute<"tier">(choice) : Ref<>();
+    Ref<> prefetch = tier ? attribute<"prefetch">(choice) : Ref<>();
+    Ref<> least = prefetch ? attribute<"min_bytes">(choice) : Ref<>();
+    const char *word = least ? PyUnicode_AsUTF8(name.get()) : nullptr;
+    if (word == nullptr) {
         return false;
     }
     std::string_view what(word);
@@ -118,22 +119,26 @@ PyObject *keep(PyObject *tensor) { return as_object(handle_new(tensor, nullptr, 
 // The handle of a tensor, where no mode sees what is done.
 PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     Mover *mover = packer->mover;
-    Ref<> address = attribute<"_cdata">(tensor);
-    auto *impl =
-        static_cast<c10::TensorImpl *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
-    if (impl == nullptr) {
+    OwnOperators ours;
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
     Span span = {};
-    c10::StorageImpl *storage = look(*impl, packer->terms.min_bytes, &span);
-    if (storage == nullptr) {
+    if (look(*impl, packer->terms.min_bytes, &span) == nullptr) {
         return keep(tensor);
     }
-    Key key = {.storage = storage, .version = impl->version_counter().current_version()};
     Locked lock(mover);
     if (!lock) {
         return nullptr;
     }
+    // Again: while the lock was waited for, the tensor may have been given another storage.
+    auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        look(*impl, packer->terms.min_bytes, &span));
+    if (!storage) {
+        return keep(tensor);
+    }
+    Key key = {.storage = storage.get(), .version = impl->version_counter().current_version()};
     bool is_automatic = packer->terms.action == Action::automatic;
     Ref<Group> group = find_group(mover, key, span);
     bool is_new = !group;
@@ -225,24 +230,26 @@ PyObject *unpack(PyObject *, PyObject *argument) {
     if (Py_TYPE(argument) != &handle_type) {
         return PyErr_Format(PyExc_TypeError, "a SavedTensor is needed, not %R", argument);
     }
-    auto *handle = reinterpret_cast<Handle *>(argument);
+    // Autograd may let go of it on another thread while this one waits.
+    auto handle = Ref<Handle>::share(reinterpret_cast<Handle *>(argument));
     Group *group = handle->group;
+    OwnOperators ours;
     if (!raise_interruption()) {
         return nullptr;
     }
     if (group == nullptr) {
-        return handle_check(handle) ? Py_NewRef(handle->alias) : nullptr;
+        return handle_check(handle.get()) ? Py_NewRef(handle->alias) : nullptr;
     }
     Mover *mover = group->mover;
     Locked lock(mover);
-    if (!lock || !handle_check(handle) || !label(mover, group)) {
+    if (!lock || !handle_check(handle.get()) || !label(mover, group)) {
         return nullptr;
     }
     if (handle->is_stripped) {
         if (!bring_back(mover, group)) {
             return nullptr;
         }
-        handle_fill(handle);
+        handle_fill(handle.get());
     }
     // Not the alias: another thread may strip it before autograd has looked at it.
     if (!is_observed()) {

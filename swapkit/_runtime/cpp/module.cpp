@@ -86,7 +86,8 @@ PyObject *get_resident_count(PyObject *self, void *) {
 }
 
 PyObject *mover_release_done(PyObject *self, PyObject *is_end) {
-    return nothing(release_done(as_mover(self), PyObject_IsTrue(is_end) == 1));
+    int ends = PyObject_IsTrue(is_end);
+    return nothing(ends >= 0 && release_done(as_mover(self), ends == 1));
 }
 
 PyObject *mover_packer(PyObject *self, PyObject *choice) {

@@ -2,6 +2,7 @@
 #include "mover.hpp"
 
 #include <chrono>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -126,7 +127,7 @@ static bool begin(Mover *mover, Group *group) {
 }
 
 int copy_out(Mover *mover, Group *group) {
-    if (group->storage == nullptr) {
+    if (!group_has_storage(group)) {
         return 0;
     }
     if (!begin(mover, group)) {
@@ -166,34 +167,31 @@ int poll_out(Mover *, Group *group) {
     return status == SK_OK || is_no_room(status) || !raises(status) ? 1 : -1;
 }
 
-// Wait for a transfer, and count what that took for the group's site. 0: it failed for want of room
-// or with the disk; then, too, an exception is set.
-static int wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) finish) {
+// Wait for a transfer, and count what that took for the group's site; `status` is what it came to.
+static bool wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) finish,
+                     sk_status *status) {
     auto started = std::chrono::steady_clock::now();
-    sk_status status = SK_OK;
     {
         WithoutPython others;
-        status = finish(group->native, nullptr, false);
+        *status = finish(group->native, nullptr, false);
     }
     std::chrono::duration<double> taken = std::chrono::steady_clock::now() - started;
-    if (raises(status)) {
-        return is_no_room(status) ? 0 : -1;
-    }
     Ref<> seconds = Ref<>::steal(PyFloat_FromDouble(taken.count()));
-    bool is_noted =
-        seconds && call_method<"note_stall">(mover->policy, as_object(group), seconds.get());
-    return is_noted ? 1 : -1;
+    return seconds && call_method<"note_stall">(mover->policy, as_object(group), seconds.get());
 }
 
 int finish_out(Mover *mover, Group *group) {
+    sk_status status = SK_OK;
     if (group->native == nullptr) {
         return 0;
     }
-    int done = wait_for(mover, group, links.sk_group_finish_out);
-    if (done == 0) {
-        PyErr_Clear();
+    if (!wait_for(mover, group, links.sk_group_finish_out, &status)) {
+        return -1;
     }
-    return done;
+    if (is_no_room(status)) {
+        return 0;
+    }
+    return raises(status) ? -1 : 1;
 }
 
 bool finish_in(Mover *mover, Group *group) {
@@ -201,15 +199,15 @@ bool finish_in(Mover *mover, Group *group) {
         return true;
     }
     sk_status status = links.sk_group_finish_in(group->native, nullptr, true);
-    bool done = status == SK_NOT_READY ? wait_for(mover, group, links.sk_group_finish_in) == 1
-                                       : !raises(status);
+    bool is_noted =
+        status != SK_NOT_READY || wait_for(mover, group, links.sk_group_finish_in, &status);
     if (group_state(group) == SK_GROUP_OUT) { // it failed
         if (group->storage != nullptr) {
             swapkit_storage_drop(std::exchange(group->storage, nullptr));
         }
         enroll_out(mover, group);
     }
-    return done;
+    return is_noted && !raises(status);
 }
 
 // Start bringing a group that is out back. 0: only effort could get the memory, and it is
@@ -228,7 +226,12 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
         if (tentative) {
             return 0;
         }
-        PyErr_SetString(links.out_of_memory, swapkit_storage_error());
+        const char *why = swapkit_storage_error();
+        Ref<> text = Ref<>::steal(
+            PyUnicode_DecodeUTF8(why, static_cast<Py_ssize_t>(std::strlen(why)), "replace"));
+        if (text) {
+            PyErr_SetObject(links.out_of_memory, text.get());
+        }
         return -1;
     }
     group_restore(group, storage);

@@ -35,6 +35,7 @@ struct Clock {
 };
 
 std::array<Clock, clocks_count> clocks;
+thread_local int own_operators = 0;
 at::CallbackHandle handle = 0; // of our observer; 0: there is none
 PyObject *listener = nullptr;  // guarded by the interpreter, like the handle
 
@@ -101,6 +102,9 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction &operation) {
     }
     std::int64_t number = operation.seqNr();
     std::uint64_t thread = operation.threadId();
+    if (own_operators > 0) {
+        return nullptr;
+    }
     if (number >= clock_of(thread).forward.load(std::memory_order_relaxed)) {
         ring_now(thread, number, -1);
     }
@@ -178,6 +182,10 @@ PyObject *read_record(PyObject *, PyObject *argument) {
 }
 
 } // namespace
+
+OwnOperators::OwnOperators() { own_operators++; }
+
+OwnOperators::~OwnOperators() { own_operators--; }
 
 PyMethodDef clock_functions[] = {
     {"clock_start", start, METH_O, nullptr},

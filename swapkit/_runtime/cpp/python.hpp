@@ -6,6 +6,9 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -42,7 +45,16 @@ template <class Object = PyObject> class Ref {
 class WithoutPython {
   public:
     WithoutPython() : state_(PyEval_SaveThread()) {}
-    ~WithoutPython() { PyEval_RestoreThread(state_); }
+    ~WithoutPython() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (abi::__forced_unwind &) {
+            // Python ends, and wants the thread to: what is below may not run any more.
+            for (;;) {
+                pause();
+            }
+        }
+    }
     WithoutPython(const WithoutPython &) = delete;
     WithoutPython &operator=(const WithoutPython &) = delete;
 

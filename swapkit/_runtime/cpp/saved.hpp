@@ -49,7 +49,7 @@ struct Mover;
 struct Handle {
     PyObject_HEAD PyObject *weakrefs;
     PyObject *alias;         // owned
-    c10::TensorImpl *impl;   // of the alias; null if it is no tensor
+    c10::TensorImpl *impl;   // of the alias
     Group *group;            // owned; null: it stays where it is, and only its version counts
     Handle *previous, *next; // of the group's
     std::int64_t shift;      // of the alias's offset, in elements
@@ -95,6 +95,8 @@ extern PyTypeObject handle_type, group_type;
 // `.data` means what is saved, too, so as in plain autograd it is kept itself. -1: an exception is
 // set.
 int gathers_gradients(PyObject *tensor);
+// Torch's own object of a tensor in Python, borrowed. False: an exception is set.
+bool impl_of(PyObject *tensor, c10::TensorImpl **out);
 // A handle of a tensor, which the group (if not null) gets as one more view. `itself`: the tensor,
 // not an alias.
 Handle *handle_new(PyObject *tensor, Group *group, bool itself);
@@ -108,6 +110,8 @@ Group *group_new(Mover *mover, const Terms &terms, Key key);
 sk_group_state group_state(const Group *group);
 // Whether the saved views cover too little of the storage for all of it to move.
 bool group_is_partial(const Group *group);
+// Whether the storage is on the device, with all that the saved views see.
+bool group_has_storage(const Group *group);
 // Whether the storage can be dropped, and frees its memory then.
 bool group_is_exclusive(const Group *group);
 // Whether the copy, if there is one, has these bytes of the present storage.

@@ -125,8 +125,10 @@ c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int32_t device_ty
             .release();
     } catch (const c10::Error &error) {
         storage_error = error.what_without_backtrace();
-        return nullptr;
+    } catch (const std::exception &error) {
+        storage_error = error.what();
     }
+    return nullptr;
 }
 
 const char *swapkit_storage_error() { return storage_error.c_str(); }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import threading
+import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,24 +17,29 @@ from swapkit._native.lib import lib
 from swapkit._native.pool import Ring
 from swapkit._native.sched import State, Tier
 from swapkit._runtime.choice import Action, Choice
-from swapkit.errors import BackendError, DiskError
-from tests.support import MIB
+from swapkit._runtime.runtime import get_runtime
+from swapkit.errors import BackendError, DiskError, SavedTensorModified
+from tests.support import MIB, run_python
 from tests.unit._runtime.rig import (
+    SWAP,
     evict,
     group_of,
     in_use,
     make_swapper,
     numbers,
     save,
+    scope,
     settle,
     state_of,
     unpack,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from swapkit._runtime.installation import Installation
+    from swapkit._runtime.saved import SavedTensor
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -203,3 +210,140 @@ def test_mover_when_nobody_has_its_swapper_any_more_then_it_goes_after_its_last_
     gc.collect()
     assert mover() is None
     assert scheduler() is None
+
+
+# ---- while others act ---------------------------------------------------------------------------
+
+
+def while_locked(act: Callable[[], object], then: Callable[[], object]) -> None:
+    """Start `act` on a thread, and do something else while it waits for the lock."""
+    thread = threading.Thread(target=act)
+    with get_runtime().lock:
+        thread.start()
+        time.sleep(0.2)
+        then()
+    thread.join()
+
+
+def test_pack_when_the_tensor_gets_another_storage_meanwhile_then_that_one_is_saved() -> None:
+    swapper = make_swapper()
+    tensor = numbers(20_000)
+    pack = swapper.packer(SWAP)
+    handles: list[SavedTensor] = []
+
+    def replace() -> None:
+        tensor.set_(torch.zeros(5000).untyped_storage(), 0, (5000,), (1,))
+
+    while_locked(lambda: handles.append(pack(tensor)), replace)
+    settle(swapper)
+    assert torch.equal(unpack(swapper, handles[0]), torch.zeros(5000))
+
+
+def test_unpack_when_the_graph_lets_go_meanwhile_then_the_tensor_is_whole() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x * 2)
+            return x * 1
+
+        @staticmethod
+        def backward(_ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return grads[0]
+
+    swapper = make_swapper()
+    x = numbers(20_000).requires_grad_()
+    with scope(swapper, SWAP):
+        y = Twice.apply(x)
+    settle(swapper)
+    node, found = y.grad_fn, []
+    while_locked(lambda: found.append(node.saved_tensors[0]), lambda: y.sum().backward())
+    assert torch.equal(found[0], x * 2)
+
+
+def test_unpack_when_a_release_is_due_at_that_very_operator_then_the_tensor_is_whole() -> None:
+    swapper = make_swapper()
+    for count in range(8):
+        x = numbers(20_000).requires_grad_()
+        with scope(swapper, Choice(Action.SWAP, prefetch=1)):
+            y = (x * 2).exp()
+        swapper.scheduler.drain()
+        z = torch.ones(1, requires_grad=True)
+        for _ in range(count):
+            z = z.neg()
+        assert torch.equal(y.grad_fn._saved_result, y)  # type: ignore[union-attr]
+
+
+def test_lists_when_they_are_read_while_something_dies_then_it_is_in_none() -> None:
+    swapper = make_swapper()
+    tensor = numbers(4096)
+    handles = [save(swapper, tensor), save(swapper, tensor[1:])]
+    group = group_of(handles[0])
+    found: list[object] = []
+    watched = weakref.ref(handles[0], lambda _: found.extend(group.handles))
+    del handles[0]
+    assert found == handles
+    assert watched() is None
+    other = save(swapper, 4096)
+    watching = weakref.ref(group_of(other), lambda _: found.extend(swapper.mover.resident))
+    found.clear()
+    del other
+    assert found == [group]
+    assert watching() is None
+
+
+def test_copy_when_the_storage_was_emptied_then_there_is_none() -> None:
+    swapper = make_swapper()
+    base = numbers(1 << 18)
+    handle = save(swapper, base[20_000:21_000], SWAP)  # a part: it waits for neighbours
+    base.untyped_storage().resize_(0)  # as FSDP does
+    swapper.end_scope()
+    assert state_of(handle) == State.RESIDENT
+    assert swapper.scheduler.stats().copied_out_bytes == 0
+
+
+def test_save_when_the_users_tensor_guards_its_attributes_then_versions_are_checked() -> None:
+    class Guarded(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if getattr(func, "__self__", None) is torch.Tensor._cdata:
+                raise KeyError
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    swapper = make_swapper()
+    tensor = numbers(4096).as_subclass(Guarded)
+    handle = save(swapper, tensor)
+    assert torch.equal(unpack(swapper, handle), numbers(4096))
+    tensor.add_(1)
+    with pytest.raises(SavedTensorModified):
+        unpack(swapper, handle)
+
+
+def test_process_when_it_ends_while_a_thread_waits_for_a_copy_then_it_ends_well() -> None:
+    run_python(
+        """
+        import os, threading, time
+        import torch
+        from swapkit._native.backend import Backend
+        from swapkit._runtime.choice import Action, Choice
+        from tests.unit._runtime.rig import group_of, make_swapper, save
+
+        slow = Backend.delay(Backend.cpu())
+        swapper = make_swapper(slow)
+        handle = save(swapper, 4096, Choice(Action.SWAP, prefetch=5))
+        wait = lambda: swapper.mover.finish_out(group_of(handle))
+        threading.Thread(target=wait, daemon=True).start()
+        time.sleep(0.3)
+
+        class AtTheEnd(list):  # found by the collector when Python ends; the thread is woken then
+            release, sleep = slow.release_copies, time.sleep
+            def __del__(self):
+                self.release()
+                self.sleep(0.3)
+
+        end = AtTheEnd()
+        end.append(end)
+        del end
+        """
+    )
