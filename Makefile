@@ -19,6 +19,7 @@ ARGS ?=
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
+SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption groups hooks mover swapper swapper_storages)
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
 	$(sort $(wildcard tests/c/*.[ch] swapkit/_runtime/cpp/*.hpp))
@@ -72,6 +73,11 @@ check-sanitisers: setup
 	@$(MAKE) -s -C tests/c test
 	@$(MAKE) -s -C tests/c asan
 	@$(MAKE) -s -C tests/c tsan
+	@echo "check: the shim under address and undefined behaviour sanitisers"
+	@CXX="g++ -g -fsanitize=address,undefined" XDG_CACHE_HOME=$(CURDIR)/build/asan \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 PYTHONMALLOC=malloc \
+		$(BIN)/python -m pytest -q -p no:cacheprovider $(SHIM_TESTS)
 
 format: setup
 	@$(BIN)/ruff format -q

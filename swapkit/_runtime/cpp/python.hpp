@@ -6,7 +6,6 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,8 +47,8 @@ class WithoutPython {
     ~WithoutPython() {
         try {
             PyEval_RestoreThread(state_);
-        } catch (abi::__forced_unwind &) {
-            // Python ends, and wants the thread to: what is below may not run any more.
+        } catch (...) {
+            // Python ends, and unwinds the thread: what is below may not run any more.
             for (;;) {
                 pause();
             }
