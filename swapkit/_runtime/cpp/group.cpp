@@ -49,7 +49,7 @@ void handle_strip(Handle *handle) {
 
 } // namespace
 
-// ---- handles -----------------------------------------------------------------------------------
+// ---- handles ------------------------------------------------------------------------------------
 
 int gathers_gradients(PyObject *tensor) {
     int requires_grad = is_true<"requires_grad">(tensor);
@@ -115,7 +115,7 @@ void handle_fill(Handle *handle) {
     handle->is_stripped = false;
 }
 
-// ---- groups ------------------------------------------------------------------------------------
+// ---- groups -------------------------------------------------------------------------------------
 
 Group *group_new(Mover *mover, const Terms &terms, Key key) {
     auto *group = reinterpret_cast<Group *>(group_type.tp_alloc(&group_type, 0));
@@ -210,7 +210,7 @@ void group_restore(Group *group, c10::StorageImpl *storage) {
     }
 }
 
-// ---- Python's types ----------------------------------------------------------------------------
+// ---- Python's types -----------------------------------------------------------------------------
 
 namespace {
 

@@ -59,7 +59,8 @@ bool terms_read(PyObject *choice, Terms *out) {
 }
 
 struct Packer {
-    PyObject_HEAD Mover *mover; // owned
+    PyObject ob_base;
+    Mover *mover; // owned
     Terms terms;
 };
 
@@ -167,6 +168,12 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     return handle.release();
 }
 
+// What a function (none: an exception is set) returns where no mode sees what it does.
+PyObject *call_hidden(Ref<> function, PyObject *argument) {
+    PyObject *args[] = {function.get(), argument};
+    return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
+}
+
 PyObject *packer_pack_plain(PyObject *self, PyObject *tensor) {
     return pack_plain(reinterpret_cast<Packer *>(self), tensor);
 }
@@ -179,12 +186,8 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     if (packer->terms.action == Action::keep || as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
-    if (!is_observed()) {
-        return pack_plain(packer, tensor);
-    }
-    Ref<> function = attribute<"pack_plain">(self);
-    PyObject *args[] = {function.get(), tensor};
-    return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
+    return is_observed() ? call_hidden(attribute<"pack_plain">(self), tensor)
+                         : pack_plain(packer, tensor);
 }
 
 // Label what this thread takes from now on with the module that saved a group.
@@ -252,12 +255,8 @@ PyObject *unpack(PyObject *, PyObject *argument) {
         handle_fill(handle.get());
     }
     // Not the alias: another thread may strip it before autograd has looked at it.
-    if (!is_observed()) {
-        return call_method<"detach">(handle->alias).release();
-    }
-    Ref<> function = attribute<"detach">(links.tensor);
-    PyObject *args[] = {function.get(), handle->alias};
-    return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
+    return is_observed() ? call_hidden(attribute<"detach">(links.tensor), handle->alias)
+                         : call_method<"detach">(handle->alias).release();
 }
 
 PyTypeObject packer_type = {

@@ -19,7 +19,7 @@ static constexpr std::uint64_t last_use = std::uint64_t{1} << 63;
 // A part begins where vector instructions see the same alignment as in the whole.
 static constexpr std::size_t part_alignment = 64;
 
-// ---- the books ---------------------------------------------------------------------------------
+// ---- the books ----------------------------------------------------------------------------------
 
 static void erase(BySerial &groups, std::uint64_t number, const Group *group) {
     auto found = groups.find(number);
@@ -99,7 +99,7 @@ static void note(Mover *mover, sk_ring_kind kind, std::size_t nbytes) {
     }
 }
 
-// ---- transfers ---------------------------------------------------------------------------------
+// ---- transfers ----------------------------------------------------------------------------------
 
 // Why a copy out is not made or fails without harm: the storage stays where it is.
 static bool is_no_room(sk_status status) {
@@ -164,7 +164,7 @@ int poll_out(Mover *, Group *group) {
     if (status == SK_NOT_READY) {
         return 0;
     }
-    return status == SK_OK || is_no_room(status) || !raises(status) ? 1 : -1;
+    return is_no_room(status) || !raises(status) ? 1 : -1;
 }
 
 // Wait for a transfer, and count what that took for the group's site; `status` is what it came to.
@@ -261,7 +261,7 @@ bool release(Mover *mover, Group *group) {
     return true;
 }
 
-// ---- out ---------------------------------------------------------------------------------------
+// ---- out ----------------------------------------------------------------------------------------
 
 bool release_done(Mover *mover, bool is_end) {
     BySerial &leaving = mover->books->leaving;
@@ -320,7 +320,7 @@ bool send(Mover *mover, Group *group) {
     return release_done(mover, false);
 }
 
-// ---- back --------------------------------------------------------------------------------------
+// ---- back ---------------------------------------------------------------------------------------
 
 int bring_early(Mover *mover, Group *group) {
     if (!group_revive(group)) {

@@ -43,7 +43,8 @@ struct Books {
 };
 
 struct Mover {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject ob_base;
+    PyObject *weakrefs;
     PyObject *policy;            // what decides
     PyObject *tracker;           // names of modules
     PyObject *scheduler;         // which has to outlive its groups
@@ -58,7 +59,7 @@ struct Mover {
 
 extern PyTypeObject mover_type, packer_type;
 
-// ---- finding groups ----------------------------------------------------------------------------
+// ---- finding groups -----------------------------------------------------------------------------
 
 // The group of this storage and version, if one more view of it can join.
 Ref<Group> find_group(Mover *mover, Key key, Span span);
@@ -67,7 +68,7 @@ void enroll(Mover *mover, Group *group);
 // Let a group that goes have no place in the books any more.
 void mover_forget(Mover *mover, Group *group);
 
-// ---- moving them -------------------------------------------------------------------------------
+// ---- moving them --------------------------------------------------------------------------------
 
 // Start copying a resident group out. 1: it is under way; 0: there is no room for the copy.
 int copy_out(Mover *mover, Group *group);
@@ -89,7 +90,7 @@ bool bring_back(Mover *mover, Group *group);
 // Wait for a copy back, if one is under way.
 bool finish_in(Mover *mover, Group *group);
 
-// ---- the hooks ---------------------------------------------------------------------------------
+// ---- the hooks ----------------------------------------------------------------------------------
 
 // The pack hook of a scope.
 PyObject *packer_new(Mover *mover, PyObject *choice);

@@ -111,7 +111,7 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction &operation) {
     return nullptr;
 }
 
-// ---- for Python --------------------------------------------------------------------------------
+// ---- for Python ---------------------------------------------------------------------------------
 
 // clock_start(call): call `call(thread, number, phase)` when an alarm is due: phase -1 in forward,
 // 0 in backward, 1 at the first operator of a backward pass, whatever its alarm says.

@@ -27,7 +27,7 @@
 
 namespace swapkit {
 
-// ---- a scope's choice --------------------------------------------------------------------------
+// ---- a scope's choice ---------------------------------------------------------------------------
 
 enum class Action : std::uint8_t { keep, swap, automatic };
 
@@ -41,13 +41,14 @@ struct Terms {
     sk_tier tier;
 };
 
-// ---- handles and groups ------------------------------------------------------------------------
+// ---- handles and groups -------------------------------------------------------------------------
 
 struct Group;
 struct Mover;
 
 struct Handle {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject ob_base;
+    PyObject *weakrefs;
     PyObject *alias;         // owned
     c10::TensorImpl *impl;   // of the alias
     Group *group;            // owned; null: it stays where it is, and only its version counts
@@ -65,7 +66,8 @@ struct Key {
 };
 
 struct Group {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject ob_base;
+    PyObject *weakrefs;
     Mover *mover; // owned
     Terms terms;
     c10::StorageImpl *storage; // held; null while it is given up
@@ -90,9 +92,9 @@ struct Group {
 
 extern PyTypeObject handle_type, group_type;
 
-// Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who replaces
-// its
-// `.data` means what is saved, too, so as in plain autograd it is kept itself. -1: an exception is
+// Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who gives it
+// other
+// `.data` means what is saved, too; as in plain autograd it is kept itself. -1: an exception is
 // set.
 int gathers_gradients(PyObject *tensor);
 // Torch's own object of a tensor in Python, borrowed. False: an exception is set.
