@@ -1,7 +1,7 @@
 """Compiling, loading and calling the C++ shim between the native core and torch.
 
-The files of `cpp/` make one library: torch's CPU allocator over the pool, storages of saved
-tensors, and the clock of operators.
+The files of `cpp/` make one module: torch's CPU allocator over the pool, saved tensors and their
+moves, and the clock of operators.
 
 It is compiled on first use, against the headers of the torch at hand, and kept in the user's cache
 under a name made of torch's version, its C++ ABI and the sources, so that a new torch or a new
@@ -46,22 +46,6 @@ _FOLDER = Path(__file__).parent
 SOURCES = tuple(sorted((_FOLDER / "cpp").glob("*.cpp")))
 CORE_HEADERS = _FOLDER.parent / "_native" / "include"
 HEADERS = (*sorted((_FOLDER / "cpp").glob("*.hpp")), *sorted(CORE_HEADERS.glob("*.h")))
-
-# What `cpp/saved.hpp` calls of the core.
-CORE = (
-    "sk_group_create",
-    "sk_group_destroy",
-    "sk_group_state_at",
-    "sk_group_copy_out",
-    "sk_group_finish_out",
-    "sk_group_evict",
-    "sk_group_unevict",
-    "sk_group_copy_in",
-    "sk_group_finish_in",
-    "sk_pool_note",
-    "sk_tag_set",
-    "sk_tentative_set",
-)
 
 CPU = 0  # as torch numbers kinds of devices
 
@@ -147,7 +131,7 @@ def _load(library: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.link(
-        {function: address_of(function) for function in CORE},
+        {function: address_of(function) for function in module.CORE},
         {
             "tensor": torch.Tensor,
             "out_of_memory": torch.OutOfMemoryError,

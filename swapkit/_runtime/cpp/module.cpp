@@ -261,6 +261,19 @@ PyMODINIT_FUNC PyInit__shim() {
     if (!made || PyModule_AddFunctions(made.get(), clock_functions) != 0) {
         return nullptr;
     }
+#define SWAPKIT_NAME(name) #name,
+    const char *core[] = {SWAPKIT_CORE(SWAPKIT_NAME)};
+#undef SWAPKIT_NAME
+    Ref<> names = Ref<>::steal(PyList_New(0));
+    for (const char *name : core) {
+        Ref<> text = Ref<>::steal(PyUnicode_FromString(name));
+        if (!names || !text || PyList_Append(names.get(), text.get()) != 0) {
+            return nullptr;
+        }
+    }
+    if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
+        return nullptr;
+    }
     PyTypeObject *types[] = {&handle_type, &group_type, &mover_type, &packer_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {
