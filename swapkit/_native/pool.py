@@ -100,11 +100,6 @@ def set_tag(tag: int) -> int:
     return lib.sk_tag_set(tag)
 
 
-def set_tentative(*, on: bool) -> bool:
-    """Let this thread take only what needs neither waiting nor a rescue; return the previous."""
-    return lib.sk_tentative_set(on)
-
-
 class Ring(Handle):
     """A bounded record of a pool's events; the oldest are overwritten."""
 

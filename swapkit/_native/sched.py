@@ -13,6 +13,7 @@ from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from swapkit._native._lib import CData
@@ -63,10 +64,6 @@ class SchedulerStats:
     queued: int
     in_flight: int
     groups: int
-
-
-# The state of what has no native group: resident.
-RESIDENT_AT = ffi.new("sk_group_state *", State.RESIDENT)
 
 
 class Scheduler(Handle):
@@ -154,7 +151,7 @@ class Group:
         out = ffi.new("sk_group **")
         check(lib.sk_group_create(scheduler.pointer, nbytes, tier, out))
         self._pointer = out[0]
-        # Read as `state_at[0]`: a plain number, one of `State`; it is asked for often.
+        # Read as `state_at[0]`, one of `State`, where no call may come between.
         self.state_at = lib.sk_group_state_at(self._pointer)
 
     def __del__(self) -> None:
@@ -181,16 +178,7 @@ class Group:
             OutOfHostMemory: no room; the group stays resident, and `owner` the caller's.
             OutOfDisk: likewise.
         """
-        stream = NULL if producer is None else producer.pointer
-        check(
-            lib.sk_group_copy_out(
-                self._pointer,
-                ffi.cast("void *", device),
-                ffi.cast("void *", owner),
-                next_use,
-                stream,
-            )
-        )
+        self._start(lib.sk_group_copy_out, device, owner, next_use, producer)
 
     def poll_out(self) -> bool:
         """Return whether the copy is done; the group is clean then.
@@ -198,7 +186,11 @@ class Group:
         Raises:
             SwapkitError: it failed; the group is resident.
         """
-        return self._finished(lib.sk_group_finish_out(self._pointer, NULL, POLL))
+        status = lib.sk_group_finish_out(self._pointer, NULL, POLL)
+        if status == lib.SK_NOT_READY:
+            return False
+        check(status)
+        return True
 
     def finish_out(self, consumer: Stream | None = None) -> None:
         """Let `consumer` (None: the host) wait for the copy; the group is clean then.
@@ -221,24 +213,7 @@ class Group:
         self, device: int, *, owner: int, next_use: int, producer: Stream | None = None
     ) -> None:
         """Queue the copy back to `device`, which `owner` holds until the copy is done."""
-        stream = NULL if producer is None else producer.pointer
-        check(
-            lib.sk_group_copy_in(
-                self._pointer,
-                ffi.cast("void *", device),
-                ffi.cast("void *", owner),
-                next_use,
-                stream,
-            )
-        )
-
-    def poll_in(self) -> bool:
-        """Return whether the copy is done; the group is clean then.
-
-        Raises:
-            SwapkitError: it failed; the group is out.
-        """
-        return self._finished(lib.sk_group_finish_in(self._pointer, NULL, POLL))
+        self._start(lib.sk_group_copy_in, device, owner, next_use, producer)
 
     def finish_in(self, consumer: Stream | None = None) -> None:
         """Let `consumer` (None: the host) wait for the copy; the group is clean then.
@@ -249,8 +224,14 @@ class Group:
         stream = NULL if consumer is None else consumer.pointer
         check(lib.sk_group_finish_in(self._pointer, stream, WAIT))
 
-    def _finished(self, status: int) -> bool:
-        if status == lib.SK_NOT_READY:
-            return False
-        check(status)
-        return True
+    def _start(
+        self,
+        copy: Callable[..., int],
+        device: int,
+        owner: int,
+        next_use: int,
+        producer: Stream | None,
+    ) -> None:
+        stream = NULL if producer is None else producer.pointer
+        addresses = ffi.cast("void *", device), ffi.cast("void *", owner)
+        check(copy(self._pointer, *addresses, next_use, stream))

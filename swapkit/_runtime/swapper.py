@@ -41,7 +41,7 @@ class Swapper:
         self._tracker = runtime.tracker
         # Guards the groups of every swapper: bringing a storage back holds it while it allocates,
         # which may ask any session for a rescue. On the same thread that may even be this one: the
-        # group at hand is then in a state that nothing evicts.
+        # mover holds the storage at hand meanwhile.
         self._lock = runtime.lock
         self.mover = runtime.shim.mover(
             policy=self,

@@ -1,6 +1,6 @@
 """Programs that are legal in plain autograd, and some that are not, for whoever runs them."""
 
-from tests.programs import (
+from tests.programs import (  # noqa: F401 - importing them registers their programs
     checkpoints,
     compiled,
     contexts,
@@ -27,26 +27,10 @@ from tests.programs.registry import (
     run,
 )
 
-TOPICS = (
-    checkpoints,
-    compiled,
-    contexts,
-    dtypes,
-    functions,
-    hooks,
-    kinds,
-    layouts,
-    mutations,
-    orders,
-    parameters,
-    transforms,
-)
-
 __all__ = [
     "ILLEGAL",
     "PROGRAMS",
     "SIDE",
-    "TOPICS",
     "Entry",
     "Evict",
     "Program",

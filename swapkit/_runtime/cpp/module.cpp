@@ -209,7 +209,7 @@ PyTypeObject mover_type = {
 
 namespace {
 
-// Link the shim to the core and to Python: addresses and objects by the names in saved.hpp.
+// Link the shim to the core and to Python: addresses and objects by the names in links.hpp.
 PyObject *link(PyObject *, PyObject *args) {
     PyObject *core, *python;
     if (PyArg_ParseTuple(args, "O!O!:link", &PyDict_Type, &core, &PyDict_Type, &python) == 0) {
