@@ -16,6 +16,7 @@ from swapkit._native.lib import NULL, check, ffi, lib, text_of
 from swapkit.errors import InvalidArgument, SwapkitError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
     from typing_extensions import Self
@@ -148,6 +149,36 @@ class Backend(Handle):
         params.populate = populate
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_cpu(params, out))
+        return cls(out[0])
+
+    @classmethod
+    def cuda(
+        cls,
+        *,
+        device: int = 0,
+        granule_bytes: int = 0,
+        virtual_memory: bool = True,
+        peers: Iterable[int] = (),
+    ) -> Backend:
+        """Open an NVIDIA device.
+
+        Args:
+            device: its number.
+            granule_bytes: of virtual memory; 0: the default.
+            virtual_memory: whether to use it where the device has it.
+            peers: numbers of devices that may use its virtual memory, too.
+
+        Raises:
+            Unsupported: there is no driver, or not one that is new enough.
+            InvalidArgument: there is no such device, or such granules are not possible.
+        """
+        params = ffi.new("sk_cuda_params *")
+        params.device = device
+        params.granule_bytes = granule_bytes
+        params.no_virtual_memory = not virtual_memory
+        params.peer_devices = sum(1 << peer for peer in set(peers))
+        out = ffi.new("sk_backend **")
+        check(lib.sk_backend_cuda(params, out))
         return cls(out[0])
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What torch's allocator calls, as addresses for the shim, and the text of its failures."""
+"""What torch's allocator calls, and the text of its failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from swapkit._native.backend import Handle
-from swapkit._native.lib import NULL, address_of, check, ffi, lib
+from swapkit._native.lib import NULL, check, ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Entry(Handle):
-    """A pool as a pair of C functions."""
+    """A pool as torch's allocator sees it."""
 
     _what = "entry"
 
@@ -27,12 +27,6 @@ class Entry(Handle):
         super().__init__(out[0])
         self._context = ffi.new_handle(weakref.ref(self))
         self._explain: Callable[[int], str] | None = None
-
-    def addresses(self) -> tuple[int, int, int, int]:
-        """Return the addresses of the entry and of its alloc, free and error functions."""
-        functions = ("sk_entry_alloc", "sk_entry_free", "sk_entry_error")
-        alloc, free, error = map(address_of, functions)
-        return self.address, alloc, free, error
 
     def set_explain(self, explain: Callable[[int], str] | None) -> None:
         """Set what writes the text of a failed request; it gets the bytes asked for."""

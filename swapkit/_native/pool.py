@@ -70,6 +70,7 @@ class BlockInfo:
     address: int
     nbytes: int
     requested_bytes: int
+    stream: int  # address of the one in whose order it is used
     tag: int
     state: BlockState
 
@@ -81,6 +82,7 @@ class SegmentInfo:
     address: int
     nbytes: int
     committed_bytes: int
+    is_small: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +274,10 @@ class Pool(Handle):
         """Set every peak to the current value."""
         lib.sk_pool_stats_reset_peak(self.pointer)
 
+    def reset_accumulated(self) -> None:
+        """Set what was ever allocated and freed to 0, and the counts of events."""
+        lib.sk_pool_stats_reset_accumulated(self.pointer)
+
     def peak_take(self) -> int:
         """Return the most bytes reserved since the last call; independent of `reset_peak`."""
         return lib.sk_pool_peak_take(self.pointer)
@@ -287,6 +293,7 @@ class Pool(Handle):
                 address=block.address,
                 nbytes=block.nbytes,
                 requested_bytes=block.requested_bytes,
+                stream=block.stream,
                 tag=block.tag,
                 state=BlockState(block.state),
             )
@@ -300,6 +307,7 @@ class Pool(Handle):
                 address=segment.address,
                 nbytes=segment.nbytes,
                 committed_bytes=segment.committed_bytes,
+                is_small=segment.is_small,
             )
             for segment in self._describe("sk_segment_info[]", lib.sk_pool_segments)
         )

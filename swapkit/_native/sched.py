@@ -134,6 +134,13 @@ class Scheduler(Handle):
         check(lib.sk_sched_destroy(pointer))
 
 
+def _handle(stream: Stream | int | None) -> CData:
+    """Return the native stream; it may be given by its address, as torch does, 0: the default."""
+    if stream is None or isinstance(stream, int):
+        return ffi.cast("sk_stream *", stream or 0)
+    return stream.pointer
+
+
 class Group:
     """One storage at one version, and its copy. Goes with the object, whatever is under way."""
 
@@ -170,7 +177,7 @@ class Group:
         return int(ffi.cast("uintptr_t", lib.sk_group_host(self._pointer)))
 
     def copy_out(
-        self, device: int, *, owner: int, next_use: int, producer: Stream | None = None
+        self, device: int, *, owner: int, next_use: int, producer: Stream | int | None = None
     ) -> None:
         """Queue the copy of the bytes at `device`, which `owner` holds until they are not needed.
 
@@ -192,13 +199,15 @@ class Group:
         check(status)
         return True
 
-    def finish_out(self, consumer: Stream | None = None) -> None:
-        """Let `consumer` (None: the host) wait for the copy; the group is clean then.
+    def finish_out(self, consumer: Stream | int | None = None) -> None:
+        """Let `consumer` wait for the copy; the group is clean then.
+
+        None is the default stream: on the CPU the host waits, on other devices it does not.
 
         Raises:
             SwapkitError: it failed; the group is resident.
         """
-        stream = NULL if consumer is None else consumer.pointer
+        stream = _handle(consumer)
         check(lib.sk_group_finish_out(self._pointer, stream, WAIT))
 
     def evict(self) -> None:
@@ -210,18 +219,20 @@ class Group:
         check(lib.sk_group_unevict(self._pointer))
 
     def copy_in(
-        self, device: int, *, owner: int, next_use: int, producer: Stream | None = None
+        self, device: int, *, owner: int, next_use: int, producer: Stream | int | None = None
     ) -> None:
         """Queue the copy back to `device`, which `owner` holds until the copy is done."""
         self._start(lib.sk_group_copy_in, device, owner, next_use, producer)
 
-    def finish_in(self, consumer: Stream | None = None) -> None:
-        """Let `consumer` (None: the host) wait for the copy; the group is clean then.
+    def finish_in(self, consumer: Stream | int | None = None) -> None:
+        """Let `consumer` wait for the copy; the group is clean then.
+
+        None is the default stream: on the CPU the host waits, on other devices it does not.
 
         Raises:
             SwapkitError: it failed; the group is out.
         """
-        stream = NULL if consumer is None else consumer.pointer
+        stream = _handle(consumer)
         check(lib.sk_group_finish_in(self._pointer, stream, WAIT))
 
     def _start(
@@ -230,8 +241,8 @@ class Group:
         device: int,
         owner: int,
         next_use: int,
-        producer: Stream | None,
+        producer: Stream | int | None,
     ) -> None:
-        stream = NULL if producer is None else producer.pointer
+        stream = _handle(producer)
         addresses = ffi.cast("void *", device), ffi.cast("void *", owner)
         check(copy(self._pointer, *addresses, next_use, stream))

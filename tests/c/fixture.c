@@ -6,6 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The linker puts the functions of the same name with __wrap_ before these, for the core's own
+ * calls and the tests'; see the end of this file. */
+void *__real_malloc(size_t nbytes);
+void *__real_calloc(size_t count, size_t nbytes);
+void *__real_realloc(void *address, size_t nbytes);
+int __real_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*start)(void *),
+                          void *argument);
+
 /* ---- backends -------------------------------------------------------------------------------- */
 
 sk_backend *make_cpu(size_t capacity_bytes) {
@@ -33,12 +41,13 @@ sk_backend *make_trace(sk_backend *inner, size_t capacity) {
     return backend;
 }
 
-static sk_backend *make_plain(void) { return make_cpu(CAPACITY); }
-static sk_backend *make_faulty(void) { return make_fault(make_cpu(CAPACITY)); }
-static sk_backend *make_traced(void) { return make_trace(make_cpu(CAPACITY), KIB); }
+static sk_backend *make_plain(void) { return make_device(CAPACITY); }
+static sk_backend *make_whole(void) { return make_whole_device(CAPACITY); }
+static sk_backend *make_faulty(void) { return make_fault(make_device(CAPACITY)); }
+static sk_backend *make_traced(void) { return make_trace(make_device(CAPACITY), KIB); }
 
 static sk_backend *make_open_gate(void) {
-    sk_backend *delay = make_delay(make_cpu(CAPACITY));
+    sk_backend *delay = make_delay(make_device(CAPACITY));
     sk_delay_release(delay, UINT64_MAX);
     return delay;
 }
@@ -56,12 +65,24 @@ static sk_backend *make_limited(void) {
     return backend;
 }
 
-const backend_kind backend_kinds[] = {
-    {"cpu", make_plain},    {"cpu with limits", make_limited},
-    {"fault", make_faulty}, {"delay", make_open_gate},
-    {"trace", make_traced}, {"trace, fault, delay", make_stack},
-};
-const size_t nbackend_kinds = sizeof backend_kinds / sizeof backend_kinds[0];
+const backend_kind *backend_kinds(size_t *count) {
+    static const backend_kind on_cpu[] = {
+        {"cpu", make_plain},    {"cpu with limits", make_limited},
+        {"fault", make_faulty}, {"delay", make_open_gate},
+        {"trace", make_traced}, {"trace, fault, delay", make_stack},
+    };
+    static const backend_kind on_cuda[] = {
+        {"cuda", make_plain},
+        {"cuda without virtual memory", make_whole},
+        {"fault over cuda", make_faulty},
+        {"delay over cuda", make_open_gate},
+        {"trace over cuda", make_traced},
+        {"trace, fault, delay over cuda", make_stack},
+    };
+    *count =
+        device_is_cuda() ? sizeof on_cuda / sizeof on_cuda[0] : sizeof on_cpu / sizeof on_cpu[0];
+    return device_is_cuda() ? on_cuda : on_cpu;
+}
 
 sk_stream *make_stream(sk_backend *backend) {
     sk_stream *stream = NULL;
@@ -92,11 +113,11 @@ static fixture fixture_over(sk_backend *backend, size_t budget_bytes, bool whole
 }
 
 fixture fixture_open(size_t budget_bytes, bool whole_segments) {
-    return fixture_over(make_cpu(CAPACITY), budget_bytes, whole_segments);
+    return fixture_over(make_device(CAPACITY), budget_bytes, whole_segments);
 }
 
 fixture fixture_open_gated(size_t budget_bytes, bool whole_segments) {
-    sk_backend *gate = make_delay(make_cpu(CAPACITY));
+    sk_backend *gate = make_delay(make_device(CAPACITY));
     fixture made = fixture_over(gate, budget_bytes, whole_segments);
     made.gate = gate;
     return made;
@@ -164,8 +185,7 @@ static size_t pattern_step(size_t nbytes) {
     return nbytes <= WHOLE ? 1 : PATTERN_STRIDE;
 }
 
-void pattern_write(void *address, size_t nbytes, unsigned seed) {
-    unsigned char *bytes = address;
+static void pattern_fill(unsigned char *bytes, size_t nbytes, unsigned seed) {
     size_t step = pattern_step(nbytes);
     for (size_t i = 0; i < nbytes; i += step) {
         bytes[i] = pattern_byte(i, seed);
@@ -173,8 +193,7 @@ void pattern_write(void *address, size_t nbytes, unsigned seed) {
     bytes[nbytes - 1] = pattern_byte(nbytes - 1, seed);
 }
 
-bool pattern_holds(const void *address, size_t nbytes, unsigned seed) {
-    const unsigned char *bytes = address;
+static bool pattern_is(const unsigned char *bytes, size_t nbytes, unsigned seed) {
     size_t step = pattern_step(nbytes);
     for (size_t i = 0; i < nbytes; i += step) {
         if (bytes[i] != pattern_byte(i, seed)) {
@@ -182,6 +201,35 @@ bool pattern_holds(const void *address, size_t nbytes, unsigned seed) {
         }
     }
     return bytes[nbytes - 1] == pattern_byte(nbytes - 1, seed);
+}
+
+/* Host memory to look at device memory through, also while none is to be had. */
+static unsigned char *mirror_take(size_t nbytes) {
+    unsigned char *mirror = __real_calloc(1, nbytes);
+    CHECK(mirror != NULL);
+    return mirror;
+}
+
+void pattern_write(void *address, size_t nbytes, unsigned seed) {
+    if (!device_is_cuda()) {
+        pattern_fill(address, nbytes, seed);
+        return;
+    }
+    unsigned char *mirror = mirror_take(nbytes);
+    pattern_fill(mirror, nbytes, seed);
+    device_write(address, mirror, nbytes);
+    free(mirror);
+}
+
+bool pattern_holds(const void *address, size_t nbytes, unsigned seed) {
+    if (!device_is_cuda()) {
+        return pattern_is(address, nbytes, seed);
+    }
+    unsigned char *mirror = mirror_take(nbytes);
+    device_read(mirror, address, nbytes);
+    bool holds = pattern_is(mirror, nbytes, seed);
+    free(mirror);
+    return holds;
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -220,12 +268,6 @@ static bool host_call_fails(void) {
     return call == nth || (call > nth && atomic_load(&host_forever));
 }
 
-/* The linker puts these before the real ones, for the core's own calls only. */
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t count, size_t nbytes);
-void *__real_realloc(void *address, size_t nbytes);
-int __real_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*start)(void *),
-                          void *argument);
 void *__wrap_malloc(size_t nbytes);
 void *__wrap_calloc(size_t count, size_t nbytes);
 void *__wrap_realloc(void *address, size_t nbytes);

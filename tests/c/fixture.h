@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 
+#include "device.h"
 #include "harness.h"
 #include "swapkit_testing.h"
 
@@ -27,8 +28,8 @@ typedef struct backend_kind {
     sk_backend *(*make)(void);
 } backend_kind;
 
-extern const backend_kind backend_kinds[];
-extern const size_t nbackend_kinds;
+/* Of the device that the tests run on; how many in `*count`. */
+const backend_kind *backend_kinds(size_t *count);
 
 sk_backend *make_cpu(size_t capacity_bytes);
 sk_backend *make_fault(sk_backend *inner);

@@ -17,8 +17,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "device.h"
+
 enum {
+#ifdef SK_TEST_SANITISED
+    TIME_LIMIT_SECONDS = 360,
+#else
     TIME_LIMIT_SECONDS = 120,
+#endif
     OUTCOME_FAILED = 1,
     OUTCOME_SKIPPED = 2,
     EXIT_HUNG = 2,
@@ -108,9 +114,15 @@ static int test_run(const test_case *test) {
     atomic_store(&failed, false);
     (void)fflush(stdout);
     (void)alarm(TIME_LIMIT_SECONDS);
+    device_test_begin();
     int outcome = setjmp(leave);
     if (outcome == 0) {
         test->run();
+    }
+    const char *left = device_test_end();
+    if (outcome == 0 && left != NULL) {
+        (void)fprintf(stderr, "%s: %s\n", test->name, left);
+        atomic_store(&failed, true);
     }
     (void)alarm(0);
     return atomic_load(&failed) ? OUTCOME_FAILED : outcome;
@@ -125,6 +137,17 @@ static int test_run_timed(const test_case *test) {
         (void)printf("slow: %s.%s, %ld s\n", test->subject, test->name, seconds);
     }
     return outcome;
+}
+
+/* Tests of subjects that do not fit the device count as skipped; the reason is printed once. */
+static bool is_unfit(const test_case *test) {
+    static const char *last;
+    const char *reason = device_unfit(test->subject);
+    if (reason != NULL && (last == NULL || strcmp(last, test->subject) != 0)) {
+        (void)printf("SKIP %s.*: %s\n", test->subject, reason);
+        last = test->subject;
+    }
+    return reason != NULL;
 }
 
 static void list_tests(int nfilters, char **filters) {
@@ -152,7 +175,7 @@ int main(int argc, char **argv) {
         if (!test_matches(test, nfilters, argv + skip_arguments)) {
             continue;
         }
-        int outcome = test_run_timed(test);
+        int outcome = is_unfit(test) ? OUTCOME_SKIPPED : test_run_timed(test);
         npassed += outcome == 0;
         nfailed += outcome == OUTCOME_FAILED;
         nskipped += outcome == OUTCOME_SKIPPED;

@@ -1,15 +1,18 @@
 /* sched_fixture.c - see sched_fixture.h. */
 #include "sched_fixture.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- device memory --------------------------------------------------------------------------- */
 
 slab *slab_make(scene *s, size_t nbytes) {
-    slab *made = calloc(1, sizeof *made + nbytes);
+    slab *made = calloc(1, sizeof *made);
     CHECK(made != NULL);
     made->scene = s;
+    made->nbytes = nbytes;
+    made->bytes = device_take(nbytes);
     atomic_store(&made->nholders, 1);
     atomic_fetch_add(&s->nslabs, 1);
     return made;
@@ -20,6 +23,7 @@ void slab_drop(slab *slab) {
     CHECK(before > 0);
     if (before == 1) {
         atomic_fetch_sub(&slab->scene->nslabs, 1);
+        device_give(slab->bytes, slab->nbytes);
         free(slab);
     }
 }
@@ -36,9 +40,13 @@ static void owner_drop(void *owner) {
 /* ---- scenes ---------------------------------------------------------------------------------- */
 
 void scene_open(scene *s, const scene_options *options) {
+    scene_open_over(s, make_device(CAPACITY), options);
+}
+
+void scene_open_over(scene *s, sk_backend *device, const scene_options *options) {
     fault_none(); /* a test before may have failed half-way */
     host_memory_fail(0, false);
-    *s = (scene){.backend = make_cpu(CAPACITY)};
+    *s = (scene){.backend = device};
     if (options->gate) {
         s->backend = s->gate = make_delay(s->backend);
     }
@@ -126,8 +134,21 @@ sk_status parcel_out(parcel *p, sk_stream *producer) {
     return status;
 }
 
+/* Where only the NULL stream has waited, wait as the host would have. */
+static void parcel_settle(const parcel *p) {
+    sk_sched *sched = p->scene->sched;
+    bool runs = true;
+    while (runs) {
+        sk__enter(sched);
+        runs = p->group->phase == SK_RUNNING;
+        sk__leave(sched);
+        (void)sched_yield();
+    }
+}
+
 void parcel_finish_out(parcel *p) {
     CHECK_OK(sk_group_finish_out(p->group, NULL, false));
+    parcel_settle(p);
     CHECK_EQUAL(SK_GROUP_CLEAN, parcel_state(p));
 }
 
@@ -155,6 +176,7 @@ bool parcel_holds(const parcel *p) { return pattern_holds(p->device->bytes, p->n
 
 void parcel_finish_in(parcel *p) {
     CHECK_OK(sk_group_finish_in(p->group, NULL, false));
+    parcel_settle(p);
     CHECK_EQUAL(SK_GROUP_CLEAN, parcel_state(p));
     CHECK(parcel_holds(p));
 }

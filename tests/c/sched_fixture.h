@@ -28,6 +28,7 @@ typedef struct scene_options {
 
 /* `*s` must stay where it is: owners point to it. */
 void scene_open(scene *s, const scene_options *options);
+void scene_open_over(scene *s, sk_backend *device, const scene_options *options);
 /* No group may be left. Checks that nothing else is, and destroys everything. */
 void scene_close(scene *s);
 void scene_check(scene *s); /* every invariant, and the limits */
@@ -37,7 +38,8 @@ typedef struct slab {
     scene *scene;
     atomic_int nholders;
     atomic_int dropped_as; /* 1: the first owner that this scene dropped; 0: not yet */
-    unsigned char bytes[];
+    size_t nbytes;
+    void *bytes;
 } slab;
 
 slab *slab_make(scene *s, size_t nbytes);

@@ -19,8 +19,10 @@ static fixture open_kind(const backend_kind *kind) {
 }
 
 static void each_kind(void (*scenario)(fixture *fixture)) {
-    for (size_t i = 0; i < nbackend_kinds; i++) {
-        fixture made = open_kind(&backend_kinds[i]);
+    size_t count = 0;
+    const backend_kind *kinds = backend_kinds(&count);
+    for (size_t i = 0; i < count; i++) {
+        fixture made = open_kind(&kinds[i]);
         scenario(&made);
         fixture_close(&made);
     }

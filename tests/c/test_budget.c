@@ -66,6 +66,7 @@ SK_TEST(budget, test_take_when_other_arena_caches_it_all_then_trimmed_and_served
 
 /* Virtual memory only: holes of another arena are given back although their segment is in use. */
 SK_TEST(budget, test_take_when_free_bytes_are_scattered_then_granules_are_moved) {
+    need_small_granules();
     fixture f = fixture_open(8 * MIB, false);
     enum { NBLOCKS = 16, NBYTES = 512 * KIB };
     void *blocks[NBLOCKS];
@@ -90,7 +91,12 @@ SK_TEST(budget, test_take_when_free_bytes_are_scattered_then_granules_are_moved)
 }
 
 static void random_under_budget(fixture *f) {
+#ifdef SK_TEST_SANITISED
+    enum { NBLOCKS = 60, STEPS = 1500, BUDGET = 24 * MIB };
+    device_wipe_not();
+#else
     enum { NBLOCKS = 60, STEPS = 6000, BUDGET = 24 * MIB };
+#endif
     void *blocks[NBLOCKS] = {0};
     size_t sizes[NBLOCKS];
     uint64_t state = 3;
@@ -182,7 +188,7 @@ SK_TEST(budget, test_take_when_budget_is_one_byte_then_over_budget) { both_modes
 /* The device itself is smaller than the budget. */
 SK_TEST(budget, test_take_when_device_smaller_than_budget_then_out_of_device_memory) {
     for (int whole = 0; whole < 2; whole++) {
-        fixture f = {.backend = make_cpu(16 * MIB)};
+        fixture f = {.backend = make_device(16 * MIB)};
         sk_pool_params params = {.budget_bytes = 64 * MIB, .whole_segments = whole == 1};
         CHECK_OK(sk_pool_create(f.backend, &params, &f.pool));
         void *block = NULL;
@@ -194,7 +200,8 @@ SK_TEST(budget, test_take_when_device_smaller_than_budget_then_out_of_device_mem
 
 /* The pool likes to get a megabyte for small blocks at once; less must do where less is left. */
 SK_TEST(budget, test_take_when_device_has_little_left_then_small_blocks_still_fit) {
-    fixture f = {.backend = make_cpu(8 * MIB)};
+    need_small_granules();
+    fixture f = {.backend = make_device(8 * MIB)};
     sk_pool_params params = {0};
     CHECK_OK(sk_pool_create(f.backend, &params, &f.pool));
     void *large = take(&f, 7 * MIB + (size_t)512 * KIB, NULL);
@@ -205,7 +212,7 @@ SK_TEST(budget, test_take_when_device_has_little_left_then_small_blocks_still_fi
 }
 
 SK_TEST(budget, test_take_when_absurdly_large_then_over_budget_and_no_range_reserved) {
-    sk_backend *trace = make_trace(make_cpu(CAPACITY), KIB);
+    sk_backend *trace = make_trace(make_device(CAPACITY), KIB);
     fixture f = {.backend = trace};
     sk_pool_params params = {.budget_bytes = 8 * MIB};
     CHECK_OK(sk_pool_create(trace, &params, &f.pool));

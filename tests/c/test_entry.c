@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "fixture.h"
+#include "swapkit_entry.h"
 
 static sk_entry *make_entry(fixture *f) {
     sk_entry *entry = NULL;
@@ -15,7 +16,7 @@ static sk_entry *make_entry(fixture *f) {
 SK_TEST(entry, test_alloc_when_it_fits_then_usable_block_of_the_pool) {
     fixture f = fixture_open(8 * MIB, false);
     sk_entry *entry = make_entry(&f);
-    void *block = sk_entry_alloc(entry, 100 * KIB);
+    void *block = sk_entry_alloc(entry, 100 * KIB, NULL);
     CHECK(block != NULL);
     CHECK_EQUAL(1, sk_pool_owns(f.pool, block));
     CHECK_EQUAL(100 * KIB, stats_of(&f).requested_bytes[0].current);
@@ -38,9 +39,9 @@ SK_TEST(entry, test_free_when_null_then_nothing) {
 SK_TEST(entry, test_alloc_when_over_budget_then_null_and_text_has_the_figures) {
     fixture f = fixture_open(8 * MIB, false);
     sk_entry *entry = make_entry(&f);
-    void *block = sk_entry_alloc(entry, 6 * MIB);
+    void *block = sk_entry_alloc(entry, 6 * MIB, NULL);
     CHECK(block != NULL);
-    CHECK(sk_entry_alloc(entry, 5 * MIB) == NULL);
+    CHECK(sk_entry_alloc(entry, 5 * MIB, NULL) == NULL);
     const char *text = sk_entry_error();
     CHECK_CONTAINS(text, "5242880 bytes");
     CHECK_CONTAINS(text, "6291456");
@@ -63,11 +64,11 @@ SK_TEST(entry, test_alloc_when_explained_then_the_owners_text_is_used) {
     sk_entry *entry = make_entry(&f);
     int ncalls = 0;
     sk_entry_set_explain(entry, explain, &ncalls);
-    CHECK(sk_entry_alloc(entry, 2 * MIB) == NULL);
+    CHECK(sk_entry_alloc(entry, 2 * MIB, NULL) == NULL);
     CHECK_EQUAL(1, ncalls);
     CHECK_CONTAINS(sk_entry_error(), "no room for 2097152, ask the owner");
     sk_entry_set_explain(entry, NULL, NULL);
-    CHECK(sk_entry_alloc(entry, 2 * MIB) == NULL);
+    CHECK(sk_entry_alloc(entry, 2 * MIB, NULL) == NULL);
     CHECK_EQUAL(1, ncalls);
     CHECK_CONTAINS(sk_entry_error(), "budget");
     sk_entry_destroy(entry);
@@ -86,7 +87,7 @@ SK_TEST(entry, test_alloc_when_explained_at_length_then_text_is_cut_and_ended) {
     fixture f = fixture_open(MIB, false);
     sk_entry *entry = make_entry(&f);
     sk_entry_set_explain(entry, explain_too_much, NULL);
-    CHECK(sk_entry_alloc(entry, 2 * MIB) == NULL);
+    CHECK(sk_entry_alloc(entry, 2 * MIB, NULL) == NULL);
     size_t length = strnlen(sk_entry_error(), MIB);
     CHECK(length > 0 && length < MIB);
     CHECK_EQUAL(length, strspn(sk_entry_error(), "x"));
@@ -106,14 +107,14 @@ SK_TEST(entry, test_alloc_when_explain_has_nothing_to_say_then_plain_text) {
     fixture f = fixture_open(MIB, false);
     sk_entry *entry = make_entry(&f);
     sk_entry_set_explain(entry, explain_nothing, NULL);
-    CHECK(sk_entry_alloc(entry, 2 * MIB) == NULL);
+    CHECK(sk_entry_alloc(entry, 2 * MIB, NULL) == NULL);
     CHECK_CONTAINS(sk_entry_error(), "budget");
     sk_entry_destroy(entry);
     fixture_close(&f);
 }
 
 static void *fail_here(void *argument) {
-    CHECK(sk_entry_alloc(argument, 3 * MIB) == NULL);
+    CHECK(sk_entry_alloc(argument, 3 * MIB, NULL) == NULL);
     CHECK_CONTAINS(sk_entry_error(), "3145728");
     return NULL;
 }
@@ -121,7 +122,7 @@ static void *fail_here(void *argument) {
 SK_TEST(entry, test_error_when_two_threads_fail_then_each_has_its_own_text) {
     fixture f = fixture_open(MIB, false);
     sk_entry *entry = make_entry(&f);
-    CHECK(sk_entry_alloc(entry, 2 * MIB) == NULL);
+    CHECK(sk_entry_alloc(entry, 2 * MIB, NULL) == NULL);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, fail_here, entry) == 0);
     (void)pthread_join(thread, NULL);

@@ -7,6 +7,7 @@
  * same again with the host's memory running out.
  */
 #include "fixture.h"
+#include "swapkit_entry.h"
 
 enum {
     BUDGET = 24 * MIB,
@@ -124,7 +125,7 @@ static void play(scene *s) {
 
 static scene scene_open(bool whole) {
     scene made = {0};
-    made.f.backend = made.f.fault = make_fault(make_cpu(DEVICE));
+    made.f.backend = made.f.fault = make_fault(make_device(DEVICE));
     sk_pool_params params = {.budget_bytes = BUDGET, .whole_segments = whole};
     CHECK_OK(sk_pool_create(made.f.backend, &params, &made.f.pool));
     return made;
@@ -156,6 +157,7 @@ static void scene_close(scene *s) {
 }
 
 static void run_loop(bool whole, bool forever, sk_status status) {
+    device_wipe_not();
     uint64_t nth = 1;
     for (;; nth++) {
         CHECK(nth < MAX_CALLS);
@@ -194,7 +196,7 @@ SK_TEST(fault, test_pool_when_nth_call_is_unsupported_then_recovers) { run_loops
 /* The whole life of a pool, creation included, while every backend call may fail. */
 SK_TEST(fault, test_create_when_nth_call_fails_then_nothing_is_left) {
     for (uint64_t nth = 1; nth < MAX_CALLS; nth++) {
-        sk_backend *fault = make_fault(make_cpu(DEVICE));
+        sk_backend *fault = make_fault(make_device(DEVICE));
         sk_fault_arm(fault, nth, true, SK_BACKEND_FAILED);
         sk_pool_params params = {.budget_bytes = BUDGET};
         sk_pool *pool = NULL;
@@ -221,6 +223,7 @@ SK_TEST(fault, test_create_when_nth_call_fails_then_nothing_is_left) {
 }
 
 static void host_loop(bool whole, bool forever) {
+    device_wipe_not();
     uint64_t nth = 1;
     for (;; nth++) {
         CHECK(nth < MAX_CALLS);

@@ -248,7 +248,7 @@ static int two_pools_child(fixture *f, void *argument) {
 
 SK_TEST(fork, test_fork_when_two_pools_exist_then_both_work_in_the_child) {
     fixture f = fixture_open(BUDGET, false);
-    fixture other = {.backend = make_trace(make_fault(make_delay(make_cpu(CAPACITY))), KIB)};
+    fixture other = {.backend = make_trace(make_fault(make_delay(make_device(CAPACITY))), KIB)};
     sk_pool_params params = {0};
     CHECK_OK(sk_pool_create(other.backend, &params, &other.pool));
     sk_pool *second = NULL; /* and a second one over the same backend */

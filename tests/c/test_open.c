@@ -166,6 +166,9 @@ SK_TEST(open, test_open_when_optional_members_absent_then_they_say_unsupported) 
     const sk_backend_ops *table = sk_backend_table(backend);
     CHECK_STATUS(SK_UNSUPPORTED, table->stream_call(&self, NULL, NULL, NULL));
     CHECK_STATUS(SK_UNSUPPORTED, table->range_commit(&self, NULL, GRANULE));
+    CHECK_STATUS(SK_UNSUPPORTED, table->host_lock(&self, NULL, GRANULE));
+    CHECK_STATUS(SK_UNSUPPORTED, table->host_unlock(&self, NULL, GRANULE));
+    CHECK_EQUAL(0, table->host_lock_bytes);
     void *address = NULL;
     CHECK_STATUS(SK_UNSUPPORTED, table->range_reserve(&self, GRANULE, &address));
     CHECK_STATUS(SK_UNSUPPORTED, table->range_decommit(&self, NULL, GRANULE));
@@ -231,6 +234,29 @@ SK_TEST(open, test_open_when_half_of_a_group_then_invalid_and_named) {
     all_but_release.range_commit = least_range;
     all_but_release.range_decommit = least_range;
     check_refused(&all_but_release, "range_");
+}
+
+static sk_status least_host(void *self, void *address, size_t nbytes) {
+    (void)self;
+    (void)address;
+    (void)nbytes;
+    return SK_OK;
+}
+
+SK_TEST(open, test_open_when_host_locking_is_incomplete_then_invalid_and_named) {
+    sk_backend_ops no_unlock = least_ops();
+    no_unlock.host_lock = least_host;
+    no_unlock.host_lock_bytes = GRANULE;
+    check_refused(&no_unlock, "host_lock and host_unlock");
+    sk_backend_ops no_lock = least_ops();
+    no_lock.host_unlock = least_host;
+    check_refused(&no_lock, "host_lock and host_unlock");
+    sk_backend_ops no_size = least_ops();
+    no_size.host_lock = least_host;
+    no_size.host_unlock = least_host;
+    check_refused(&no_size, "host_lock_bytes");
+    no_size.host_lock_bytes = GRANULE + 1;
+    check_refused(&no_size, "host_lock_bytes");
 }
 
 SK_TEST(open, test_open_when_no_memory_group_at_all_then_invalid) {

@@ -189,6 +189,7 @@ SK_TEST(pool, test_trim_when_blocks_in_use_then_only_spare_bytes_go) { both_mode
 
 /* Only granules wholly inside the free block may go: its neighbours share the others. */
 SK_TEST(pool, test_trim_when_hole_unaligned_then_neighbours_keep_their_bytes) {
+    need_small_granules();
     fixture f = fixture_open(0, false);
     enum { NBYTES = 200 * KIB + ROUNDING, NBLOCKS = 5 };
     void *blocks[NBLOCKS];
@@ -230,7 +231,7 @@ SK_TEST(pool, test_destroy_when_blocks_in_use_then_invalid_and_still_works) {
 }
 
 SK_TEST(pool, test_create_when_arguments_wrong_then_invalid) {
-    sk_backend *backend = make_cpu(CAPACITY);
+    sk_backend *backend = make_device(CAPACITY);
     sk_pool_params params = {0};
     sk_pool *pool = NULL;
     CHECK_STATUS(SK_INVALID, sk_pool_create(NULL, &params, &pool));
@@ -319,7 +320,12 @@ static void many(fixture *f) {
 SK_TEST(pool, test_pool_when_thousands_of_random_blocks_then_none_overlap) { both_modes(many); }
 
 static void mixed_sizes(fixture *f) {
+#ifdef SK_TEST_SANITISED
+    enum { NBLOCKS = 24, STEPS = 600, LARGEST = 16 * MIB };
+    device_wipe_not();
+#else
     enum { NBLOCKS = 24, STEPS = 2000, LARGEST = 16 * MIB };
+#endif
     void *blocks[NBLOCKS] = {0};
     size_t sizes[NBLOCKS];
     uint64_t state = 2;

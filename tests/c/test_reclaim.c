@@ -7,12 +7,6 @@
 
 #include "fixture.h"
 
-static unsigned char *host_memory(size_t nbytes) {
-    unsigned char *host = calloc(1, nbytes);
-    CHECK(host != NULL);
-    return host;
-}
-
 static void copy_out(fixture *f, void *to, const void *from, size_t nbytes, sk_stream *stream) {
     CHECK_OK(sk_copy_async(f->backend, to, from, nbytes, SK_DEVICE_TO_HOST, stream));
 }
@@ -33,9 +27,10 @@ static void pieces_take_and_free_two(fixture *f, void *pieces[PIECES]) {
 }
 
 SK_TEST(reclaim, test_take_when_idle_memory_is_enough_then_copies_in_flight_are_not_awaited) {
+    need_host_order(); /* else nobody knows that the NULL stream is idle */
     fixture f = fixture_open_gated(24 * MIB, false);
     sk_stream *copies = make_stream(f.backend);
-    unsigned char *host = host_memory(8 * MIB);
+    unsigned char *host = host_take(8 * MIB);
     void *pieces[PIECES];
     void *leaving = take(&f, 8 * MIB, NULL);
     pieces_take(&f, pieces);
@@ -51,13 +46,13 @@ SK_TEST(reclaim, test_take_when_idle_memory_is_enough_then_copies_in_flight_are_
     give(&f, pieces[3]);
     drop_used_stream(&f, copies);
     fixture_close(&f);
-    free(host);
+    host_give(host);
 }
 
 SK_TEST(reclaim, test_take_when_a_busy_stream_owns_nothing_free_then_not_awaited) {
     fixture f = fixture_open_gated(24 * MIB, false);
     sk_stream *busy = make_stream(f.backend);
-    unsigned char *host = host_memory(8 * MIB);
+    unsigned char *host = host_take(8 * MIB);
     void *pieces[PIECES];
     give(&f, take(&f, 8 * MIB, busy));
     void *used = take(&f, 8 * MIB, busy); /* its lane has seen a give, and has nothing free */
@@ -70,14 +65,14 @@ SK_TEST(reclaim, test_take_when_a_busy_stream_owns_nothing_free_then_not_awaited
     give(&f, used);
     drop_used_stream(&f, busy);
     fixture_close(&f);
-    free(host);
+    host_give(host);
 }
 
 SK_TEST(reclaim, test_take_when_another_streams_block_is_larger_then_only_a_part_is_adopted) {
     fixture f = fixture_open_gated(64 * MIB, false);
     sk_stream *copies = make_stream(f.backend);
     sk_stream *compute = make_stream(f.backend);
-    unsigned char *host = host_memory(2 * MIB);
+    unsigned char *host = host_take(2 * MIB);
     give(&f, take(&f, 64 * MIB, compute));
     void *adopted = take(&f, 2 * MIB, copies);
     copy_out(&f, host, adopted, 2 * MIB, copies); /* held: `copies` is busy from here on */
@@ -92,7 +87,7 @@ SK_TEST(reclaim, test_take_when_another_streams_block_is_larger_then_only_a_part
     drop_used_stream(&f, copies);
     drop_used_stream(&f, compute);
     fixture_close(&f);
-    free(host);
+    host_give(host);
 }
 
 SK_TEST(reclaim, test_give_when_its_event_cannot_be_recorded_then_waits_for_the_stream_instead) {
@@ -111,7 +106,7 @@ SK_TEST(reclaim, test_give_when_its_event_cannot_be_recorded_then_waits_for_the_
 
 SK_TEST(reclaim,
         test_destroy_when_the_device_takes_memory_not_back_then_says_so_and_can_be_repeated) {
-    sk_backend *backend = make_fault(make_cpu(CAPACITY));
+    sk_backend *backend = make_fault(make_device(CAPACITY));
     sk_pool_params params = {0};
     sk_pool *pool = NULL;
     void *block = NULL;
@@ -128,17 +123,19 @@ SK_TEST(reclaim,
 }
 
 SK_TEST(reclaim, test_event_when_recorded_again_then_earlier_waits_keep_their_recording) {
-    sk_backend *gate = make_delay(make_cpu(CAPACITY));
+    sk_backend *gate = make_delay(make_device(CAPACITY));
     sk_stream *slow = make_stream(gate);
     sk_stream *idle = make_stream(gate);
     sk_stream *waiter = make_stream(gate);
-    static char from[64] = {7};
-    static char to[64];
+    enum { NBYTES = 64 };
+    char *to = host_take(NBYTES);
+    void *from = device_take(NBYTES);
+    device_fill(from, 7, NBYTES);
     sk_event *event = NULL;
     sk_event *passed = NULL;
     CHECK_OK(sk_event_create(gate, &event));
     CHECK_OK(sk_event_create(gate, &passed));
-    CHECK_OK(sk_copy_async(gate, to, from, sizeof to, SK_DEVICE_TO_HOST, slow));
+    CHECK_OK(sk_copy_async(gate, to, from, NBYTES, SK_DEVICE_TO_HOST, slow));
     CHECK_OK(sk_event_record(gate, event, slow));
     CHECK_OK(sk_stream_wait(gate, waiter, event));
     CHECK_OK(sk_event_record(gate, passed, waiter));
@@ -153,5 +150,7 @@ SK_TEST(reclaim, test_event_when_recorded_again_then_earlier_waits_keep_their_re
     drop_stream(gate, slow);
     drop_stream(gate, idle);
     drop_stream(gate, waiter);
+    device_give(from, NBYTES);
+    host_give(to);
     sk_backend_close(gate);
 }

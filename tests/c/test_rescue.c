@@ -240,7 +240,7 @@ SK_TEST(rescue, test_rescue_when_another_thread_uses_the_pool_meanwhile_then_no_
 
 SK_TEST(rescue, test_rescue_when_device_refuses_then_called_too) {
     for (int whole = 0; whole < 2; whole++) {
-        owner mine = {.free_per_call = 1, .f = {.backend = make_cpu(BUDGET)}};
+        owner mine = {.free_per_call = 1, .f = {.backend = make_device(BUDGET)}};
         sk_pool_params params = {.whole_segments = whole == 1};
         CHECK_OK(sk_pool_create(mine.f.backend, &params, &mine.f.pool));
         for (int i = 0; i < MAX_HELD; i++) {

@@ -12,7 +12,7 @@ enum { SIZE = 64 * KIB };
 static void drop_nothing(void *owner) { (void)owner; }
 
 SK_TEST(sched, test_create_when_an_argument_is_missing_then_invalid) {
-    sk_backend *backend = make_cpu(CAPACITY);
+    sk_backend *backend = make_device(CAPACITY);
     sk_sched_params params = {.drop_owner = drop_nothing};
     sk_sched *sched = NULL;
     CHECK_STATUS(SK_INVALID, sk_sched_create(NULL, &params, &sched));

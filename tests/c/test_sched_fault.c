@@ -42,7 +42,7 @@ static void play_evict(play *mine, parcel *p) {
     if (parcel_state(p) == SK_GROUP_CLEAN &&
         sk_stream_sync(mine->s.backend, mine->stream) == SK_OK &&
         sk_group_evict(p->group) == SK_OK) {
-        memset(p->device->bytes, 0, p->nbytes);
+        device_fill(p->device->bytes, 0, p->nbytes);
     }
 }
 
@@ -213,7 +213,7 @@ static bool create_once(sk_backend *backend, const char *folder) {
 SK_TEST(sched_fault, test_create_when_anything_fails_then_nothing_is_left) {
     enum { HOST, DEVICE, DISK, KINDS };
     for (int kind = 0; kind < KINDS; kind++) {
-        sk_backend *fault = make_fault(make_cpu(CAPACITY));
+        sk_backend *fault = make_fault(make_device(CAPACITY));
         char folder[FOLDER_CHARS];
         make_folder(folder);
         int nfiles = count_open_files();
@@ -318,10 +318,16 @@ SK_TEST(sched_fault, test_device_when_silent_for_long_then_the_copy_is_given_up)
 
 enum { CHILD_SECONDS = 30 };
 
-static void in_child(int (*child)(scene *s, parcel *parcels), scene *s, parcel *parcels) {
+static void need_fork(void) {
+    if (device_is_cuda()) {
+        test_skip("a forked child cannot use a CUDA device");
+    }
 #ifdef __SANITIZE_THREAD__
     test_skip("the thread sanitiser takes a child's thread for the parent's at the same address");
 #endif
+}
+
+static void in_child(int (*child)(scene *s, parcel *parcels), scene *s, parcel *parcels) {
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
@@ -349,7 +355,7 @@ static int finish_in_child(scene *s, parcel *parcels) {
     for (int i = COUNT - 1; i >= 0; i--) {
         EXPECT(sk_group_finish_out(parcels[i].group, NULL, false) == SK_OK);
         EXPECT(sk_group_evict(parcels[i].group) == SK_OK);
-        memset(parcels[i].device->bytes, 0, SIZE);
+        device_fill(parcels[i].device->bytes, 0, SIZE);
         EXPECT(parcel_in(&parcels[i], NULL) == SK_OK);
         EXPECT(sk_group_finish_in(parcels[i].group, NULL, i % 2 == 0) != SK_INVALID);
         EXPECT(sk_sched_check(s->sched) == SK_OK);
@@ -392,6 +398,7 @@ static int drain_in_child(scene *s, parcel *parcels) {
 }
 
 SK_TEST(sched_fault, test_fork_when_copies_are_under_way_then_the_child_can_finish_them) {
+    need_fork();
     int (*const children[])(scene *, parcel *) = {finish_in_child, poll_in_child, drain_in_child};
     scene s;
     scene_open(&s, &(scene_options){.gate = true});
@@ -435,6 +442,7 @@ static int disk_in_sched_child(scene *s, parcel *parcels) {
 }
 
 SK_TEST(sched_fault, test_fork_when_the_disk_is_busy_then_parent_and_child_go_on) {
+    need_fork();
     enum { NFORKS = 10, SLOW_BYTES = 4096 };
     for (int round = 0; round < NFORKS; round++) {
         scene s;

@@ -18,8 +18,8 @@ typedef struct pair {
 } pair;
 
 static pair pair_open(size_t budget_bytes, bool whole) {
-    pair made = {.f = fixture_open_gated(budget_bytes, whole), .host = calloc(2, NBYTES)};
-    CHECK(made.host != NULL);
+    pair made = {.f = fixture_open_gated(budget_bytes, whole),
+                 .host = host_take((size_t)2 * NBYTES)};
     made.first = make_stream(made.f.backend);
     made.second = make_stream(made.f.backend);
     return made;
@@ -33,7 +33,7 @@ static void pair_close(pair *p) {
     drop_used_stream(&p->f, p->first);
     drop_used_stream(&p->f, p->second);
     fixture_close(&p->f);
-    free(p->host);
+    host_give(p->host);
 }
 
 static void copy_out(pair *p, void *to, const void *block, sk_stream *stream) {
@@ -236,6 +236,7 @@ static void adopt_on_host(bool whole) {
 }
 
 SK_TEST(stream, test_take_when_host_adopts_then_waits_for_the_copy) {
+    need_host_order(); /* a stream waits, not the call */
     adopt_on_host(false);
     adopt_on_host(true);
 }
@@ -306,8 +307,7 @@ SK_TEST(stream, test_trim_when_block_is_pending_then_waits_and_gives_it_back) {
 static void trim_behind_copy(bool whole) {
     pair p = pair_open(0, whole);
     enum { LARGE = 24 * MIB };
-    unsigned char *host = calloc(1, LARGE);
-    CHECK(host != NULL);
+    unsigned char *host = host_take(LARGE);
     void *block = take(&p.f, LARGE, p.first);
     pattern_write(block, LARGE, 5);
     CHECK_OK(sk_copy_async(p.f.backend, host, block, LARGE, SK_DEVICE_TO_HOST, p.first));
@@ -317,7 +317,7 @@ static void trim_behind_copy(bool whole) {
     CHECK_OK(sk_stream_sync(p.f.backend, p.first));
     CHECK(pattern_holds(host, LARGE, 5));
     CHECK_EQUAL(0, stats_of(&p.f).reserved_bytes[0].current);
-    free(host);
+    host_give(host);
     pair_close(&p);
 }
 
@@ -354,7 +354,7 @@ SK_TEST(stream, test_take_when_it_must_trim_a_block_being_read_then_copy_is_whol
 }
 
 SK_TEST(stream, test_trace_when_adopted_then_record_and_wait_are_called) {
-    sk_backend *trace = make_trace(make_cpu(CAPACITY), KIB);
+    sk_backend *trace = make_trace(make_device(CAPACITY), KIB);
     fixture f = {.backend = trace};
     sk_pool_params params = {.budget_bytes = NBYTES};
     CHECK_OK(sk_pool_create(trace, &params, &f.pool));

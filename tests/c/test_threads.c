@@ -36,13 +36,13 @@ typedef struct worker {
     sk_stream *stream; /* NULL for every other thread */
     unsigned number;
     parcel own[NOWN];
-    unsigned char host[COPY_BYTES];
+    unsigned char *host;
     uint64_t state;
 } worker;
 
 static void parcel_give(arena *a, parcel *p) {
     CHECK(pattern_holds(p->address, p->nbytes, p->seed));
-    memset(p->address, 0xff, p->nbytes < COPY_BYTES ? p->nbytes : COPY_BYTES);
+    device_fill(p->address, 0xff, p->nbytes < COPY_BYTES ? p->nbytes : COPY_BYTES);
     CHECK_OK(sk_pool_give(a->f.pool, p->address));
     p->address = NULL;
 }
@@ -184,7 +184,8 @@ static void run_threads(bool whole) {
     sk_pool_set_rescue(a->f.pool, rescue, a);
     pthread_t threads[NTHREADS];
     for (unsigned i = 0; i < NTHREADS; i++) {
-        workers[i] = (worker){.arena = a, .number = i, .state = i + 1};
+        workers[i] =
+            (worker){.arena = a, .number = i, .state = i + 1, .host = host_take(COPY_BYTES)};
         workers[i].stream = i % 2 == 0 ? make_stream(a->f.backend) : NULL;
         CHECK(pthread_create(&threads[i], NULL, work, &workers[i]) == 0);
     }
@@ -204,6 +205,7 @@ static void run_threads(bool whole) {
     CHECK(atomic_load(&a->nrescues) > 0); /* else the budget was not tight */
     CHECK_OK(sk_pool_trim(a->f.pool));
     for (int i = 0; i < NTHREADS; i++) {
+        host_give(workers[i].host);
         if (workers[i].stream != NULL) {
             drop_used_stream(&a->f, workers[i].stream);
         }

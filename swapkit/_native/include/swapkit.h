@@ -1,4 +1,4 @@
-/* swapkit.h - the C interface of swapkit: backends, the caching pool, and what torch calls.
+/* swapkit.h - the C interface of swapkit: backends and the caching pool.
  *
  * Words.  A *backend* serves one device through a table of operations. A *segment* is one
  * contiguous range obtained from the backend by one call; a *block* is a part of a segment, in use
@@ -13,8 +13,8 @@
  * the function may be called from any thread at the same time as any other. Callbacks run on the
  * calling thread with no lock of ours held. Nothing here touches a driver while the process exits.
  *
- * This header is the only source of the Python bindings: with SK_CDEF defined it must preprocess to
- * plain declarations. */
+ * The headers of this folder are the only source of the Python bindings: with SK_CDEF defined they
+ * must preprocess to plain declarations. */
 #ifndef SWAPKIT_H
 #define SWAPKIT_H
 
@@ -104,6 +104,12 @@ typedef struct sk_backend_ops {
                             sk_copy_kind kind, sk_stream *stream);
     /* Optional: run `call(argument)` on the host, in stream order. It must not call the backend. */
     sk_status (*stream_call)(void *self, sk_stream *stream, void (*call)(void *), void *argument);
+    /* Page-locked host memory, for a device whose copies are slow or wait without: both or none. A
+     * piece is a power of two at a multiple of itself, best of host_lock_bytes; copy_async takes
+     * ranges over several pieces. A failed lock: SK_OUT_OF_HOST_MEMORY. */
+    size_t host_lock_bytes;
+    sk_status (*host_lock)(void *self, void *address, size_t nbytes);
+    sk_status (*host_unlock)(void *self, void *address, size_t nbytes);
 } sk_backend_ops;
 
 /* Validate `ops` (sizes, mandatory members, both-or-none groups) and make a backend of them; absent
@@ -143,6 +149,21 @@ typedef struct sk_cpu_params {
 } sk_cpu_params;
 
 SK_API SK_NODISCARD sk_status sk_backend_cpu(const sk_cpu_params *params, sk_backend **out);
+
+/* An NVIDIA device, through the driver's library alone: libcuda.so.1, or what the environment
+ * variable SWAPKIT_CUDA_DRIVER names. An sk_stream is a CUstream and an sk_event a CUevent, also
+ * of others; NULL is the legacy default stream. Calls leave the thread's own context current. In a
+ * forked child, and once the process exits, they fail; what releases something does nothing. */
+typedef struct sk_cuda_params {
+    int32_t device;         /* as the driver counts them */
+    size_t granule_bytes;   /* of virtual memory; 0: 2 MiB. A multiple of the device's least */
+    bool no_virtual_memory; /* whole segments only */
+    uint64_t peer_devices;  /* bit n: device n may use its virtual memory, too, if it can */
+} sk_cuda_params;
+
+/* SK_UNSUPPORTED: no driver, no device, or too old a driver; the text says what was looked for. */
+SK_API SK_NODISCARD sk_status sk_backend_cuda(const sk_cuda_params *params, sk_backend **out);
+SK_API SK_NODISCARD sk_status sk_cuda_device_count(int32_t *out);
 
 /* ---- ring: recorded events for timelines ----------------------------------------------------- */
 
@@ -212,6 +233,7 @@ typedef struct sk_block_info {
     uintptr_t address;
     size_t nbytes;
     size_t requested_bytes;
+    uintptr_t stream; /* in whose order it is used */
     uint32_t tag;
     uint32_t state; /* sk_block_state */
 } sk_block_info;
@@ -220,6 +242,7 @@ typedef struct sk_segment_info {
     uintptr_t address;
     size_t nbytes;          /* of address space */
     size_t committed_bytes; /* that the device holds */
+    bool is_small;          /* of blocks of up to 1 MiB */
 } sk_segment_info;
 
 /* backend  kept open by the pool. Every stream that the pool is told of must outlive the pool.
@@ -265,6 +288,8 @@ SK_API bool sk_tentative_set(bool on);
 
 SK_API void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out);
 SK_API void sk_pool_stats_reset_peak(sk_pool *pool);
+/* Set what was ever allocated and freed to 0, and the counts of events. */
+SK_API void sk_pool_stats_reset_accumulated(sk_pool *pool);
 /* Most bytes reserved since the last call, besides and apart from the statistics' peaks. */
 SK_API size_t sk_pool_peak_take(sk_pool *pool);
 /* 1 if `address` lies in one of the pool's segments. */
@@ -272,30 +297,15 @@ SK_API int sk_pool_owns(sk_pool *pool, const void *address);
 /* Copy up to `capacity` descriptions; returns how many there are. */
 SK_API size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity);
 SK_API size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity);
+/* SK_INVALID: `address` lies in none of the pool's segments. */
+SK_API SK_NODISCARD sk_status sk_pool_segment_at(sk_pool *pool, const void *address,
+                                                 sk_segment_info *out);
 /* Walk every structure. SK_CORRUPT: sk_error_text() names the invariant that is broken. */
 SK_API SK_NODISCARD sk_status sk_pool_check(sk_pool *pool);
 
-/* ---- entry: what torch calls ----------------------------------------------------------------- */
-
-typedef struct sk_entry sk_entry;
-
-/* Writes into `text` what a failed request for `nbytes` should say; returns its length. */
-typedef size_t (*sk_explain_fn)(void *context, size_t nbytes, char *text, size_t capacity);
-
-/* pool  borrowed: must outlive the entry.   out  owned: sk_entry_destroy(). */
-SK_API SK_NODISCARD sk_status sk_entry_create(sk_pool *pool, sk_entry **out);
-SK_API void sk_entry_destroy(sk_entry *entry);
-/* NULL: none; the plain text with the pool's figures is used. Threads: any. */
-SK_API void sk_entry_set_explain(sk_entry *entry, sk_explain_fn explain, void *context);
-/* NULL on failure: sk_entry_error() then has this thread's text for the user. Threads: any. */
-SK_API void *sk_entry_alloc(sk_entry *entry, size_t nbytes);
-SK_API void sk_entry_free(sk_entry *entry, void *address);
-SK_API const char *sk_entry_error(void);
-
 #ifdef SK_CDEF
-/* Python's side of the callbacks above (cffi API mode). */
+/* Python's side of the callback above (cffi API mode). */
 extern "Python" size_t sk_python_rescue(void *context, size_t needed_bytes);
-extern "Python" size_t sk_python_explain(void *context, size_t nbytes, char *text, size_t capacity);
 #endif
 
 #endif

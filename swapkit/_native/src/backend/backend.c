@@ -32,6 +32,11 @@ static sk_status unsupported_stream_call(void *self, sk_stream *stream, void (*c
     return sk__fail(SK_UNSUPPORTED, "backend: it cannot call the host in stream order");
 }
 
+static sk_status unsupported_host(void *self, void *address, size_t nbytes) {
+    (void)self, (void)address, (void)nbytes;
+    return sk__fail(SK_UNSUPPORTED, "backend: it does not lock host memory");
+}
+
 static void destroy_nothing(void *self) { (void)self; }
 
 /* Name of the first mandatory member that is absent, or NULL. */
@@ -61,6 +66,20 @@ static const char *missing_member(const sk_backend_ops *ops) {
     return NULL;
 }
 
+static bool is_power_of_two(size_t n) { return n != 0 && (n & (n - 1)) == 0; }
+
+static sk_status host_check(const sk_backend_ops *ops) {
+    if ((ops->host_lock == NULL) != (ops->host_unlock == NULL)) {
+        return sk__fail(SK_INVALID, "backend '%s': host_lock and host_unlock go together",
+                        ops->name);
+    }
+    if (ops->host_lock != NULL && !is_power_of_two(ops->host_lock_bytes)) {
+        return sk__fail(SK_INVALID, "backend '%s': host_lock_bytes must be a power of two, not %zu",
+                        ops->name, ops->host_lock_bytes);
+    }
+    return SK_OK;
+}
+
 static sk_status groups_check(const sk_backend_ops *ops) {
     if ((ops->memory_alloc == NULL) != (ops->memory_free == NULL)) {
         return sk__fail(SK_INVALID, "backend '%s': memory_alloc and memory_free go together",
@@ -75,8 +94,7 @@ static sk_status groups_check(const sk_backend_ops *ops) {
                         "range_decommit go together",
                         ops->name);
     }
-    if (present == all &&
-        (ops->granule_bytes == 0 || (ops->granule_bytes & (ops->granule_bytes - 1)) != 0)) {
+    if (present == all && !is_power_of_two(ops->granule_bytes)) {
         return sk__fail(SK_INVALID, "backend '%s': granule_bytes must be a power of two, not %zu",
                         ops->name, ops->granule_bytes);
     }
@@ -84,7 +102,7 @@ static sk_status groups_check(const sk_backend_ops *ops) {
         return sk__fail(SK_INVALID, "backend '%s': memory_alloc or range_reserve is needed",
                         ops->name);
     }
-    return SK_OK;
+    return host_check(ops);
 }
 
 static void defaults_fill(sk_backend_ops *ops) {
@@ -104,6 +122,11 @@ static void defaults_fill(sk_backend_ops *ops) {
     }
     if (ops->stream_call == NULL) {
         ops->stream_call = unsupported_stream_call;
+    }
+    if (ops->host_lock == NULL) {
+        ops->host_lock = unsupported_host;
+        ops->host_unlock = unsupported_host;
+        ops->host_lock_bytes = 0;
     }
 }
 

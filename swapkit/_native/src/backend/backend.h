@@ -15,4 +15,14 @@ struct sk_backend {
 void sk__backend_hold(sk_backend *backend);
 void sk__backend_drop(sk_backend *backend);
 
+/* pinned.c. The memory of the backend `cpu`, every committed granule of it locked by `device`.
+ *
+ * device   must have host_lock; kept open.
+ * granule  of commit and decommit, and one locked piece each: a power of two, and a multiple of
+ *          `cpu`'s granule.
+ * cpu      transferred on success. A cpu backend: it takes ranges back in parts.
+ * out      owned: sk_backend_close(). It has virtual memory only. */
+SK_NODISCARD sk_status sk__backend_pinned(sk_backend *device, size_t granule_bytes, sk_backend *cpu,
+                                          sk_backend **out);
+
 #endif

@@ -125,6 +125,16 @@ static sk_status forward_stream_call(void *self, sk_stream *stream, void (*funct
             INNER(self)->ops.stream_call(INNER(self)->self, stream, function, argument));
 }
 
+static sk_status forward_host_lock(void *self, void *address, size_t nbytes) {
+    sk__call call = {.name = "host_lock", .nbytes = nbytes, .fallible = true};
+    FORWARD(self, &call, INNER(self)->ops.host_lock(INNER(self)->self, address, nbytes));
+}
+
+static sk_status forward_host_unlock(void *self, void *address, size_t nbytes) {
+    sk__call call = {.name = "host_unlock", .nbytes = nbytes};
+    FORWARD(self, &call, INNER(self)->ops.host_unlock(INNER(self)->self, address, nbytes));
+}
+
 sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out) {
     const sk_backend_ops ops = {
         .struct_size = sizeof ops,
@@ -150,6 +160,9 @@ sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out
         .event_sync = forward_event_sync,
         .copy_async = forward_copy_async,
         .stream_call = forward_stream_call,
+        .host_lock_bytes = self->inner->ops.host_lock_bytes,
+        .host_lock = self->inner->ops.host_lock_bytes != 0 ? forward_host_lock : NULL,
+        .host_unlock = self->inner->ops.host_lock_bytes != 0 ? forward_host_unlock : NULL,
     };
     sk_status status = sk_backend_open(&ops, self, out);
     if (status == SK_OK) {

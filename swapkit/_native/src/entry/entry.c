@@ -10,6 +10,7 @@
 #include "base/base.h"
 #include "base/thread.h"
 #include "pool/pool.h"
+#include "swapkit_entry.h"
 
 enum { TEXT_BYTES = 16 * 1024 };
 
@@ -70,9 +71,9 @@ static void failure_explain(sk_entry *entry, size_t nbytes) {
     }
 }
 
-void *sk_entry_alloc(sk_entry *entry, size_t nbytes) {
+void *sk_entry_alloc(sk_entry *entry, size_t nbytes, sk_stream *stream) {
     void *address = NULL;
-    if (sk_pool_take(entry->pool, nbytes, NULL, &address) != SK_OK) {
+    if (sk_pool_take(entry->pool, nbytes, stream, &address) != SK_OK) {
         if (!sk__is_tentative()) {
             failure_explain(entry, nbytes);
         }
@@ -87,6 +88,17 @@ void sk_entry_free(sk_entry *entry, void *address) {
         sk_assert(status == SK_OK);
         sk__ignore(status);
     }
+}
+
+sk_status sk_entry_use(sk_entry *entry, void *address, sk_stream *stream) {
+    sk_status status = sk_pool_use(entry->pool, address, stream);
+    return status == SK_INVALID ? SK_OK : status; /* no block of the pool's begins there */
+}
+
+void sk_entry_trim(sk_entry *entry) { sk__ignore(sk_pool_trim(entry->pool)); }
+
+sk_status sk_entry_segment_at(sk_entry *entry, const void *address, sk_segment_info *out) {
+    return sk_pool_segment_at(entry->pool, address, out);
 }
 
 const char *sk_entry_error(void) { return failure_text; }

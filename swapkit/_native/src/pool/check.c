@@ -3,15 +3,42 @@
 
 /* ---- descriptions ---------------------------------------------------------------------------- */
 
-int sk_pool_owns(sk_pool *pool, const void *address) {
+static const sk__segment *segment_find(const sk_pool *pool, const void *address)
+    SK_REQUIRES(pool->lock) {
     uintptr_t at = (uintptr_t)address;
-    int owned = 0;
-    sk__lock(&pool->lock);
-    for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
-        owned |= at >= segment->address && at - segment->address < segment->nbytes;
+    const sk__segment *segment = pool->segments;
+    while (segment != NULL &&
+           !(at >= segment->address && at - segment->address < segment->nbytes)) {
+        segment = segment->next;
     }
+    return segment;
+}
+
+int sk_pool_owns(sk_pool *pool, const void *address) {
+    sk__lock(&pool->lock);
+    int owned = segment_find(pool, address) != NULL;
     sk__unlock(&pool->lock);
     return owned;
+}
+
+static sk_segment_info segment_show(const sk__segment *segment) {
+    return (sk_segment_info){.address = segment->address,
+                             .nbytes = segment->nbytes,
+                             .committed_bytes = segment->committed_bytes,
+                             .is_small = segment->arena == SK_SMALL};
+}
+
+sk_status sk_pool_segment_at(sk_pool *pool, const void *address, sk_segment_info *out) {
+    sk__lock(&pool->lock);
+    const sk__segment *segment = segment_find(pool, address);
+    sk_status status = SK_OK;
+    if (segment == NULL) {
+        status = sk__fail(SK_INVALID, "pool: %p lies in none of its segments", address);
+    } else {
+        *out = segment_show(segment);
+    }
+    sk__unlock(&pool->lock);
+    return status;
 }
 
 static uint32_t state_shown(sk__state state) {
@@ -38,6 +65,7 @@ size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity) {
                     .address = block->address,
                     .nbytes = block->nbytes,
                     .requested_bytes = block->requested_bytes,
+                    .stream = (uintptr_t)block->lane->stream,
                     .tag = block->tag,
                     .state = state_shown(block->state),
                 };
@@ -54,9 +82,7 @@ size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity) {
     sk__lock(&pool->lock);
     for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
         if (count < capacity) {
-            out[count] = (sk_segment_info){.address = segment->address,
-                                           .nbytes = segment->nbytes,
-                                           .committed_bytes = segment->committed_bytes};
+            out[count] = segment_show(segment);
         }
         count++;
     }

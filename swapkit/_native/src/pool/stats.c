@@ -74,8 +74,7 @@ void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out) {
     sk__unlock(&pool->lock);
 }
 
-void sk_pool_stats_reset_peak(sk_pool *pool) {
-    sk__lock(&pool->lock);
+static void stats_each(sk_pool *pool, void (*change)(sk_stat *stat)) SK_REQUIRES(pool->lock) {
     sk_pool_stats *stats = &pool->stats;
     sk_stat *const all[] = {
         stats->allocation,      stats->segment,
@@ -87,9 +86,28 @@ void sk_pool_stats_reset_peak(sk_pool *pool) {
     const int kinds = 3;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         for (int kind = 0; kind < kinds; kind++) {
-            all[i][kind].peak = all[i][kind].current;
+            change(&all[i][kind]);
         }
     }
+}
+
+static void peak_reset(sk_stat *stat) { stat->peak = stat->current; }
+
+static void accumulated_reset(sk_stat *stat) { stat->allocated = stat->freed = 0; }
+
+void sk_pool_stats_reset_peak(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    stats_each(pool, peak_reset);
+    sk__unlock(&pool->lock);
+}
+
+void sk_pool_stats_reset_accumulated(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    sk_pool_stats *stats = &pool->stats;
+    stats_each(pool, accumulated_reset);
+    stats->num_alloc_retries = stats->num_ooms = stats->num_sync_all_streams = 0;
+    stats->num_device_alloc = stats->num_device_free = 0;
+    stats->num_rescues = stats->rescued_bytes = 0;
     sk__unlock(&pool->lock);
 }
 

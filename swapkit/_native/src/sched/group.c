@@ -104,6 +104,14 @@ static sk_status copy_require(const sk_group *group) {
     return group->place == SK_NOWHERE ? failure_tell(group) : SK_OK;
 }
 
+bool sk_group_has_copy(sk_group *group) {
+    sk_sched *sched = group->sched;
+    sk__enter(sched);
+    bool is_whole = group->place != SK_NOWHERE && !sk__is_under_way(group);
+    sk__leave(sched);
+    return is_whole;
+}
+
 void *sk_group_host(sk_group *group) {
     sk_sched *sched = group->sched;
     sk__enter(sched);

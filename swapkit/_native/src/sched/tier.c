@@ -8,28 +8,62 @@
  * keeps its extent, and costs nothing to drop again. */
 #include "sched/sched.h"
 
-enum { READS_AHEAD = 2 };
+enum {
+    READS_AHEAD = 2,
+    GRANULES_PER_LIMIT = 64,                  /* at least: at most so small a part goes unused */
+    MOST_GRANULE_WITH_DISK = 2 * 1024 * 1024, /* every copy is rounded up to it */
+};
 
 /* ---- life ------------------------------------------------------------------------------------ */
+
+/* A device that locks host memory gets all of it locked, a granule of the host's memory at a time:
+ * few and large ones, but many under a limit, since what does not fill one is lost to it. With a
+ * disk they are smaller still: see below. */
+static size_t locked_granule_bytes(const sk_backend *device, const sk_sched_params *params,
+                                   size_t least) {
+    size_t most = params->disk_folder != NULL ? MOST_GRANULE_WITH_DISK : SIZE_MAX;
+    size_t limit = params->host_limit_bytes;
+    if (limit != 0) {
+        most = sk__min(most, limit / GRANULES_PER_LIMIT);
+    }
+    size_t granule = device->ops.host_lock_bytes;
+    while (granule > most && granule > least) {
+        granule /= 2;
+    }
+    return sk__max(granule, least);
+}
+
+/* Where the host copies, a lane's own thread touches the pages first, and the caller does not wait
+ * for that; a device's copy engine gets pages that are there, and that stay. What the system does
+ * not let us lock (`ulimit -l`) is not had: pageable memory would only be slow, and not say why. */
+static sk_status host_backend_open(sk_sched *sched, const sk_sched_params *params) {
+    sk_backend *device = sched->backend;
+    const sk_cpu_params host = {.populate = device->ops.null_stream_is_host == 0};
+    sk_backend *cpu = NULL;
+    sk_status status = sk_backend_cpu(&host, &cpu);
+    if (status != SK_OK || device->ops.host_lock_bytes == 0) {
+        sched->host_backend = cpu;
+        return status;
+    }
+    size_t granule = locked_granule_bytes(device, params, cpu->ops.granule_bytes);
+    status = sk__backend_pinned(device, granule, cpu, &sched->host_backend);
+    if (status != SK_OK) {
+        sk_backend_close(cpu);
+    }
+    return status;
+}
 
 /* A host limit of 0 is what the machine, or its control group, has: the cpu backend's capacity.
  *
  * With a disk, copies are whole granules of the host's memory: then what is free under the limit
  * can always be had as one block, however it lies scattered, and reading cannot fail for want of
- * it.
- *
- * Where the host copies, a lane's own thread touches the pages first, and the caller does not wait
- * for that; a device's copy engine gets pages that are there. This is also where memory that is to
- * be page-locked comes from once a backend needs it. None is now, so `ulimit -l` does not matter;
- * locking has to count what it locks against RLIMIT_MEMLOCK (unless CAP_IPC_LOCK is held) and to go
- * on with pageable memory when the kernel says EPERM or ENOMEM. */
+ * it. */
 sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params) {
     sched->host_rounding = 1;
     sched->host_limit_bytes = params->host_limit_bytes == 0
                                   ? SK_NO_LIMIT
                                   : sk__min(params->host_limit_bytes, SK_NO_LIMIT);
-    const sk_cpu_params host = {.populate = sched->backend->ops.null_stream_is_host == 0};
-    sk_status status = sk_backend_cpu(&host, &sched->host_backend);
+    sk_status status = host_backend_open(sched, params);
     if (status == SK_OK && params->disk_folder != NULL) {
         status = sk__disk_open(params->disk_folder, params->disk_limit_bytes, &sched->disk);
     }

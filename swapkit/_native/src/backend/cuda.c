@@ -1,0 +1,184 @@
+/* cuda.c - opening and closing an NVIDIA device, and what every call to its driver has in common.
+ */
+#include "backend/cuda.h"
+
+#include <stdlib.h>
+
+enum { HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides what starting it costs */
+
+/* ---- a visit to the driver ------------------------------------------------------------------- */
+
+sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed) {
+    *pushed = false;
+    if (sk__cuda_gone() != NULL) {
+        return SK_CU_DEINITIALIZED;
+    }
+    sk__cu_context *current = NULL;
+    sk__cu_result result = cuda->driver->cuCtxGetCurrent(&current);
+    if (result == SK_CU_SUCCESS && current != cuda->context) {
+        result = cuda->driver->cuCtxPushCurrent_v2(cuda->context);
+        *pushed = result == SK_CU_SUCCESS;
+    }
+    return result;
+}
+
+static void pop(const sk__cuda *cuda, bool pushed) {
+    if (pushed) {
+        sk__cu_context *popped = NULL;
+        (void)cuda->driver->cuCtxPopCurrent_v2(&popped);
+    }
+}
+
+static sk_status result_status(const sk__cuda *cuda, const char *what, sk__cu_result result) {
+    switch (result) {
+    case SK_CU_SUCCESS:
+        return SK_OK;
+    case SK_CU_NOT_READY:
+        return SK_NOT_READY;
+    case SK_CU_OUT_OF_MEMORY:
+        return sk__cuda_fail(cuda->driver, SK_OUT_OF_DEVICE_MEMORY, what, result);
+    case SK_CU_DEINITIALIZED:
+        if (sk__cuda_gone() == NULL) {
+            sk__cuda_shut_down(); /* its handler was called before ours */
+        }
+        return sk__fail(SK_BACKEND_FAILED, "cuda backend: %s was not called: %s", what,
+                        sk__cuda_gone());
+    default:
+        return sk__cuda_fail(cuda->driver, SK_BACKEND_FAILED, what, result);
+    }
+}
+
+sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what,
+                         sk__cu_result result) {
+    pop(cuda, pushed);
+    return result_status(cuda, what, result);
+}
+
+sk_status sk__cuda_leave_released(const sk__cuda *cuda, bool pushed, const char *what,
+                                  sk__cu_result result) {
+    sk_status status = sk__cuda_leave(cuda, pushed, what, result);
+    return result == SK_CU_DEINITIALIZED || sk__cuda_is_sticky(result) ? SK_OK : status;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void cuda_free(sk__cuda *cuda) {
+    if (cuda->context != NULL && sk__cuda_gone() == NULL) {
+        (void)cuda->driver->cuDevicePrimaryCtxRelease_v2(cuda->device);
+    }
+    free(cuda);
+}
+
+static void cuda_destroy(void *self) {
+    sk__cuda *cuda = self;
+    sk__fork_unregister(&cuda->fork_node);
+    sk__mutex_destroy(&cuda->lock);
+    cuda_free(cuda);
+}
+
+static const sk_backend_ops cuda_ops = {
+    .struct_size = sizeof(sk_backend_ops),
+    .null_stream_is_host = 0,
+    .name = "cuda",
+    .destroy = cuda_destroy,
+    .memory_info = sk__cuda_memory_info,
+    .memory_alloc = sk__cuda_memory_alloc,
+    .memory_free = sk__cuda_memory_free,
+    .host_lock_bytes = HOST_LOCK_BYTES,
+    .host_lock = sk__cuda_host_lock,
+    .host_unlock = sk__cuda_host_unlock,
+    .stream_create = sk__cuda_stream_create,
+    .stream_destroy = sk__cuda_stream_destroy,
+    .stream_sync = sk__cuda_stream_sync,
+    .stream_wait = sk__cuda_stream_wait,
+    .event_create = sk__cuda_event_create,
+    .event_destroy = sk__cuda_event_destroy,
+    .event_record = sk__cuda_event_record,
+    .event_query = sk__cuda_event_query,
+    .event_sync = sk__cuda_event_sync,
+    .copy_async = sk__cuda_copy_async,
+    .stream_call = sk__cuda_stream_call,
+};
+
+sk_status sk_cuda_device_count(int32_t *out) {
+    if (out == NULL) {
+        return sk__fail(SK_INVALID, "cuda backend: no place for the number of devices");
+    }
+    const sk__cuda_driver *driver = NULL;
+    sk_status status = sk__cuda_driver_get(&driver);
+    if (status != SK_OK) {
+        return status;
+    }
+    int count = 0;
+    sk__cu_result result = driver->cuDeviceGetCount(&count);
+    if (result != SK_CU_SUCCESS) {
+        return sk__cuda_fail(driver, SK_BACKEND_FAILED, "cuDeviceGetCount", result);
+    }
+    *out = count;
+    return SK_OK;
+}
+
+/* The device and its primary context. */
+static sk_status device_open(sk__cuda *cuda, int32_t number) {
+    int32_t count = 0;
+    sk_status status = sk_cuda_device_count(&count);
+    if (status != SK_OK) {
+        return status;
+    }
+    if (number < 0 || number >= count) {
+        return sk__fail(SK_INVALID, "cuda backend: there is no device %d: the driver has %d",
+                        (int)number, (int)count);
+    }
+    sk__cu_result result = cuda->driver->cuDeviceGet(&cuda->device, number);
+    if (result != SK_CU_SUCCESS) {
+        return sk__cuda_fail(cuda->driver, SK_BACKEND_FAILED, "cuDeviceGet", result);
+    }
+    sk__cu_context *context = NULL;
+    result = cuda->driver->cuDevicePrimaryCtxRetain(&context, cuda->device);
+    if (result != SK_CU_SUCCESS) {
+        return result_status(cuda, "cuDevicePrimaryCtxRetain", result);
+    }
+    cuda->context = context;
+    return SK_OK;
+}
+
+static sk_status cuda_open(const sk_cuda_params *params, sk__cuda *cuda, sk_backend **out) {
+    sk_status status = sk__cuda_driver_get(&cuda->driver);
+    if (status == SK_OK) {
+        status = device_open(cuda, params->device);
+    }
+    if (status == SK_OK) {
+        status = sk__cuda_memory_open(cuda, params);
+    }
+    if (status != SK_OK) {
+        return status;
+    }
+    sk_backend_ops ops = cuda_ops;
+    ops.granule_bytes = cuda->granule_bytes;
+    if (cuda->granule_bytes != 0) {
+        ops.range_reserve = sk__cuda_range_reserve;
+        ops.range_release = sk__cuda_range_release;
+        ops.range_commit = sk__cuda_range_commit;
+        ops.range_decommit = sk__cuda_range_decommit;
+    }
+    return sk_backend_open(&ops, cuda, out);
+}
+
+sk_status sk_backend_cuda(const sk_cuda_params *params, sk_backend **out) {
+    if (params == NULL || out == NULL) {
+        return sk__fail(SK_INVALID, "cuda backend: parameters and a place for the result");
+    }
+    sk__cuda *cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "cuda backend: no host memory for its state");
+    }
+    sk_status status = cuda_open(params, cuda, out);
+    if (status != SK_OK) {
+        cuda_free(cuda);
+        return status;
+    }
+    sk__mutex_init(&cuda->lock, SK_RANK_BACKEND);
+    cuda->fork_node = (sk__fork_node){.lock = &cuda->lock};
+    sk__fork_register(&cuda->fork_node);
+    return SK_OK;
+}

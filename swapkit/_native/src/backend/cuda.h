@@ -1,0 +1,68 @@
+/* cuda.h - an NVIDIA device: state shared by the backend's memory half and its stream half.
+ *
+ * A stream is the driver's own CUstream, an event its CUevent: those of others, such as torch's,
+ * can be handed in. The NULL stream is the legacy default stream of the device's primary context.
+ *
+ * Every operation is a visit: enter, call the driver if that worked, leave with the result. */
+#ifndef SWAPKIT_BACKEND_CUDA_H
+#define SWAPKIT_BACKEND_CUDA_H
+
+#include "backend/backend.h"
+#include "backend/cuda_driver.h"
+#include "base/thread.h"
+
+enum { SK_CUDA_DEVICES = 64 }; /* of one process, that may share memory */
+
+typedef struct sk__cuda {
+    sk__mutex lock;
+    const sk__cuda_driver *driver;
+    sk__cu_context *context; /* the device's primary one, retained */
+    sk__cu_device device;
+    size_t granule_bytes;                  /* 0: without virtual memory */
+    sk__cu_allocation kind;                /* of physical memory */
+    sk__cu_access access[SK_CUDA_DEVICES]; /* who may use it; the device itself first */
+    size_t naccess;
+    sk__fork_node fork_node;
+    size_t locked_bytes SK_GUARDED_BY(lock); /* of host memory */
+    size_t cut_bytes SK_GUARDED_BY(lock);    /* the smallest piece locked; 0: none is */
+} sk__cuda;
+
+/* Make the device's context current in this thread, if it is not: the caller's own stays what it
+ * is. Calls no driver that is gone: the result is then SK_CU_DEINITIALIZED. */
+sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed);
+/* Undo that; `result` of the driver's function `what`, as a status with a text. */
+sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what, sk__cu_result result);
+/* The same for what releases something: if it went with the process or the context, it is gone. */
+sk_status sk__cuda_leave_released(const sk__cuda *cuda, bool pushed, const char *what,
+                                  sk__cu_result result);
+
+/* Memory half: cuda_memory.c. Whether the device has virtual memory, in which granules, and who may
+ * use it: `params` and the device decide. */
+sk_status sk__cuda_memory_open(sk__cuda *cuda, const sk_cuda_params *params);
+sk_status sk__cuda_memory_info(void *self, sk_memory_info *out);
+sk_status sk__cuda_memory_alloc(void *self, size_t nbytes, void **out);
+sk_status sk__cuda_memory_free(void *self, void *address, size_t nbytes);
+sk_status sk__cuda_range_reserve(void *self, size_t nbytes, void **out);
+sk_status sk__cuda_range_release(void *self, void *address, size_t nbytes);
+sk_status sk__cuda_range_commit(void *self, void *address, size_t nbytes);
+sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes);
+sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes);
+sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes);
+/* At multiples of how many bytes of host memory a copy has to be cut; 0: nowhere. */
+size_t sk__cuda_cut_bytes(sk__cuda *cuda);
+
+/* Stream half: cuda_stream.c. */
+sk_status sk__cuda_stream_create(void *self, sk_stream **out);
+sk_status sk__cuda_stream_destroy(void *self, sk_stream *stream);
+sk_status sk__cuda_stream_sync(void *self, sk_stream *stream);
+sk_status sk__cuda_stream_wait(void *self, sk_stream *stream, sk_event *event);
+sk_status sk__cuda_event_create(void *self, sk_event **out);
+sk_status sk__cuda_event_destroy(void *self, sk_event *event);
+sk_status sk__cuda_event_record(void *self, sk_event *event, sk_stream *stream);
+sk_status sk__cuda_event_query(void *self, sk_event *event);
+sk_status sk__cuda_event_sync(void *self, sk_event *event);
+sk_status sk__cuda_copy_async(void *self, void *to, const void *from, size_t nbytes,
+                              sk_copy_kind kind, sk_stream *stream);
+sk_status sk__cuda_stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument);
+
+#endif

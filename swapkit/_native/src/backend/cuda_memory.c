@@ -1,0 +1,266 @@
+/* cuda_memory.c - device memory, whole or in granules behind a range of addresses; host memory that
+ * its copy engines may read and write.
+ *
+ * A granule is physical memory of its own, mapped where it is committed. Its handle is released at
+ * once: the mapping keeps the memory, and unmapping gives it back. The driver does not wait for
+ * work on memory that is unmapped; whoever decommits has waited. */
+#include "backend/cuda.h"
+
+enum { GRANULE_BYTES = 2 * 1024 * 1024 }; /* the device's own large page */
+
+static sk__cu_address device_address(const void *address) { return (uintptr_t)address; }
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static bool device_has(const sk__cuda *cuda, int attribute) {
+    int value = 0;
+    return cuda->driver->cuDeviceGetAttribute(&value, attribute, cuda->device) == SK_CU_SUCCESS &&
+           value != 0;
+}
+
+static void access_add(sk__cuda *cuda, sk__cu_device device) {
+    cuda->access[cuda->naccess++] =
+        (sk__cu_access){.location = {.type = SK_CU_LOCATION_DEVICE, .id = device},
+                        .flags = SK_CU_ACCESS_READ_WRITE};
+}
+
+/* Let the other devices that were named use the memory, too, where the machine has a way. */
+static void access_open(sk__cuda *cuda, uint64_t peers) {
+    access_add(cuda, cuda->device);
+    for (int number = 0; number < SK_CUDA_DEVICES; number++) {
+        sk__cu_device peer = 0;
+        int reaches = 0;
+        bool usable =
+            ((peers >> (unsigned)number) & 1) != 0 &&
+            cuda->driver->cuDeviceGet(&peer, number) == SK_CU_SUCCESS && peer != cuda->device &&
+            cuda->driver->cuDeviceCanAccessPeer(&reaches, peer, cuda->device) == SK_CU_SUCCESS &&
+            reaches != 0;
+        if (usable) {
+            access_add(cuda, peer);
+        }
+    }
+}
+
+sk_status sk__cuda_memory_open(sk__cuda *cuda, const sk_cuda_params *params) {
+    cuda->kind = (sk__cu_allocation){
+        .type = SK_CU_ALLOCATION_PINNED,
+        .location = {.type = SK_CU_LOCATION_DEVICE, .id = cuda->device},
+        .rdma_capable = device_has(cuda, SK_CU_RDMA_WITH_VIRTUAL_MEMORY),
+    };
+    if (params->no_virtual_memory || !device_has(cuda, SK_CU_VIRTUAL_MEMORY)) {
+        return SK_OK;
+    }
+    size_t least = 0;
+    sk__cu_result result =
+        cuda->driver->cuMemGetAllocationGranularity(&least, &cuda->kind, SK_CU_GRANULARITY_MINIMUM);
+    if (result != SK_CU_SUCCESS) {
+        return sk__cuda_fail(cuda->driver, SK_BACKEND_FAILED, "cuMemGetAllocationGranularity",
+                             result);
+    }
+    size_t granule =
+        params->granule_bytes == 0 ? sk__max(GRANULE_BYTES, least) : params->granule_bytes;
+    if (least == 0 || granule % least != 0 || granule > SK_MAX_BYTES) {
+        return sk__fail(SK_INVALID,
+                        "cuda backend: granules of %zu bytes are not possible: the device maps "
+                        "multiples of %zu",
+                        granule, least);
+    }
+    cuda->granule_bytes = granule;
+    access_open(cuda, params->peer_devices);
+    return SK_OK;
+}
+
+/* ---- whole segments -------------------------------------------------------------------------- */
+
+sk_status sk__cuda_memory_info(void *self, sk_memory_info *out) {
+    const sk__cuda *cuda = self;
+    sk_memory_info info = {0};
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuMemGetInfo_v2(&info.free_bytes, &info.total_bytes);
+    }
+    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemGetInfo_v2", result);
+    if (status == SK_OK) {
+        *out = info;
+    }
+    return status;
+}
+
+sk_status sk__cuda_memory_alloc(void *self, size_t nbytes, void **out) {
+    const sk__cuda *cuda = self;
+    sk__cu_address address = 0;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuMemAlloc_v2(&address, nbytes);
+    }
+    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemAlloc_v2", result);
+    if (status == SK_OK) {
+        *out = (void *)(uintptr_t)address;
+    }
+    return status;
+}
+
+sk_status sk__cuda_memory_free(void *self, void *address, size_t nbytes) {
+    const sk__cuda *cuda = self;
+    (void)nbytes;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuMemFree_v2(device_address(address));
+    }
+    return sk__cuda_leave_released(cuda, pushed, "cuMemFree_v2", result);
+}
+
+/* ---- virtual memory -------------------------------------------------------------------------- */
+
+sk_status sk__cuda_range_reserve(void *self, size_t nbytes, void **out) {
+    const sk__cuda *cuda = self;
+    sk__cu_address address = 0;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuMemAddressReserve(&address, nbytes, cuda->granule_bytes, 0, 0);
+    }
+    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemAddressReserve", result);
+    if (status == SK_OK) {
+        *out = (void *)(uintptr_t)address;
+    }
+    return status;
+}
+
+sk_status sk__cuda_range_release(void *self, void *address, size_t nbytes) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuMemAddressFree(device_address(address), nbytes);
+    }
+    return sk__cuda_leave_released(cuda, pushed, "cuMemAddressFree", result);
+}
+
+/* Put physical memory behind one granule of addresses. */
+static sk__cu_result granule_map(const sk__cuda *cuda, sk__cu_address address, const char **what) {
+    sk__cu_memory memory = 0;
+    *what = "cuMemCreate";
+    sk__cu_result result = cuda->driver->cuMemCreate(&memory, cuda->granule_bytes, &cuda->kind, 0);
+    if (result != SK_CU_SUCCESS) {
+        return result;
+    }
+    *what = "cuMemMap";
+    result = cuda->driver->cuMemMap(address, cuda->granule_bytes, 0, memory, 0);
+    (void)cuda->driver->cuMemRelease(memory); /* a mapping keeps it */
+    return result;
+}
+
+/* Unmap granules from `address` on, up to the first that is refused; how many bytes went. */
+static size_t granules_unmap(const sk__cuda *cuda, sk__cu_address address, size_t nbytes,
+                             sk__cu_result *result) {
+    size_t done = 0;
+    *result = SK_CU_SUCCESS;
+    while (done < nbytes && *result == SK_CU_SUCCESS) {
+        *result = cuda->driver->cuMemUnmap(address + done, cuda->granule_bytes);
+        done += *result == SK_CU_SUCCESS ? cuda->granule_bytes : 0;
+    }
+    return done;
+}
+
+/* All of `nbytes`, or nothing. */
+static sk__cu_result granules_map(const sk__cuda *cuda, sk__cu_address address, size_t nbytes,
+                                  const char **what) {
+    size_t done = 0;
+    sk__cu_result result = SK_CU_SUCCESS;
+    while (done < nbytes && result == SK_CU_SUCCESS) {
+        result = granule_map(cuda, address + done, what);
+        done += result == SK_CU_SUCCESS ? cuda->granule_bytes : 0;
+    }
+    if (result == SK_CU_SUCCESS) {
+        *what = "cuMemSetAccess";
+        result = cuda->driver->cuMemSetAccess(address, nbytes, cuda->access, cuda->naccess);
+    }
+    if (result != SK_CU_SUCCESS) {
+        sk__cu_result ignored = SK_CU_SUCCESS;
+        (void)granules_unmap(cuda, address, done, &ignored);
+    }
+    return result;
+}
+
+sk_status sk__cuda_range_commit(void *self, void *address, size_t nbytes) {
+    const sk__cuda *cuda = self;
+    const char *what = "cuMemCreate";
+    bool pushed = false;
+    sk_assert(nbytes % cuda->granule_bytes == 0);
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = granules_map(cuda, device_address(address), nbytes, &what);
+    }
+    return sk__cuda_leave(cuda, pushed, what, result);
+}
+
+sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk_assert(nbytes % cuda->granule_bytes == 0);
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        size_t done = granules_unmap(cuda, device_address(address), nbytes, &result);
+        if (result != SK_CU_SUCCESS && done > 0) { /* none of it, then: they were free anyway */
+            const char *what = NULL;
+            (void)granules_map(cuda, device_address(address), done, &what);
+        }
+    }
+    return sk__cuda_leave_released(cuda, pushed, "cuMemUnmap", result);
+}
+
+/* ---- host memory ----------------------------------------------------------------------------- */
+
+size_t sk__cuda_cut_bytes(sk__cuda *cuda) {
+    sk__lock(&cuda->lock);
+    size_t cut_bytes = cuda->cut_bytes;
+    sk__unlock(&cuda->lock);
+    return cut_bytes;
+}
+
+static void locked_change(sk__cuda *cuda, size_t nbytes, bool growing) {
+    sk__lock(&cuda->lock);
+    sk_assert(growing || nbytes <= cuda->locked_bytes);
+    cuda->locked_bytes += growing ? nbytes : -nbytes;
+    if (cuda->locked_bytes == 0) {
+        cuda->cut_bytes = 0;
+    } else if (growing && (cuda->cut_bytes == 0 || nbytes < cuda->cut_bytes)) {
+        cuda->cut_bytes = nbytes;
+    }
+    sk__unlock(&cuda->lock);
+}
+
+sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes) {
+    sk__cuda *cuda = self;
+    bool pushed = false;
+    sk_assert((nbytes & (nbytes - 1)) == 0 && (uintptr_t)address % nbytes == 0);
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuMemHostRegister_v2(address, nbytes, SK_CU_HOST_PORTABLE);
+    }
+    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemHostRegister_v2", result);
+    if (status == SK_OK) {
+        locked_change(cuda, nbytes, true);
+    } else if (result != SK_CU_DEINITIALIZED && !sk__cuda_is_sticky(result)) {
+        status = SK_OUT_OF_HOST_MEMORY; /* the system's limits, whatever it calls them */
+    }
+    return status;
+}
+
+sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes) {
+    sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuMemHostUnregister(address);
+    }
+    sk_status status = sk__cuda_leave_released(cuda, pushed, "cuMemHostUnregister", result);
+    if (status == SK_OK) {
+        locked_change(cuda, nbytes, false);
+    }
+    return status;
+}

@@ -1,0 +1,185 @@
+/* cuda_stream.c - the driver's streams and events, and copies between the device and the host. */
+#include "backend/cuda.h"
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+sk_status sk__cuda_stream_create(void *self, sk_stream **out) {
+    const sk__cuda *cuda = self;
+    sk_stream *stream = NULL;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuStreamCreate(&stream, SK_CU_STREAM_NON_BLOCKING);
+    }
+    sk_status status = sk__cuda_leave(cuda, pushed, "cuStreamCreate", result);
+    if (status == SK_OK) {
+        *out = stream;
+    }
+    return status;
+}
+
+sk_status sk__cuda_stream_destroy(void *self, sk_stream *stream) {
+    const sk__cuda *cuda = self;
+    const char *what = "cuStreamSynchronize";
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuStreamSynchronize(stream);
+    }
+    if (result == SK_CU_SUCCESS || sk__cuda_is_sticky(result)) { /* then nothing runs any more */
+        what = "cuStreamDestroy_v2";
+        result = cuda->driver->cuStreamDestroy_v2(stream);
+    }
+    return sk__cuda_leave_released(cuda, pushed, what, result);
+}
+
+sk_status sk__cuda_stream_sync(void *self, sk_stream *stream) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuStreamSynchronize(stream);
+    }
+    return sk__cuda_leave(cuda, pushed, "cuStreamSynchronize", result);
+}
+
+sk_status sk__cuda_stream_wait(void *self, sk_stream *stream, sk_event *event) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuStreamWaitEvent(stream, event, 0);
+    }
+    return sk__cuda_leave(cuda, pushed, "cuStreamWaitEvent", result);
+}
+
+sk_status sk__cuda_stream_call(void *self, sk_stream *stream, void (*call)(void *),
+                               void *argument) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuLaunchHostFunc(stream, call, argument);
+    }
+    return sk__cuda_leave(cuda, pushed, "cuLaunchHostFunc", result);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+sk_status sk__cuda_event_create(void *self, sk_event **out) {
+    const sk__cuda *cuda = self;
+    sk_event *event = NULL;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) { /* threads that wait for copies would spin for milliseconds */
+        result =
+            cuda->driver->cuEventCreate(&event, SK_CU_EVENT_NO_TIMING | SK_CU_EVENT_BLOCKING_SYNC);
+    }
+    sk_status status = sk__cuda_leave(cuda, pushed, "cuEventCreate", result);
+    if (status == SK_OK) {
+        *out = event;
+    }
+    return status;
+}
+
+sk_status sk__cuda_event_destroy(void *self, sk_event *event) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuEventDestroy_v2(event);
+    }
+    return sk__cuda_leave_released(cuda, pushed, "cuEventDestroy_v2", result);
+}
+
+sk_status sk__cuda_event_record(void *self, sk_event *event, sk_stream *stream) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuEventRecord(event, stream);
+    }
+    return sk__cuda_leave(cuda, pushed, "cuEventRecord", result);
+}
+
+sk_status sk__cuda_event_query(void *self, sk_event *event) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuEventQuery(event);
+    }
+    return sk__cuda_leave(cuda, pushed, "cuEventQuery", result);
+}
+
+sk_status sk__cuda_event_sync(void *self, sk_event *event) {
+    const sk__cuda *cuda = self;
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = cuda->driver->cuEventSynchronize(event);
+    }
+    return sk__cuda_leave(cuda, pushed, "cuEventSynchronize", result);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+typedef struct copy {
+    char *to;
+    const char *from;
+    size_t nbytes;
+    sk_copy_kind kind;
+    sk_stream *stream;
+    const char *what; /* the driver's function that was called last */
+} copy;
+
+static sk__cu_result piece_start(const sk__cuda *cuda, copy *copy, size_t offset, size_t nbytes) {
+    char *to = copy->to + offset;
+    const char *from = copy->from + offset;
+    switch (copy->kind) {
+    case SK_HOST_TO_DEVICE:
+        copy->what = "cuMemcpyHtoDAsync_v2";
+        return cuda->driver->cuMemcpyHtoDAsync_v2((uintptr_t)to, from, nbytes, copy->stream);
+    case SK_DEVICE_TO_HOST:
+        copy->what = "cuMemcpyDtoHAsync_v2";
+        return cuda->driver->cuMemcpyDtoHAsync_v2(to, (uintptr_t)from, nbytes, copy->stream);
+    case SK_DEVICE_TO_DEVICE:
+        break;
+    }
+    copy->what = "cuMemcpyDtoDAsync_v2";
+    return cuda->driver->cuMemcpyDtoDAsync_v2((uintptr_t)to, (uintptr_t)from, nbytes, copy->stream);
+}
+
+/* The driver takes no copy that goes from one locked piece of host memory into the next. If it
+ * refuses one on the way, those before are over when this returns. */
+static sk__cu_result pieces_start(const sk__cuda *cuda, copy *copy, size_t cut_bytes) {
+    uintptr_t host = (uintptr_t)(copy->kind == SK_HOST_TO_DEVICE ? copy->from : copy->to);
+    bool cut = cut_bytes != 0 && copy->kind != SK_DEVICE_TO_DEVICE;
+    size_t offset = 0;
+    sk__cu_result result = SK_CU_SUCCESS;
+    while (offset < copy->nbytes && result == SK_CU_SUCCESS) {
+        size_t nbytes = copy->nbytes - offset;
+        if (cut) {
+            nbytes = sk__min(nbytes, cut_bytes - (host + offset) % cut_bytes);
+        }
+        result = piece_start(cuda, copy, offset, nbytes);
+        if (result != SK_CU_SUCCESS && offset > 0) {
+            (void)cuda->driver->cuStreamSynchronize(copy->stream);
+        }
+        offset += nbytes;
+    }
+    return result;
+}
+
+sk_status sk__cuda_copy_async(void *self, void *to, const void *from, size_t nbytes,
+                              sk_copy_kind kind, sk_stream *stream) {
+    sk__cuda *cuda = self;
+    copy copy = {
+        .to = to, .from = from, .nbytes = nbytes, .kind = kind, .stream = stream, .what = "a copy"};
+    bool pushed = false;
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = pieces_start(cuda, &copy, sk__cuda_cut_bytes(cuda));
+    }
+    return sk__cuda_leave(cuda, pushed, copy.what, result);
+}

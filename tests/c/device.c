@@ -1,0 +1,384 @@
+/* device.c - see device.h. */
+#include "device.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/interpose.h"
+#include "cuda_device.h"
+#include "fixture.h"
+
+/* Not those that fail on demand. */
+void *__real_malloc(size_t nbytes);
+void *__real_calloc(size_t count, size_t nbytes);
+
+bool device_is_cuda(void) {
+    const char *name = getenv("SK_TEST_DEVICE");
+    return name != NULL && strcmp(name, "cuda") == 0;
+}
+
+/* ---- the driver ------------------------------------------------------------------------------ */
+
+static cuda_calls calls;
+static CUcontext context;
+static pthread_once_t calls_once = PTHREAD_ONCE_INIT;
+
+static void *find(void *library, const char *name, bool needed) {
+    void *symbol = dlsym(library, name);
+    if (symbol == NULL && needed) {
+        (void)fprintf(stderr, "the driver has no %s\n", name);
+        abort();
+    }
+    return symbol;
+}
+
+static void calls_find(void) {
+    const char *path = getenv("SWAPKIT_CUDA_DRIVER");
+    void *library = dlopen(path == NULL ? "libcuda.so.1" : path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        (void)fprintf(stderr, "SK_TEST_DEVICE=cuda: %s\n", dlerror());
+        abort();
+    }
+    bool simulated = dlsym(library, "cusim_report") != NULL;
+#define FIND(name) *(void **)&calls.name = find(library, #name, true);
+#define FIND_SIMULATED(name) *(void **)&calls.name = find(library, #name, simulated);
+    CUDA_TEST_CALLS(FIND)
+    CUSIM_TEST_CALLS(FIND_SIMULATED)
+#undef FIND
+#undef FIND_SIMULATED
+    if (calls.cuInit(0) != CUDA_SUCCESS ||
+        calls.cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS) {
+        (void)fprintf(stderr, "SK_TEST_DEVICE=cuda: the driver has no device\n");
+        abort();
+    }
+}
+
+const cuda_calls *cuda(void) {
+    (void)pthread_once(&calls_once, calls_find);
+    return &calls;
+}
+
+const cuda_calls *cusim(void) {
+    if (cuda()->cusim_report == NULL) {
+        test_skip("only the simulated driver can be made to do that");
+    }
+    return &calls;
+}
+
+/* ---- a device with a capacity ---------------------------------------------------------------- */
+
+static const char capacity_name[] = "capacity";
+
+typedef struct capacity {
+    sk__interposer base;
+    size_t total_bytes;
+    size_t used_bytes SK_GUARDED_BY(base.lock);
+} capacity;
+
+static bool takes_memory(const sk__call *call) {
+    return strcmp(call->name, "memory_alloc") == 0 || strcmp(call->name, "range_commit") == 0;
+}
+
+static bool gives_memory(const sk__call *call) {
+    return strcmp(call->name, "memory_free") == 0 || strcmp(call->name, "range_decommit") == 0;
+}
+
+static sk_status capacity_before(sk__interposer *self, const sk__call *call) {
+    capacity *state = (capacity *)self;
+    if (!takes_memory(call)) {
+        return SK_OK;
+    }
+    sk__lock(&state->base.lock);
+    bool fits = call->nbytes <= state->total_bytes - state->used_bytes;
+    state->used_bytes += fits ? call->nbytes : 0;
+    sk__unlock(&state->base.lock);
+    return fits ? SK_OK : sk__fail(SK_OUT_OF_DEVICE_MEMORY, "the test's device is full");
+}
+
+static void capacity_after(sk__interposer *self, const sk__call *call, sk_status status) {
+    capacity *state = (capacity *)self;
+    bool refused = status == SK_OUT_OF_DEVICE_MEMORY &&
+                   strcmp(sk_error_text(), "the test's device is full") == 0;
+    bool given = (gives_memory(call) && status == SK_OK) ||
+                 (takes_memory(call) && status != SK_OK && !refused);
+    if (given) {
+        sk__lock(&state->base.lock);
+        state->used_bytes -= call->nbytes;
+        sk__unlock(&state->base.lock);
+    }
+}
+
+static sk_status capacity_info(void *self, sk_memory_info *out) {
+    capacity *state = self;
+    sk__lock(&state->base.lock);
+    *out = (sk_memory_info){.free_bytes = state->total_bytes - state->used_bytes,
+                            .total_bytes = state->total_bytes};
+    sk__unlock(&state->base.lock);
+    return SK_OK;
+}
+
+static void capacity_destroy(sk__interposer *self) { free(self); }
+
+sk_backend *make_cuda(int32_t device, bool whole) {
+    sk_cuda_params params = {
+        .device = device, .granule_bytes = GRANULE, .no_virtual_memory = whole};
+    sk_backend *out = NULL;
+    sk_status status = sk_backend_cuda(&params, &out);
+    if (status == SK_INVALID) { /* this device's granules are larger */
+        params.granule_bytes = 0;
+        status = sk_backend_cuda(&params, &out);
+    }
+    CHECK_OK(status);
+    return out;
+}
+
+void need_small_granules(void) {
+    if (device_is_cuda()) {
+        sk_backend *backend = make_cuda(0, false);
+        bool small = sk_backend_table(backend)->granule_bytes <= GRANULE;
+        sk_backend_close(backend);
+        if (!small) {
+            test_skip("the device's granules are larger than what this test is about");
+        }
+    }
+}
+
+static sk_backend *make_limited_cuda(size_t capacity_bytes, bool whole) {
+    sk_backend *inner = make_cuda(0, whole);
+    sk_backend *out = NULL;
+    capacity *state = __real_calloc(1, sizeof *state);
+    CHECK(state != NULL);
+    state->base = (sk__interposer){.inner = inner,
+                                   .before = capacity_before,
+                                   .after = capacity_after,
+                                   .destroy = capacity_destroy};
+    state->total_bytes = capacity_bytes;
+    CHECK_OK(sk__interpose(&state->base, capacity_name, &out));
+    out->ops.memory_info = capacity_info;
+    return out;
+}
+
+sk_backend *make_device(size_t capacity_bytes) {
+    return device_is_cuda() ? make_limited_cuda(capacity_bytes, false) : make_cpu(capacity_bytes);
+}
+
+sk_backend *make_whole_device(size_t capacity_bytes) {
+    return device_is_cuda() ? make_limited_cuda(capacity_bytes, true) : make_cpu(capacity_bytes);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static bool is_device(const void *address) {
+    unsigned type = 0;
+    return device_is_cuda() &&
+           cuda()->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                         (uintptr_t)address) == CUDA_SUCCESS &&
+           type == CU_MEMORYTYPE_DEVICE;
+}
+
+/* Calls of the driver that a test makes itself, with the context current. */
+static void enter(void) { CHECK_EQUAL(CUDA_SUCCESS, cuda()->cuCtxPushCurrent_v2(context)); }
+
+static void leave(CUresult result) {
+    CUcontext popped = NULL;
+    (void)cuda()->cuCtxPopCurrent_v2(&popped);
+    CHECK_EQUAL(CUDA_SUCCESS, result);
+}
+
+void device_read(void *to, const void *from, size_t nbytes) {
+    if (!is_device(from)) {
+        memcpy(to, from, nbytes);
+        return;
+    }
+    enter();
+    leave(cuda()->cuMemcpyDtoH_v2(to, (uintptr_t)from, nbytes));
+}
+
+void device_write(void *to, const void *from, size_t nbytes) {
+    if (!is_device(to)) {
+        memcpy(to, from, nbytes);
+        return;
+    }
+    enter();
+    CUresult result = cuda()->cuMemcpyHtoD_v2((uintptr_t)to, from, nbytes);
+    if (result == CUDA_SUCCESS) { /* the bytes were read, but perhaps not written yet */
+        result = cuda()->cuStreamSynchronize(NULL);
+    }
+    leave(result);
+}
+
+static void fill_on(CUstream stream, void *to, unsigned char value, size_t nbytes) {
+    enter();
+    CUresult result = cuda()->cuMemsetD8Async((uintptr_t)to, value, nbytes, stream);
+    if (result == CUDA_SUCCESS) {
+        result = cuda()->cuStreamSynchronize(stream);
+    }
+    leave(result);
+}
+
+void device_fill(void *to, unsigned char value, size_t nbytes) {
+    if (!is_device(to)) {
+        memset(to, value, nbytes);
+        return;
+    }
+    fill_on(NULL, to, value, nbytes);
+}
+
+void device_slow(sk_stream *stream, uint64_t nanoseconds) {
+    (void)cusim();
+    enter();
+    leave(calls.cusim_delay_stream((CUstream)stream, nanoseconds));
+}
+
+void *host_take(size_t nbytes) {
+    void *address = NULL;
+    if (device_is_cuda()) {
+        enter();
+        leave(cuda()->cuMemHostAlloc(&address, nbytes, CU_MEMHOSTALLOC_PORTABLE));
+        memset(address, 0, nbytes);
+    } else {
+        address = __real_calloc(1, nbytes);
+    }
+    CHECK(address != NULL);
+    return address;
+}
+
+void host_give(void *address) {
+    if (!device_is_cuda()) {
+        free(address);
+        return;
+    }
+    enter();
+    leave(cuda()->cuMemFreeHost(address));
+}
+
+static void wipe(bool on) {
+    cusim_options options;
+    calls.cusim_options_init(&options);
+    options.wipe = options.wipe && on;
+    CHECK(calls.cusim_configure(&options));
+}
+
+void device_wipe_not(void) {
+    if (device_is_cuda() && cuda()->cusim_configure != NULL) {
+        wipe(false);
+    }
+}
+
+void need_host_order(void) {
+    if (device_is_cuda()) {
+        test_skip("the NULL stream is a real one here, not the host's own order");
+    }
+}
+
+/* Where device_take() takes from. Freeing would wait for all work; a pool does not. Memory that is
+ * given back is overwritten at once, so who still works on it is found out. */
+static sk_backend *own_backend;
+static sk_pool *own_pool;
+static sk_stream *own_stream;
+static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void own_open(void) {
+    sk_pool_params pool_params = {0};
+    own_backend = make_cuda(0, false);
+    CHECK_OK(sk_stream_create(own_backend, &own_stream));
+    CHECK_OK(sk_pool_create(own_backend, &pool_params, &own_pool));
+}
+
+void *device_take(size_t nbytes) {
+    void *address = NULL;
+    if (!device_is_cuda()) {
+        address = __real_malloc(nbytes);
+        CHECK(address != NULL);
+        return address;
+    }
+    (void)pthread_mutex_lock(&own_lock);
+    if (own_pool == NULL) {
+        own_open();
+    }
+    (void)pthread_mutex_unlock(&own_lock);
+    CHECK_OK(sk_pool_take(own_pool, nbytes, own_stream, &address));
+    return address;
+}
+
+void device_give(void *address, size_t nbytes) {
+    enum { GONE = 0xdd };
+    if (!device_is_cuda()) {
+        free(address);
+        return;
+    }
+    enter();
+    leave(cuda()->cuStreamSynchronize(NULL)); /* it was in the order of this one until now */
+    fill_on((CUstream)own_stream, address, GONE, nbytes);
+    CHECK_OK(sk_pool_give(own_pool, address));
+}
+
+/* ---- around a test --------------------------------------------------------------------------- */
+
+static cusim_open open_before;
+
+void device_test_begin(void) {
+    if (device_is_cuda() && cuda()->cusim_report != NULL) {
+        wipe(true);
+        calls.cusim_hold(false);
+        (void)calls.cusim_fail("*", 0, CUDA_SUCCESS);
+        calls.cusim_break(CUDA_SUCCESS);
+        calls.cusim_report(&open_before);
+    }
+}
+
+const char *device_test_end(void) {
+    static char text[512];
+    if (own_pool != NULL && sk_pool_destroy(own_pool) == SK_OK) {
+        sk__ignore(sk_stream_destroy(own_backend, own_stream));
+        sk_backend_close(own_backend);
+        own_pool = NULL;
+    }
+    if (!device_is_cuda() || cuda()->cusim_report == NULL) {
+        return NULL;
+    }
+    cusim_open now;
+    calls.cusim_report(&now);
+#define STAYED(member) (now.member == open_before.member)
+    bool clean = STAYED(contexts) && STAYED(streams) && STAYED(events) && STAYED(allocations) &&
+                 STAYED(handles) && STAYED(reservations) && STAYED(mappings) &&
+                 STAYED(registrations) && STAYED(host_allocations) && STAYED(problems);
+#undef STAYED
+    if (clean) {
+        return NULL;
+    }
+#define MORE(member) ((long)now.member - (long)open_before.member)
+    (void)snprintf(text, sizeof text,
+                   "left on the device: %ld contexts, %ld streams, %ld events, %ld allocations, "
+                   "%ld handles, %ld ranges, %ld mappings, %ld locked pieces; %ld problems (%s)",
+                   MORE(contexts), MORE(streams), MORE(events), MORE(allocations), MORE(handles),
+                   MORE(reservations), MORE(mappings), MORE(registrations), MORE(problems),
+                   now.problems == open_before.problems ? "" : calls.cusim_last_problem());
+#undef MORE
+    return text;
+}
+
+const char *device_unfit(const char *subject) {
+    static const struct {
+        const char *subject;
+        bool on_cuda;
+        const char *reason;
+    } only[] = {
+        {"cpu", false, "about the cpu backend itself"},
+        {"fork", false, "a forked child cannot use a CUDA device"},
+        {"cuda", true, "needs a CUDA device, or its simulation: SK_TEST_DEVICE=cuda"},
+        {"cuda_wait", true, "needs a CUDA device, or its simulation: SK_TEST_DEVICE=cuda"},
+    };
+    if (strcmp(subject, "cuda_alone") == 0 && getenv("SK_TEST_ALONE") == NULL) {
+        return "run by other tests, in processes of their own";
+    }
+    for (size_t i = 0; i < sizeof only / sizeof only[0]; i++) {
+        if (strcmp(only[i].subject, subject) == 0 && only[i].on_cuda != device_is_cuda()) {
+            return only[i].reason;
+        }
+    }
+    return NULL;
+}
