@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
-    from swapkit._runtime.installation import install, uninstall
+    from swapkit._runtime.allocators import install, uninstall
     from swapkit.api.contexts import budget
     from swapkit.api.operators import op
     from swapkit.api.scopes import keep, offload
@@ -46,14 +46,14 @@ __all__ = [
 
 _LAZY = {
     "budget": "swapkit.api.contexts",
-    "install": "swapkit._runtime.installation",
+    "install": "swapkit._runtime.allocators",
     "keep": "swapkit.api.scopes",
     "memory_stats": "swapkit.api.statistics",
     "memory_summary": "swapkit.api.statistics",
     "offload": "swapkit.api.scopes",
     "op": "swapkit.api.operators",
     "reset_peak_memory_stats": "swapkit.api.statistics",
-    "uninstall": "swapkit._runtime.installation",
+    "uninstall": "swapkit._runtime.allocators",
 }
 
 

@@ -23,8 +23,8 @@ class Recorder:
 
     def __init__(self, installation: Installation, host_limit_bytes: int = 0) -> None:
         runtime = installation.runtime
-        self.scheduler = runtime.new_scheduler(host_limit_bytes=host_limit_bytes)
-        self.engine = HostCopies(self.scheduler, runtime.shim)
+        self.scheduler = runtime.cpu.new_scheduler(host_limit_bytes=host_limit_bytes)
+        self.engine = HostCopies(self.scheduler, runtime.cpu)
         self.asked: list[str] = []
         self.fails_at = 0  # the number of the call, from 1
         self.error: type[BaseException] = BackendError

@@ -54,7 +54,7 @@ def run_python(code: str, *, timeout_s: float = 60, **environment: str) -> str:
 def installed() -> Iterator[Installation]:
     """Put the pool below torch for a while; afterwards everything is as it was before."""
     import swapkit
-    from swapkit._runtime.installation import require_installation
+    from swapkit._runtime.allocators import require_installation
     from swapkit.errors import SessionError
 
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._native.sched import Scheduler
-    from swapkit._runtime.shim import Shim
+    from swapkit._runtime.device import Device
 
 # A group's states before a transfer out, and before one in.
 NOT_STARTED = (RESIDENT, OUT)
@@ -22,7 +22,7 @@ NOT_STARTED = (RESIDENT, OUT)
 class Start(Protocol):
     """`Group.copy_out` or `Group.copy_in`."""
 
-    def __call__(self, device: int, *, owner: int, next_use: int) -> None:
+    def __call__(self, device: int, *, owner: int, next_use: int, producer: int) -> None:
         """Queue the copy."""
 
 
@@ -48,10 +48,11 @@ class HostBuffer:
 class Copy:
     """One copy of one storage, which keeps both ends alive until it is done."""
 
-    __slots__ = ("_group", "host")
+    __slots__ = ("_group", "_stream", "host")
 
-    def __init__(self, group: Group, host: HostBuffer) -> None:
+    def __init__(self, group: Group, host: HostBuffer, stream: int) -> None:
         self._group = group
+        self._stream = stream  # which gets the device's end again
         self.host = host
 
     def wait(self) -> None:
@@ -61,18 +62,19 @@ class Copy:
             SwapkitError: it failed.
         """
         if self._group.state == COPYING_OUT:
-            self._group.finish_out()
+            self._group.finish_out(self._stream)
             self.host.address = self._group.host_address
         elif self._group.state == COPYING_IN:
-            self._group.finish_in()
+            self._group.finish_in(self._stream)
 
 
 class HostCopies:
-    """Copies storages to the host and back. Any thread."""
+    """Copies a device's storages to the host and back. Any thread."""
 
-    def __init__(self, scheduler: Scheduler, shim: Shim) -> None:
+    def __init__(self, scheduler: Scheduler, device: Device) -> None:
         self._scheduler = scheduler
-        self._shim = shim
+        self._device = device
+        self._shim = device.runtime.shim
 
     def copy_out(self, storage: torch.UntypedStorage) -> Copy:
         """Start copying a storage to the host.
@@ -81,23 +83,25 @@ class HostCopies:
             OutOfHostMemory: there is no room.
         """
         group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
-        self._start(group, group.copy_out, storage)
-        return Copy(group, HostBuffer(group))
+        stream = self._start(group, group.copy_out, storage)
+        return Copy(group, HostBuffer(group), stream)
 
     def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
         """Start copying host memory into a storage of the same size."""
         group = host.lend()
-        self._start(group, group.copy_in, storage)
-        return Copy(group, host)
+        stream = self._start(group, group.copy_in, storage)
+        return Copy(group, host, stream)
 
-    def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> None:
-        """Start a transfer, which holds the storage until it is done."""
+    def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> int:
+        """Start a transfer, which holds the storage until it is done; return its stream."""
         owner = storage._cdata  # noqa: SLF001
+        stream = self._device.current_stream()
         try:
             self._shim.hold(owner)
             # Of use at once: before anything that is saved for backward.
-            start(storage.data_ptr(), owner=owner, next_use=0)
+            start(storage.data_ptr(), owner=owner, next_use=0, producer=stream)
         except BaseException:
             if group.state_at[0] in NOT_STARTED:  # else interrupted with the copy under way
                 self._shim.drop(owner)
             raise
+        return stream

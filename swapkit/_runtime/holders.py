@@ -15,7 +15,7 @@ from swapkit.reporting.text import Holder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from swapkit._native.pool import Pool
+    from swapkit._runtime.device import Device
     from swapkit._runtime.tracking import ModuleTracker
 
 
@@ -26,28 +26,30 @@ class _Live(NamedTuple):
     optimizers: list[torch.optim.Optimizer]
 
 
-def find_holders(pool: Pool, tracker: ModuleTracker) -> list[Holder]:
-    """Return who holds the pool's blocks in use, the largest first."""
-    names = _name_tensors(_find_live(), tracker)
-    blocks = [block for block in pool.blocks() if block.state is BlockState.IN_USE]
+def find_holders(device: Device, tracker: ModuleTracker) -> list[Holder]:
+    """Return who holds the blocks of a device's pool that are in use, the largest first."""
+    assert device.pool is not None
+    names = _name_tensors(_find_live(), tracker, device)
+    blocks = [block for block in device.pool.blocks() if block.state is BlockState.IN_USE]
     return _sum_up(
         (names.get(block.address) or _name_tag(block.tag, tracker), block.nbytes)
         for block in blocks
     )
 
 
-def find_outside(pool: Pool, tracker: ModuleTracker) -> list[Holder]:
-    """Return the CPU tensors whose memory is not the pool's, by name, the largest first.
+def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
+    """Return a device's tensors whose memory is not its pool's, by name, the largest first.
 
     They were made before the pool was installed, or share memory with something that is not
     torch's: numpy, a file, another process. The budget does not cover them.
     """
+    assert device.pool is not None
     live = _find_live()
-    names = _name_tensors(live, tracker)
+    names = _name_tensors(live, tracker, device)
     sizes: dict[int, int] = {}
     for tensor in live.tensors:
-        storage = _storage_of(tensor)
-        if storage is not None and not pool.owns(storage.data_ptr()):
+        storage = _storage_of(tensor, device)
+        if storage is not None and not device.pool.owns(storage.data_ptr()):
             sizes[storage.data_ptr()] = storage.nbytes()
     return _sum_up((names.get(address, "other tensors"), n) for address, n in sizes.items())
 
@@ -80,19 +82,25 @@ def _name_tag(tag: int, tracker: ModuleTracker) -> str:
     return f"made in backward of {name}" if tag & BACKWARD else f"made in {name}"
 
 
-def _name_tensors(live: _Live, tracker: ModuleTracker) -> dict[int, str]:
+def _name_tensors(live: _Live, tracker: ModuleTracker, device: Device) -> dict[int, str]:
     """Return names by address of parameters, their gradients, buffers and optimizer states."""
     names: dict[int, str] = {}
+
+    def add(tensor: torch.Tensor, name: str) -> None:
+        storage = _storage_of(tensor, device)
+        if storage is not None:
+            names[storage.data_ptr()] = name
+
     for state in _optimizer_states(live.optimizers):
-        _add_name(names, state, "optimizer states")
+        add(state, "optimizer states")
     for tensor in live.tensors:
         if issubclass(type(tensor), torch.nn.Parameter):
-            _add_name(names, tensor, "parameters")
+            add(tensor, "parameters")
             if tensor.grad is not None:
-                _add_name(names, tensor.grad, "gradients of parameters")
+                add(tensor.grad, "gradients of parameters")
     for module in tracker.modules():
         for buffer in module.buffers(recurse=False):
-            _add_name(names, buffer, "buffers")
+            add(buffer, "buffers")
     return names
 
 
@@ -103,20 +111,14 @@ def _optimizer_states(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch
             yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
-def _add_name(names: dict[int, str], tensor: torch.Tensor, name: str) -> None:
-    storage = _storage_of(tensor)
-    if storage is not None:
-        names[storage.data_ptr()] = name
-
-
-def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the CPU storage of a tensor if it has one with bytes.
+def _storage_of(tensor: torch.Tensor, device: Device) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor if it has one with bytes on a device.
 
     The tensors come from the garbage collector: some have no storage (lazy parameters, wrappers of
     function transforms), and none may stop a session.
     """
     try:
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device != device.name or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         return storage if storage.nbytes() > 0 and storage.data_ptr() else None

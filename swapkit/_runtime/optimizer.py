@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 
 from swapkit._native.lib import raise_interruption
+from swapkit._runtime.device import CPU
 from swapkit._runtime.states import StateMover, find_slots
 from swapkit.errors import SessionError
 
@@ -68,7 +69,11 @@ _ABSENT = object()
 
 
 def attach(
-    optimizer: torch.optim.Optimizer, executor: Executor, *, chunk_bytes: int | None = None
+    optimizer: torch.optim.Optimizer,
+    executor: Executor,
+    *,
+    chunk_bytes: int | None = None,
+    device: torch.device = CPU,
 ) -> OptimizerStates:
     """Let the states of an optimizer live on the host between steps, from now on.
 
@@ -79,6 +84,7 @@ def attach(
         chunk_bytes: about how many bytes of states a piece has; three pieces are on the device at
             most. A larger state is a piece of its own. None: 1 MiB to 64 MiB, so that these
             three are 1.5 % of all states.
+        device: whose parameters' states are moved.
 
     Returns:
         A handle; its `detach` undoes this.
@@ -89,7 +95,7 @@ def attach(
     hooks = optimizer._optimizer_step_pre_hooks.values()  # noqa: SLF001 - torch cannot be asked
     if any(isinstance(getattr(hook, "__self__", None), OptimizerStates) for hook in hooks):
         raise SessionError("the states of this optimizer are offloaded already")
-    return OptimizerStates(optimizer, executor, chunk_bytes=chunk_bytes)
+    return OptimizerStates(optimizer, executor, chunk_bytes=chunk_bytes, device=device)
 
 
 def _hide_from_compiler(method: _Method) -> _Method:
@@ -142,7 +148,7 @@ class OptimizerStates:
         *,
         chunk_bytes: int | None = None,
         min_bytes: int = MIN_BYTES,
-        device_type: str = "cpu",
+        device: torch.device = CPU,
     ) -> None:
         """Send the states to the host, and see every step from now on.
 
@@ -151,11 +157,11 @@ class OptimizerStates:
             executor: who copies.
             chunk_bytes: see `attach`.
             min_bytes: smaller states stay on the device.
-            device_type: of the parameters whose states are moved.
+            device: of the parameters whose states are moved.
         """
         self._optimizer = weakref.ref(optimizer)
         self._chunk_bytes = chunk_bytes
-        self._mover = StateMover(executor, min_bytes=min_bytes, device_type=device_type)
+        self._mover = StateMover(executor, min_bytes=min_bytes, device=device)
         self._code = inspect.unwrap(type(optimizer).step).__code__
         self._is_chunked = _treats_each_parameter_by_itself(type(optimizer))
         self._handles = [

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Write-behind begins when this share of the budget is in use, and keeps this many copies queued.
 WATERMARK = 0.7
 COPIES_IN_FLIGHT = 2
+MOST_ASIDE = 256
+# Torch's own allocator reserves more than is in use, and only what was copied can be taken from us.
+WATERMARK_ASIDE = 0.5
 # Groups looked at per save, so that a save stays cheap when all of them are still held elsewhere.
 LOOKS_PER_SAVE = 8
 # A step copies ahead at most this much more than the step before it had to evict.
@@ -42,11 +45,12 @@ class Rescue:
 
     def __init__(self, swapper: Swapper, *, limit_bytes: int) -> None:
         self._swapper = swapper
-        self._runtime = swapper.runtime
+        self._device = swapper.device
         self._mover = swapper.mover
         self._scheduler = swapper.scheduler
         self._limit_bytes = limit_bytes
-        self._watermark_bytes = int(limit_bytes * WATERMARK)
+        share = WATERMARK_ASIDE if swapper.device.sets_aside else WATERMARK
+        self._watermark_bytes = int(limit_bytes * share)
         self._least_bytes = int(limit_bytes * LEAST)
         self._dirty: deque[weakref.ref[StorageGroup]] = deque()  # write-behind's queue
         self._copying: deque[weakref.ref[StorageGroup]] = deque()
@@ -54,12 +58,23 @@ class Rescue:
         self._step_evicted_bytes = 0
         self.min_bytes = MIN_SWAP_BYTES  # of graphs that are taken in
         self.multiple = 1  # of the bytes that are missing: what a rescue frees
-        self.count = 0
+        self._count = 0
+        self._count_before = self._count_elsewhere()
+
+    @property
+    def count(self) -> int:
+        """How often memory was freed because an allocation would have failed."""
+        return self._count + self._count_elsewhere() - self._count_before
+
+    def _count_elsewhere(self) -> int:
+        device = self._device
+        return device.runtime.shim.native_rescues(device.index)[0] if device.sets_aside else 0
 
     # ---- write-behind ---------------------------------------------------------------------------
 
     def add(self, group: StorageGroup) -> None:
         """Let a new group take part."""
+        self._device.expect(group.nbytes)
         self._dirty.append(weakref.ref(group))
         if len(self._dirty) > 2 * self._mover.resident_count + LOOKS_PER_SAVE:
             self._forget_dead()
@@ -68,13 +83,17 @@ class Rescue:
         """Start copies of the oldest groups if memory is filling up."""
         if self._mover.host_is_full or not self._dirty or self._ahead_bytes == 0:
             return
-        if not self._limit_bytes or self._runtime.in_use_bytes() < self._watermark_bytes:
+        if not self._limit_bytes or self._device.in_use_bytes() < self._watermark_bytes:
             return
         for _ in range(min(LOOKS_PER_SAVE, len(self._dirty))):
             self._settle_done()
-            if len(self._copying) >= COPIES_IN_FLIGHT or self._mover.host_is_full:
+            if len(self._copying) >= self._most_copying() or self._mover.host_is_full:
                 return
             self._copy_ahead(self._dirty.popleft())
+
+    def _most_copying(self) -> int:
+        # Only what is copied, or under way, can be had without Python.
+        return MOST_ASIDE if self._device.sets_aside else COPIES_IN_FLIGHT
 
     def _settle_done(self) -> None:
         """Note which of the copies under way are done."""
@@ -91,6 +110,9 @@ class Rescue:
             return
         if not group.is_exclusive:
             self._dirty.append(reference)  # the forward pass still uses it
+        elif self._device.sets_aside:
+            if self._mover.set_aside(group):
+                self._copying.append(reference)
         elif self._mover.copy_out(group):
             self._copying.append(reference)
             if self._ahead_bytes is not None:
@@ -98,7 +120,8 @@ class Rescue:
 
     def end_step(self) -> None:
         """Learn from the step that ended how much is worth copying ahead in the next."""
-        self._ahead_bytes = int(self._step_evicted_bytes * AHEAD)
+        if not self._device.sets_aside:
+            self._ahead_bytes = int(self._step_evicted_bytes * AHEAD)
         self._step_evicted_bytes = 0
         self._forget_dead()
 
@@ -113,6 +136,7 @@ class Rescue:
         wanted_bytes = max(needed_bytes * self.multiple, self._least_bytes)
         freed = 0
         for evict in (
+            self._take_aside,
             self._evict_clean,
             self._evict_copying_out,
             self._await_copies,
@@ -125,8 +149,13 @@ class Rescue:
         for last_resort in (self._evict_copying_in, self._evict_adopted):
             if freed < needed_bytes:
                 freed += last_resort(groups, needed_bytes - freed)
-        self.count += freed > 0
+        self._count += freed > 0
         return freed
+
+    def _take_aside(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
+        if not self._device.sets_aside:
+            return 0
+        return self._device.runtime.shim.native_take(self._device.index, needed_bytes)
 
     def _evict(self, group: StorageGroup) -> int:
         """Drop a clean group's storage; return the bytes that this frees."""
@@ -162,9 +191,9 @@ class Rescue:
 
     def _await_copies(self, _groups: list[StorageGroup], _needed_bytes: int) -> int:
         """Wait for all copies: some may keep the storage of a graph that was dropped meanwhile."""
-        before_bytes = self._runtime.in_use_bytes()
+        before_bytes = self._device.in_use_bytes()
         self._scheduler.drain()
-        return max(0, before_bytes - self._runtime.in_use_bytes())
+        return max(0, before_bytes - self._device.in_use_bytes())
 
     def _evict_resident(self, groups: list[StorageGroup], needed_bytes: int) -> int:
         """Copy and drop groups that have no copy yet; the copies are queued together."""

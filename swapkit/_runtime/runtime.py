@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from swapkit._native.backend import Backend
-from swapkit._native.sched import Scheduler
 from swapkit._runtime.clock import Clock
+from swapkit._runtime.device import CPU, TYPES, Device
 from swapkit._runtime.shim import load_shim
-from swapkit._runtime.swapper import Swapper
 from swapkit._runtime.tracking import ModuleTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from swapkit._native.pool import Pool
     from swapkit._runtime.saved import StorageGroup
-
-# Of the budget; bringing something back early leaves at least this share free for operators.
-ROOM = 1 / 64
+    from swapkit._runtime.swapper import Swapper
 
 
 class Move(NamedTuple):
@@ -44,14 +37,10 @@ class _Entered(threading.local):
 
 
 class Runtime:
-    """The device, the names of modules, the clock of operators, and all swappers."""
+    """The names of modules, the clock of operators, and the devices."""
 
     def __init__(self) -> None:
         self.shim = load_shim()
-        self.backend = Backend.cpu()
-        self._link = self.backend  # over which schedulers copy
-        self._pool: Pool | None = None
-        self.budget_bytes = 0  # of the pool; 0: none
         self.tracker = ModuleTracker()
         # Guards the sessions and what they move: one lock for all, since each may be asked for
         # bytes in the middle of another's allocation.
@@ -62,87 +51,75 @@ class Runtime:
             before=self.lock.acquire, after_in_parent=release, after_in_child=release
         )
         self.clock = Clock(self.shim, self.lock)
-        # Of all sessions, ended ones too: their graphs may still hold what can be moved.
-        self.swappers: weakref.WeakSet[Swapper] = weakref.WeakSet()
         self.entered = _Entered()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self.trace: list[Move] | None = None
-        self._default: Swapper | None = None
+        self._devices: dict[torch.device, Device] = {}
+
+    def device(self, name: torch.device) -> Device:
+        """Return a device, opened when it is first needed.
+
+        Raises:
+            Unsupported: its driver is not there.
+        """
+        with self.lock:
+            if name not in self._devices:
+                self._devices[name] = Device(self, name, _open_backend(name))
+            return self._devices[name]
 
     @property
-    def pool(self) -> Pool | None:
-        """The pool, once it is installed."""
-        return self._pool
+    def cpu(self) -> Device:
+        """The CPU as a device."""
+        return self.device(CPU)
 
-    def attach_pool(self, pool: Pool) -> None:
-        """Note the pool; copies are noted in its ring from now on."""
-        with self.lock:
-            self._pool = pool
-            for swapper in self.swappers:
-                swapper.mover.pool_address = pool.address
+    def current_device(self) -> Device:
+        """Return where this thread's work goes: a GPU once torch uses one, else the CPU."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return self.device(torch.device("cuda", torch.cuda.current_device()))
+        return self.cpu
+
+    def other_swapper(self, device_type: int, index: int) -> Swapper | None:
+        """Return who moves the tensors of a device; None: nobody does.
+
+        The innermost session there, as in `current_swapper`, else the device's own. Memory of the
+        CPU is the host's: moving it helps only who has put a pool there.
+        """
+        for sessions in (self.entered.stack, self.active):
+            for swapper in reversed(sessions):
+                if (swapper.device.type, swapper.device.index) == (device_type, index):
+                    return swapper
+        if device_type == TYPES["cpu"]:
+            return self.cpu.default_swapper() if self.cpu.pool is not None else None
+        if device_type == TYPES["cuda"]:
+            return self.device(torch.device("cuda", index)).default_swapper()
+        return None
 
     def current_swapper(self) -> Swapper:
         """Return the swapper of the session that a scope opened here belongs to.
 
         The innermost one of this thread; else the latest of the process, whose threads may be many;
-        outside any session the process's own.
+        outside any session the current device's own.
         """
         for sessions in (self.entered.stack, self.active):
             for innermost in sessions[-1:]:  # one look: other threads leave theirs meanwhile
                 return innermost
-        return self.default_swapper()
-
-    def default_swapper(self) -> Swapper:
-        """Return the swapper of scopes outside any session."""
-        with self.lock:
-            if self._default is None:
-                self._default = self.new_swapper(self.new_scheduler())
-            return self._default
-
-    @contextlib.contextmanager
-    def linked(self, link: Backend) -> Iterator[None]:
-        """Let schedulers that are made meanwhile copy over another backend's streams."""
-        usual = self._link, self._default
-        self._link, self._default = link, None
-        try:
-            yield
-        finally:
-            self._link, self._default = usual
-
-    def new_scheduler(
-        self, *, host_limit_bytes: int = 0, disk: Path | None = None, disk_limit_bytes: int = 0
-    ) -> Scheduler:
-        """Return who moves storages, within these limits; see `Scheduler`."""
-        return Scheduler(
-            self._link,
-            drop_owner=self.shim.drop_address,
-            host_limit_bytes=host_limit_bytes,
-            disk=disk,
-            disk_limit_bytes=disk_limit_bytes,
-        )
-
-    def new_swapper(self, scheduler: Scheduler, *, limit_bytes: int = 0) -> Swapper:
-        """Return a swapper that takes part in every rescue."""
-        swapper = Swapper(self, scheduler, limit_bytes=limit_bytes)
-        with self.lock:
-            self.swappers.add(swapper)
-        return swapper
-
-    def in_use_bytes(self) -> int:
-        """Return the pool's bytes in use; 0 without a pool."""
-        return 0 if self.pool is None else self.pool.in_use_bytes()
-
-    def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes more would leave room in the budget for operators."""
-        if self.budget_bytes == 0:
-            return True
-        return self.in_use_bytes() + nbytes <= self.budget_bytes * (1 - ROOM)
+        return self.current_device().default_swapper()
 
     def note(self, kind: str, swapper: Swapper, group: StorageGroup, operator: int) -> None:
         """Remember a planned move, if somebody wants a trace."""
         if self.trace is not None:
             site = swapper.site(group)
             self.trace.append(Move(kind, site, group.operator, operator, group.nbytes))
+
+
+def _open_backend(name: torch.device) -> Backend:
+    if name.type == "cpu":
+        return Backend.cpu()
+    others = [index for index in range(torch.cuda.device_count()) if index != name.index]
+    # Torch copies from one GPU to another as if both could see all memory; virtual memory can only
+    # be had by those that reach it themselves.
+    reach = all(torch.cuda.can_device_access_peer(other, name.index) for other in others)
+    return Backend.cuda(device=name.index, peers=others, virtual_memory=reach)
 
 
 _runtime: Runtime | None = None

@@ -27,6 +27,9 @@ class Policy(Protocol):
     def admit(self, storage: int, address: int, is_automatic: bool, /) -> tuple[int, int] | None:  # noqa: FBT001 - called from C++
         """Return the site of a storage that is saved now; None: it stays where it is."""
 
+    def other_mover(self, device_type: int, index: int, /) -> Mover | None:
+        """Return who moves the tensors of another device that a scope here saves, if anybody."""
+
     def is_weight(self, tensor: torch.Tensor, /) -> bool:
         """Return whether a tensor views a parameter, or what autocast keeps of one."""
 
@@ -92,6 +95,9 @@ class Mover(Protocol):
     def copy_out(self, group: StorageGroup, /) -> bool:
         """Start copying a resident group out; return False if there is no room for the copy."""
 
+    def set_aside(self, group: StorageGroup, /) -> bool:
+        """As `copy_out`; and leave the storage to who wants its memory once the copy is done."""
+
     def poll_out(self, group: StorageGroup, /) -> bool:
         """Return whether no copy out is under way any more, without waiting for it."""
 
@@ -141,6 +147,7 @@ class MakeMover(Protocol):
         lock: threading.RLock,
         tracker: ModuleTracker,
         device_type: int,
+        device_index: int,
     ) -> Mover:
         """Make a mover of nothing yet."""
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.lib import raise_interruption
 from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.allocators import ensure_installation
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.holders import find_outside
 from swapkit._runtime.hooks import Hooks
-from swapkit._runtime.installation import Installation, ensure_installation
 from swapkit._runtime.tracking import NO_MODULE
 from swapkit.errors import SessionError
 from swapkit.reporting.text import format_holders
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from swapkit._runtime.installation import Installation
     from swapkit.reporting.text import Holder
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class SessionStats:
 class SessionConfig:
     """What a session was asked for. Limits of 0: what the machine has."""
 
+    device: torch.device
     limit_bytes: int
     host_limit_bytes: int
     min_swap_bytes: int
@@ -189,10 +191,10 @@ class Session:
     def __enter__(self) -> Self:
         if self._active is not None or self._final is not None:
             raise SessionError("a session is entered once: call swapkit.budget(...) again")
-        installation = ensure_installation()
+        installation = ensure_installation(self._config.device)
         if self._model is not None:
             installation.tracker.add_model(self._model)
-        self._outside = find_outside(installation.pool, installation.tracker)
+        self._outside = find_outside(installation.device, installation.tracker)
         if self._outside:
             total_bytes = sum(holder.nbytes for holder in self._outside)
             _log.info("%s are outside the budget: see explain()", format_bytes(total_bytes))
@@ -230,13 +232,13 @@ class _Active:
 
     def __init__(self, installation: Installation, config: SessionConfig) -> None:
         self.installation = installation
-        runtime = installation.runtime
-        scheduler = runtime.new_scheduler(
+        device = installation.device
+        scheduler = device.new_scheduler(
             host_limit_bytes=config.host_limit_bytes,
             disk=config.disk,
             disk_limit_bytes=config.disk_limit_bytes,
         )
-        self.swapper = runtime.new_swapper(scheduler, limit_bytes=config.limit_bytes)
+        self.swapper = device.new_swapper(scheduler, limit_bytes=config.limit_bytes)
         self.swapper.rescue.multiple = config.rescue_multiple
         self.swapper.rescue.min_bytes = config.min_swap_bytes
         self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))

@@ -25,7 +25,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -47,7 +47,15 @@ SOURCES = tuple(sorted((_FOLDER / "cpp").glob("*.cpp")))
 CORE_HEADERS = _FOLDER.parent / "_native" / "include"
 HEADERS = (*sorted((_FOLDER / "cpp").glob("*.hpp")), *sorted(CORE_HEADERS.glob("*.h")))
 
-CPU = 0  # as torch numbers kinds of devices
+
+class CudaOwner(Protocol):
+    """Who opens GPUs, as `cpp/cuda.cpp` sees it."""
+
+    def open(self, index: int, /) -> int:
+        """Return the address of a GPU's entry."""
+
+    def set_fraction(self, fraction: float, index: int, /) -> None:
+        """Limit a GPU's pool to a share of its memory."""
 
 
 class Shim:
@@ -73,6 +81,14 @@ class Shim:
         size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
+        # Of a device, by its type and index: this thread's stream; bytes in use and reserved.
+        self.current_stream: Callable[[int, int], int] = module.current_stream
+        self.device_usage: Callable[[int, int], tuple[int, int]] = module.device_usage
+        # Torch's own allocator on a GPU: what frees memory when it has none (`cpp/aside.hpp`).
+        self.native_rescue: Callable[[int, int, bool], None] = module.native_rescue
+        self.native_rescues: Callable[[int], tuple[int, int]] = module.native_rescues
+        self.native_expect: Callable[[int, int], None] = module.native_expect
+        self.native_take: Callable[[int, int], int] = module.native_take
         self.start_clock: Callable[[Callable[[int, int, int], None]], None] = module.clock_start
         self.stop_clock: Callable[[], None] = module.clock_stop
         self.clock_thread: Callable[[], int] = module.clock_thread
@@ -82,26 +98,49 @@ class Shim:
 
     @property
     def drop_address(self) -> int:
-        """Where `drop` is, for the scheduler, which calls it on any thread."""
-        return ctypes.cast(self._library.swapkit_storage_drop, ctypes.c_void_p).value or 0
+        """Where owners of transfers end, for the scheduler, which calls it on any thread."""
+        return _address(self._library.swapkit_storage_arrived)
 
-    def install(self, addresses: tuple[int, int, int, int]) -> None:
-        """Make the entry's functions torch's CPU allocator.
+    def install(self, entry: int) -> None:
+        """Put the pool of an entry below torch's CPU tensors.
 
         Raises:
             Unsupported: other code has registered an allocator with a higher priority.
         """
         install = self._library.swapkit_shim_install
         install.restype = ctypes.c_bool
-        if not install(*(ctypes.c_void_p(address) for address in addresses)):
+        if not install(ctypes.c_void_p(entry)):
             raise Unsupported(
                 "torch's CPU allocator cannot be replaced: other code in this process has "
                 "registered one with a higher priority (c10::SetCPUAllocator)"
             )
 
+    def cuda_allocator(self, owner: CudaOwner) -> torch.cuda.memory._CUDAAllocator:
+        """Return what torch can have as its CUDA allocator: our pools.
+
+        `owner` opens a GPU when torch first allocates there. It is kept for good.
+        """
+        self._cuda_owner = owner
+        library = self._library
+        library.swapkit_cuda_owner.argtypes = [ctypes.py_object]
+        library.swapkit_cuda_owner(owner)
+        allocator: Any = torch._C._cuda_customAllocator(  # noqa: SLF001 - the class wants a file
+            _address(library.swapkit_cuda_alloc), _address(library.swapkit_cuda_free)
+        )
+        allocator.set_reset_fn(_address(library.swapkit_cuda_reset))
+        allocator.set_memory_fraction_fn(_address(library.swapkit_cuda_fraction))
+        allocator.set_base_alloc_fn(_address(library.swapkit_cuda_base))
+        allocator.set_record_stream_fn(_address(library.swapkit_cuda_record_stream))
+        allocator.set_begin_allocate_to_pool(_address(library.swapkit_cuda_begin_pool))
+        return torch.cuda.memory._CUDAAllocator(allocator)  # noqa: SLF001
+
     def uninstall(self) -> None:
         """Give torch its former CPU allocator back."""
         self._library.swapkit_shim_uninstall()
+
+
+def _address(function: Callable[..., object]) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 def load_shim() -> Shim:

@@ -140,10 +140,10 @@ def _is_held(slot: Slot) -> bool:
 class StateMover:
     """Moves the states of one optimizer. One thread at a time."""
 
-    def __init__(self, executor: Executor, *, min_bytes: int, device_type: str) -> None:
+    def __init__(self, executor: Executor, *, min_bytes: int, device: torch.device) -> None:
         self._executor = executor
         self._min_bytes = min_bytes
-        self._device_type = device_type
+        self._device = device
         # By the tensor on the host.
         self._hosted: MutableMapping[torch.Tensor, _Hosted] = WeakIdKeyDictionary()
         # By the tensor on the device: the one on the host that it came from, as long as that lives.
@@ -156,7 +156,7 @@ class StateMover:
 
     def serves(self, device: torch.device) -> bool:
         """Return whether states of parameters on `device` are moved."""
-        return device.type == self._device_type
+        return device == self._device
 
     def is_hosted(self, slot: Slot) -> bool:
         """Return whether the state is on the host, where we put it."""

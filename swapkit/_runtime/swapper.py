@@ -16,7 +16,6 @@ import torch
 
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.rescue import Rescue
-from swapkit._runtime.shim import CPU
 from swapkit._runtime.timing import Timing
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.choice import Choice
-    from swapkit._runtime.runtime import Runtime
-    from swapkit._runtime.saved import SavedTensor, StorageGroup
+    from swapkit._runtime.device import Device
+    from swapkit._runtime.saved import Mover, SavedTensor, StorageGroup
 
 # What autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)
@@ -34,9 +33,11 @@ CAST_TO = (torch.bfloat16, torch.float16)
 class Swapper:
     """The saved tensors that one scheduler moves. Any thread."""
 
-    def __init__(self, runtime: Runtime, scheduler: Scheduler, *, limit_bytes: int = 0) -> None:
+    def __init__(self, device: Device, scheduler: Scheduler, *, limit_bytes: int = 0) -> None:
         """Start empty. `limit_bytes` 0: no budget to keep to."""
+        runtime = device.runtime
         self.runtime = runtime
+        self.device = device
         self.scheduler = scheduler
         self._tracker = runtime.tracker
         # Guards the groups of every swapper: bringing a storage back holds it while it allocates,
@@ -48,10 +49,11 @@ class Swapper:
             scheduler=scheduler,
             lock=runtime.lock,
             tracker=runtime.tracker,
-            device_type=CPU,
+            device_type=device.type,
+            device_index=device.index,
         )
-        if runtime.pool is not None:
-            self.mover.pool_address = runtime.pool.address
+        if device.pool is not None:
+            self.mover.pool_address = device.pool.address
         self.unpack = runtime.shim.unpack
         # By site: what its users waited for it.
         self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -73,12 +75,18 @@ class Swapper:
     def admit(self, storage: int, address: int, is_automatic: bool) -> tuple[int, int] | None:  # noqa: FBT001
         """Return the site of a storage that is saved now; None: it stays where it is."""
         if is_automatic:
-            pool = self.runtime.pool
+            pool = self.device.pool
             if pool is None or not pool.owns(address):
                 return None
         elif self._tracker.is_state(storage):
             return None
         return self._tracker.site()
+
+    @untraced
+    def other_mover(self, device_type: int, index: int) -> Mover | None:
+        """Return who moves the tensors of another device that a scope here saves, if anybody."""
+        other = self.runtime.other_swapper(device_type, index)
+        return None if other is None else other.mover
 
     @untraced
     def is_weight(self, tensor: torch.Tensor) -> bool:
@@ -108,7 +116,7 @@ class Swapper:
     @untraced
     def has_room(self, nbytes: int) -> bool:
         """Return whether so many bytes may come back ahead of their use."""
-        return self.runtime.has_room(nbytes)
+        return self.device.has_room(nbytes)
 
     def name(self, group: StorageGroup) -> str:
         """Return the name of the module that saved a group, or empty text."""

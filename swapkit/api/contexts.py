@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from swapkit._runtime.installation import check_device, ensure_installation
+from swapkit._runtime.allocators import choose_device, ensure_installation
 from swapkit._runtime.session import Session, SessionConfig
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument, Unsupported
@@ -52,12 +52,14 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         model: names its modules in reports and errors.
         optimizer: a step ends at its `step()`; without it call `session.mark_step()`.
         policy: `"rescue"`: no plan; act when memory fills up.
-        host_limit: most host memory for copies, written like `limit`. None: what there is; with
-            `disk` on the CPU, whose memory is the host's, an eighth of `limit`.
+        host_limit: most host memory for copies: bytes, or a share of the machine's memory. None:
+            what there is; on a GPU, for which it is locked, three quarters of that; with `disk` on
+            the CPU, whose memory is the host's, an eighth of `limit`.
         disk: a folder. What the host has no room for goes to a file there that has no name and
             vanishes with the process, the tensors that are needed last first.
         disk_limit: most bytes of that file; None: what the file system has.
-        device: None or `"cpu"`.
+        device: `"cpu"`, `"cuda"` (the current GPU) or `"cuda:1"`. None: where the model is; without
+            one, the current GPU if swapkit is installed on CUDA, else the CPU.
         min_swap_bytes: smaller saved storages are never moved; at least 1024. None: what the
             environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
 
@@ -85,10 +87,11 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         raise Unsupported(f"policy={policy!r} needs the planner, which this version does not have")
     if policy not in POLICIES:
         raise InvalidArgument(f"policy={policy!r}: expected one of {', '.join(POLICIES)}")
-    check_device("cpu" if device is None else device)
     _check_kind("model", model, torch.nn.Module)
     _check_kind("optimizer", optimizer, torch.optim.Optimizer)
-    total_bytes = ensure_installation().backend.memory_info().total_bytes
+    where = choose_device(device, model)
+    installation = ensure_installation(where)
+    total_bytes = installation.total_bytes
     environment = read_environment()
     least = environment.min_swap_bytes
     if min_swap_bytes is not None:
@@ -99,12 +102,14 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             )
     limit_bytes = parse_bytes(limit, whole_bytes=total_bytes, name="limit")
     if host_limit is not None:
-        host_limit_bytes = parse_bytes(host_limit, whole_bytes=total_bytes, name="host_limit")
-    elif disk is not None:
+        host_bytes = installation.runtime.cpu.backend.memory_info().total_bytes
+        host_limit_bytes = parse_bytes(host_limit, whole_bytes=host_bytes, name="host_limit")
+    elif disk is not None and where.type == "cpu":
         host_limit_bytes = max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))
     else:
         host_limit_bytes = 0
     config = SessionConfig(
+        device=where,
         limit_bytes=limit_bytes,
         host_limit_bytes=host_limit_bytes,
         min_swap_bytes=least,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.device import TYPES
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 
@@ -40,11 +41,9 @@ class Operator:
     def __enter__(self) -> Self:
         if self._outer_tag is not None or self._is_over:
             raise SessionError(f"op {self.name!r} is entered once: call swapkit.op(...) again")
-        runtime = get_runtime()
-        tag = runtime.tracker.enter_operator(self.name)
+        tag = get_runtime().tracker.enter_operator(self.name)
         self._outer_tag = set_tag(tag)
-        if runtime.pool is not None:
-            runtime.pool.note(RingKind.OP_BEGIN, sum(map(_bytes_of, self._operands)))
+        self._note(RingKind.OP_BEGIN)
         return self
 
     def __exit__(
@@ -53,13 +52,20 @@ class Operator:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        runtime = get_runtime()
-        if runtime.pool is not None:
-            runtime.pool.note(RingKind.OP_END, sum(map(_bytes_of, self._operands)))
-        runtime.tracker.leave_operator()
+        self._note(RingKind.OP_END)
+        get_runtime().tracker.leave_operator()
         if self._outer_tag is not None:
             set_tag(self._outer_tag)
         self._operands, self._outer_tag, self._is_over = (), None, True
+
+    def _note(self, kind: RingKind) -> None:
+        """Put an event into the ring of the device that the kernel runs on."""
+        runtime = get_runtime()
+        devices = {operand.device for operand in self._operands}
+        served = [name for name in devices if name.type in TYPES]
+        device = runtime.device(served[0]) if len(served) == 1 else runtime.current_device()
+        if device.pool is not None:
+            device.pool.note(kind, sum(map(_bytes_of, self._operands)))
 
 
 def op(name: str, *operands: torch.Tensor) -> Operator:

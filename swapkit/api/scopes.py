@@ -10,6 +10,7 @@ import torch
 from swapkit._native.sched import Tier
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.copies import HostCopies
+from swapkit._runtime.device import TYPES
 from swapkit._runtime.optimizer import attach
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import Scope, ScopedForward, scoped
@@ -19,6 +20,8 @@ from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from swapkit._runtime.swapper import Swapper
 
 _T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer")
 _Model = TypeVar("_Model", bound=torch.nn.Module)
@@ -213,6 +216,19 @@ def _apply(scope: Scope, target: Any) -> Any:  # noqa: ANN401 - typed by the cal
 def _offload_optimizer(optimizer: torch.optim.Optimizer, to: str) -> torch.optim.Optimizer:
     if TIERS.get(to) is Tier.DISK:
         raise InvalidArgument('offload(optimizer, to="disk"): states can only live on the host')
-    runtime = get_runtime()
-    attach(optimizer, HostCopies(runtime.current_swapper().scheduler, runtime.shim))
+    swapper = _swapper_for(optimizer)
+    executor = HostCopies(swapper.scheduler, swapper.device)
+    attach(optimizer, executor, device=swapper.device.name)
     return optimizer
+
+
+def _swapper_for(optimizer: torch.optim.Optimizer) -> Swapper:
+    """Return who moves things where an optimizer's parameters are."""
+    runtime = get_runtime()
+    here = runtime.current_swapper()
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    device = params[0].device if params else here.device.name
+    if device == here.device.name or device.type not in TYPES:
+        return here
+    there = runtime.device(device)
+    return runtime.other_swapper(there.type, there.index) or there.default_swapper()

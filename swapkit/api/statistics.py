@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from swapkit._runtime.installation import installed_pool
+from typing import TYPE_CHECKING
+
+from swapkit._runtime.allocators import choose_device, installed_pool
 from swapkit.reporting.text import format_stats
 
+if TYPE_CHECKING:
+    import torch
 
-def memory_stats() -> dict[str, int]:
-    """Return the pool's statistics under the keys of `torch.cuda.memory_stats()`.
+
+def memory_stats(device: str | torch.device | None = None) -> dict[str, int]:
+    """Return a pool's statistics under the keys of `torch.cuda.memory_stats()`.
 
     Byte counts come as `NAME.POOL.FIELD`, for example `allocated_bytes.all.peak`; POOL is `all`,
     `small_pool` or `large_pool`, FIELD `current`, `peak`, `allocated` or `freed`. Besides torch's
     there are `num_rescues`, `rescued_bytes` and `budget_bytes` (0: no budget).
 
-    Raises:
-        SessionError: swapkit is not installed.
-    """
-    return installed_pool().stats()
-
-
-def memory_summary() -> str:
-    """Return the pool's statistics as a table for people.
+    Args:
+        device: whose; None: of the current GPU if swapkit is installed on CUDA, else of the CPU.
 
     Raises:
-        SessionError: swapkit is not installed.
+        SessionError: swapkit is not installed there.
     """
-    return format_stats(memory_stats(), title="swapkit memory, device cpu")
+    return installed_pool(device).stats()
 
 
-def reset_peak_memory_stats() -> None:
+def memory_summary(device: str | torch.device | None = None) -> str:
+    """Return a pool's statistics as a table for people.
+
+    Args:
+        device: see `memory_stats`.
+
+    Raises:
+        SessionError: swapkit is not installed there.
+    """
+    name = choose_device(device)
+    return format_stats(memory_stats(name), title=f"swapkit memory, device {name}")
+
+
+def reset_peak_memory_stats(device: str | torch.device | None = None) -> None:
     """Set the peaks of `memory_stats()` to the current values.
 
     A session's own `stats.peak_bytes` is not affected.
 
+    Args:
+        device: see `memory_stats`.
+
     Raises:
-        SessionError: swapkit is not installed.
+        SessionError: swapkit is not installed there.
     """
-    installed_pool().reset_peak()
+    installed_pool(device).reset_peak()

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import swapkit
 from swapkit._native.pool import Ring
-from swapkit._runtime.installation import installed_pool
+from swapkit._runtime.allocators import require_installation
 from swapkit.demo.curve import thin_out
 from swapkit.demo.messages import Finished, SegmentRanges, Series
 
@@ -45,7 +45,7 @@ class PoolAllocator:
             budget_bytes: limit of the session, None for no session.
         """
         swapkit.install(limit=cap_bytes)
-        self._pool = installed_pool()
+        self._pool = require_installation().pool
         self._tell = tell
         self._budget_bytes = budget_bytes
         self._session: Session | None = None

@@ -76,7 +76,8 @@ class Failure(NamedTuple):
     in_use: int
     reserved: int
     budget: int
-    device: int
+    device: str
+    device_bytes: int
     holders: Sequence[Holder]
     hints: Sequence[str]
 
@@ -86,12 +87,12 @@ def format_failure(failure: Failure) -> str:
     limit = (
         f"the budget is {format_bytes(failure.budget)}"
         if failure.budget
-        else f"there is no budget; the device has {format_bytes(failure.device)}"
+        else f"there is no budget; the device has {format_bytes(failure.device_bytes)}"
     )
     where = f" in {failure.where}" if failure.where else ""
-    free = max(0, (failure.budget or failure.device) - failure.in_use)
+    free = max(0, (failure.budget or failure.device_bytes) - failure.in_use)
     lines = [
-        f"swapkit: out of memory on the CPU device: {format_bytes(failure.asked)} "
+        f"swapkit: out of memory on {failure.device}: {format_bytes(failure.asked)} "
         f"({failure.asked} bytes) requested{where}; {limit}.",
         f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
         f"at most {format_bytes(free)} could still be given.",

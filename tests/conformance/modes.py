@@ -2,7 +2,8 @@
 
 A mode is a context manager that yields `evict`. Inside it a program must give the bits of plain
 training. Copies are made by a backend whose latency is part of the mode: with 5 ms every copy is
-still in flight when the program goes on.
+still in flight when the program goes on. A GPU's copies take the time they take, or that the
+simulated one is told.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import torch
 import swapkit
 from swapkit._native.backend import Backend
 from swapkit._native.sched import Scheduler
+from swapkit._runtime.device import Device
 from swapkit._runtime.guards import hidden, untraced
-from swapkit._runtime.runtime import Runtime, get_runtime
+from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.swapper import Swapper
+from tests.place import DEVICE, ON_CPU, install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,14 +118,14 @@ def _open_scheduler(scheduler: Scheduler, backend: Backend, **options: Any) -> N
     replaced_scheduler.original(scheduler, backend, **options)
 
 
-def _default_swapper(runtime: Runtime) -> Swapper:
+def _default_swapper(device: Device) -> Swapper:
     """Return the swapper of scopes outside any session: a slow one where this thread wants it."""
     if not here.latency_ms:
-        usual: Swapper = replaced_default.original(runtime)
+        usual: Swapper = replaced_default.original(device)
         return usual
-    with runtime.lock:
+    with device.runtime.lock:
         if here.latency_ms not in _slow_swappers:
-            _slow_swappers[here.latency_ms] = runtime.new_swapper(runtime.new_scheduler())
+            _slow_swappers[here.latency_ms] = device.new_swapper(device.new_scheduler())
         return _slow_swappers[here.latency_ms]
 
 
@@ -145,14 +148,14 @@ def _packer(swapper: Swapper, choice: Choice) -> Callable[[torch.Tensor], SavedT
 
 
 replaced_scheduler = Replaced(Scheduler, "__init__", _open_scheduler)
-replaced_default = Replaced(Runtime, "default_swapper", _default_swapper)
+replaced_default = Replaced(Device, "default_swapper", _default_swapper)
 replaced_packer = Replaced(Swapper, "packer", _packer)
 
 
 @contextmanager
 def injected_latency(latency_ms: int) -> Iterator[None]:
     """Let every scheduler that this thread opens meanwhile copy through a slow backend."""
-    if latency_ms == 0:
+    if latency_ms == 0 or not ON_CPU:
         yield
         return
     before, here.latency_ms = here.latency_ms, latency_ms
@@ -190,7 +193,8 @@ def frozen_objects() -> Iterator[None]:
 def settle() -> None:
     """Wait for copies that are under way, and let go of what they were made of."""
     runtime = get_runtime()
-    swapper = runtime.current_swapper()
+    with hidden():
+        swapper = runtime.current_swapper()
     with runtime.lock:
         swapper.scheduler.drain()
         swapper.mover.release_done(False)
@@ -198,7 +202,8 @@ def settle() -> None:
 
 def allocated_bytes() -> int:
     """Return the bytes of the pool that tensors hold now."""
-    return swapkit.memory_stats()["allocated_bytes.all.current"]
+    with hidden():
+        return swapkit.memory_stats(device=DEVICE)["allocated_bytes.all.current"]
 
 
 class Copied:
@@ -226,14 +231,14 @@ class Copied:
 @contextmanager
 def count_copies() -> Iterator[Copied]:
     """Count what is copied between device and host meanwhile, whoever does it."""
-    copied = Copied([swapper.scheduler for swapper in get_runtime().swappers])
-    new_scheduler = Runtime.new_scheduler
+    copied = Copied([swapper.scheduler for swapper in get_runtime().current_device().swappers])
+    new_scheduler = Device.new_scheduler
 
-    def noted(runtime: Runtime, **options: Any) -> Scheduler:
-        copied.schedulers.append(new_scheduler(runtime, **options))
+    def noted(device: Device, **options: Any) -> Scheduler:
+        copied.schedulers.append(new_scheduler(device, **options))
         return copied.schedulers[-1]
 
-    with mock.patch.object(Runtime, "new_scheduler", noted):
+    with mock.patch.object(Device, "new_scheduler", noted):
         yield copied
 
 
@@ -243,7 +248,7 @@ def count_copies() -> Iterator[Copied]:
 @contextmanager
 def swap_everything() -> Iterator[Evict]:
     """Copy all that is saved to the host, and let go of it as soon as it is there."""
-    swapkit.install()
+    install()
     with swapkit.offload(min_bytes=MIN_BYTES):
         yield settle
 
@@ -251,7 +256,7 @@ def swap_everything() -> Iterator[Evict]:
 @contextmanager
 def swap_in_flight() -> Iterator[Evict]:
     """Do so without ever waiting, so that the program goes on while copies are under way."""
-    swapkit.install()
+    install()
     with swapkit.offload(min_bytes=MIN_BYTES):
         yield lambda: None
 
@@ -259,7 +264,7 @@ def swap_in_flight() -> Iterator[Evict]:
 @contextmanager
 def swap_by_operators() -> Iterator[Evict]:
     """Let go, and bring back, a few operators behind and ahead."""
-    swapkit.install()
+    install()
     with swapkit.offload(min_bytes=MIN_BYTES, prefetch=1):
         yield lambda: None
 
@@ -267,7 +272,7 @@ def swap_by_operators() -> Iterator[Evict]:
 @contextmanager
 def swap_random_half() -> Iterator[Evict]:
     """Swap every second saved tensor, on average."""
-    swapkit.install()
+    install()
     with choose_per_save(random.Random(SEED)), swapkit.offload(min_bytes=MIN_BYTES):
         yield settle
 
@@ -275,17 +280,17 @@ def swap_random_half() -> Iterator[Evict]:
 @contextmanager
 def rescue_everything() -> Iterator[Evict]:
     """Move all that can be moved wherever memory could run out."""
-    swapkit.install()
-    with swapkit.budget(BUDGET) as session:
+    install()
+    with swapkit.budget(BUDGET, device=DEVICE) as session:
         yield lambda: session.rescue(EVERYTHING)
 
 
 @contextmanager
 def rescue_at_random() -> Iterator[Evict]:
     """Move nothing, one tensor, half, or all wherever memory could run out."""
-    swapkit.install()
+    install()
     chance = random.Random(SEED)
-    with swapkit.budget(BUDGET) as session:
+    with swapkit.budget(BUDGET, device=DEVICE) as session:
 
         def evict() -> None:
             needed_bytes = chance.choice([0, 1, allocated_bytes() // 2, EVERYTHING])

@@ -185,7 +185,7 @@ def test_limit_when_a_fraction_then_respected_and_what_passes_it_fails_or_is_res
     installation: Installation,
 ) -> None:
     # A fraction of this machine that leaves 24 MiB beside what is in use.
-    total_bytes = installation.backend.memory_info().total_bytes
+    total_bytes = installation.total_bytes
     limit_bytes = limit_above_reserved(installation, 24 * MIB)
     swapkit.install((limit_bytes + 1) / total_bytes)
     limit_bytes = installation.pool.budget_bytes
@@ -374,20 +374,20 @@ def test_install_when_its_limit_is_refused_then_not_installed_and_the_next_uses_
 ):
     output = run_python("""
 import swapkit
-from swapkit._runtime import installation
+from swapkit._runtime import allocators
 from swapkit.errors import InvalidArgument, SessionError
 pools = set()
 for _ in range(2):
     try:
         swapkit.install(limit="nonsense")
     except InvalidArgument:
-        pools.add(id(installation._installation.pool))
+        pools.add(id(allocators._cpu.pool))
 try:
     swapkit.memory_stats()
 except SessionError:
     print("not installed")
 swapkit.install()
-pools.add(id(installation.installed_pool()))
+pools.add(id(allocators.installed_pool()))
 print(len(pools))
 """)
     assert output == "not installed\n1\n"

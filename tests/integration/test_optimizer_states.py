@@ -132,11 +132,11 @@ def installation() -> Iterator[Installation]:
 
 @pytest.fixture
 def scheduler(installation: Installation) -> Scheduler:
-    return installation.runtime.new_scheduler()
+    return installation.device.new_scheduler()
 
 
 def copies_over(scheduler: Scheduler) -> HostCopies:
-    return HostCopies(scheduler, get_runtime().shim)
+    return HostCopies(scheduler, get_runtime().cpu)
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_session_when_states_are_offloaded_then_a_budget_without_them_is_enough(
         trainer = Trainer("AdamW")
         trainer.train(1)
         if is_offloaded:
-            copies = copies_over(installation.runtime.new_scheduler())
+            copies = copies_over(installation.device.new_scheduler())
             attach(trainer.optimizer, copies, chunk_bytes=CHUNK_BYTES)
         installation.pool.trim()
         limit_bytes = installation.pool.stats()["reserved_bytes.all.current"] + MIB // 2

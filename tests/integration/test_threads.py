@@ -151,7 +151,7 @@ def test_sessions_when_both_bring_back_at_once_then_they_do_not_wait_for_each_ot
     output = run_python(
         """
         import threading, torch, swapkit
-        from swapkit._runtime.installation import require_installation
+        from swapkit._runtime.allocators import require_installation
         swapkit.install()
         installation = require_installation()
         ready = threading.Barrier(2)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.installation import installed_pool
+from swapkit._runtime.allocators import require_installation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def no_limit() -> Iterator[None]:
 
 def resident_bytes() -> int:
     """The kernel's word on how much of the pool's own mapping is in memory."""
-    ranges = [(s.address, s.address + s.nbytes) for s in installed_pool().segments()]
+    ranges = [(s.address, s.address + s.nbytes) for s in require_installation().pool.segments()]
     total = 0
     inside = False
     for line in Path("/proc/self/smaps").read_text(encoding="ascii", errors="replace").splitlines():
@@ -127,7 +127,7 @@ def test_training_when_budget_is_a_share_of_the_peak_then_same_bits_within_it(
     assert session.stats.steps == STEPS
     assert session.stats.oom_rescues > 0
     assert session.stats.swapped_in_bytes > 0
-    installed_pool().check()
+    require_installation().pool.check()
 
 
 @pytest.mark.promise("C2")

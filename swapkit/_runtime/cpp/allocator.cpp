@@ -1,8 +1,9 @@
 // allocator.cpp - swapkit's pool as torch's CPU allocator.
 //
-// It turns two C functions into a c10::Allocator and a failed request into torch's own
-// OutOfMemoryError. The functions and the entry behind them outlive every tensor: neither is ever
-// unloaded.
+// It turns the core's entry into a c10::Allocator and a failed request into torch's own
+// OutOfMemoryError. The entry and the core outlive every tensor: neither is ever unloaded.
+#include "links.hpp"
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Device.h>
@@ -12,19 +13,14 @@
 
 namespace {
 
-struct Core {
-    void *entry;
-    void *(*alloc)(void *entry, std::size_t nbytes);
-    void (*free)(void *entry, void *address);
-    const char *(*error)();
-};
+using swapkit::links;
 
-Core core{};
+sk_entry *entry = nullptr;
 c10::Allocator *previous = nullptr;
 
 void release(void *address) {
     c10::profiledCPUMemoryReporter().Delete(address);
-    core.free(core.entry, address);
+    links.sk_entry_free(entry, address);
 }
 
 class PoolAllocator final : public c10::Allocator {
@@ -32,8 +28,8 @@ class PoolAllocator final : public c10::Allocator {
     c10::DataPtr allocate(std::size_t nbytes) override {
         void *address = nullptr;
         if (nbytes > 0) {
-            address = core.alloc(core.entry, nbytes);
-            TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, core.error());
+            address = links.sk_entry_alloc(entry, nbytes, nullptr);
+            TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, links.sk_entry_error());
             c10::profiledCPUMemoryReporter().New(address, nbytes);
         }
         return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
@@ -52,11 +48,10 @@ PoolAllocator allocator;
 
 extern "C" {
 
-// Put the pool below every CPU tensor made from now on. False: another allocator was registered
-// with a higher priority, and torch keeps that.
-bool swapkit_shim_install(void *entry, void *(*alloc)(void *, std::size_t),
-                          void (*free)(void *, void *), const char *(*error)()) {
-    core = Core{entry, alloc, free, error};
+// Put a pool below every CPU tensor made from now on. False: another allocator was registered with
+// a higher priority, and torch keeps that.
+bool swapkit_shim_install(sk_entry *pool_entry) {
+    entry = pool_entry;
     if (c10::GetCPUAllocator() != &allocator) {
         previous = c10::GetCPUAllocator();
         c10::SetCPUAllocator(&allocator);

@@ -1,4 +1,5 @@
 // group.cpp - handles and groups: who holds a storage, and how a tensor is rebuilt bit for bit.
+#include "aside.hpp"
 #include "mover.hpp"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -183,7 +184,7 @@ void group_strip(Group *group) {
     if (group->storage == nullptr) {
         return;
     }
-    if (group->weak == nullptr && !group_is_exclusive(group)) {
+    if (group->weak == nullptr && (group->is_aside != 0 || !group_is_exclusive(group))) {
         group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
     }
     for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
@@ -195,7 +196,9 @@ void group_strip(Group *group) {
 bool group_revive(Group *group) {
     if (group->storage == nullptr && group->weak != nullptr) {
         group->storage = c10::raw::weak_intrusive_ptr::lock(group->weak);
-        if (group->storage != nullptr && links.sk_group_unevict(group->native) != SK_OK) {
+        if (group->storage != nullptr && std::exchange(group->is_aside, 0) != 0) {
+            aside_forget(group->storage);
+        } else if (group->storage != nullptr && links.sk_group_unevict(group->native) != SK_OK) {
             swapkit_storage_drop(std::exchange(group->storage, nullptr));
         }
     }
@@ -204,6 +207,7 @@ bool group_revive(Group *group) {
 
 void group_restore(Group *group, c10::StorageImpl *storage) {
     group->storage = storage;
+    group->is_moved = 1;
     group->shift_bytes = group->part_bytes;
     if (group->weak != nullptr) {
         c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
@@ -245,6 +249,9 @@ void group_free(PyObject *self) {
     mover_forget(group->mover, group);
     if (group->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);
+    }
+    if (group->is_aside != 0) {
+        aside_forget(group->key.storage); // the weak reference keeps its address
     }
     if (group->native != nullptr) {
         links.sk_group_destroy(group->native);

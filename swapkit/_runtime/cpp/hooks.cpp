@@ -1,6 +1,7 @@
 // hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is used.
 #include "mover.hpp"
 #include "operators.hpp"
+#include "streams.hpp"
 
 #include <string_view>
 #include <utility>
@@ -64,11 +65,21 @@ struct Packer {
     Terms terms;
 };
 
+// Who moves the tensors of a device; null: nobody, or an exception is set.
+Ref<Mover> mover_for(Mover *mover, c10::Device device) {
+    if (device == mover->device()) {
+        return Ref<Mover>::share(mover);
+    }
+    Ref<> type = Ref<>::steal(PyLong_FromLong(static_cast<long>(device.type())));
+    Ref<> index = Ref<>::steal(PyLong_FromLong(device.index()));
+    Ref<> other = type && index ? call_method<"other_mover">(mover->policy, type.get(), index.get())
+                                : Ref<>();
+    bool is_one = other && Py_TYPE(other.get()) == &mover_type;
+    return is_one ? Ref<Mover>::steal(reinterpret_cast<Mover *>(other.release())) : Ref<Mover>();
+}
+
 // Whether a tensor's memory may be moved, as far as the tensor says. -1: an exception is set.
 int may_move(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, const Terms &terms) {
-    if (static_cast<std::int32_t>(impl->device_type()) != mover->device_type) {
-        return 0;
-    }
     int gathers = gathers_gradients(tensor);
     if (gathers != 0) {
         return gathers < 0 ? -1 : 0;
@@ -119,7 +130,6 @@ PyObject *keep(PyObject *tensor) { return as_object(handle_new(tensor, nullptr, 
 
 // The handle of a tensor, where no mode sees what is done.
 PyObject *pack_plain(Packer *packer, PyObject *tensor) {
-    Mover *mover = packer->mover;
     OwnOperators ours;
     c10::TensorImpl *impl = nullptr;
     if (!impl_of(tensor, &impl)) {
@@ -128,6 +138,11 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     Span span = {};
     if (look(*impl, packer->terms.min_bytes, &span) == nullptr) {
         return keep(tensor);
+    }
+    Ref<Mover> serving = mover_for(packer->mover, impl->device());
+    Mover *mover = serving.get();
+    if (mover == nullptr) {
+        return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
     }
     Locked lock(mover);
     if (!lock) {
@@ -154,6 +169,11 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
         Py_DECREF(std::exchange(group->terms, packer->terms).choice);
     }
     group_cover(group.get(), span);
+    std::int64_t here = current_stream(mover->device());
+    if (!is_new && here != group->stream) {
+        note_use(key.storage, mover->device(), group->stream); // which may still read it
+    }
+    group->stream = here;
     Ref<> handle = Ref<>::steal(as_object(handle_new(tensor, group.get(), false)));
     if (!handle) {
         return nullptr;
@@ -200,6 +220,15 @@ bool label(Mover *mover, const Group *group) {
     return labels >= 0;
 }
 
+// Let this thread's stream use what came back, perhaps on another one.
+void use_here(const Mover *mover, const Group *group) {
+    std::int64_t here = current_stream(mover->device());
+    if (here != group->stream) {
+        order_streams(mover->device(), group->stream, here);
+        note_use(group->storage, mover->device(), here);
+    }
+}
+
 void packer_free(PyObject *self) {
     auto *packer = reinterpret_cast<Packer *>(self);
     Py_XDECREF(packer->mover);
@@ -208,8 +237,8 @@ void packer_free(PyObject *self) {
 }
 
 PyMethodDef packer_methods[] = {
-    {"pack", packer_pack, METH_O, nullptr},
-    {"pack_plain", packer_pack_plain, METH_O, nullptr},
+    {"pack", shielded<packer_pack>, METH_O, nullptr},
+    {"pack_plain", shielded<packer_pack_plain>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -253,6 +282,9 @@ PyObject *unpack(PyObject *, PyObject *argument) {
             return nullptr;
         }
         handle_fill(handle.get());
+    }
+    if (group->is_moved != 0) {
+        use_here(mover, group);
     }
     // Not the alias: another thread may strip it before autograd has looked at it.
     return is_observed() ? call_hidden(attribute<"detach">(links.tensor), handle->alias)

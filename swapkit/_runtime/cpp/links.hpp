@@ -5,6 +5,7 @@
 #include "python.hpp"
 
 extern "C" {
+#include "swapkit_entry.h"
 #include "swapkit_sched.h"
 }
 
@@ -15,11 +16,19 @@ namespace swapkit {
     X(sk_group_destroy)                                                                            \
     X(sk_group_state_at)                                                                           \
     X(sk_group_copy_out)                                                                           \
+    X(sk_group_has_copy)                                                                           \
     X(sk_group_finish_out)                                                                         \
     X(sk_group_evict)                                                                              \
     X(sk_group_unevict)                                                                            \
     X(sk_group_copy_in)                                                                            \
     X(sk_group_finish_in)                                                                          \
+    X(sk_entry_alloc)                                                                              \
+    X(sk_entry_free)                                                                               \
+    X(sk_entry_use)                                                                                \
+    X(sk_entry_trim)                                                                               \
+    X(sk_entry_segment_at)                                                                         \
+    X(sk_entry_error)                                                                              \
+    X(sk_error_text)                                                                               \
     X(sk_pool_note)                                                                                \
     X(sk_tag_set)                                                                                  \
     X(sk_tentative_set)

@@ -1,6 +1,8 @@
 // module.cpp - the shim as a module of Python: movers, and the links to the core.
+#include "aside.hpp"
 #include "mover.hpp"
 #include "operators.hpp"
+#include "streams.hpp"
 
 #include <utility>
 
@@ -102,11 +104,13 @@ bool read_number(PyObject *object, const char *name, unsigned long long *out) {
 }
 
 PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static const char *names[] = {"policy", "scheduler", "lock", "tracker", "device_type", nullptr};
+    static const char *names[] = {"policy",      "scheduler",    "lock", "tracker",
+                                  "device_type", "device_index", nullptr};
     PyObject *policy, *scheduler, *lock, *tracker;
-    int device_type;
-    if (PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOi:Mover", const_cast<char **>(names),
-                                    &policy, &scheduler, &lock, &tracker, &device_type) == 0) {
+    int device_type, device_index;
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOii:Mover", const_cast<char **>(names),
+                                    &policy, &scheduler, &lock, &tracker, &device_type,
+                                    &device_index) == 0) {
         return nullptr;
     }
     unsigned long long sched, has_disk;
@@ -124,7 +128,8 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     mover->release = release.release();
     mover->tracker = Py_NewRef(tracker);
     mover->sched = reinterpret_cast<sk_sched *>(sched);
-    mover->device_type = device_type;
+    mover->device_type = static_cast<c10::DeviceType>(device_type);
+    mover->device_index = static_cast<c10::DeviceIndex>(device_index);
     mover->has_disk = static_cast<char>(has_disk);
     mover->books = new Books;
     return made.release();
@@ -162,14 +167,15 @@ void mover_free(PyObject *self) {
 
 PyMethodDef mover_methods[] = {
     {"packer", mover_packer, METH_O, "Return the pack hook of a choice."},
-    {"copy_out", try_move<copy_out>, METH_O, nullptr},
-    {"poll_out", try_move<poll_out>, METH_O, nullptr},
-    {"finish_out", try_move<finish_out>, METH_O, nullptr},
-    {"release", do_move<release_group>, METH_O, nullptr},
-    {"bring_early", try_move<bring_early>, METH_O, nullptr},
-    {"bring_back", do_move<bring_back>, METH_O, nullptr},
-    {"finish_in", do_move<finish_in>, METH_O, nullptr},
-    {"release_done", mover_release_done, METH_O, nullptr},
+    {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
+    {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
+    {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
+    {"release", shielded<do_move<release_group>>, METH_O, nullptr},
+    {"set_aside", shielded<try_move<set_aside>>, METH_O, nullptr},
+    {"bring_early", shielded<try_move<bring_early>>, METH_O, nullptr},
+    {"bring_back", shielded<do_move<bring_back>>, METH_O, nullptr},
+    {"finish_in", shielded<do_move<finish_in>>, METH_O, nullptr},
+    {"release_done", shielded<mover_release_done>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -237,9 +243,88 @@ PyObject *link(PyObject *, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+// The device that a type and an index name; false: an exception is set.
+bool read_device(PyObject *args, c10::Device *out) {
+    int type, index;
+    if (PyArg_ParseTuple(args, "ii", &type, &index) == 0) {
+        return false;
+    }
+    *out = c10::Device(static_cast<c10::DeviceType>(type), static_cast<c10::DeviceIndex>(index));
+    return true;
+}
+
+PyObject *device_stream(PyObject *, PyObject *args) {
+    c10::Device device(c10::DeviceType::CPU);
+    return read_device(args, &device)
+               ? PyLong_FromVoidPtr(stream_handle(device, current_stream(device)))
+               : nullptr;
+}
+
+PyObject *usage(PyObject *, PyObject *args) {
+    c10::Device device(c10::DeviceType::CPU);
+    if (!read_device(args, &device)) {
+        return nullptr;
+    }
+    Usage now = device_usage(device);
+    return Py_BuildValue("nn", now.in_use_bytes, now.reserved_bytes);
+}
+
+PyObject *native_rescue(PyObject *, PyObject *args) {
+    int index, on;
+    Py_ssize_t limit_bytes;
+    if (PyArg_ParseTuple(args, "inp", &index, &limit_bytes, &on) == 0) {
+        return nullptr;
+    }
+    rescue_register();
+    rescue_limit(static_cast<std::int8_t>(index), static_cast<std::size_t>(limit_bytes));
+    rescue_switch(static_cast<std::int8_t>(index), on != 0);
+    Py_RETURN_NONE;
+}
+
+PyObject *native_rescues(PyObject *, PyObject *argument) {
+    std::uint64_t rescues = 0, nbytes = 0;
+    long index = PyLong_AsLong(argument);
+    if (index == -1 && PyErr_Occurred() != nullptr) {
+        return nullptr;
+    }
+    rescue_counts(static_cast<std::int8_t>(index), &rescues, &nbytes);
+    return Py_BuildValue("KK", rescues, nbytes);
+}
+
+PyObject *native_expect(PyObject *, PyObject *args) {
+    int index;
+    Py_ssize_t nbytes;
+    if (PyArg_ParseTuple(args, "in", &index, &nbytes) == 0) {
+        return nullptr;
+    }
+    rescue_expect(static_cast<std::int8_t>(index), static_cast<std::size_t>(nbytes));
+    Py_RETURN_NONE;
+}
+
+PyObject *native_take(PyObject *, PyObject *args) {
+    int index;
+    Py_ssize_t nbytes;
+    if (PyArg_ParseTuple(args, "in", &index, &nbytes) == 0) {
+        return nullptr;
+    }
+    std::size_t freed = 0;
+    {
+        WithoutPython others;
+        freed = aside_take({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)},
+                           static_cast<std::size_t>(nbytes));
+    }
+    return PyLong_FromSize_t(freed);
+}
+
 PyMethodDef functions[] = {
+    {"native_rescue", shielded<native_rescue>, METH_VARARGS, nullptr},
+    {"native_rescues", shielded<native_rescues>, METH_O, nullptr},
+    {"native_expect", shielded<native_expect>, METH_VARARGS, nullptr},
+    {"native_take", shielded<native_take>, METH_VARARGS, nullptr},
+    {"current_stream", shielded<device_stream>, METH_VARARGS, nullptr},
+    {"device_usage", shielded<usage>, METH_VARARGS, nullptr},
     {"link", link, METH_VARARGS, nullptr},
-    {"unpack", unpack, METH_O, "Return the saved tensor that a handle stands for."},
+    {"unpack", shielded<unpack>, METH_O, "Return the saved tensor that a handle stands for."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,6 +1,9 @@
 // mover.cpp - finding groups, and moving them.
 #include "mover.hpp"
 
+#include "aside.hpp"
+#include "streams.hpp"
+
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -12,6 +15,13 @@ namespace swapkit {
 static constexpr std::size_t ahead_groups = 2;
 static constexpr std::size_t ahead_most = 16;
 static constexpr std::size_t ahead_bytes = std::size_t{64} << 20;
+
+// On a device with streams the host is far ahead of the copies, so that waiting for those would
+// keep everything saved: with more than this on its way out, a stream waits for the oldest copy
+// instead.
+static constexpr std::size_t stash_groups = 64;
+static constexpr std::size_t stash_least_groups = 2;
+static constexpr std::size_t stash_bytes = std::size_t{256} << 20;
 
 // Next uses count down from here: what was saved last is needed first.
 static constexpr std::uint64_t last_use = std::uint64_t{1} << 63;
@@ -39,6 +49,7 @@ static void forget_key(Mover *mover, Group *group) {
 static void stop_leaving(Mover *mover, Group *group) {
     if (group->leaving != 0) {
         erase(mover->books->leaving, std::exchange(group->leaving, 0), group);
+        mover->books->leaving_bytes -= std::exchange(group->leaving_bytes, 0);
     }
 }
 
@@ -101,6 +112,11 @@ static void note(Mover *mover, sk_ring_kind kind, std::size_t nbytes) {
 
 // ---- transfers ----------------------------------------------------------------------------------
 
+// The stream that a group's bytes are valid on.
+static sk_stream *stream_of(const Mover *mover, const Group *group) {
+    return stream_handle(mover->device(), group->stream);
+}
+
 // Why a copy out is not made or fails without harm: the storage stays where it is.
 static bool is_no_room(sk_status status) {
     return status == SK_OUT_OF_HOST_MEMORY || status == SK_OUT_OF_DISK || status == SK_DISK_FAILED;
@@ -141,7 +157,7 @@ int copy_out(Mover *mover, Group *group) {
     {
         WithoutPython others;
         status = links.sk_group_copy_out(group->native, bytes, storage, last_use - group->serial,
-                                         nullptr);
+                                         stream_of(mover, group));
     }
     if (status != SK_OK) {
         if (is_no_room(status)) {
@@ -173,7 +189,7 @@ static bool wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) 
     auto started = std::chrono::steady_clock::now();
     {
         WithoutPython others;
-        *status = finish(group->native, nullptr, false);
+        *status = finish(group->native, stream_of(mover, group), false);
     }
     std::chrono::duration<double> taken = std::chrono::steady_clock::now() - started;
     Ref<> seconds = Ref<>::steal(PyFloat_FromDouble(taken.count()));
@@ -217,7 +233,8 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
     bool previous = tentative && links.sk_tentative_set(true);
     {
         WithoutPython others;
-        storage = swapkit_storage_new(group->nbytes, mover->device_type);
+        storage = swapkit_storage_new(group->nbytes, static_cast<std::int8_t>(mover->device_type),
+                                      mover->device_index);
     }
     if (tentative) {
         (void)links.sk_tentative_set(previous);
@@ -235,12 +252,13 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
         return -1;
     }
     group_restore(group, storage);
-    swapkit_storage_hold(storage); // the copy's
+    group->stream = current_stream(mover->device()); // which it was allocated on
+    swapkit_storage_hold(storage);                   // the copy's
     sk_status status = SK_OK;
     {
         WithoutPython others;
         status = links.sk_group_copy_in(group->native, storage->mutable_data(), storage,
-                                        last_use - group->serial, nullptr);
+                                        last_use - group->serial, stream_of(mover, group));
     }
     if (raises(status)) {
         swapkit_storage_drop(storage);
@@ -251,9 +269,49 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
     return 1;
 }
 
+int set_aside(Mover *mover, Group *group) {
+    if (!group_has_storage(group)) {
+        return 0;
+    }
+    if (!begin(mover, group)) {
+        return -1;
+    }
+    c10::StorageImpl *storage = group->storage;
+    note_use(storage, mover->device(), group->stream);
+    aside_expect(storage, group->native, mover->device());
+    int started = copy_out(mover, group);
+    if (started != 1) {
+        aside_forget(storage);
+        return started;
+    }
+    group->is_aside = 1;
+    group_strip(group);
+    enroll_out(mover, group);
+    return 1;
+}
+
+// Let a group that was set aside be resident again, or else really out.
+static bool end_aside(Mover *mover, Group *group) {
+    if (group->is_aside == 0) {
+        return true;
+    }
+    if (group_revive(group)) { // before the list lets go of it
+        enroll_again(mover, group);
+        return true;
+    }
+    group->is_aside = 0;
+    if (group_state(group) == SK_GROUP_COPYING_OUT) { // and done, or nobody had taken it
+        (void)poll_out(mover, group);
+    }
+    return !raises(links.sk_group_evict(group->native));
+}
+
 bool release(Mover *mover, Group *group) {
     if (raises(links.sk_group_evict(group->native))) {
         return false;
+    }
+    if (group->storage != nullptr) {
+        note_use(group->storage, mover->device(), group->stream); // which waits for the copy
     }
     group_strip(group);
     stop_leaving(mover, group);
@@ -262,6 +320,13 @@ bool release(Mover *mover, Group *group) {
 }
 
 // ---- out ----------------------------------------------------------------------------------------
+
+static bool is_stash_full(const Mover *mover) {
+    const Books &books = *mover->books;
+    return has_streams(mover->device()) &&
+           (books.leaving.size() > stash_groups ||
+            (books.leaving.size() > stash_least_groups && books.leaving_bytes > stash_bytes));
+}
 
 bool release_done(Mover *mover, bool is_end) {
     BySerial &leaving = mover->books->leaving;
@@ -276,6 +341,9 @@ bool release_done(Mover *mover, bool is_end) {
             }
         }
         int is_done = poll_out(mover, group.get());
+        if (is_done == 0 && is_stash_full(mover)) {
+            is_done = finish_out(mover, group.get()) < 0 ? -1 : 1;
+        }
         if (is_done != 1) {
             return is_done == 0;
         }
@@ -316,6 +384,8 @@ bool send(Mover *mover, Group *group) {
     if (group->leaving == 0) {
         group->leaving = ++mover->books->turns;
         mover->books->leaving[group->leaving] = group;
+        group->leaving_bytes = group->nbytes;
+        mover->books->leaving_bytes += group->nbytes;
     }
     return release_done(mover, false);
 }
@@ -323,7 +393,10 @@ bool send(Mover *mover, Group *group) {
 // ---- back ---------------------------------------------------------------------------------------
 
 int bring_early(Mover *mover, Group *group) {
-    if (!group_revive(group)) {
+    if (!end_aside(mover, group)) {
+        return -1;
+    }
+    if (group->storage == nullptr && !group_revive(group)) {
         Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(group->nbytes));
         Ref<> room = nbytes ? call_method<"has_room">(mover->policy, nbytes.get()) : Ref<>();
         int started = room ? PyObject_IsTrue(room.get()) : -1;
@@ -374,6 +447,9 @@ static bool prefetch_before(Mover *mover, std::uint64_t serial) {
 }
 
 bool bring_back(Mover *mover, Group *group) {
+    if (!end_aside(mover, group)) {
+        return false;
+    }
     if (group_state(group) == SK_GROUP_OUT) {
         if (!group_revive(group) && copy_in(mover, group, false) < 0) {
             return false;

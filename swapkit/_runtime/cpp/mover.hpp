@@ -34,8 +34,9 @@ using BySerial = std::map<std::uint64_t, Group *>;
 struct Books {
     std::unordered_map<Key, Group *, KeyHash> index; // of those that a tensor may join
     BySerial resident;                               // storage on the device
-    BySerial out;              // those that are not, and come back as early as memory allows
-    BySerial leaving;          // released when copied, by their turn
+    BySerial out;     // those that are not, and come back as early as memory allows
+    BySerial leaving; // released when copied, by their turn
+    std::size_t leaving_bytes = 0;
     std::deque<Coming> coming; // the soonest first
     std::size_t coming_bytes = 0;
     std::uint64_t pass_serial = 0; // where the backward pass under way began
@@ -52,9 +53,12 @@ struct Mover {
     sk_sched *sched;
     unsigned long long pool; // address of the one whose ring copies are noted in; 0: none
     Books *books;
-    std::int32_t device_type;
+    c10::DeviceType device_type;
+    c10::DeviceIndex device_index;
     char host_is_full; // a copy out found no room since this was last unset
     char has_disk;
+
+    c10::Device device() const { return {device_type, device_index}; }
 };
 
 extern PyTypeObject mover_type, packer_type;
@@ -76,6 +80,8 @@ int copy_out(Mover *mover, Group *group);
 int poll_out(Mover *mover, Group *group);
 // Wait for a copy out. 0: there is none, or it failed without harm.
 int finish_out(Mover *mover, Group *group);
+// As copy_out; and leave the storage to whoever wants its memory once the copy is done.
+int set_aside(Mover *mover, Group *group);
 // Give up the memory of a clean group.
 bool release(Mover *mover, Group *group);
 // Start a planned swap, and end those whose copies are done.

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
+#include <new>
 #include <utility>
 
 namespace swapkit {
@@ -62,6 +64,19 @@ class WithoutPython {
 };
 
 inline PyObject *as_object(void *object) { return static_cast<PyObject *>(object); }
+
+// A function that Python calls, whose C++ exceptions become Python's.
+template <PyObject *(*function)(PyObject *, PyObject *)>
+PyObject *shielded(PyObject *self, PyObject *argument) {
+    try {
+        return function(self, argument);
+    } catch (const std::bad_alloc &) {
+        return PyErr_NoMemory();
+    } catch (const std::exception &error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+        return nullptr;
+    }
+}
 
 // A name that is written in the source; made once.
 template <std::size_t size> struct Text {

@@ -83,9 +83,13 @@ struct Group {
     const sk_group_state *state_at;
     Handle *handles; // borrowed; they leave when they go
     std::size_t nhandles;
-    std::uint64_t serial;   // in the order in which groups were saved; 0: not yet
-    std::uint64_t leaving;  // its turn among those that are released when copied; 0: it is not
+    std::uint64_t serial;  // in the order in which groups were saved; 0: not yet
+    std::uint64_t leaving; // its turn among those that are released when copied; 0: it is not
+    std::size_t leaving_bytes;
     std::int64_t operation; // the last operator that saved it
+    std::int64_t stream;    // in whose order its bytes are valid
+    char is_moved;          // the storage is one of ours, which the bytes came back to
+    char is_aside;          // the storage was set aside, and may be there or not
     std::uint32_t tag;      // the site: module,
     std::uint32_t index;    // and number within its call
 };
@@ -122,7 +126,8 @@ bool group_can_cover(const Group *group, Span span);
 void group_cover(Group *group, Span span);
 // Let go of the storage; the copy takes its place, unless others keep the storage alive.
 void group_strip(Group *group);
-// Take the storage back if somebody else kept it alive; return whether it is there.
+// Take the storage back if somebody else kept it alive, or nobody took what was set aside; return
+// whether it is there.
 bool group_revive(Group *group);
 // Take a storage that holds the bytes again, and the caller's hold on it.
 void group_restore(Group *group, c10::StorageImpl *storage);

@@ -7,8 +7,10 @@
 // saved tensor's handle sees an alias, so nobody reads one without memory.
 #include "storages.hpp"
 
+#include "streams.hpp"
+
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -115,11 +117,15 @@ void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::in
 
 } // namespace swapkit
 
-c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int32_t device_type) {
-    auto type = static_cast<c10::DeviceType>(device_type);
+c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_type,
+                                      std::int8_t device_index) {
+    c10::Device device(static_cast<c10::DeviceType>(device_type), device_index);
     try {
-        c10::Allocator *allocator =
-            type == c10::DeviceType::CPU ? c10::GetCPUAllocator() : c10::GetAllocator(type);
+        c10::OptionalDeviceGuard current;
+        if (!device.is_cpu()) {
+            current.reset_device(device);
+        }
+        c10::Allocator *allocator = swapkit::allocator_of(device.type());
         return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
                                                      allocator, /*resizable=*/false)
             .release();

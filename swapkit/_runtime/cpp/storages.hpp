@@ -32,9 +32,11 @@ void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::in
 
 extern "C" {
 
-// A storage of its own with new memory from torch's allocator; the caller holds it. Null: there is
-// no memory, and swapkit_storage_error() says what torch would have raised.
-c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int32_t device_type);
+// A storage of its own with new memory from torch's allocator, of this thread's current stream; the
+// caller holds it. Null: there is no memory, and swapkit_storage_error() says what torch would have
+// raised.
+c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_type,
+                                      std::int8_t device_index);
 const char *swapkit_storage_error();
 
 // One more holder of a storage, and one less, on any thread.

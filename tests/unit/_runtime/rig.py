@@ -33,11 +33,11 @@ def make_swapper(
     backend: Backend | None = None, *, limit_bytes: int = 128 * MIB, **options: Any
 ) -> Swapper:
     """Return a swapper over a backend; without a limit given, memory never fills up."""
-    runtime = get_runtime()
+    device = get_runtime().cpu
     scheduler = Scheduler(
-        backend or runtime.backend, drop_owner=runtime.shim.drop_address, **options
+        backend or device.backend, drop_owner=device.runtime.shim.drop_address, **options
     )
-    return runtime.new_swapper(scheduler, limit_bytes=limit_bytes)
+    return device.new_swapper(scheduler, limit_bytes=limit_bytes)
 
 
 def in_use(installation: Installation) -> int:

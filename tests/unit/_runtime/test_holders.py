@@ -28,7 +28,7 @@ def tracker() -> Iterator[ModuleTracker]:
 
 
 def amounts(installation: Installation, tracker: ModuleTracker) -> dict[str, tuple[int, int]]:
-    holders = find_holders(installation.pool, tracker)
+    holders = find_holders(installation.device, tracker)
     return {holder.name: (holder.nbytes, holder.count) for holder in holders}
 
 
@@ -100,7 +100,7 @@ def test_holders_when_listed_then_the_largest_is_first(
     model = nn.ModuleList([nn.Tanh(), nn.Tanh(), nn.Tanh()])
     tracker.add_model(model)
     made = [model[i](torch.ones(n * MIB // 4)) for i, n in ((0, 1), (1, 3), (2, 2))]
-    holders = find_holders(installation.pool, tracker)
+    holders = find_holders(installation.device, tracker)
     sizes = [holder.nbytes for holder in holders]
     assert sizes == sorted(sizes, reverse=True)
     order = [
@@ -113,13 +113,13 @@ def test_holders_when_listed_then_the_largest_is_first(
 def test_outside_when_tensors_are_not_the_pools_then_they_are_named_and_summed(
     installation: Installation, tracker: ModuleTracker
 ) -> None:
-    before = {h.name: (h.nbytes, h.count) for h in find_outside(installation.pool, tracker)}
+    before = {h.name: (h.nbytes, h.count) for h in find_outside(installation.device, tracker)}
     array = np.zeros(MIB, dtype=np.uint8)
     shared = torch.from_numpy(array)
     views = [shared[1:], shared.view(2, -1)]  # of one storage: counted once
     parameter = nn.Parameter(torch.from_numpy(np.zeros(MIB // 4, dtype=np.float32)))
     ours = torch.ones(MIB)
-    after = {h.name: (h.nbytes, h.count) for h in find_outside(installation.pool, tracker)}
+    after = {h.name: (h.nbytes, h.count) for h in find_outside(installation.device, tracker)}
     assert grown(before, after) == {"other tensors": (MIB, 1), "parameters": (MIB, 1)}
     assert len(views) + parameter.ndim + ours.ndim == 4
 
@@ -128,8 +128,8 @@ def test_holders_when_a_parameter_has_no_memory_yet_then_it_is_passed_over(
     installation: Installation, tracker: ModuleTracker
 ) -> None:
     lazy = nn.LazyLinear(3)
-    find_outside(installation.pool, tracker)
-    find_holders(installation.pool, tracker)
+    find_outside(installation.device, tracker)
+    find_holders(installation.device, tracker)
     assert isinstance(lazy.weight, nn.parameter.UninitializedParameter)
 
 
@@ -144,6 +144,6 @@ def test_holders_when_a_tensor_is_of_a_foreign_kind_then_it_is_passed_over(
     }[kind]()
     before = amounts(installation, tracker)
     parameter = nn.Parameter(tensor, requires_grad=False)
-    find_outside(installation.pool, tracker)
+    find_outside(installation.device, tracker)
     assert "parameters" not in grown(before, amounts(installation, tracker)) or kind == "subclass"
     assert parameter.shape == tensor.shape

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime import installation as module
-from swapkit._runtime.installation import Installation, check_device, require_installation
+from swapkit._runtime import allocators as module
+from swapkit._runtime.allocators import parse_device, require_installation
+from swapkit._runtime.device import CPU
 from swapkit.errors import InvalidArgument, OverBudget, SessionError, Unsupported
 from tests.support import MIB, limit_above_reserved
+
+if TYPE_CHECKING:
+    from swapkit._runtime.installation import Installation
 
 
 class FakeSession:
@@ -65,7 +70,7 @@ def test_install_when_done_again_then_the_same_pool_stays(installation: Installa
 def test_install_when_given_a_share_then_of_the_machines_memory(
     installation: Installation, limit: float | str, share: float
 ) -> None:
-    total_bytes = installation.backend.memory_info().total_bytes
+    total_bytes = installation.total_bytes
     swapkit.install(limit)
     assert budget_of(installation) == int(total_bytes * share)
     swapkit.install()
@@ -146,23 +151,22 @@ def test_limit_when_set_then_modules_are_tracked_until_it_is_gone(
     assert installation.tracker._users == users
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "meta", torch.device("cuda", 0)])
-def test_device_when_another_then_unsupported(device: str | torch.device) -> None:
-    with pytest.raises(Unsupported, match="serves only 'cpu'"):
-        check_device(device)
+@pytest.mark.parametrize("device", ["meta", "xpu:1", torch.device("mps")])
+def test_device_when_not_served_then_unsupported(device: str | torch.device) -> None:
+    with pytest.raises(Unsupported, match="swapkit serves cpu and cuda"):
+        parse_device(device)
 
 
 def test_device_when_not_understood_then_invalid() -> None:
     with pytest.raises(InvalidArgument, match="device='toaster' is not understood"):
-        check_device("toaster")
-    check_device("cpu")
-    check_device(torch.device("cpu", 0))
+        parse_device("toaster")
+    assert parse_device("cpu") == parse_device(torch.device("cpu", 0)) == CPU
 
 
 def test_ensure_when_not_installed_then_it_installs(installation: Installation) -> None:
     swapkit.uninstall()
     assert module.ensure_installation() is installation
-    assert installation.active
+    assert require_installation() is installation
 
 
 # ---- sessions ----------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class Watching(torch.optim.AdamW):
         return result
 
     def _states_on_device(self) -> list[bool]:
-        from swapkit._runtime.installation import installed_pool
+        from swapkit._runtime.allocators import installed_pool
 
         return [installed_pool().owns(s["exp_avg"].data_ptr()) for s in self.state.values()]
 

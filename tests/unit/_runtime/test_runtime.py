@@ -31,8 +31,8 @@ def test_runtime_when_asked_for_then_there_is_one() -> None:
 
 def test_current_when_no_session_is_active_then_the_process_has_one() -> None:
     runtime = get_runtime()
-    assert runtime.current_swapper() is runtime.default_swapper()
-    assert on_a_thread(runtime.current_swapper) is runtime.default_swapper()
+    assert runtime.current_swapper() is runtime.cpu.default_swapper()
+    assert on_a_thread(runtime.current_swapper) is runtime.cpu.default_swapper()
 
 
 def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
@@ -46,17 +46,17 @@ def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
         assert runtime.current_swapper() is outer._active.swapper
         # A thread of the program that has no session of its own belongs to the one there is.
         assert on_a_thread(runtime.current_swapper) is outer._active.swapper
-    assert runtime.current_swapper() is runtime.default_swapper()
+    assert runtime.current_swapper() is runtime.cpu.default_swapper()
 
 
 def test_room_when_there_is_a_budget_then_some_is_left_for_operators() -> None:
     runtime = get_runtime()
     with installed() as installation:
-        assert runtime.has_room(1 << 50)
-        in_use = runtime.in_use_bytes()
+        assert runtime.cpu.has_room(1 << 50)
+        in_use = runtime.cpu.in_use_bytes()
         with swapkit.budget(max(64 * MIB, 64 * in_use)) as session:
-            assert runtime.has_room(MIB)
-            assert not runtime.has_room(session.limit_bytes - runtime.in_use_bytes())
+            assert runtime.cpu.has_room(MIB)
+            assert not runtime.cpu.has_room(session.limit_bytes - runtime.cpu.in_use_bytes())
         assert installation.pool.budget_bytes == 0
 
 

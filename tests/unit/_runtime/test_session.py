@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.device import CPU
 from swapkit._runtime.session import Session, SessionConfig
 from swapkit.errors import OverBudget, SessionError
 from tests.support import MIB, limit_above_reserved
@@ -30,7 +31,7 @@ def make_session(
     host_limit_bytes: int = 0,
 ) -> Session:
     config = SessionConfig(
-        limit_bytes=limit_bytes, host_limit_bytes=host_limit_bytes, min_swap_bytes=1024
+        device=CPU, limit_bytes=limit_bytes, host_limit_bytes=host_limit_bytes, min_swap_bytes=1024
     )
     return Session(config, model, optimizer)
 

@@ -28,7 +28,7 @@ def config_of(limit: float | str = "1GiB", **options: Any) -> SessionConfig:
 def test_limit_when_a_share_then_of_the_machines_memory(
     installation: Installation, limit: float | str, share: float
 ) -> None:
-    total_bytes = installation.backend.memory_info().total_bytes
+    total_bytes = installation.total_bytes
     assert config_of(limit).limit_bytes == int(total_bytes * share)
     assert config_of("1GiB", host_limit=limit).host_limit_bytes == int(total_bytes * share)
 

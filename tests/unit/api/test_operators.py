@@ -32,7 +32,7 @@ def ring(installation: Installation) -> Iterator[Ring]:
 
 
 def holders(installation: Installation) -> dict[str, int]:
-    found = find_holders(installation.pool, installation.tracker)
+    found = find_holders(installation.device, installation.tracker)
     return {holder.name: holder.nbytes for holder in found}
 
 

@@ -34,7 +34,8 @@ def make_failure(*, budget: int = 1000 * KIB, where: str = "layers.3.mlp") -> Fa
         in_use=960 * KIB,
         reserved=990 * KIB,
         budget=budget,
-        device=4000 * KIB,
+        device="the CPU device",
+        device_bytes=4000 * KIB,
         holders=[Holder("parameters", 900 * KIB, 12)],
         hints=["a smaller batch", "a larger budget"],
     )

@@ -1,0 +1,126 @@
+"""CUDA: swapkit's pools, or torch's own allocator under our eyes, below torch's GPU tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._runtime.installation import PoolInstallation
+from swapkit._runtime.native import NativeInstallation
+from swapkit._runtime.statistics import repair_statistics
+from swapkit.errors import InvalidArgument, SessionError
+from swapkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.runtime import Runtime
+
+Limit = int | float | str | None
+ANY_BYTES = 1 << 40  # of a device, where a limit is only looked at
+
+
+class CudaAllocator:
+    """What stands below torch on all GPUs of the process; a GPU's pool is made at first use."""
+
+    def __init__(self, runtime: Runtime, *, is_torchs: bool) -> None:
+        """Put our pools below torch, unless torch's own allocator is to stay.
+
+        Raises:
+            SessionError: torch uses a GPU already.
+        """
+        self._runtime = runtime
+        self.is_torchs = is_torchs
+        self.installations: dict[int, PoolInstallation | NativeInstallation] = {}
+        self._limits: dict[int | None, Limit] = {}  # by device; None: of the others
+        if not is_torchs:
+            self._replace()
+            repair_statistics(self.installation)
+
+    def _replace(self) -> None:
+        shim = self._runtime.shim
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise SessionError(_TOO_LATE)
+        allocator = shim.cuda_allocator(self)
+        try:
+            torch.cuda.memory.change_current_allocator(allocator)
+        except RuntimeError as error:
+            raise SessionError(f"{_TOO_LATE} ({error})") from None
+
+    def installation(self, index: int | None = None) -> Installation[Any]:
+        """Return a GPU's installation, made when it is first needed; None: the current one's."""
+        number = torch.cuda.current_device() if index is None else index
+        with self._runtime.lock:
+            if number not in self.installations:
+                device = self._runtime.device(torch.device("cuda", number))
+                kind = NativeInstallation if self.is_torchs else PoolInstallation
+                installation = kind(device)
+                self._apply(installation, self._limit_of(number))
+                self.installations[number] = installation
+            return self.installations[number]
+
+    def set_limit(self, limit: Limit, index: int | None) -> None:
+        """Set the limit of one GPU, or (None) of all, those that are opened later too.
+
+        Raises:
+            InvalidArgument: the limit is not understood.
+            OverBudget: more than that is in use; nothing was changed there.
+        """
+        if limit is not None:
+            parse_bytes(limit, whole_bytes=ANY_BYTES, name="limit")
+        if self.is_torchs:  # nothing else would tell it that the GPU is used
+            index = self.installation(index).device.index
+        former = self._limits
+        self._limits = {index: limit} if index is None else {**former, index: limit}
+        try:
+            for number, installation in self.installations.items():
+                if index in {None, number}:
+                    self._apply(installation, limit)
+        except BaseException:
+            self._limits = former
+            raise
+
+    def drop_limits(self) -> None:
+        """Lift all limits, and give what is cached to the devices."""
+        self._limits = {}
+        for installation in self.installations.values():
+            installation.drop_limit()
+
+    def _limit_of(self, index: int) -> Limit:
+        return self._limits.get(index, self._limits.get(None))
+
+    @staticmethod
+    def _apply(installation: Installation[Any], limit: Limit) -> None:
+        limit_bytes = 0
+        if limit is not None:
+            whole_bytes = installation.total_bytes
+            limit_bytes = parse_bytes(limit, whole_bytes=whole_bytes, name="limit")
+        installation.set_limit(limit_bytes)
+
+    # ---- for cpp/cuda.cpp -----------------------------------------------------------------------
+
+    def open(self, index: int) -> int:
+        """Return the address of a GPU's entry, at the first allocation there."""
+        installation = self.installation(index)
+        assert isinstance(installation, PoolInstallation)  # or torch would not have asked
+        installation.active = True
+        return installation.entry.address
+
+    def set_fraction(self, fraction: float, index: int) -> None:
+        """Limit a GPU's pool to a share of its memory, as torch's memory fraction does.
+
+        Raises:
+            InvalidArgument: it is no share.
+            OverBudget: more than that is in use.
+        """
+        if not 0 <= fraction <= 1:
+            raise InvalidArgument(f"fraction={fraction}: expected a number from 0 to 1")
+        self.set_limit(int(fraction * self.installation(index).total_bytes), index)
+
+
+_TOO_LATE = (
+    "swapkit.install(device='cuda') came too late: torch uses the GPU already, and does not change "
+    "its allocator then. Call it first thing in the program, before a CUDA tensor is made and "
+    "before torch.cuda.init(), set_device() or current_device(); or use allocator='torch', which "
+    "can be installed at any time"
+)
