@@ -1,0 +1,88 @@
+"""Run a program with a torch for CUDA on the simulated device.
+
+    SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.simulated script.py [argument...]
+    SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.simulated -m module [argument...]
+    SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.simulated -c code [argument...]
+
+It builds what is missing, starts the interpreter that SWAPKIT_CUDA_PYTHON names with the simulated
+runtime loaded before torch looks for the real one, takes over the operators and runs the program.
+The variables in `driver/cusim.h` say how the device is made.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+BUILD = ROOT / "build" / "cuda"
+DRIVER = BUILD / "plain"
+PYTHON = "SWAPKIT_CUDA_PYTHON"
+INSIDE = "SWAPKIT_CUDA_SIMULATED"
+
+
+def build() -> Path:
+    """Build the driver, the runtime and the operators; return the folder of the last two."""
+    for folder in ("tests/cuda", "tests/cuda/runtime"):
+        subprocess.run(["make", "-s", "-C", str(ROOT / folder)], check=True)
+    code = "import importlib.metadata as m; print('torch-' + m.version('torch'))"
+    name = subprocess.run(
+        [os.environ[PYTHON], "-c", code], check=True, capture_output=True, text=True
+    )
+    return BUILD / name.stdout.strip()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment in which torch meets the simulation."""
+    runtime = next(folder.glob("libcudart.so.*"))
+    return {
+        **os.environ,
+        "LD_PRELOAD": f"{runtime} {os.environ.get('LD_PRELOAD', '')}".strip(),
+        "LD_LIBRARY_PATH": _joined(
+            f"{DRIVER}{os.pathsep}{folder}", os.environ.get("LD_LIBRARY_PATH")
+        ),
+        "PYTHONPATH": _joined(str(ROOT), os.environ.get("PYTHONPATH")),
+        INSIDE: "1",
+    }
+
+
+def _joined(first: str, rest: str | None) -> str:
+    return f"{first}{os.pathsep}{rest}" if rest else first
+
+
+def run_inside(program: list[str]) -> None:
+    """Run the program in this interpreter, which the simulation was loaded into."""
+    from tests.cuda import operators
+
+    operators.install()
+    kind, *rest = program
+    if kind == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = [kind, *rest[1:]]
+        exec(compile(rest[0], "<code>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = program
+        sys.path.insert(0, str(Path(kind).resolve().parent))
+        runpy.run_path(kind, run_name="__main__")
+
+
+def main() -> None:
+    """Start the program, or run it if this is the interpreter that was started."""
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    if os.environ.get(INSIDE):
+        run_inside(sys.argv[1:])
+        return
+    if PYTHON not in os.environ:
+        raise SystemExit(f"{PYTHON} names no interpreter that has a torch for CUDA")
+    command = [os.environ[PYTHON], "-m", "tests.cuda.simulated", *sys.argv[1:]]
+    os.execve(command[0], command, environment(build()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""The tests that need a torch for CUDA, if there is one to run on the simulated device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.simulated import INSIDE, PYTHON, ROOT
+
+FILES = sorted(Path(__file__).parent.glob("test_simulated_*.py"))
+
+
+@pytest.mark.skipif(PYTHON not in os.environ, reason=f"{PYTHON} names no torch for CUDA")
+@pytest.mark.skipif(INSIDE in os.environ, reason="runs outside of the simulation")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_file_runs_on_the_simulated_device(file: Path) -> None:
+    suite = ("pytest", "-q", "-p", "no:cacheprovider", str(file.relative_to(ROOT)))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.simulated", "-m", *suite],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
