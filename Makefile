@@ -6,7 +6,7 @@
 #   make check    format, lint, types, floors, static analysis, C tests under sanitisers
 #   make format   rewrite the sources in the house format
 #   make bench    every benchmark, one after the other
-#   make gpu      the tests that need an NVIDIA GPU
+#   make gpu      prove and measure on an NVIDIA GPU, without .venv: benchmarks/gpu/README.md
 #   make setup    what the others do first: .venv, dependencies, native core
 #   make clean    remove everything that was built; .venv too
 
@@ -15,6 +15,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+# Of `make gpu`: the interpreter, the folder of results, the parts (none: all), a folder of wheels.
+GPU_PYTHON ?= python3
+OUT ?= build/gpu
+PARTS ?=
+WHEELS ?=
 
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
@@ -22,7 +27,7 @@ C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
 SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption groups hooks mover swapper swapper_storages)
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
-	$(sort $(wildcard tests/c/*.[ch] swapkit/_runtime/cpp/*.hpp))
+	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/cpp/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
 # Runs a command for every C source, as many at a time as there are cores; {} is the source.
 EACH_C_SOURCE := printf '%s\n' $(C_SOURCES) | xargs -P $$(nproc) -I {}
@@ -69,10 +74,11 @@ check-c: setup
 	@$(EACH_C_SOURCE) $(BIN)/clang-tidy --quiet {} -- $(C_FLAGS)
 
 check-sanitisers: setup
-	@echo "check: C tests, plain and under address, undefined behaviour and thread sanitisers"
-	@$(MAKE) -s -C tests/c test
-	@$(MAKE) -s -C tests/c asan
-	@$(MAKE) -s -C tests/c tsan
+	@echo "check: C tests on the CPU and on simulated CUDA, plain and under three sanitisers"
+	@set -e; for device in cpu cuda; do for variant in test asan tsan; do \
+		$(MAKE) -s -C tests/c DEVICE=$$device $$variant; done; done
+	@echo "check: the simulated CUDA driver, likewise"
+	@$(MAKE) -s -C tests/cuda all-tests
 	@echo "check: the shim under address and undefined behaviour sanitisers"
 	@CXX="g++ -g -fsanitize=address,undefined" XDG_CACHE_HOME=$(CURDIR)/build/asan \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
@@ -87,7 +93,7 @@ bench: setup
 	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
 gpu:
-	@echo "make gpu: the CUDA backend is not part of this version" >&2; exit 1
+	@$(GPU_PYTHON) -m benchmarks.gpu --output "$(OUT)" --parts "$(PARTS)" --wheels "$(WHEELS)" $(ARGS)
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,218 @@
+"""`python -m benchmarks.gpu`: what swapkit promises on an NVIDIA GPU, proven on the one at hand.
+
+Exit status: 0 all is met; 1 a part failed or a promise is broken; 2 the command line is wrong; 3 no
+NVIDIA GPU; 4 something that is needed to run is missing; 5 all ran, a target of speed is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.gpu import machine, prepare
+from benchmarks.gpu.context import ROOT
+from benchmarks.gpu.part import report_path
+from benchmarks.gpu.parts import PARTS, Part, choose, limit_of
+from benchmarks.gpu.process import python, run_process
+from benchmarks.gpu.report import BROKEN, MISSED, Report, Value, format_report, read_report, slug
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FINE, FAILED, NO_GPU, NOT_PREPARED, TARGET_MISSED = 0, 1, 3, 4, 5
+DRY_TITLE = "DRY RUN: it shows that the parts run; no figure means anything"
+
+
+@dataclass
+class Outcome:
+    """What the parts came to."""
+
+    reports: list[Report] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)  # of parts, by name
+
+    def verdicts(self, verdict: str) -> list[str]:
+        """Return the checks that came out so."""
+        return [
+            f"{report.part}: {check.text}: {check.value:.4g}, {check.bounds}"
+            for report in self.reports
+            for check in report.checks.values()
+            if check.verdict == verdict
+        ]
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        if self.failures or self.verdicts(BROKEN):
+            return FAILED
+        return TARGET_MISSED if self.verdicts(MISSED) else FINE
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=(__doc__ or "").partition("\n\n")[0],
+        epilog=(__doc__ or "").partition("\n\n")[2],
+    )
+    parser.add_argument("--parts", default="", help="their names, with commas or spaces between")
+    parser.add_argument("--list", action="store_true", help="name the parts and end")
+    parser.add_argument("--quick", action="store_true", help="a few minutes in all")
+    parser.add_argument("--seconds", type=float, help="for which each part may run")
+    parser.add_argument("--output", type=Path, default=default_output(), metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures; FOLDER/gpu.json")
+    parser.add_argument("--wheels", metavar="FOLDER", help="wheels to unpack and use")
+    parser.add_argument(
+        "--dry", action="store_true", help="everything tiny and on the CPU, to see that it runs"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="of a dry run")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu" and not options.dry:
+        parser.error("--device cpu is for --dry")
+    options.device = options.device or ("cpu" if options.dry else "cuda")
+    try:
+        options.chosen = choose(options.parts, quick=options.quick)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def default_output() -> Path:
+    """Return where results go unless told otherwise."""
+    return Path(os.environ.get("OUT") or ROOT / "build" / "gpu")
+
+
+def get_ready(options: argparse.Namespace, output: Path) -> tuple[int, str]:
+    """See that there is what is needed; return an exit status and a sentence."""
+    device: str = options.device
+    on_gpu = device != "cpu"
+    reason = machine.missing_gpu() if on_gpu else None
+    if reason is not None:
+        return NO_GPU, reason
+    log = output / "prepare.log"
+    log.unlink(missing_ok=True)
+    try:
+        site = str(output / "site")
+        if options.wheels:
+            prepare.unpack_wheels(Path(options.wheels), output / "site")
+            sys.path.insert(0, site)
+        paths = [str(ROOT), *([site] if options.wheels else []), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        reason = machine.missing_torch() if on_gpu else None
+        if reason is not None:
+            return NOT_PREPARED, reason
+        prepare.prepare_core(log, build=on_gpu)
+    except prepare.NotPreparedError as error:
+        return NOT_PREPARED, str(error)
+    trouble = prepare.warm_up(device, log)
+    return FINE, "" if trouble is None else f"{trouble} (see {log}); what needs it will fail"
+
+
+def run_parts(options: argparse.Namespace, output: Path) -> Outcome:
+    """Run the parts one after the other; print each as it ends."""
+    outcome = Outcome()
+    for part in options.chosen:
+        seconds = limit_of(part, quick=options.quick, asked_seconds=options.seconds)
+        failure = run_part(part, options, output, seconds)
+        path = report_path(output, part.name)
+        report = read_report(path) if path.exists() else Report(part=part.name)
+        outcome.reports.append(report)
+        print(f"== {part.name}: {part.what}\n")
+        print(format_report(report) or "nothing was measured")
+        if failure is not None:
+            outcome.failures[part.name] = failure
+            print(f"\nFAILED: {failure}; see {output / f'{part.name}.log'}")
+        print(flush=True)
+    return outcome
+
+
+def run_part(part: Part, options: argparse.Namespace, output: Path, seconds: float) -> str | None:
+    """Run a part in a process of its own; return how it failed, if it did."""
+    report_path(output, part.name).unlink(missing_ok=True)
+    log = output / f"{part.name}.log"
+    log.unlink(missing_ok=True)
+    settings = {
+        "output": str(output),
+        "device": options.device,
+        "quick": options.quick,
+        "dry": options.dry,
+        "seconds": seconds,
+    }
+    command = python("-m", "benchmarks.gpu.part", part.name, json.dumps(settings))
+    done = run_process(command, seconds=seconds, log=log, cwd=ROOT)
+    return None if done.ok else done.describe()
+
+
+def figures_of(outcome: Outcome, header: dict[str, str], *, dry: bool) -> dict[str, Value]:
+    """Return everything as one flat object."""
+    figures: dict[str, Value] = {f"machine_{key}": value for key, value in header.items()}
+    figures["dry"] = int(dry)
+    for report in outcome.reports:
+        figures[slug(f"{report.part}_outcome")] = outcome.failures.get(report.part, "finished")
+        figures |= report.flat()
+    return figures
+
+
+def format_summary(outcome: Outcome) -> str:
+    """Return what matters most, as text."""
+    lines = []
+    for word, found in (
+        ("FAILED", [f"{name}: {text}" for name, text in outcome.failures.items()]),
+        ("BROKEN", outcome.verdicts(BROKEN)),
+        ("missed", outcome.verdicts(MISSED)),
+    ):
+        lines += [f"{word}: {text}" for text in found]
+    return "\n".join(lines or ["everything that was checked is met"])
+
+
+def write_results(
+    options: argparse.Namespace, output: Path, outcome: Outcome, header: dict[str, str]
+) -> None:
+    """Write the figures and the tables."""
+    figures = figures_of(outcome, header, dry=options.dry)
+    path = options.json or output / "gpu.json"
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    texts = [format_header(header, dry=options.dry)]
+    texts += [f"== {report.part}\n\n{format_report(report)}" for report in outcome.reports]
+    texts.append(format_summary(outcome))
+    (output / "gpu.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    print(f"figures: {path}; tables: {output / 'gpu.txt'}; logs beside them")
+
+
+def format_header(header: dict[str, str], *, dry: bool) -> str:
+    """Return what results depend on, as text."""
+    lines = [DRY_TITLE] if dry else []
+    return "\n".join([*lines, *(f"{key}: {value}" for key, value in header.items())])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit status."""
+    options = parse(arguments)
+    if options.list:
+        for part in PARTS:
+            print(f"{part.name:14}{part.seconds:5.0f} s  {part.what}")
+        return FINE
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    status, sentence = get_ready(options, output)
+    if sentence:
+        print(f"benchmarks.gpu: {sentence}", file=sys.stderr)
+    if status != FINE:
+        return status
+    header = machine.describe(options.device)
+    print(format_header(header, dry=options.dry), end="\n\n", flush=True)
+    outcome = run_parts(options, output)
+    print(format_summary(outcome))
+    write_results(options, output, outcome, header)
+    print(f"{time.monotonic() - begin:.0f} s in all")
+    return outcome.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

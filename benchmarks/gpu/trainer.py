@@ -1,0 +1,216 @@
+"""One way to train, in a process of its own: `python -m benchmarks.gpu.trainer SETUP RESULT`.
+
+SETUP is a `Setup` as JSON, RESULT the file that gets the figures. First some steps with
+deterministic operators, whose gradients are identified; then, without them, steps that are timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.gpu import measure
+from benchmarks.gpu.configurations import Method, NotInstalledError, Setup, install, prepare
+from benchmarks.gpu.llama import SHAPES, build_model, make_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+Figures = dict[str, Any]
+
+FINISHED, OUT_OF_MEMORY = "finished", "out of memory"
+DIFFERENT_BATCHES = 4
+OVERHEAD_ROUNDS = 8
+OVERHEAD_STEPS = 4  # of a round with a session, and of one without; the first is not counted
+
+
+class Training:
+    """The model, its optimizer, and the steps."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        shape = SHAPES[setup.shape]
+        self.model = build_model(shape, setup.device)
+        self.method: Method = prepare(setup, self.model)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-4, fused=measure.is_cuda(setup.device)
+        )
+        self._batches = [
+            make_tokens(shape, index, setup.device) for index in range(DIFFERENT_BATCHES)
+        ]
+        self._transformers = shape.library == "transformers"
+        self.steps = 0
+        self.loss = torch.zeros(())
+
+    def step(self) -> None:
+        """Train one step."""
+        self.backward()
+        self.update()
+
+    def backward(self) -> None:
+        tokens = self._batches[self.steps % DIFFERENT_BATCHES]
+        with self.method.scope():
+            if self._transformers:
+                loss = self.model(input_ids=tokens, labels=tokens).loss
+            else:
+                loss = self.model(tokens)
+        loss.backward()
+        self.loss = loss.detach()
+        self.steps += 1
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def resident_bytes(self) -> int:
+        """Return what is there in every step: parameters, gradients, buffers, optimizer states."""
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        tensors = [*self.model.buffers(), *(s for s in states if isinstance(s, torch.Tensor))]
+        parameters = sum(parameter.nbytes for parameter in self.model.parameters())
+        return 2 * parameters + sum(tensor.nbytes for tensor in tensors)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Let operators repeat themselves; torch fills no memory for it."""
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+def session_of(training: Training) -> AbstractContextManager[Any]:
+    """Return swapkit's session, if the setup has one."""
+    setup = training.setup
+    if setup.limit_bytes == 0:
+        return contextlib.nullcontext()
+    import swapkit
+
+    return swapkit.budget(
+        setup.limit_bytes, training.model, training.optimizer, device=setup.device
+    )
+
+
+def train(setup: Setup) -> Figures:
+    """Do everything that a setup says; return the figures."""
+    install(setup)
+    if measure.is_cuda(setup.device):
+        torch.zeros(1, device=setup.device)  # makes the context, which is not to be counted
+    use = measure.DeviceUse(setup.device)
+    training = Training(setup)
+    if setup.method == "overhead":
+        return measure_overhead(training)
+    figures: Figures = {}
+    with session_of(training) as session:
+        with use.watched():
+            if training.method.same_bits and setup.digest_steps:
+                figures |= identify(training)
+            for _ in range(setup.warmup_steps):
+                training.step()
+            measure.synchronize(setup.device)
+        peaks = measure.Peaks(setup.device, pool=setup.has_pool)
+        peaks.reset()
+        figures["steps_ms"] = measure.time_steps(training.step, setup.timed_steps, setup.device)
+        figures |= peaks.read()
+        use.sample()
+        if session is not None:
+            figures |= describe_session(session)
+    figures["device_peak_bytes"] = use.peak_bytes
+    figures["host_peak_bytes"] = measure.host_peak_bytes()
+    figures["resident_bytes"] = training.resident_bytes()
+    return figures
+
+
+def identify(training: Training) -> Figures:
+    """Train the first steps; return what identifies the last one's gradients, and its loss."""
+    with deterministic():
+        for _ in range(training.setup.digest_steps - 1):
+            training.step()
+        training.backward()
+        gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+        found = {
+            "digest": measure.digest(gradients),
+            "loss": float(training.loss).hex(),
+        }
+        gradients.clear()
+        training.update()
+    return found
+
+
+def describe_session(session: Any) -> Figures:  # noqa: ANN401 - swapkit's Session
+    stats = session.stats
+    return {
+        "session_peak_bytes": stats.peak_bytes,
+        "budget_bytes": stats.budget_bytes,
+        "rescues": stats.oom_rescues,
+        "swapped_out_bytes": stats.swapped_out_bytes,
+        "swapped_in_bytes": stats.swapped_in_bytes,
+        "stall_seconds": stats.stall_seconds,
+        "host_copies_peak_bytes": stats.host_peak_bytes,
+    }
+
+
+def measure_overhead(training: Training) -> Figures:
+    """Take turns with and without a session that has more room than is needed."""
+    device = training.setup.device
+    for _ in range(2):
+        training.step()
+    with_session: list[float] = []
+    without: list[float] = []
+    for index in range(OVERHEAD_ROUNDS):
+        kinds = (False, True) if index % 2 == 0 else (True, False)
+        for in_session in kinds:
+            scope = session_of(training) if in_session else contextlib.nullcontext()
+            with scope:
+                times = measure.time_steps(training.step, OVERHEAD_STEPS, device)
+            median = measure.median_of(times[1:])
+            assert median is not None
+            (with_session if in_session else without).append(median)
+    ratios = [a / b for a, b in zip(with_session, without, strict=True)]
+    return {
+        "steps_ms": with_session,
+        "plain_steps_ms": without,
+        "overhead_ratio": measure.median_of(ratios),
+        "overhead_spread_ratio": measure.spread_of(ratios),
+    }
+
+
+def run(setup: Setup) -> Figures:
+    """Return the figures, or why there are none."""
+    begin = time.monotonic()
+    try:
+        figures = train(setup) | {"outcome": FINISHED}
+    except torch.OutOfMemoryError as error:
+        figures = {"outcome": OUT_OF_MEMORY, "error": str(error)}
+    except (NotInstalledError, ImportError) as error:
+        figures = {"outcome": str(error)}
+    except Exception as error:  # noqa: BLE001 - a row of the table says so, the log the rest
+        figures = {"outcome": f"failed: {type(error).__name__}: {error}"}
+        sys.excepthook(type(error), error, error.__traceback__)
+    return figures | {"seconds": time.monotonic() - begin}
+
+
+def main() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the device is used
+    text, result = sys.argv[1:]
+    figures = run(Setup.load(text))
+    gc.collect()
+    path = Path(result)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(figures), encoding="utf-8")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main()
