@@ -9,8 +9,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Registry.h>
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -44,7 +42,8 @@ struct List {
     std::condition_variable arrived;
     std::list<Aside> entries; // the oldest first
     std::unordered_map<c10::StorageImpl *, std::list<Aside>::iterator> index;
-    std::vector<c10::StorageImpl *> garbage; // of graphs that went while they were copied
+    // Of graphs that went while they were copied; the last ones may need Python to go.
+    std::vector<c10::StorageImpl *> garbage, garbage_of_python;
 };
 List &list = *new List;
 
@@ -67,11 +66,11 @@ bool is_watched(c10::Device device) {
     return device.is_cuda() && pressure_of(device.index()).is_on.load(std::memory_order_relaxed);
 }
 
-std::size_t sweep() {
+std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
     std::vector<c10::StorageImpl *> garbage;
     {
         std::lock_guard lock(list.mutex);
-        garbage.swap(list.garbage);
+        garbage.swap(pile);
     }
     std::size_t freed = 0;
     for (c10::StorageImpl *storage : garbage) {
@@ -79,6 +78,11 @@ std::size_t sweep() {
         swapkit_storage_drop(storage);
     }
     return freed;
+}
+
+// Whether nobody else holds a storage, and it goes without Python.
+bool is_ours_alone(c10::StorageImpl *storage) {
+    return c10::raw::intrusive_ptr::use_count(storage) == 1 && !is_known_to_python(storage);
 }
 
 // The first storage that can be taken; `*is_coming`: one may be when a copy has ended.
@@ -89,7 +93,7 @@ c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
             continue;
         }
         *is_coming = *is_coming || !each->has_arrived;
-        bool is_ours = each->has_arrived && count_holders(each->storage) == 1;
+        bool is_ours = each->has_arrived && is_ours_alone(each->storage);
         if (is_ours && links.sk_group_has_copy(each->native)) {
             c10::StorageImpl *storage = each->storage;
             list.index.erase(storage);
@@ -102,8 +106,13 @@ c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
 
 } // namespace
 
+void aside_sweep() {
+    (void)sweep(list.garbage);
+    (void)sweep(list.garbage_of_python);
+}
+
 void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device) {
-    (void)sweep();
+    aside_sweep();
     std::lock_guard lock(list.mutex);
     Aside entry = {.storage = storage, .native = native, .device = device, .has_arrived = false};
     list.index[storage] = list.entries.insert(list.entries.end(), entry);
@@ -127,7 +136,7 @@ void aside_forget(c10::StorageImpl *storage) {
 }
 
 std::size_t aside_take(c10::Device device, std::size_t needed_bytes) {
-    std::size_t freed = sweep();
+    std::size_t freed = sweep(list.garbage);
     while (freed < needed_bytes) {
         c10::StorageImpl *storage = nullptr;
         {
@@ -139,7 +148,7 @@ std::size_t aside_take(c10::Device device, std::size_t needed_bytes) {
                 break;
             }
         }
-        freed += sweep();
+        freed += sweep(list.garbage);
         if (storage != nullptr) {
             freed += storage->nbytes();
             swapkit_storage_drop(storage);
@@ -154,7 +163,10 @@ void rescue_limit(std::int8_t index, std::size_t limit_bytes) {
     pressure_of(index).limit_bytes = limit_bytes;
 }
 
-void rescue_switch(std::int8_t index, bool on) { pressure_of(index).is_on = on; }
+void rescue_switch(std::int8_t index, bool on) {
+    pressure_of(index).is_on = on;
+    aside_sweep();
+}
 
 void rescue_expect(std::int8_t index, std::size_t nbytes) {
     auto &known = pressure_of(index).request_bytes;
@@ -181,10 +193,17 @@ void swapkit_storage_arrived(void *address) {
             list.arrived.notify_all();
             return;
         }
-        if (swapkit::count_holders(storage) == 1 && swapkit::is_watched(storage->device())) {
-            list.garbage.push_back(storage);
-            list.arrived.notify_all();
-            return;
+        if (swapkit::is_watched(storage->device())) {
+            if (swapkit::is_ours_alone(storage)) {
+                list.garbage.push_back(storage);
+                list.arrived.notify_all();
+                return;
+            }
+            if (swapkit::is_known_to_python(storage) && // and perhaps to nobody else
+                c10::raw::intrusive_ptr::use_count(storage) <= 2) {
+                list.garbage_of_python.push_back(storage);
+                return;
+            }
         }
     }
     swapkit_storage_drop(storage);
@@ -236,12 +255,9 @@ class Rescue final : public c10::FreeMemoryCallback {
 void rescue_register() {
     static const bool is_registered = [] {
         // Its name has the tag of the strings that it returns: with the old ones it has none.
-        const char *names[] = {"_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev",
-                               "_ZN3c1031FreeCudaMemoryCallbacksRegistryEv"};
-        void *library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-        void *found = nullptr;
-        for (const char *name : names) {
-            found = found == nullptr && library != nullptr ? dlsym(library, name) : found;
+        void *found = torchs_function("_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev");
+        if (found == nullptr) {
+            found = torchs_function("_ZN3c1031FreeCudaMemoryCallbacksRegistryEv");
         }
         TORCH_CHECK(found != nullptr, "swapkit: this torch has no FreeCudaMemoryCallbacksRegistry");
         reinterpret_cast<Callbacks *(*)()>(found)()->Register(

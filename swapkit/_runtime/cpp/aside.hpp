@@ -19,10 +19,13 @@ struct sk_group;
 
 namespace swapkit {
 
-// Expect a storage whose copy is under way; `native` is the copy's group.
+// Expect a storage whose copy is under way, and that Python does not know; `native` is the copy's
+// group.
 void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device);
 // Forget a storage: its group has it again, or goes. What the list held of it is let go of.
 void aside_forget(c10::StorageImpl *storage);
+// Let go of what the copies' threads could not. For those who have the interpreter.
+void aside_sweep();
 // Take storages whose copies are done, the oldest first, until so many bytes are free; wait for
 // copies under way if that brings more. Returns how many bytes were freed.
 std::size_t aside_take(c10::Device device, std::size_t needed_bytes);

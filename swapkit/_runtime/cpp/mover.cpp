@@ -270,7 +270,7 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
 }
 
 int set_aside(Mover *mover, Group *group) {
-    if (!group_has_storage(group)) {
+    if (!group_has_storage(group) || is_known_to_python(group->storage)) {
         return 0;
     }
     if (!begin(mover, group)) {
@@ -313,6 +313,7 @@ bool release(Mover *mover, Group *group) {
     if (group->storage != nullptr) {
         note_use(group->storage, mover->device(), group->stream); // which waits for the copy
     }
+    aside_sweep(); // of the copy's hold
     group_strip(group);
     stop_leaving(mover, group);
     enroll_out(mover, group);

@@ -63,6 +63,15 @@ template <class Storage> bool is_wrapped_for_nobody(Storage *storage) {
     return false;
 }
 
+// Of older torch: whether a wrapper that nobody in Python has goes with the storage.
+template <class Slot> bool has_object(Slot *slot) {
+    if constexpr (requires { slot->load_pyobj(); }) {
+        return slot->load_pyobj() != nullptr;
+    } else {
+        return slot->owns_pyobj();
+    }
+}
+
 } // namespace
 
 namespace swapkit {
@@ -98,6 +107,8 @@ std::size_t count_holders(c10::StorageImpl *storage) {
     std::size_t count = c10::raw::intrusive_ptr::use_count(storage);
     return count - (is_wrapped_for_nobody(storage) ? 1 : 0);
 }
+
+bool is_known_to_python(c10::StorageImpl *storage) { return has_object(storage->pyobj_slot()); }
 
 void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::int64_t shift) {
     alias->set_allow_tensor_metadata_change(true);

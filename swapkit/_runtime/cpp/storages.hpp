@@ -23,7 +23,10 @@ c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *o
 bool is_observed();
 
 // How many hold a storage; not its wrapper in Python, if nobody there has it.
+// Needs the interpreter, or waits for it.
 std::size_t count_holders(c10::StorageImpl *storage);
+// Whether a storage has a wrapper in Python, without which it does not go.
+bool is_known_to_python(c10::StorageImpl *storage);
 
 // Give an alias a storage, from `shift` elements earlier on; null: an empty one.
 void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::int64_t shift);

@@ -7,6 +7,9 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <dlfcn.h>
 
 namespace swapkit {
 
@@ -16,7 +19,25 @@ c10::Stream stream_of(c10::Device device, std::int64_t stream) {
     return c10::Stream(c10::Stream::UNSAFE, device, stream);
 }
 
+// The driver's own stream. Torch 2.10 tells it only of its CUDA class, which is a stream and
+// nothing else.
+template <class Stream> void *handle_of(const Stream &stream) {
+    if constexpr (requires { stream.native_handle(); }) {
+        return stream.native_handle();
+    } else {
+        static const auto ask = reinterpret_cast<void *(*)(const Stream *)>(
+            torchs_function("_ZNK3c104cuda10CUDAStream6streamEv"));
+        TORCH_CHECK(ask != nullptr, "swapkit: this torch does not tell the driver's streams");
+        return ask(&stream);
+    }
+}
+
 } // namespace
+
+void *torchs_function(const char *name) {
+    void *library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library == nullptr ? nullptr : dlsym(library, name);
+}
 
 c10::Allocator *allocator_of(c10::DeviceType type) {
     switch (type) {
@@ -35,7 +56,7 @@ std::int64_t current_stream(c10::Device device) {
 }
 
 sk_stream *stream_handle(c10::Device device, std::int64_t stream) {
-    return has_streams(device) ? static_cast<sk_stream *>(stream_of(device, stream).native_handle())
+    return has_streams(device) ? static_cast<sk_stream *>(handle_of(stream_of(device, stream)))
                                : nullptr;
 }
 

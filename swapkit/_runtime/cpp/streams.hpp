@@ -20,6 +20,9 @@ namespace swapkit {
 // Torch's allocator for a kind of device, whoever stands below it.
 c10::Allocator *allocator_of(c10::DeviceType type);
 
+// A function of torch's CUDA library, by the name that the compiler gave it; null: there is none.
+void *torchs_function(const char *name);
+
 inline bool has_streams(c10::Device device) { return !device.is_cpu(); }
 
 // This thread's current stream, as torch numbers it.
