@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -13,6 +13,8 @@ from swapkit.errors import InvalidArgument, SessionError
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from swapkit._runtime.installation import Installation
     from swapkit._runtime.runtime import Runtime
 
@@ -35,7 +37,7 @@ class CudaAllocator:
         self._limits: dict[int | None, Limit] = {}  # by device; None: of the others
         if not is_torchs:
             self._replace()
-            repair_statistics(self.installation)
+            repair_statistics(cast("Mapping[int, Installation]", self.installations))
 
     def _replace(self) -> None:
         shim = self._runtime.shim

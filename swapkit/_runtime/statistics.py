@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._native.pool import STAT_FIELDS, STAT_NAMES, STAT_POOLS, BlockState, Pool
+from swapkit._native.pool import STAT_FIELDS, STAT_NAMES, STAT_POOLS, BlockState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
-    from swapkit._native.pool import BlockInfo, SegmentInfo
+    from swapkit._native.pool import BlockInfo, Pool, SegmentInfo
     from swapkit._runtime.installation import Installation
 
 # What torch counts and our pool never has.
@@ -37,69 +37,81 @@ COUNTS = (
 )
 
 
-def repair_statistics(find: Callable[[int | None], Installation]) -> None:
-    """Let torch's functions ask our pools; `find` returns a GPU's installation."""
+def repair_statistics(opened: Mapping[int, Installation]) -> None:
+    """Let torch's functions ask our pools: those of the GPUs that are in use, by number.
 
-    def pool_of(device: int) -> Pool:
-        pool = find(device).pool
-        assert isinstance(pool, Pool)
-        return pool
-
-    def memory_stats(device: int) -> dict[str, Any]:
-        return nest_stats(pool_of(device).stats())
-
-    def reset_peak(device: int) -> None:
-        pool_of(device).reset_peak()
-
-    def reset_accumulated(device: int) -> None:
-        pool_of(device).reset_accumulated()
-
-    def memory_fraction(device: int) -> float:
-        installation = find(device)
-        budget_bytes = installation.limit_bytes or installation.total_bytes
-        return budget_bytes / installation.total_bytes
-
-    def memory_snapshot(*_: object) -> dict[str, Any]:
-        return take_snapshot()
-
-    def take_snapshot() -> dict[str, Any]:
-        devices = range(torch.cuda.device_count())
-        return {
-            "segments": [segment for index in devices for segment in _segments(find, index)],
-            "device_traces": [[] for _ in devices],
-            "external_annotations": [],
-            "allocator_settings": {},
-        }
-
+    A GPU that is not in use has held nothing; it is not opened to be asked.
+    """
+    answers = _Answers(opened)
     functions = {
-        "_cuda_memoryStats": memory_stats,
-        "_cuda_resetPeakMemoryStats": reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
-        "_cuda_getMemoryFraction": memory_fraction,
-        "_cuda_memorySnapshot": memory_snapshot,
+        "_cuda_memoryStats": answers.stats,
+        "_cuda_resetPeakMemoryStats": answers.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
+        "_cuda_getMemoryFraction": answers.fraction,
+        "_cuda_memorySnapshot": answers.snapshot,
         # They ask whether the allocator is in use, and mean torch's own.
-        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_isAllocatorInitialized": answers.is_in_use,
         "_accelerator_emptyCache": torch.cuda.empty_cache,
-        "_accelerator_getDeviceStats": memory_stats,
-        "_accelerator_resetPeakStats": reset_peak,
-        "_accelerator_resetAccumulatedStats": reset_accumulated,
+        "_accelerator_getDeviceStats": answers.stats,
+        "_accelerator_resetPeakStats": answers.reset_peak,
+        "_accelerator_resetAccumulatedStats": answers.reset_accumulated,
     }
     for name, function in functions.items():
         if hasattr(torch._C, name):  # noqa: SLF001 - torch has no public way to answer for it
             setattr(torch._C, name, function)  # noqa: SLF001
 
 
+class _Answers:
+    """What torch's C functions would say of our pools."""
+
+    def __init__(self, opened: Mapping[int, Installation]) -> None:
+        self._opened = opened
+
+    def is_in_use(self) -> bool:
+        return bool(self._opened)
+
+    def stats(self, device: int) -> dict[str, Any]:
+        installation = self._opened.get(device)
+        return nest_stats({} if installation is None else installation.pool.stats())
+
+    def reset_peak(self, device: int) -> None:
+        if device in self._opened:
+            self._opened[device].pool.reset_peak()
+
+    def reset_accumulated(self, device: int) -> None:
+        if device in self._opened:
+            self._opened[device].pool.reset_accumulated()
+
+    def fraction(self, device: int) -> float:
+        installation = self._opened.get(device)
+        if installation is None or not installation.limit_bytes:
+            return 1.0
+        return installation.limit_bytes / installation.total_bytes
+
+    def snapshot(self, *_: object) -> dict[str, Any]:
+        return {
+            "segments": [
+                segment
+                for index, installation in sorted(self._opened.items())
+                for segment in _segments(index, installation.pool)
+            ],
+            "device_traces": [[] for _ in range(torch.cuda.device_count())],
+            "external_annotations": [],
+            "allocator_settings": {},
+        }
+
+
 def nest_stats(flat: dict[str, int]) -> dict[str, Any]:
-    """Return statistics as torch's C functions do: by name, pool and field."""
+    """Return statistics as torch's C functions do: by name, pool and field; absent ones are 0."""
     nothing = dict.fromkeys(STAT_FIELDS, 0)
     nested: dict[str, Any] = {
         name: {
-            pool: {field: flat[f"{name}.{pool}.{field}"] for field in STAT_FIELDS}
+            pool: {field: flat.get(f"{name}.{pool}.{field}", 0) for field in STAT_FIELDS}
             for pool in STAT_POOLS
         }
         for name in STAT_NAMES
     }
-    nested |= {name: flat[name] for name in COUNTS}
+    nested |= {name: flat.get(name, 0) for name in COUNTS}
     nested |= dict.fromkeys(ABSENT_COUNTS, 0)
     nested |= {name: dict(nothing) for name in ABSENT_STATS}
     nested["reserved_bytes_by_private_pools"] = {}
@@ -107,10 +119,8 @@ def nest_stats(flat: dict[str, int]) -> dict[str, Any]:
     return nested
 
 
-def _segments(find: Callable[[int | None], Installation], index: int) -> list[dict[str, Any]]:
+def _segments(index: int, pool: Pool) -> list[dict[str, Any]]:
     """Return the segments of a GPU as torch's snapshots have them."""
-    pool = find(index).pool
-    assert isinstance(pool, Pool)  # this is for ours
     blocks = sorted(pool.blocks(), key=lambda block: block.address)
     segments = []
     for segment in pool.segments():

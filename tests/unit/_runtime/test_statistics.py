@@ -63,7 +63,7 @@ def installation(unrepaired: None) -> Iterator[FakeInstallation]:  # noqa: ARG00
     backend = Backend.cpu(capacity_bytes=FakeInstallation.total_bytes)
     with Pool(backend) as pool:
         installation = FakeInstallation(pool)
-        repair_statistics(lambda _: installation)  # type: ignore[arg-type, return-value]
+        repair_statistics({0: installation})  # type: ignore[dict-item]
         yield installation
         pool.trim()
 
@@ -149,3 +149,16 @@ def test_fraction_when_asked_then_the_limits_share(
 ) -> None:
     installation.limit_bytes = limit_bytes
     assert torch.cuda.get_per_process_memory_fraction(0) == fraction
+
+
+def test_gpu_when_it_is_not_in_use_then_nothing_is_told_of_it(
+    installation: FakeInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    address = installation.pool.take(1000)
+    assert torch.cuda.memory_allocated(1) == torch.cuda.memory_stats(1)["num_ooms"] == 0
+    assert torch.cuda.get_per_process_memory_fraction(1) == 1.0
+    torch.cuda.reset_peak_memory_stats(1)
+    torch.cuda.reset_accumulated_memory_stats(1)
+    assert {segment["device"] for segment in torch.cuda.memory_snapshot()} == {0}
+    installation.pool.give(address)
