@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from swapkit._runtime.installation import PoolInstallation
 from swapkit._runtime.native import NativeInstallation
 from swapkit._runtime.statistics import repair_statistics
-from swapkit.errors import InvalidArgument, SessionError
+from swapkit.errors import InvalidArgument, SessionError, Unsupported
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -30,13 +31,20 @@ class CudaAllocator:
 
         Raises:
             SessionError: torch uses a GPU already.
+            Unsupported: what is there is not torch's own allocator.
         """
+        backend = torch.cuda.get_allocator_backend()
+        if is_torchs and backend != "native":
+            raise Unsupported(
+                f"allocator='torch' is for torch's own allocator; this process has {backend!r}"
+            )
         self._runtime = runtime
         self.is_torchs = is_torchs
         self.installations: dict[int, PoolInstallation | NativeInstallation] = {}
         self._limits: dict[int | None, Limit] = {}  # by device; None: of the others
         if not is_torchs:
             self._replace()
+            _keep_benchmark_off()
             repair_statistics(cast("Mapping[int, Installation]", self.installations))
 
     def _replace(self) -> None:
@@ -57,8 +65,8 @@ class CudaAllocator:
                 device = self._runtime.device(torch.device("cuda", number))
                 kind = NativeInstallation if self.is_torchs else PoolInstallation
                 installation = kind(device)
+                self.installations[number] = installation  # for good, whatever its limit comes to
                 self._apply(installation, self._limit_of(number))
-                self.installations[number] = installation
             return self.installations[number]
 
     def set_limit(self, limit: Limit, index: int | None) -> None:
@@ -72,21 +80,23 @@ class CudaAllocator:
             parse_bytes(limit, whole_bytes=ANY_BYTES, name="limit")
         if self.is_torchs:  # nothing else would tell it that the GPU is used
             index = self.installation(index).device.index
-        former = self._limits
-        self._limits = {index: limit} if index is None else {**former, index: limit}
-        try:
-            for number, installation in self.installations.items():
-                if index in {None, number}:
+        with self._runtime.lock:
+            meant = {n: each for n, each in self.installations.items() if index in {None, n}}
+            try:
+                for installation in meant.values():
                     self._apply(installation, limit)
-        except BaseException:
-            self._limits = former
-            raise
+            except BaseException:
+                for number, installation in meant.items():
+                    self._apply(installation, self._limit_of(number))
+                raise
+            self._limits = {index: limit} if index is None else {**self._limits, index: limit}
 
     def drop_limits(self) -> None:
         """Lift all limits, and give what is cached to the devices."""
-        self._limits = {}
-        for installation in self.installations.values():
-            installation.drop_limit()
+        with self._runtime.lock:
+            self._limits = {}
+            for installation in self.installations.values():
+                installation.drop_limit()
 
     def _limit_of(self, index: int) -> Limit:
         return self._limits.get(index, self._limits.get(None))
@@ -117,7 +127,36 @@ class CudaAllocator:
         """
         if not 0 <= fraction <= 1:
             raise InvalidArgument(f"fraction={fraction}: expected a number from 0 to 1")
-        self.set_limit(int(fraction * self.installation(index).total_bytes), index)
+        whole_bytes = self.installation(index).total_bytes
+        self.set_limit(max(1, int(fraction * whole_bytes)), index)
+
+
+def _keep_benchmark_off() -> None:
+    """Let cuDNN choose by rule: to try algorithms it asks for what only torch's allocator can tell.
+
+    Whoever switches `cudnn.benchmark` on is warned, and trains without.
+    """
+    cudnn: Any = torch.backends.cudnn
+    set_benchmark = torch._C._set_cudnn_benchmark  # noqa: SLF001
+
+    def refuse(on: bool) -> None:  # noqa: FBT001 - as torch calls it
+        if on:
+            warnings.warn(
+                "torch.backends.cudnn.benchmark stays off: cuDNN asks torch's own allocator what "
+                "it may try. Use swapkit.install(device='cuda', allocator='torch') to have it",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        set_benchmark(False)
+
+    was_on = cudnn.benchmark
+    torch._C._set_cudnn_benchmark = refuse  # type: ignore[assignment]  # noqa: SLF001
+    type(cudnn).benchmark = torch.backends.ContextProp(  # type: ignore[no-untyped-call]
+        torch._C._get_cudnn_benchmark,  # noqa: SLF001
+        refuse,
+    )
+    if was_on:
+        cudnn.benchmark = True  # so that the warning is seen
 
 
 _TOO_LATE = (

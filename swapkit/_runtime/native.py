@@ -35,6 +35,7 @@ class TorchPool:
         self._index = device.index
         self._usage = device.runtime.shim.device_usage
         self._budget_bytes = 0
+        self._users_fraction = 1.0  # what was in force before there was a budget
         self._is_on = False
         self._seen_peak_bytes = 0
 
@@ -86,7 +87,11 @@ class TorchPool:
                     f"{format_bytes(reserved_bytes)} are still reserved"
                 )
         fraction = min(1.0, budget_bytes / total_bytes) if budget_bytes else 1.0
-        torch.cuda.set_per_process_memory_fraction(fraction, self._index)
+        if budget_bytes and not self._budget_bytes:
+            self._users_fraction = torch.cuda.get_per_process_memory_fraction(self._index)
+        fraction = min(fraction, self._users_fraction)
+        if budget_bytes or self._budget_bytes:
+            torch.cuda.set_per_process_memory_fraction(fraction, self._index)
         self._budget_bytes = budget_bytes
         self._apply()
 
@@ -136,7 +141,11 @@ class NativeInstallation(Installation[TorchPool]):
         self.active = True
         # What was asked for and not had is known next time.
         torch._C._cuda_attach_out_of_memory_observer(  # type: ignore[attr-defined]  # noqa: SLF001
-            lambda index, asked_bytes, *_: device.expect(
-                asked_bytes if index == device.index else 0
-            )
+            lambda index, asked_bytes, *_: _note_failure(device, index, asked_bytes)
         )
+
+
+def _note_failure(device: Device, index: int, asked_bytes: int) -> None:
+    """Expect what torch could not give, unless it could not under any circumstances."""
+    if index == device.index and asked_bytes <= device.budget_bytes // 2:
+        device.expect(asked_bytes)

@@ -74,6 +74,8 @@ class Swapper:
     @untraced
     def admit(self, storage: int, address: int, is_automatic: bool) -> tuple[int, int] | None:  # noqa: FBT001
         """Return the site of a storage that is saved now; None: it stays where it is."""
+        if self.device.name.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None  # a graph that is replayed would not copy what is saved then
         if is_automatic:
             pool = self.device.pool
             if pool is None or not pool.owns(address):

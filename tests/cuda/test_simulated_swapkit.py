@@ -275,17 +275,43 @@ def test_what_the_pool_cannot_do_when_asked_then_a_clear_error_and_no_harm() -> 
     assert lines == ["True", "True", "True", "20.0"]
 
 
-def test_cudnn_benchmark_when_on_then_the_pool_serves_it() -> None:
+def test_cudnn_benchmark_when_switched_on_then_a_warning_and_it_stays_off() -> None:
     lines = run(
         """
+        import warnings
         swapkit.install("512MiB", device="cuda")
-        torch.backends.cudnn.benchmark = True
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.backends.cudnn.benchmark = True
+            with torch.backends.cudnn.flags(enabled=False, benchmark=True):
+                print(torch.backends.cudnn.benchmark)
+        print(torch.backends.cudnn.benchmark, ["stays off" in str(w.message) for w in caught])
         y = torch.nn.Conv2d(3, 8, 3).cuda()(torch.ones(2, 3, 16, 16, device="cuda"))
         y.sum().backward()
         print(list(y.shape))
         """
     )
-    assert lines == ["[2, 8, 14, 14]"]
+    assert lines == ["False", "False [True, True]", "[2, 8, 14, 14]"]
+
+
+def test_device_when_it_breaks_then_its_own_error_and_not_out_of_memory() -> None:
+    lines = run(
+        """
+        import ctypes, os
+        swapkit.install(device="cuda")
+        x = torch.ones(10, device="cuda")
+        torch.cuda.synchronize()
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cusim_fail(b"cuMemCreate", 1, 700)
+        try:
+            torch.empty(200 << 20, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            print("out of memory")
+        except RuntimeError as error:
+            print("700" in str(error), "restarted" in str(error))
+        """
+    )
+    assert lines == ["True True"]
 
 
 def test_exit_when_tensors_and_sessions_are_alive_then_no_call_of_the_driver_is_ours() -> None:

@@ -29,6 +29,8 @@ SK_API void sk_entry_trim(sk_entry *entry);
 SK_API SK_NODISCARD sk_status sk_entry_segment_at(sk_entry *entry, const void *address,
                                                   sk_segment_info *out);
 SK_API const char *sk_entry_error(void);
+/* Whether this thread's latest failure was for want of memory; else the device is in trouble. */
+SK_API bool sk_entry_is_out_of_memory(void);
 
 #ifdef SK_CDEF
 /* Python's side of the callback above (cffi API mode). */

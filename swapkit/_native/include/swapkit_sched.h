@@ -105,7 +105,7 @@ SK_API SK_NODISCARD sk_status sk_group_copy_in(sk_group *group, void *device, vo
 /* As sk_group_finish_out; CLEAN in the end, or OUT if the copy failed. */
 SK_API SK_NODISCARD sk_status sk_group_finish_in(sk_group *group, sk_stream *consumer, bool poll);
 /* Whether the bytes outlive the device's: a copy was made and is whole. Any time, also beside other
- * calls for the group. */
+ * calls for the group; drops no owner. */
 SK_API bool sk_group_has_copy(sk_group *group);
 /* Where the copy is, for code that reads it in place: NULL unless the group is CLEAN or OUT and
  * its tier is SK_TIER_HOST. Borrowed until the group is destroyed. */

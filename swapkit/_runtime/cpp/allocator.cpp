@@ -3,6 +3,7 @@
 // It turns the core's entry into a c10::Allocator and a failed request into torch's own
 // OutOfMemoryError. The entry and the core outlive every tensor: neither is ever unloaded.
 #include "links.hpp"
+#include "streams.hpp"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -10,6 +11,12 @@
 #include <c10/util/Exception.h>
 
 #include <cstddef>
+
+void swapkit::require_memory(const void *address) {
+    bool is_broken = address == nullptr && !links.sk_entry_is_out_of_memory();
+    TORCH_CHECK(!is_broken, links.sk_entry_error());
+    TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, links.sk_entry_error());
+}
 
 namespace {
 
@@ -29,7 +36,7 @@ class PoolAllocator final : public c10::Allocator {
         void *address = nullptr;
         if (nbytes > 0) {
             address = links.sk_entry_alloc(entry, nbytes, nullptr);
-            TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, links.sk_entry_error());
+            swapkit::require_memory(address);
             c10::profiledCPUMemoryReporter().New(address, nbytes);
         }
         return {address, address, &release, c10::Device(c10::DeviceType::CPU)};

@@ -9,6 +9,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Registry.h>
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -46,6 +48,12 @@ struct List {
     std::vector<c10::StorageImpl *> garbage, garbage_of_python;
 };
 List &list = *new List;
+// Of what the list holds or expects; for a look without the mutex.
+std::atomic<std::size_t> expected{0};
+
+// A fork gets the list whole: it is locked before the core, whose handlers are older.
+[[maybe_unused]] const int fork_handlers = pthread_atfork(
+    [] { list.mutex.lock(); }, [] { list.mutex.unlock(); }, [] { list.mutex.unlock(); });
 
 struct Pressure {
     std::atomic<bool> is_on{false};
@@ -98,6 +106,7 @@ c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
             c10::StorageImpl *storage = each->storage;
             list.index.erase(storage);
             list.entries.erase(each);
+            expected--;
             return storage;
         }
     }
@@ -116,6 +125,7 @@ void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device devic
     std::lock_guard lock(list.mutex);
     Aside entry = {.storage = storage, .native = native, .device = device, .has_arrived = false};
     list.index[storage] = list.entries.insert(list.entries.end(), entry);
+    expected++;
 }
 
 void aside_forget(c10::StorageImpl *storage) {
@@ -129,6 +139,7 @@ void aside_forget(c10::StorageImpl *storage) {
         held = found->second->has_arrived;
         list.entries.erase(found->second);
         list.index.erase(found);
+        expected--;
     }
     if (held) {
         swapkit_storage_drop(storage);
@@ -150,7 +161,8 @@ std::size_t aside_take(c10::Device device, std::size_t needed_bytes) {
         }
         freed += sweep(list.garbage);
         if (storage != nullptr) {
-            freed += storage->nbytes();
+            bool is_last = is_ours_alone(storage); // nobody has found it since
+            freed += is_last ? storage->nbytes() : 0;
             swapkit_storage_drop(storage);
         }
     }
@@ -185,7 +197,7 @@ void rescue_counts(std::int8_t index, std::uint64_t *rescues, std::uint64_t *nby
 void swapkit_storage_arrived(void *address) {
     using swapkit::list;
     auto *storage = static_cast<c10::StorageImpl *>(address);
-    {
+    if (swapkit::expected != 0 || swapkit::is_watched(storage->device())) {
         std::lock_guard lock(list.mutex);
         auto found = list.index.find(storage);
         if (found != list.index.end() && !found->second->has_arrived) {

@@ -4,6 +4,7 @@
 // of CUDA is needed: a stream is a pointer. One pool a device; a device gets its pool when torch
 // first allocates on it, since opening a device takes some of its memory.
 #include "links.hpp"
+#include "streams.hpp"
 
 #include <c10/util/Exception.h>
 
@@ -76,7 +77,7 @@ void *swapkit_cuda_alloc(std::size_t nbytes, int device, void *stream) {
     }
     void *address =
         links.sk_entry_alloc(entry_of(device), nbytes, static_cast<sk_stream *>(stream));
-    TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, links.sk_entry_error());
+    swapkit::require_memory(address);
     return address;
 }
 

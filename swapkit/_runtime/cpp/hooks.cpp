@@ -106,6 +106,9 @@ Ref<Group> add_group(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl
     if (may_move(mover, tensor, impl, terms) != 1) {
         return Ref<Group>();
     }
+    if (terms.action == Action::automatic && !is_of_allocator(mover->device(), *key.storage)) {
+        return Ref<Group>(); // no budget counts it, and its owner may need Python to take it back
+    }
     PyObject *is_automatic = terms.action == Action::automatic ? Py_True : Py_False;
     Ref<> storage = Ref<>::steal(PyLong_FromVoidPtr(key.storage));
     Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(const_cast<void *>(key.storage->data())));

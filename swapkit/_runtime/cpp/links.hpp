@@ -27,6 +27,7 @@ namespace swapkit {
     X(sk_entry_use)                                                                                \
     X(sk_entry_trim)                                                                               \
     X(sk_entry_segment_at)                                                                         \
+    X(sk_entry_is_out_of_memory)                                                                   \
     X(sk_entry_error)                                                                              \
     X(sk_error_text)                                                                               \
     X(sk_pool_note)                                                                                \

@@ -243,11 +243,13 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
         if (tentative) {
             return 0;
         }
-        const char *why = swapkit_storage_error();
+        bool is_out_of_memory = false;
+        const char *why = swapkit_storage_error(&is_out_of_memory);
         Ref<> text = Ref<>::steal(
             PyUnicode_DecodeUTF8(why, static_cast<Py_ssize_t>(std::strlen(why)), "replace"));
         if (text) {
-            PyErr_SetObject(links.out_of_memory, text.get());
+            PyErr_SetObject(is_out_of_memory ? links.out_of_memory : PyExc_RuntimeError,
+                            text.get());
         }
         return -1;
     }
@@ -279,7 +281,13 @@ int set_aside(Mover *mover, Group *group) {
     c10::StorageImpl *storage = group->storage;
     note_use(storage, mover->device(), group->stream);
     aside_expect(storage, group->native, mover->device());
-    int started = copy_out(mover, group);
+    int started = -1;
+    try {
+        started = copy_out(mover, group);
+    } catch (...) {
+        aside_forget(storage);
+        throw;
+    }
     if (started != 1) {
         aside_forget(storage);
         return started;
@@ -300,8 +308,9 @@ static bool end_aside(Mover *mover, Group *group) {
         return true;
     }
     group->is_aside = 0;
-    if (group_state(group) == SK_GROUP_COPYING_OUT) { // and done, or nobody had taken it
-        (void)poll_out(mover, group);
+    if (group_state(group) == SK_GROUP_COPYING_OUT && // and done, or nobody had taken it
+        poll_out(mover, group) < 0) {
+        return false;
     }
     return !raises(links.sk_group_evict(group->native));
 }

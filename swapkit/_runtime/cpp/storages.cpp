@@ -48,6 +48,7 @@ constexpr DispatchKeySet modes({
 });
 
 thread_local std::string storage_error;
+thread_local bool storage_is_out_of_memory = false;
 
 bool is_plain(c10::TensorImpl &tensor) {
     return !tensor.key_set().has_any(foreign) && tensor.layout() == c10::kStrided &&
@@ -140,15 +141,23 @@ c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_typ
         return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
                                                      allocator, /*resizable=*/false)
             .release();
+    } catch (const c10::OutOfMemoryError &error) {
+        storage_is_out_of_memory = true;
+        storage_error = error.what_without_backtrace();
+        return nullptr;
     } catch (const c10::Error &error) {
         storage_error = error.what_without_backtrace();
     } catch (const std::exception &error) {
         storage_error = error.what();
     }
+    storage_is_out_of_memory = false;
     return nullptr;
 }
 
-const char *swapkit_storage_error() { return storage_error.c_str(); }
+const char *swapkit_storage_error(bool *is_out_of_memory) {
+    *is_out_of_memory = storage_is_out_of_memory;
+    return storage_error.c_str();
+}
 
 void swapkit_storage_hold(c10::StorageImpl *storage) { c10::raw::intrusive_ptr::incref(storage); }
 

@@ -40,7 +40,7 @@ extern "C" {
 // raised.
 c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_type,
                                       std::int8_t device_index);
-const char *swapkit_storage_error();
+const char *swapkit_storage_error(bool *is_out_of_memory);
 
 // One more holder of a storage, and one less, on any thread.
 void swapkit_storage_hold(c10::StorageImpl *storage);

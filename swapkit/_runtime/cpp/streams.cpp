@@ -50,6 +50,11 @@ c10::Allocator *allocator_of(c10::DeviceType type) {
     }
 }
 
+bool is_of_allocator(c10::Device device, const c10::StorageImpl &storage) {
+    return !has_streams(device) ||
+           storage.data_ptr().get_deleter() == allocator_of(device.type())->raw_deleter();
+}
+
 std::int64_t current_stream(c10::Device device) {
     return has_streams(device) ? c10::impl::VirtualGuardImpl(device.type()).getStream(device).id()
                                : 0;

@@ -17,11 +17,17 @@ struct sk_stream;
 
 namespace swapkit {
 
+// Raise what a request that the pool refused deserves: torch's own error if memory is out.
+void require_memory(const void *address);
+
 // Torch's allocator for a kind of device, whoever stands below it.
 c10::Allocator *allocator_of(c10::DeviceType type);
 
 // A function of torch's CUDA library, by the name that the compiler gave it; null: there is none.
 void *torchs_function(const char *name);
+
+// Whether a storage's memory came from torch's allocator, rather than from another library.
+bool is_of_allocator(c10::Device device, const c10::StorageImpl &storage);
 
 inline bool has_streams(c10::Device device) { return !device.is_cpu(); }
 

@@ -23,6 +23,7 @@ struct sk_entry {
 };
 
 static _Thread_local char failure_text[TEXT_BYTES];
+static _Thread_local bool failure_is_memory;
 
 sk_status sk_entry_create(sk_pool *pool, sk_entry **out) {
     if (pool == NULL || out == NULL) {
@@ -73,13 +74,17 @@ static void failure_explain(sk_entry *entry, size_t nbytes) {
 
 void *sk_entry_alloc(sk_entry *entry, size_t nbytes, sk_stream *stream) {
     void *address = NULL;
-    if (sk_pool_take(entry->pool, nbytes, stream, &address) != SK_OK) {
-        if (!sk__is_tentative()) {
-            failure_explain(entry, nbytes);
-        }
-        return NULL;
+    sk_status status = sk_pool_take(entry->pool, nbytes, stream, &address);
+    if (status == SK_OK) {
+        return address;
     }
-    return address;
+    failure_is_memory = sk__is_memory_failure(status);
+    if (!failure_is_memory) {
+        (void)snprintf(failure_text, sizeof failure_text, "swapkit: %s", sk_error_text());
+    } else if (!sk__is_tentative()) {
+        failure_explain(entry, nbytes);
+    }
+    return NULL;
 }
 
 void sk_entry_free(sk_entry *entry, void *address) {
@@ -102,3 +107,5 @@ sk_status sk_entry_segment_at(sk_entry *entry, const void *address, sk_segment_i
 }
 
 const char *sk_entry_error(void) { return failure_text; }
+
+bool sk_entry_is_out_of_memory(void) { return failure_is_memory; }

@@ -106,9 +106,9 @@ static sk_status copy_require(const sk_group *group) {
 
 bool sk_group_has_copy(sk_group *group) {
     sk_sched *sched = group->sched;
-    sk__enter(sched);
+    sk__lock(&sched->lock); /* others drop their owners: the caller may hold what that needs */
     bool is_whole = group->place != SK_NOWHERE && !sk__is_under_way(group);
-    sk__leave(sched);
+    sk__unlock(&sched->lock);
     return is_whole;
 }
 
