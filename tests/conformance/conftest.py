@@ -8,6 +8,7 @@ import pytest
 
 from tests.conformance.modes import MODES, Mode, frozen_objects
 from tests.conformance.rivals import expected_of
+from tests.place import make_default
 from tests.programs.registry import results_of_plain_training
 
 if TYPE_CHECKING:
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
         if "conformance" in item.path.parts:
             for warning in WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+            entry = item.callspec.params.get("entry") if hasattr(item, "callspec") else None
+            obstacle = None if entry is None else entry.obstacle
+            if obstacle is not None:
+                item.add_marker(pytest.mark.skip(reason=obstacle))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def on_the_device() -> None:
+    """Make every tensor on the device that is tested."""
+    make_default()
 
 
 @pytest.fixture(autouse=True, scope="module")

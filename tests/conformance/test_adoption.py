@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import swapkit
 from tests.conformance.modes import BUDGET, EVERYTHING, count_copies
+from tests.place import DEVICE, install
 from tests.programs import SIDE, assert_same_bits, gradients, leaf
 from tests.programs.checkpoints import again
 
@@ -29,14 +30,14 @@ def gradient_of(x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.fixture(autouse=True)
 def pool() -> None:
     """Make every tensor in the pool, so that it can be moved."""
-    swapkit.install()
+    install()
 
 
 @pytest.mark.promise("A3")
 def test_graph_when_recorded_before_the_session_then_moved_and_same_bits() -> None:
     x = leaf()
     loss = body(x)
-    with swapkit.budget(BUDGET) as session, count_copies() as copied:
+    with swapkit.budget(BUDGET, device=DEVICE) as session, count_copies() as copied:
         session.rescue(EVERYTHING)
         grads = gradients(loss, x)
     assert copied.in_bytes > 0
@@ -47,7 +48,7 @@ def test_rescue_when_a_graph_that_was_walked_is_still_held_then_no_error() -> No
     x = leaf()
     kept = body(x)
     kept.backward()
-    with swapkit.budget(BUDGET) as session:
+    with swapkit.budget(BUDGET, device=DEVICE) as session:
         loss = body(x)
         session.rescue(EVERYTHING)
         assert_same_bits(gradients(loss, x), gradient_of(x))
@@ -61,7 +62,7 @@ def test_numbers_in_a_graph_when_adopted_then_types_stay() -> None:
     wide = leaf()
     loss = (x * 2.5).exp() * 3 + (wide * 1.5).mean()
     expected = gradients(loss, x, wide, retain_graph=True)
-    with swapkit.budget(BUDGET) as session:
+    with swapkit.budget(BUDGET, device=DEVICE) as session:
         session.rescue(EVERYTHING)
         grads = gradients(loss, x, wide)
     assert grads[0].dtype is torch.float32
@@ -86,7 +87,7 @@ def test_hooks_of_others_when_graphs_are_adopted_then_not_called() -> None:
         loss = hidden.sin().sum()
     del hidden
     calls.clear()
-    with swapkit.budget(BUDGET) as session:
+    with swapkit.budget(BUDGET, device=DEVICE) as session:
         session.rescue(EVERYTHING)
         session.rescue(EVERYTHING)
         assert calls == []
@@ -101,7 +102,7 @@ def test_saved_tensor_when_changed_before_its_graph_is_adopted_then_still_refuse
     loss = (y * y).sum()
     y.add_(1)
     del y
-    with swapkit.budget(BUDGET) as session:
+    with swapkit.budget(BUDGET, device=DEVICE) as session:
         session.rescue(EVERYTHING)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             gradients(loss, x)
@@ -111,7 +112,7 @@ def test_saved_tensor_when_changed_after_its_graph_was_adopted_then_refused() ->
     x = leaf()
     y = x * 1
     loss = (y * y).sum()
-    with swapkit.budget(BUDGET) as session:
+    with swapkit.budget(BUDGET, device=DEVICE) as session:
         session.rescue(EVERYTHING)
         y.add_(1)
         session.rescue(EVERYTHING)
@@ -123,7 +124,7 @@ def test_saved_tensor_when_changed_after_its_graph_was_adopted_then_refused() ->
 @pytest.mark.parametrize("limit_kib", [64, 256, 4096])
 def test_host_when_limited_then_never_passed_and_same_bits(limit_kib: int) -> None:
     x = leaf()
-    with swapkit.budget(BUDGET, host_limit=limit_kib << 10) as session:
+    with swapkit.budget(BUDGET, device=DEVICE, host_limit=limit_kib << 10) as session:
         y = x
         for _ in range(30):
             y = (y * 1.01).sin()  # 36 KiB each

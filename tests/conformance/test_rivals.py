@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.rivals import ABSENT, format_table, judge, list_rivals, make_table
+from tests.place import ON_CPU
 from tests.programs import ILLEGAL, PROGRAMS
+
+pytestmark = pytest.mark.skipif(not ON_CPU, reason="rivals drive the CPU as it were a GPU")
 
 
 def test_table_when_made_then_swapkit_is_right_and_what_is_not_installed_says_so() -> None:

@@ -10,11 +10,14 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.conformance.modes import MIN_BYTES
+from tests.place import ON_CPU
 from tests.programs import ILLEGAL, PROGRAMS, Entry, is_same, run
 from tests.programs.registry import results_of_plain_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(not ON_CPU, reason="wrong indices break a GPU's context for good")
 
 # Only programs about the layout can notice that it is wrong.
 NOTICES_STRIDES = {

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
+from tests.place import DEVICE
 from tests.programs.registry import SIDE, Evict, gradients, leaf, program
 
 
@@ -181,7 +182,7 @@ def checkpoint_under_autocast(evict: Evict) -> list[torch.Tensor]:
     torch.manual_seed(9)
     model = torch.nn.Sequential(torch.nn.Linear(SIDE, SIDE), torch.nn.GELU(), torch.nn.Dropout(0.1))
     x = leaf()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         hidden = again(model, x * 1)
         loss = again(model, hidden).float().square().sum()
     del hidden

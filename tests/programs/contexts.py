@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.place import DEVICE
 from tests.programs.registry import SIDE, Evict, gradients, leaf, program
 
 
@@ -193,9 +194,9 @@ def gradients_switched_off_and_on(evict: Evict) -> list[torch.Tensor]:
 @program()
 def autocast_only_around_forward_of_a_part(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         hidden = x @ x
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(DEVICE, enabled=False):
             hidden = hidden.float().tanh() @ x
         hidden = hidden @ x
     loss = hidden.float().sin().sum()

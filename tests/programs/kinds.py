@@ -137,7 +137,7 @@ def meta_tensors(evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x)
 
 
-@program("G27")
+@program("G27", device_code=True)
 def sparse_coo(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     sparse = torch.eye(SIDE).to_sparse().requires_grad_()
@@ -146,7 +146,7 @@ def sparse_coo(evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x, sparse)
 
 
-@program("G27")
+@program("G27", device_code=True)
 def sparse_csr(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     sparse = torch.eye(SIDE).to_sparse_csr().requires_grad_()
@@ -155,7 +155,7 @@ def sparse_csr(evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x, sparse)
 
 
-@program("G27")
+@program("G27", device_code=True)
 def sparse_tensors_come_back(evict: Evict) -> list[torch.Tensor]:
     def make() -> list[torch.Tensor]:
         dense = torch.randn(SIDE, SIDE).relu()
@@ -164,7 +164,7 @@ def sparse_tensors_come_back(evict: Evict) -> list[torch.Tensor]:
     return bring_back(evict, make)
 
 
-@program("G27", moves=False)
+@program("G27", moves=False, device_code=True)
 def quantised_tensors(evict: Evict) -> list[torch.Tensor]:
     def make() -> list[torch.Tensor]:
         source = torch.randn(SIDE, SIDE)
@@ -176,7 +176,7 @@ def quantised_tensors(evict: Evict) -> list[torch.Tensor]:
     return [grad, *[each.int_repr() for each in back], *[each.dequantize() for each in back]]
 
 
-@program("G27")
+@program("G27", cpu_only=True)
 def mkldnn_tensors(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     hidden = (x * 1).to_mkldnn().relu().to_dense()
@@ -196,7 +196,7 @@ def jagged_nested_tensors(evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x)
 
 
-@program("G27", moves=False)
+@program("G27", moves=False, device_code=True)
 def jagged_nested_attention(evict: Evict) -> list[torch.Tensor]:
     x = leaf(3 * SIDE, SIDE)
     heads = as_jagged(x * 1).unflatten(-1, [4, SIDE // 4]).transpose(1, 2)
@@ -207,7 +207,7 @@ def jagged_nested_attention(evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x)
 
 
-@program("G27")
+@program("G27", device_code=True)
 def strided_nested_tensors(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     nested = torch.nested.as_nested_tensor([x * 1, x[: SIDE // 2] * 1])
@@ -248,7 +248,7 @@ def inference_tensors_beside_saved_ones(evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x)
 
 
-@program(moves=False)
+@program(moves=False, cpu_only=True)
 def memory_of_numpy_and_shared_memory(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     foreign = torch.from_numpy(torch.randn(SIDE, SIDE).numpy().copy())

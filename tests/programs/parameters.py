@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.place import DEVICE
 from tests.programs.registry import SIDE, Evict, gradients, leaf, program
 
 
@@ -70,7 +71,7 @@ def weights_that_share_one_flat_storage(evict: Evict) -> list[torch.Tensor]:
 def autocast(evict: Evict) -> list[torch.Tensor]:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU(), nn.Linear(SIDE, 8))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         loss = model(torch.randn(64, SIDE)).float().square().sum()
     evict()
     return gradients(loss, *model.parameters())
@@ -81,7 +82,7 @@ def autocast_with_eviction_inside_and_a_shared_weight(evict: Evict) -> list[torc
     torch.manual_seed(2)
     layer = nn.Linear(SIDE, SIDE)
     x = leaf()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         hidden = layer(x * 1).tanh()
         evict()
         hidden = layer(hidden).tanh()
@@ -97,7 +98,7 @@ def autocast_without_its_cache(evict: Evict) -> list[torch.Tensor]:
     torch.manual_seed(2)
     layer = nn.Linear(SIDE, SIDE)
     x = leaf()
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16, cache_enabled=False):
         loss = layer(layer(x * 1).tanh()).float().square().sum()
         evict()
         return gradients(loss, x, *layer.parameters())
@@ -152,7 +153,7 @@ def replaced_parameter_data(evict: Evict) -> list[torch.Tensor]:
     return [a.grad, b.grad]
 
 
-@program()
+@program(device_code=True)
 def recurrent_layers(evict: Evict) -> list[torch.Tensor]:
     torch.manual_seed(16)
     model = nn.LSTM(SIDE, 32, num_layers=2, batch_first=True)

@@ -7,11 +7,15 @@ out of memory, and returns the tensors whose bits must not depend on what `evict
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+
+from tests.cuda.simulated import INSIDE
+from tests.place import ON_CPU
 
 Evict: TypeAlias = Callable[[], object]
 Program: TypeAlias = Callable[[Evict], list[torch.Tensor]]
@@ -28,12 +32,25 @@ class Entry:
         gotchas: which measured facts of autograd it is about (`G1` .. `G30`).
         moves: it saves strided memory that swapping can move; if not, it must merely work.
         refusal: pattern of the error with which torch refuses it under plain saved-tensor hooks.
+        cpu_only: it is about memory, or kernels, that only the CPU has.
+        device_code: its operators have no kernel of the CPU, which a simulated GPU needs.
     """
 
     body: Program
     gotchas: tuple[str, ...] = ()
     moves: bool = True
     refusal: str | None = None
+    cpu_only: bool = False
+    device_code: bool = False
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot run on the device, or None."""
+        if self.cpu_only and not ON_CPU:
+            return "is about the CPU"
+        if self.device_code and INSIDE in os.environ:
+            return "needs device code, which the simulated GPU does not run"
+        return None
 
     @property
     def name(self) -> str:
@@ -47,13 +64,11 @@ ILLEGAL: list[Entry] = []
 """Plain autograd refuses them in backward, and so must we."""
 
 
-def program(
-    *gotchas: str, moves: bool = True, refusal: str | None = None
-) -> Callable[[Program], Program]:
-    """Add a legal program to the list."""
+def program(*gotchas: str, **known: Any) -> Callable[[Program], Program]:
+    """Add a legal program to the list, with what else is known of it."""
 
     def add(body: Program) -> Program:
-        PROGRAMS.append(Entry(body=body, gotchas=gotchas, moves=moves, refusal=refusal))
+        PROGRAMS.append(Entry(body=body, gotchas=gotchas, **known))
         return body
 
     return add

@@ -166,11 +166,25 @@ static size_t granules_unmap(const sk__cuda *cuda, sk__cu_address address, size_
     return done;
 }
 
+/* Whether the device has so much left: else a large request would map all that it has, in vain. */
+static sk__cu_result memory_require(const sk__cuda *cuda, size_t nbytes, const char **what) {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    *what = "cuMemGetInfo_v2";
+    sk__cu_result result = cuda->driver->cuMemGetInfo_v2(&free_bytes, &total_bytes);
+    if (result == SK_CU_SUCCESS && free_bytes < nbytes) {
+        *what = "cuMemCreate";
+        result = SK_CU_OUT_OF_MEMORY;
+    }
+    return result;
+}
+
 /* All of `nbytes`, or nothing. */
 static sk__cu_result granules_map(const sk__cuda *cuda, sk__cu_address address, size_t nbytes,
                                   const char **what) {
     size_t done = 0;
-    sk__cu_result result = SK_CU_SUCCESS;
+    sk__cu_result result =
+        nbytes > cuda->granule_bytes ? memory_require(cuda, nbytes, what) : SK_CU_SUCCESS;
     while (done < nbytes && result == SK_CU_SUCCESS) {
         result = granule_map(cuda, address + done, what);
         done += result == SK_CU_SUCCESS ? cuda->granule_bytes : 0;

@@ -1,0 +1,63 @@
+"""What `driver/cusim.h` has for tests: slow copies, busy streams, what is open or went wrong."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+class Options(ctypes.Structure):
+    """`cusim_options`."""
+
+    _fields_ = (
+        ("devices", ctypes.c_int),
+        ("capacity", ctypes.c_size_t),
+        ("granularity", ctypes.c_size_t),
+        ("h2d_bytes_per_s", ctypes.c_uint64),
+        ("d2h_bytes_per_s", ctypes.c_uint64),
+        ("d2d_bytes_per_s", ctypes.c_uint64),
+        ("latency_ns", ctypes.c_uint64),
+        ("delay_ns", ctypes.c_uint64),
+        *((name, ctypes.c_int) for name in ("wipe", "vmm", "peers", "reuse", "log")),
+    )
+
+
+def _driver() -> ctypes.CDLL:
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cusim_configure.restype = ctypes.c_bool
+    driver.cusim_last_problem.restype = ctypes.c_char_p
+    return driver
+
+
+def last_problem() -> str:
+    """Return what the program did that a GPU would punish, or empty text."""
+    problem: bytes = _driver().cusim_last_problem()
+    return problem.decode()
+
+
+@contextmanager
+def slow_copies(milliseconds: float) -> Iterator[None]:
+    """Let every copy between host and device take so much longer."""
+    driver, options = _driver(), Options()
+    driver.cusim_options_init(ctypes.byref(options))
+    usual_ns = options.latency_ns
+    options.latency_ns = int(milliseconds * 1e6)
+    assert driver.cusim_configure(ctypes.byref(options))
+    try:
+        yield
+    finally:
+        options.latency_ns = usual_ns
+        assert driver.cusim_configure(ctypes.byref(options))
+
+
+def keep_busy(stream: torch.cuda.Stream, milliseconds: float) -> None:
+    """Let a stream sleep, as if a kernel ran in it."""
+    handle = ctypes.c_void_p(stream.cuda_stream)
+    delay = ctypes.c_uint64(int(milliseconds * 1e6))
+    assert _driver().cusim_delay_stream(handle, delay) == 0
