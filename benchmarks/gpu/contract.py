@@ -50,7 +50,8 @@ def run_suite(context: Context, suite: str, most_seconds: float) -> None:
         *("-m", "pytest", "-q", "-x" if context.quick else "--tb=short"),
         *("-p", "no:cacheprovider", "-o", "minversion=7", f"--junitxml={results}", folder),
     )
-    environment = {"SWAPKIT_TEST_DEVICE": "cuda"} if is_cuda(context.device) else {}
+    on_device = {"SWAPKIT_TEST_DEVICE": "cuda", "SWAPKIT_CUDA_DRIVER": LIBRARY}
+    environment = on_device if is_cuda(context.device) else {}
     log = context.output / f"{suite}.log"
     done = run_process(
         command,
