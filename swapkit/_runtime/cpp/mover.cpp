@@ -322,7 +322,7 @@ bool release(Mover *mover, Group *group) {
     if (group->storage != nullptr) {
         note_use(group->storage, mover->device(), group->stream); // which waits for the copy
     }
-    aside_sweep(); // of the copy's hold
+    aside_sweep(); // or what the copy held of it would keep its memory
     group_strip(group);
     stop_leaving(mover, group);
     enroll_out(mover, group);

@@ -97,9 +97,8 @@ struct Group {
 extern PyTypeObject handle_type, group_type;
 
 // Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who gives it
-// other
-// `.data` means what is saved, too; as in plain autograd it is kept itself. -1: an exception is
-// set.
+// other `.data` means what is saved, too; as in plain autograd it is kept itself. -1: an exception
+// is set.
 int gathers_gradients(PyObject *tensor);
 // Torch's own object of a tensor in Python, borrowed. False: an exception is set.
 bool impl_of(PyObject *tensor, c10::TensorImpl **out);

@@ -64,7 +64,7 @@ template <class Storage> bool is_wrapped_for_nobody(Storage *storage) {
     return false;
 }
 
-// Of older torch: whether a wrapper that nobody in Python has goes with the storage.
+// Whether there is a wrapper, under either torch's name for the question.
 template <class Slot> bool has_object(Slot *slot) {
     if constexpr (requires { slot->load_pyobj(); }) {
         return slot->load_pyobj() != nullptr;
