@@ -202,5 +202,6 @@ def test_memory_when_backward_runs_then_it_is_given_back_as_nodes_execute(mode: 
         before = allocated_bytes()
         loss.backward()
     assert len(seen) == 12
-    assert max(seen) - before <= 12 * MATRIX
+    # The leaf stays; the 11 others that were saved may all be back, beside two gradients.
+    assert max(seen) - before <= 13 * MATRIX
     assert seen[-1] - before <= 5 * MATRIX
