@@ -143,6 +143,7 @@ def test_native_mode_when_memory_is_taken_while_copies_end_then_nobody_waits_for
                 session.mark_step()
             thread.join()
         print(taken > 0)
+        time.sleep(0.5)  # autograd's thread drops the last graph a moment after backward
         """
     )
     assert lines == ["True"]
