@@ -50,6 +50,8 @@ struct List {
 List &list = *new List;
 // Of what the list holds or expects; for a look without the mutex.
 std::atomic<std::size_t> expected{0};
+// Whether there ever was garbage; likewise.
+std::atomic<bool> has_garbage{false};
 
 // A fork gets the list whole: it is locked before the core, whose handlers are older.
 [[maybe_unused]] const int fork_handlers = pthread_atfork(
@@ -76,6 +78,9 @@ bool is_watched(c10::Device device) {
 
 std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
     std::vector<c10::StorageImpl *> garbage;
+    if (!has_garbage) { // nearly always, and every release asks
+        return 0;
+    }
     {
         std::lock_guard lock(list.mutex);
         garbage.swap(pile);
@@ -207,12 +212,14 @@ void swapkit_storage_arrived(void *address) {
         }
         if (swapkit::is_watched(storage->device())) {
             if (swapkit::is_ours_alone(storage)) {
+                swapkit::has_garbage = true;
                 list.garbage.push_back(storage);
                 list.arrived.notify_all();
                 return;
             }
             if (swapkit::is_known_to_python(storage) && // and perhaps to nobody else
                 c10::raw::intrusive_ptr::use_count(storage) <= 2) {
+                swapkit::has_garbage = true;
                 list.garbage_of_python.push_back(storage);
                 return;
             }

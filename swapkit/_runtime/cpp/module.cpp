@@ -291,27 +291,37 @@ PyObject *native_rescues(PyObject *, PyObject *argument) {
     return Py_BuildValue("KK", rescues, nbytes);
 }
 
+// A GPU's number and an amount of memory; false: an exception is set.
+bool read_amount(PyObject *args, std::int8_t *index, std::size_t *nbytes) {
+    int number;
+    Py_ssize_t amount;
+    if (PyArg_ParseTuple(args, "in", &number, &amount) == 0) {
+        return false;
+    }
+    *index = static_cast<std::int8_t>(number);
+    *nbytes = static_cast<std::size_t>(amount);
+    return true;
+}
+
 PyObject *native_expect(PyObject *, PyObject *args) {
-    int index;
-    Py_ssize_t nbytes;
-    if (PyArg_ParseTuple(args, "in", &index, &nbytes) == 0) {
+    std::int8_t index;
+    std::size_t nbytes;
+    if (!read_amount(args, &index, &nbytes)) {
         return nullptr;
     }
-    rescue_expect(static_cast<std::int8_t>(index), static_cast<std::size_t>(nbytes));
+    rescue_expect(index, nbytes);
     Py_RETURN_NONE;
 }
 
 PyObject *native_take(PyObject *, PyObject *args) {
-    int index;
-    Py_ssize_t nbytes;
-    if (PyArg_ParseTuple(args, "in", &index, &nbytes) == 0) {
+    std::int8_t index;
+    std::size_t nbytes, freed;
+    if (!read_amount(args, &index, &nbytes)) {
         return nullptr;
     }
-    std::size_t freed = 0;
     {
         WithoutPython others;
-        freed = aside_take({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)},
-                           static_cast<std::size_t>(nbytes));
+        freed = aside_take({c10::DeviceType::CUDA, index}, nbytes);
     }
     return PyLong_FromSize_t(freed);
 }
