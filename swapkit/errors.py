@@ -1,23 +1,32 @@
 """The errors of swapkit.
 
     SwapkitError
-    ├── InvalidArgument      ValueError           what was asked is not possible
-    ├── Unsupported          NotImplementedError  not on this device or in this version
-    ├── SessionError         RuntimeError         a session is used where it cannot be
-    ├── SavedTensorModified  RuntimeError         a tensor needed for backward was changed in place
-    ├── OverBudget           MemoryError          it would not fit the budget
-    ├── OutOfDeviceMemory    MemoryError          the device has no more
-    ├── OutOfHostMemory      MemoryError          the host, or `host_limit`, has no more
-    ├── OutOfDisk            OSError              the disk, or `disk_limit`, has no more room
-    ├── DiskError            OSError              a file could not be read or written
-    ├── BackendError         RuntimeError         a driver reported an error
-    ├── CorruptState         RuntimeError         a structure broke its invariants: a bug
-    └── NativeBuildError     ImportError          the native part could not be built or loaded
+    ├── InvalidArgument          ValueError           what was asked is not possible
+    │   ├── InvalidConfiguration ValueError           a value of a configuration document is wrong
+    │   │   ├── WrongType        TypeError            ... it is of another kind than its key takes
+    │   │   ├── WrongKey         KeyError             ... a key is unknown, or one is missing
+    │   │   ├── WrongStage       IndexError           ... it names stages that the pipeline has not
+    │   │   └── InvalidPattern   ValueError           ... no regular expression; also a `re.error`
+    │   └── InvalidType          TypeError            an argument is of the wrong type
+    ├── Unsupported              NotImplementedError  not on this device or in this version
+    ├── SessionError             RuntimeError         a session is used where it cannot be
+    ├── SavedTensorModified      RuntimeError         a tensor needed for backward was changed
+    ├── RecomputeMismatch        RuntimeError         recomputed otherwise than it first ran
+    ├── OverBudget               MemoryError          it would not fit the budget
+    ├── OutOfDeviceMemory        MemoryError          the device has no more
+    ├── OutOfHostMemory          MemoryError          the host, or `host_limit`, has no more
+    ├── OutOfDisk                OSError              the disk, or `disk_limit`, has no more room
+    ├── DiskError                OSError              a file could not be read or written
+    ├── BackendError             RuntimeError         a driver reported an error
+    ├── CorruptState             RuntimeError         a structure broke its invariants: a bug
+    └── NativeBuildError         ImportError          the native part could not be built or loaded
 
 A training step that does not fit raises torch's own `torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations
+
+import re
 
 
 class SwapkitError(Exception):
@@ -26,6 +35,32 @@ class SwapkitError(Exception):
 
 class InvalidArgument(SwapkitError, ValueError):
     """An argument is wrong; nothing was done."""
+
+
+class InvalidType(InvalidArgument, TypeError):
+    """An argument is of the wrong type; nothing was done."""
+
+
+class InvalidConfiguration(InvalidArgument):
+    """A value of a configuration document is wrong; nothing was configured."""
+
+
+class WrongType(InvalidConfiguration, TypeError):
+    """A value of a configuration document is of another kind than its key takes."""
+
+
+class WrongKey(InvalidConfiguration, KeyError):
+    """A configuration document has an unknown key, or lacks one."""
+
+    __str__ = Exception.__str__  # KeyError prints the repr of its message
+
+
+class WrongStage(InvalidConfiguration, IndexError):
+    """A value of a configuration document does not fit the stages and chunks of the pipeline."""
+
+
+class InvalidPattern(InvalidConfiguration, re.error):
+    """A pattern of a configuration document is no regular expression."""
 
 
 class Unsupported(SwapkitError, NotImplementedError):
@@ -38,6 +73,10 @@ class SessionError(SwapkitError, RuntimeError):
 
 class SavedTensorModified(SwapkitError, RuntimeError):
     """A tensor needed for backward was changed in place after it was saved."""
+
+
+class RecomputeMismatch(SwapkitError, RuntimeError):
+    """A region did not do in backward what it did in forward."""
 
 
 class OverBudget(SwapkitError, MemoryError):

@@ -1,0 +1,194 @@
+r"""Documents that say what to recompute and what to swap.
+
+A document is a YAML or JSON file, a mapping, or an instance of a dataclass. Two of its keys are
+read, `recompute_config` and `swap_config`; of the others, these are taken as what is known of the
+model where a call does not say it:
+
+- `model.model_config`: `num_layers` (plus `mtp_depth`, the layers that predict further tokens),
+  `offset`, `pp_interleave_num`;
+- `parallel_config.pipeline_stage`;
+- `parallel.pipeline_config.pipeline_interleave`.
+
+All else, such as `context`, is ignored.
+
+Source:
+    MindFormers, `TransformerRecomputeConfig`, `TransformerSwapConfig` and the template of its YAML.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swapkit.config.mindformers.layouts import is_whole
+from swapkit.config.mindformers.log_lines import LogLine, warning
+from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig, check_bool
+from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
+
+if TYPE_CHECKING:
+    from swapkit.config.mindformers.layouts import Offset
+
+Section = TypeVar("Section", RecomputeConfig, SwapConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInputs:
+    """What a document says of the model and its pipeline; None where it says nothing."""
+
+    num_layers: int | None = None
+    offset: Offset = 0
+    pp_interleave_num: int | None = None
+    pipeline_stage: int | None = None
+    pipeline_interleave: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A document that was read."""
+
+    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
+    swap: SwapConfig = field(default_factory=SwapConfig)
+    inputs: ModelInputs = field(default_factory=ModelInputs)
+    log_lines: tuple[LogLine, ...] = field(default=(), compare=False)
+
+
+def read_document(source: object) -> Document:
+    """Read a document.
+
+    Args:
+        source: a path, as a `str` or a path object; the text of a document, a `str` of several
+            lines or one that starts with a brace; a mapping; an instance of a dataclass with the
+            fields `recompute_config` and `swap_config`, each a mapping or a dataclass instance; or
+            one of the dataclasses of this module. It is never changed.
+
+    Returns:
+        Its sections, checked as far as that needs no model.
+
+    Raises:
+        InvalidConfiguration: a value is wrong, or the text is no YAML.
+        WrongKey: a section has an unknown key.
+        WrongType: the document or a section is no mapping, or a value has the wrong type.
+        OSError: the file cannot be read.
+
+    Example:
+        >>> document = read_document({"recompute_config": {"recompute": [2, 1]}})
+        >>> document.recompute.recompute, document.swap.swap
+        ([2, 1], False)
+    """
+    if isinstance(source, Document):
+        return source
+    if isinstance(source, RecomputeConfig):
+        return Document(recompute=source)
+    if isinstance(source, SwapConfig):
+        return Document(swap=source)
+    sections = _as_mapping(source)
+    _check_no_section(sections)
+    log_lines = tuple(
+        warning(f"The input config {name} is empty.")
+        for name in ("recompute_config", "swap_config")
+        if _is_empty(sections.get(name))
+    )
+    return Document(
+        recompute=_read_section("recompute_config", sections, RecomputeConfig),
+        swap=_read_section("swap_config", sections, SwapConfig),
+        inputs=_read_inputs(sections),
+        log_lines=log_lines,
+    )
+
+
+def _as_mapping(source: object) -> Mapping[str, Any]:
+    if isinstance(source, (str, os.PathLike)):
+        source = _load(source)
+    if dataclasses.is_dataclass(source) and not isinstance(source, type):
+        return {item.name: getattr(source, item.name) for item in dataclasses.fields(source)}
+    if not isinstance(source, Mapping):
+        message = (
+            f"A configuration document is a mapping of sections, but this is {source!r}; give a "
+            "path, a mapping or a dataclass with 'recompute_config' and 'swap_config'"
+        )
+        raise WrongType(message)
+    return source
+
+
+def _load(source: str | os.PathLike[str]) -> object:
+    """Return what a YAML document holds, of which JSON is a part."""
+    import yaml  # only documents need it
+
+    is_text = isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))
+    text = str(source) if is_text else Path(source).read_text(encoding="utf-8")
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        name = "The document" if is_text else os.fspath(source)
+        message = f"{name} is no YAML: {error}"
+        raise InvalidConfiguration(message) from error
+
+
+def _is_empty(section: object) -> bool:
+    return section is None or section == {}
+
+
+def _check_no_section(sections: Mapping[str, object]) -> None:
+    """Raise if the keys of a section stand where the sections should."""
+    for name, kind in (("recompute_config", RecomputeConfig), ("swap_config", SwapConfig)):
+        stray = [item.name for item in dataclasses.fields(kind) if item.name in sections]
+        if stray:
+            message = f"The keys {stray} belong under {name!r}, not at the top of the document"
+            raise WrongKey(message)
+
+
+def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]) -> Section:
+    section = sections.get(name)
+    if isinstance(section, kind):
+        return section
+    if _is_empty(section):
+        return kind()
+    if not isinstance(section, Mapping) and not dataclasses.is_dataclass(section):
+        message = (
+            f"The config '{name}' must be a mapping of its keys, but got "
+            f"{type(section).__name__}: {section!r}"
+        )
+        raise WrongType(message)
+    values = _as_mapping(section)
+    known = [item.name for item in dataclasses.fields(kind)]
+    for key in values:
+        if key not in known:
+            message = f"The config '{name}' gets an unexpected key: {key}. It takes {known}"
+            raise WrongKey(message)
+    return kind(**values)
+
+
+def _read_inputs(sections: Mapping[str, Any]) -> ModelInputs:
+    model = _descend(sections, "model", "model_config")
+    layers = _read_whole(model, "num_layers")
+    further = _read_whole(model, "mtp_depth")
+    flag = _descend(sections, "parallel", "pipeline_config").get("pipeline_interleave")
+    if flag is not None:
+        check_bool("pipeline_interleave", flag)
+    return ModelInputs(
+        num_layers=None if layers is None else layers + (further or 0),
+        offset=model.get("offset") or 0,
+        pp_interleave_num=_read_whole(model, "pp_interleave_num"),
+        pipeline_stage=_read_whole(_descend(sections, "parallel_config"), "pipeline_stage"),
+        pipeline_interleave=flag,
+    )
+
+
+def _descend(sections: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """Return the mapping at a path of keys; an empty one where there is none."""
+    found: object = sections
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _read_whole(mapping: Mapping[str, object], key: str) -> int | None:
+    value = mapping.get(key)
+    if value is None or (isinstance(value, int) and is_whole(value)):
+        return value
+    message = f"{key}={value!r}: give a whole number"
+    raise WrongType(message)
