@@ -38,6 +38,10 @@ COUNT_NAMES = (
     "num_rescues",
     "rescued_bytes",
     "budget_bytes",
+    "max_split_size",
+    "expandable_segments",
+    "num_garbage_collections",
+    "garbage_collected_bytes",
 )
 
 
@@ -145,7 +149,13 @@ class Pool(Handle):
     _what = "pool"
 
     def __init__(
-        self, backend: Backend, *, budget_bytes: int = 0, whole_segments: bool = False
+        self,
+        backend: Backend,
+        *,
+        budget_bytes: int = 0,
+        whole_segments: bool = False,
+        max_split_bytes: int = 0,
+        garbage_collection_threshold: float = 0.0,
     ) -> None:
         """Open a pool.
 
@@ -153,10 +163,19 @@ class Pool(Handle):
             backend: of the device; the pool keeps it open.
             budget_bytes: most bytes reserved; 0: no budget.
             whole_segments: allocate segments whole even if the backend has virtual memory.
+            max_split_bytes: of whole segments, larger blocks are not split; more than 20 MiB, 0: no
+                such limit.
+            garbage_collection_threshold: share of the budget above which cached memory is given
+                back before the pool grows; 0: never.
+
+        Raises:
+            InvalidArgument: one of the last two is out of range.
         """
         params = ffi.new("sk_pool_params *")
         params.budget_bytes = budget_bytes
         params.whole_segments = whole_segments
+        params.max_split_bytes = max_split_bytes
+        params.garbage_collection_threshold = garbage_collection_threshold
         out = ffi.new("sk_pool **")
         check(lib.sk_pool_create(backend.pointer, params, out))
         super().__init__(out[0])

@@ -10,6 +10,7 @@ import torch
 from swapkit._runtime.installation import PoolInstallation
 from swapkit._runtime.native import NativeInstallation
 from swapkit._runtime.statistics import repair_statistics
+from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
 from swapkit.units import parse_bytes
 
@@ -30,6 +31,7 @@ class CudaAllocator:
         """Put our pools below torch, unless torch's own allocator is to stay.
 
         Raises:
+            InvalidArgument: a variable of the allocator's settings is wrong.
             SessionError: torch uses a GPU already.
             Unsupported: what is there is not torch's own allocator.
         """
@@ -43,6 +45,7 @@ class CudaAllocator:
         self.installations: dict[int, PoolInstallation | NativeInstallation] = {}
         self._limits: dict[int | None, Limit] = {}  # by device; None: of the others
         if not is_torchs:
+            read_allocator_settings("cuda")  # a bad one is told here, not at the first allocation
             self._replace()
             _keep_benchmark_off()
             repair_statistics(cast("Mapping[int, Installation]", self.installations))

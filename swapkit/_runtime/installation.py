@@ -19,6 +19,7 @@ from swapkit._native.entry import Entry
 from swapkit._native.pool import Pool
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.holders import find_holders
+from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import OverBudget, SessionError
 from swapkit.reporting.text import Failure, format_failure
 from swapkit.units import format_bytes
@@ -193,7 +194,7 @@ class PoolInstallation(Installation):
     """An installation of our own pool, with what torch calls."""
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device, Pool(device.backend))
+        super().__init__(device, _open_pool(device))
         self.entry = Entry(self.pool)
         self.entry.set_explain(self.explain)
 
@@ -201,6 +202,16 @@ class PoolInstallation(Installation):
         """Before the interpreter goes: the pool stays, but nothing calls Python any more."""
         super().detach_callbacks()
         self.entry.set_explain(None)
+
+
+def _open_pool(device: Device) -> Pool:
+    settings = read_allocator_settings(device.name.type)
+    return Pool(
+        device.backend,
+        whole_segments=not settings.expandable_segments,
+        max_split_bytes=settings.max_split_bytes,
+        garbage_collection_threshold=settings.garbage_collection_threshold,
+    )
 
 
 def _label(device: torch.device) -> str:

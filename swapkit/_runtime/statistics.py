@@ -115,7 +115,7 @@ def nest_stats(flat: dict[str, int]) -> dict[str, Any]:
     nested |= dict.fromkeys(ABSENT_COUNTS, 0)
     nested |= {name: dict(nothing) for name in ABSENT_STATS}
     nested["reserved_bytes_by_private_pools"] = {}
-    nested["max_split_size"] = -1  # none
+    nested["max_split_size"] = flat.get("max_split_size", -1)  # -1: none
     return nested
 
 

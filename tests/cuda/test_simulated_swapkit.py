@@ -156,6 +156,29 @@ def test_statistics_of_torch_when_installed_then_they_tell_of_the_pool() -> None
     ]
 
 
+@pytest.mark.promise("A16")
+def test_settings_when_the_environment_has_them_then_the_pool_obeys() -> None:
+    program = """
+        try:
+            swapkit.install(device="cuda")
+        except swapkit.SwapkitError as error:
+            print(str(error).split(";")[0])
+            raise SystemExit from None
+        block = torch.ones(40 << 20, dtype=torch.uint8, device="cuda")
+        del block
+        part = torch.ones(4 << 20, dtype=torch.uint8, device="cuda")
+        stats = torch.cuda.memory_stats()
+        print(stats["max_split_size"] >> 20, stats["segment.all.current"])
+        """
+    whole = "expandable_segments:False,max_split_size_mb:32"
+    assert run(program, PYTORCH_CUDA_ALLOC_CONF=whole) == ["32 2"]
+    assert run(program, PYTORCH_CUDA_ALLOC_CONF="backend:native") == ["-1 1"]
+    assert run(program, PYTORCH_CUDA_ALLOC_CONF="bogus:1") == [
+        "PYTORCH_CUDA_ALLOC_CONF: the key 'bogus' is unknown"
+    ]
+
+
+@pytest.mark.promise("E7")
 def test_fraction_when_set_by_torch_then_it_is_the_limit() -> None:
     lines = run(
         """

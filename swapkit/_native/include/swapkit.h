@@ -210,6 +210,14 @@ typedef size_t (*sk_rescue_fn)(void *context, size_t needed_bytes);
 typedef struct sk_pool_params {
     size_t budget_bytes; /* most bytes reserved; 0: no budget */
     bool whole_segments; /* use memory_alloc even if the backend has virtual memory */
+    /* Whole segments only: a block of more bytes serves only requests of more, and whole. 0: no
+     * such limit; else more than 20 MiB. Virtual memory has no use for it: what is free can be
+     * given back granule by granule, wherever it lies. */
+    size_t max_split_bytes;
+    /* Before the pool grows with more than this share of its budget reserved, cached memory above
+     * the share is given back; that waits for streams, except on a tentative thread. 0: never;
+     * else below 1. Nothing happens without a budget. */
+    double garbage_collection_threshold;
 } sk_pool_params;
 
 typedef struct sk_stat {
@@ -224,7 +232,11 @@ typedef struct sk_pool_stats {
     int64_t num_alloc_retries, num_ooms, num_sync_all_streams, num_device_alloc, num_device_free;
     int64_t num_rescues; /* callbacks that freed something */
     int64_t rescued_bytes;
-    uint64_t budget_bytes; /* 0: none */
+    uint64_t budget_bytes;           /* 0: none */
+    int64_t max_split_size;          /* bytes; -1: none */
+    int64_t expandable_segments;     /* 1: of virtual memory, 0: whole ones */
+    int64_t num_garbage_collections; /* that gave something back */
+    int64_t garbage_collected_bytes;
 } sk_pool_stats;
 
 typedef enum sk_block_state { SK_BLOCK_IN_USE, SK_BLOCK_PENDING, SK_BLOCK_CACHED } sk_block_state;

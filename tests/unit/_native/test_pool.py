@@ -373,3 +373,19 @@ def test_ring_when_closed_then_refused(pool: Pool) -> None:
     ring.close()
     with pytest.raises(InvalidArgument, match="ring is closed"):
         pool.attach(ring)
+
+
+@pytest.mark.promise("A16")
+@pytest.mark.parametrize(
+    ("settings", "accepted"),
+    [
+        ({"max_split_bytes": 20 * MIB}, "must be above 20971520"),
+        ({"garbage_collection_threshold": 1.0}, "0 to below 1"),
+        ({"garbage_collection_threshold": -0.5}, "0 to below 1"),
+    ],
+)
+def test_pool_when_a_setting_is_out_of_range_then_invalid_argument(
+    backend: Backend, settings: dict[str, float], accepted: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=accepted):
+        Pool(backend, **settings)  # type: ignore[arg-type]

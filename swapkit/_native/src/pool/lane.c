@@ -92,15 +92,20 @@ static sk__lane *lane_richest(const sk_pool *pool) SK_REQUIRES(pool->lock) {
     return best;
 }
 
-sk_status sk__lanes_settle(sk_pool *pool) {
-    for (sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
-        sk_status status = is_unsynced(lane) ? lane_sync(pool, lane) : SK_OK;
-        if (status != SK_OK) {
-            return status;
-        }
+sk_status sk__lanes_sync(sk_pool *pool) {
+    sk_status status = SK_OK;
+    for (sk__lane *lane = pool->lanes; lane != NULL && status == SK_OK; lane = lane->next) {
+        status = is_unsynced(lane) ? lane_sync(pool, lane) : SK_OK;
     }
-    sk__lanes_join(pool, lane_richest(pool));
-    return SK_OK;
+    return status;
+}
+
+sk_status sk__lanes_settle(sk_pool *pool) {
+    sk_status status = sk__lanes_sync(pool);
+    if (status == SK_OK) {
+        sk__lanes_join(pool, lane_richest(pool));
+    }
+    return status;
 }
 
 /* ---- behind an event ------------------------------------------------------------------------- */
@@ -112,7 +117,7 @@ static sk__block *foreign_best(const sk_pool *pool, const sk__request *request)
         if (lane == request->lane || lane->free_bytes < request->nbytes) {
             continue;
         }
-        sk__block *block = sk__freelist_best(&lane->free[request->arena], request->nbytes);
+        sk__block *block = sk__fit(pool, &lane->free[request->arena], request);
         if (block != NULL && (best == NULL || block->nbytes < best->nbytes)) {
             best = block;
         }

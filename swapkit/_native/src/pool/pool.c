@@ -43,9 +43,39 @@ static size_t budget_or_none(size_t budget_bytes) {
     return budget_bytes == 0 ? SIZE_MAX : budget_bytes;
 }
 
+static sk_status params_check(const sk_pool_params *params) {
+    size_t split = params->max_split_bytes;
+    if (split != 0 && split <= SK_MIDDLE_BYTES) {
+        return sk__fail(SK_INVALID, "pool: max_split_bytes of %zu; it must be above %d", split,
+                        SK_MIDDLE_BYTES);
+    }
+    double share = params->garbage_collection_threshold;
+    if (!(share >= 0.0 && share < 1.0)) {
+        return sk__fail(SK_INVALID, "pool: garbage_collection_threshold of %g; 0 to below 1 are",
+                        share);
+    }
+    return SK_OK;
+}
+
+static void params_apply(sk_pool *pool, const sk_pool_params *params) {
+    pool->budget_bytes = budget_or_none(params->budget_bytes);
+    pool->collection_share = params->garbage_collection_threshold;
+    pool->max_split_bytes = SIZE_MAX;
+    if (pool->granule_bytes == 0 && params->max_split_bytes != 0) {
+        pool->max_split_bytes = sk__round_down(params->max_split_bytes, SK_ROUND_BYTES);
+    }
+    bool unlimited = pool->max_split_bytes == SIZE_MAX;
+    pool->stats.max_split_size = unlimited ? -1 : (int64_t)pool->max_split_bytes;
+    pool->stats.expandable_segments = pool->granule_bytes != 0;
+}
+
 sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_pool **out) {
     if (backend == NULL || params == NULL || out == NULL) {
         return sk__fail(SK_INVALID, "pool: a backend, parameters and a place for the result");
+    }
+    sk_status status = params_check(params);
+    if (status != SK_OK) {
+        return status;
     }
     bool whole = params->whole_segments || backend->ops.granule_bytes == 0;
     if (whole && !backend->has_segments) {
@@ -53,7 +83,7 @@ sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_p
                         backend->ops.name);
     }
     sk_memory_info memory;
-    sk_status status = sk_memory_info_get(backend, &memory);
+    status = sk_memory_info_get(backend, &memory);
     if (status != SK_OK) {
         return status;
     }
@@ -67,7 +97,7 @@ sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_p
         pool->span_bytes =
             sk__round_up(sk__min(memory.total_bytes, SK_MAX_BYTES), pool->granule_bytes);
     }
-    pool->budget_bytes = budget_or_none(params->budget_bytes);
+    params_apply(pool, params);
     sk__mutex_init(&pool->lock, SK_RANK_POOL);
     (void)pthread_cond_init(&pool->settled, NULL);
     pool->fork_node = (sk__fork_node){.lock = &pool->lock, .child = pool_after_fork, .owner = pool};
@@ -125,32 +155,54 @@ sk_status sk_pool_destroy(sk_pool *pool) {
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
+sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__request *request) {
+    sk__block *block = sk__freelist_best(list, request->nbytes);
+    if (block == NULL || block->nbytes <= pool->max_split_bytes) {
+        return block;
+    }
+    /* It stays whole, so it may be only so much larger. */
+    bool serves = request->nbytes > pool->max_split_bytes &&
+                  block->nbytes - request->nbytes < SK_MIDDLE_BYTES;
+    return serves ? block : NULL;
+}
+
 void sk__block_trim(sk_pool *pool, sk__block *block, size_t nbytes) {
     sk_assert(block->nbytes >= nbytes);
     size_t rest = block->nbytes - nbytes;
     /* A whole large segment keeps small rests: they could serve nothing, and split it for good. */
     bool keep =
         pool->granule_bytes == 0 && block->segment->arena == SK_LARGE && rest <= SK_SMALL_BYTES;
+    keep = keep || block->nbytes > pool->max_split_bytes;
     if (rest > 0 && !keep) {
         sk__block_cache(pool, sk__block_split(pool, block, nbytes));
     }
 }
 
 sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out) {
-    sk_status status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+    sk__freelist *list = &request->lane->free[request->arena];
+    sk_status status = SK_OK;
+    if (pool->collection_share > 0.0 && sk__fit(pool, list, request) == NULL) {
+        status = sk__collect(pool); /* may let others in: everything is looked up afterwards */
+    }
+    if (status == SK_OK) {
+        status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+    }
     if (status != SK_OK) {
         return status;
     }
-    sk__freelist *list = &request->lane->free[request->arena];
-    sk__block *block = sk__freelist_best(list, request->nbytes);
+    sk__block *block = sk__fit(pool, list, request);
     if (block == NULL) {
         status = sk__segment_grow(pool, request);
         if (status != SK_OK) {
             return status;
         }
-        block = sk__freelist_best(list, request->nbytes);
+        block = sk__fit(pool, list, request);
     }
-    sk_assert(block != NULL);
+    if (block == NULL) {
+        (void)sk__fail(SK_CORRUPT, "pool: what has grown has no room for %zu bytes",
+                       request->nbytes);
+        return SK_CORRUPT;
+    }
     sk__freelist_remove(list, block);
     sk__stats_cached(pool, block, -1);
     block->state = SK_PENDING; /* ours: neither free nor handed out yet */

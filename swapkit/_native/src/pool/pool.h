@@ -97,9 +97,11 @@ struct sk_pool {
     sk__mutex lock;
     sk__fork_node fork_node;
     sk_backend *backend;
-    size_t granule_bytes; /* 0: whole segments */
-    size_t span_bytes;    /* of a new range of addresses */
-    size_t budget_bytes;  /* SIZE_MAX: none */
+    size_t granule_bytes;    /* 0: whole segments */
+    size_t span_bytes;       /* of a new range of addresses */
+    size_t budget_bytes;     /* SIZE_MAX: none */
+    size_t max_split_bytes;  /* SIZE_MAX: none, or virtual memory */
+    double collection_share; /* of the budget; 0: no collection */
     size_t reserved_bytes;
     size_t peak_bytes; /* of reserved, since the owner last took it */
     sk_rescue_fn rescue;
@@ -188,19 +190,26 @@ sk_status sk__lane_sync_next(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Let `to` have all free blocks that no work is behind: free memory of several streams can only be
  * joined, and given back, as one's. */
 void sk__lanes_join(sk_pool *pool, sk__lane *to) SK_REQUIRES(pool->lock);
-/* Wait for all lanes' work behind free blocks, and join them. */
+/* Wait for all lanes' work behind free blocks. */
+sk_status sk__lanes_sync(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Likewise, and join them. */
 sk_status sk__lanes_settle(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Move what fits best of another lane's to the request's, behind an event. SK_NOT_READY: nothing
  * fits. */
 sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 
 /* reclaim.c: the way out when a request does not fit. May release and take the lock again. */
+/* Before growing: give cached memory back above the share of the budget that is set. */
+sk_status sk__collect(sk_pool *pool) SK_REQUIRES(pool->lock);
 sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock);
 
 /* pool.c */
 /* Whether this thread only takes what needs no waiting. Any thread, no lock needed. */
 bool sk__is_tentative(void);
+/* The block of a free list that serves the request best; NULL: none does. */
+sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__request *request)
+    SK_REQUIRES(pool->lock);
 /* Cut what is not needed off a block that is in no list, and cache it in the block's lane. */
 void sk__block_trim(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
 /* From the free lists, or by growing; the block is in no list afterwards. */

@@ -12,6 +12,29 @@
 /* The pool whose rescue callback runs on this thread: inside it an allocation simply fails. */
 static _Thread_local const sk_pool *rescuing;
 
+/* Bytes reserved above the share of the budget that is set. Without a budget, none are. */
+static size_t collection_excess(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+    size_t share = (size_t)(pool->collection_share * (double)pool->budget_bytes);
+    return pool->reserved_bytes > share ? pool->reserved_bytes - share : 0;
+}
+
+sk_status sk__collect(sk_pool *pool) {
+    size_t excess = collection_excess(pool);
+    if (excess > 0 && !sk__is_tentative()) {
+        sk_status status = sk__lanes_sync(pool);
+        if (status != SK_OK) {
+            return status;
+        }
+        excess = collection_excess(pool);
+    }
+    size_t freed = excess > 0 ? sk__segment_shrink(pool, excess) : 0;
+    if (freed > 0) {
+        pool->stats.num_garbage_collections++;
+        pool->stats.garbage_collected_bytes += (int64_t)freed;
+    }
+    return SK_OK;
+}
+
 /* Everything that needs no waiting. A memory failure: not enough. */
 static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock) {

@@ -267,14 +267,17 @@ static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
 
 /* ---- whole segments -------------------------------------------------------------------------- */
 
-static size_t whole_bytes(const sk__request *request) {
+static size_t whole_bytes(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     if (request->arena == SK_SMALL) {
         return SK_SEGMENT_BYTES;
     }
     if (request->nbytes < SK_MIDDLE_BYTES / 2) {
         return SK_MIDDLE_BYTES;
     }
-    return sk__round_up(request->nbytes, SK_SEGMENT_BYTES);
+    size_t rounded = sk__round_up(request->nbytes, SK_SEGMENT_BYTES);
+    /* A segment that is not to be split must not be made for a request that may not have it. */
+    bool oversize = request->nbytes > pool->max_split_bytes;
+    return oversize ? rounded : sk__min(rounded, pool->max_split_bytes);
 }
 
 static sk_status whole_add(sk_pool *pool, const sk__request *request, size_t nbytes)
@@ -303,7 +306,7 @@ static sk_status whole_add(sk_pool *pool, const sk__request *request, size_t nby
 }
 
 static sk_status whole_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    size_t nbytes = whole_bytes(request);
+    size_t nbytes = whole_bytes(pool, request);
     sk_status status = whole_add(pool, request, nbytes);
     if (sk__is_memory_failure(status) && nbytes > request->nbytes) {
         status = whole_add(pool, request, request->nbytes);
