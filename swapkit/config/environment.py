@@ -2,14 +2,20 @@
 
 `MIN_SWAP_TENSOR_SIZE`: saved storages of fewer bytes never move; 1024 at least, and by default.
 `SWAP_SIZE_MULTIPLE`: a rescue frees so many times the bytes that are missing; 1 at least, and by
-default. A value that is no number, or too small, is replaced by the least, with a warning.
+default. `MEMORY_FRAGMENTATION`: 1 asks for pools by lifetime. `SWAP_LOG_LEVEL`, from 0 (all) to 4,
+and `SWAP_LOG_RANK`, one process or -1 for all: what is logged, and by whom. A value that is none of
+these is replaced by the default, or the least, with a warning.
+
+What the allocator is told by variables of torch's is in `allocator_settings.py`.
 
 Source:
-    MindSpeed, adaptive selective recomputation: both names, defaults and least values.
+    MindSpeed, adaptive selective recomputation, memory fragmentation and SmartSwap: the names,
+    defaults and least values.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from dataclasses import dataclass
@@ -24,20 +30,72 @@ if TYPE_CHECKING:
 MIN_SWAP_BYTES = 1024
 
 
+# By SWAP_LOG_LEVEL.
+LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+ALL_RANKS = -1
+MOST_RANKS = 1 << 20
+# Variables of the original systems that are accepted and change nothing here, and why.
+WITHOUT_MEANING = {
+    "ADAPTIVE_RECOMPUTING": "it put the original's allocator below torch; swapkit.install() does",
+    **dict.fromkeys(
+        ("CPU_AFFINITY_CONF", "CPU_BINDING_NUM"),
+        "swapkit binds no process to processors; numactl and taskset do",
+    ),
+    **dict.fromkeys(
+        (
+            *("vmmDefragment", "reuseLimit", "fragLimit", "reAlloc"),
+            *("defragLevel", "autoGC", "gc_thresh"),
+        ),
+        "they tune how free blocks are stitched together, which virtual memory makes needless",
+    ),
+    **dict.fromkeys(
+        ("TORCH_EXTENSIONS_DIR", "LD_LIBRARY_PATH"),
+        "custom operators needed a library of the original's; those of swapkit need its headers",
+    ),
+    **dict.fromkeys(
+        ("ENABLE_LAZY_INLINE_NO_PIPELINE", "MS_MEMORY_STATISTIC", "GLOG_v"),
+        "they are MindSpore's own",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the environment asks for."""
+    """What the environment asks for.
+
+    `memory_fragmentation` is only noted in this version: there are no pools by lifetime yet. What
+    they are to prevent is rare here even without them, since free memory serves any request,
+    wherever it lies, unless `expandable_segments:False` asks for whole segments.
+    """
 
     min_swap_bytes: int = MIN_SWAP_BYTES
     swap_size_multiple: int = 1
+    memory_fragmentation: bool = False
+    log_level: int | None = None  # of `logging`; None: as the program has it
+    log_rank: int = ALL_RANKS
+    rank: int = 0  # of this process, as torchrun says
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """Return the settings in force now."""
+    level = _choose(variables, "SWAP_LOG_LEVEL", range(len(LOG_LEVELS)), None)
+    rank = _choose(variables, "SWAP_LOG_RANK", range(ALL_RANKS, MOST_RANKS), ALL_RANKS)
     return Environment(
         min_swap_bytes=_read(variables, "MIN_SWAP_TENSOR_SIZE", _bytes, MIN_SWAP_BYTES),
         swap_size_multiple=_read(variables, "SWAP_SIZE_MULTIPLE", int, 1),
+        memory_fragmentation=_choose(variables, "MEMORY_FRAGMENTATION", range(2), 0) == 1,
+        log_level=None if level is None else LOG_LEVELS[level],
+        log_rank=ALL_RANKS if rank is None else rank,
+        rank=int(own) if (own := variables.get("RANK", "")).isdecimal() else 0,
     )
+
+
+def apply_log_level(environment: Environment) -> None:
+    """Let swapkit log what the environment asks for, if it does."""
+    if environment.log_level is not None:
+        is_meant = environment.log_rank in {ALL_RANKS, environment.rank}
+        level = environment.log_level if is_meant else logging.CRITICAL + 1
+        logging.getLogger("swapkit").setLevel(level)
 
 
 def _bytes(text: str) -> int:
@@ -57,3 +115,23 @@ def _read(variables: Mapping[str, str], name: str, parse: Callable[[str], int], 
             f"{name}={text!r} is not a number of at least {least}: {least} is used", stacklevel=3
         )
     return max(value, least)
+
+
+def _choose(
+    variables: Mapping[str, str], name: str, accepted: range, default: int | None
+) -> int | None:
+    text = variables.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = accepted.stop
+    if value not in accepted:
+        least, most = accepted.start, accepted.stop - 1
+        instead = "it is ignored" if default is None else f"{default} is used"
+        warnings.warn(
+            f"{name}={text!r} is not a number from {least} to {most}: {instead}", stacklevel=3
+        )
+        return default
+    return value

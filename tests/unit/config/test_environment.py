@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
 
 import swapkit
-from swapkit.config.environment import Environment, read_environment
+from swapkit.config.environment import (
+    WITHOUT_MEANING,
+    Environment,
+    apply_log_level,
+    read_environment,
+)
 from tests.support import installed
 
 if TYPE_CHECKING:
@@ -56,6 +62,61 @@ def test_multiple_when_too_small_or_no_number_then_one_and_a_warning(text: str) 
     ):
         environment = read_environment({"SWAP_SIZE_MULTIPLE": text})
     assert environment.swap_size_multiple == 1
+
+
+@pytest.mark.promise("E5")
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("0", False), ("", False), (" 1 ", True)])
+def test_fragmentation_when_set_then_noted(text: str, *, on: bool) -> None:
+    assert read_environment({"MEMORY_FRAGMENTATION": text}).memory_fragmentation is on
+
+
+@pytest.mark.promise("E5")
+@pytest.mark.parametrize("text", ["yes", "2", "-1", "true"])
+def test_fragmentation_when_not_0_or_1_then_off_and_a_warning(text: str) -> None:
+    with pytest.warns(UserWarning, match=f"MEMORY_FRAGMENTATION='{text}' is not .* 0 is used"):
+        assert not read_environment({"MEMORY_FRAGMENTATION": text}).memory_fragmentation
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [("0", logging.DEBUG), ("1", logging.INFO), ("3", logging.ERROR), ("4", logging.CRITICAL)],
+)
+def test_log_level_when_a_number_then_that_of_logging(text: str, level: int) -> None:
+    assert read_environment({"SWAP_LOG_LEVEL": text}).log_level == level
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "instead"),
+    [
+        ("SWAP_LOG_LEVEL", "5", "0 to 4: it is ignored"),
+        ("SWAP_LOG_LEVEL", "info", "0 to 4: it is ignored"),
+        ("SWAP_LOG_RANK", "-2", "-1 is used"),
+        ("SWAP_LOG_RANK", "all", "-1 is used"),
+    ],
+)
+def test_log_setting_when_out_of_range_then_a_warning(name: str, text: str, instead: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name}='{text}' is not a number from .*{instead}"):
+        assert read_environment({name: text}) == Environment()
+
+
+def test_log_level_when_applied_then_only_on_the_rank_that_is_meant() -> None:
+    logger = logging.getLogger("swapkit")
+    before = logger.level
+    try:
+        apply_log_level(Environment())
+        assert logger.level == before
+        asked = {"SWAP_LOG_LEVEL": "0", "SWAP_LOG_RANK": "1"}
+        apply_log_level(read_environment({**asked, "RANK": "1"}))
+        assert logger.level == logging.DEBUG
+        apply_log_level(read_environment(asked))
+        assert not logger.isEnabledFor(logging.CRITICAL)
+    finally:
+        logger.setLevel(before)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_MEANING))
+def test_variable_when_it_has_no_meaning_then_accepted(name: str) -> None:
+    assert read_environment({name: "1"}) == Environment()
 
 
 @pytest.mark.usefixtures("_pool")

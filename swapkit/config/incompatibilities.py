@@ -1,0 +1,112 @@
+"""Which features exclude each other, and which only did in the original systems.
+
+A pair that the original documents name raises, even where its halves could be told apart: who wrote
+both expects one of them to fail, not to guess which one holds. Other pairs that the original code
+refused are listed, too, with what makes them fine here.
+
+Source:
+    MindSpeed: the documents of adaptive selective recomputation and of adaptive memory
+    optimisation, and the checks in its code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two features, and why they exclude each other (or, in `COMPATIBLE`, do not)."""
+
+    first: str
+    second: str
+    reason: str
+
+
+_PLANS = "it plans what is recomputed and swapped itself"
+_BY_HAND = f"{_PLANS}: leave the other flag away, or choose all by hand and leave this one away"
+_ONE_PLAN = "only one of them can plan a step: leave one away"
+_BUBBLE = f"{_PLANS}, at every point of the schedule: leave the other flag away"
+_FRAGMENTS = "both would put their own allocator below torch; swapkit's pool does either's work"
+
+INCOMPATIBLE = (
+    Pair(first="adaptive recompute", second="full recompute", reason=_BY_HAND),
+    Pair(first="adaptive recompute", second="selective recompute", reason=_BY_HAND),
+    Pair(first="adaptive recompute", second="recompute method", reason=_BY_HAND),
+    Pair(first="adaptive recompute", second="activation recompute", reason=_BY_HAND),
+    Pair(first="adaptive recompute", second="swap attention", reason=_BY_HAND),
+    Pair(first="adaptive recompute", second="recompute in bubble", reason=_BUBBLE),
+    Pair(first="adaptive recompute", second="recompute in advance", reason=_BUBBLE),
+    Pair(first="adaptive recompute", second="adaptive memory", reason=_ONE_PLAN),
+    Pair(first="adaptive recompute", second="smart swap", reason=_ONE_PLAN),
+    Pair(first="adaptive recompute", second="memory fragmentation", reason=_FRAGMENTS),
+    Pair(first="adaptive memory", second="full recompute", reason=_BY_HAND),
+    Pair(first="adaptive memory", second="selective recompute", reason=_BY_HAND),
+    Pair(first="adaptive memory", second="recompute method", reason=_BY_HAND),
+    Pair(first="adaptive memory", second="swap attention", reason=_BY_HAND),
+    Pair(first="adaptive memory", second="recompute in bubble", reason=_BUBBLE),
+    Pair(first="adaptive memory", second="smart swap", reason=_ONE_PLAN),
+    Pair(first="adaptive memory", second="memory fragmentation", reason=_FRAGMENTS),
+    Pair(
+        first="selective recompute",
+        second="recompute method",
+        reason="a method says which layers are recomputed in full",
+    ),
+)
+# What the original code refuses, and is fine here.
+COMPATIBLE = (
+    Pair(
+        first="adaptive memory",
+        second="activation recompute",
+        reason="a user's choice stands, and the plan is made around it",
+    ),
+    Pair(
+        first="selective recompute",
+        second="activation recompute",
+        reason="both are choices for different parts of a layer",
+    ),
+    Pair(
+        first="selective recompute",
+        second="norm recompute",
+        reason="both are choices for different parts of a layer",
+    ),
+    Pair(
+        first="smart swap",
+        second="memory fragmentation",
+        reason="there is one pool, which serves both",
+    ),
+    Pair(
+        first="swap attention",
+        second="recompute in bubble",
+        reason="nothing is recomputed in bubbles: a warning says so",
+    ),
+    Pair(
+        first="swap optimizer",
+        second="reuse of fp32 parameters",
+        reason="nothing is reused: a warning says so",
+    ),
+)
+
+
+def check_pairs(asked: Mapping[str, str]) -> None:
+    """Refuse features that exclude each other.
+
+    Args:
+        asked: how each feature was asked for, such as its flag, by the feature's name in the table.
+
+    Raises:
+        InvalidArgument: with all such pairs, and why.
+    """
+    found = [
+        f"{asked[pair.first]} and {asked[pair.second]} exclude each other: {pair.reason}"
+        for pair in INCOMPATIBLE
+        if pair.first in asked and pair.second in asked
+    ]
+    if found:
+        raise InvalidArgument("; ".join(found))

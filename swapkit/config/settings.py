@@ -1,0 +1,90 @@
+"""What flags and environment ask for, as plain values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.config.environment import MIN_SWAP_BYTES
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from swapkit.config.smart_swap import SmartSwapConfig
+
+CORE_ATTENTION, LAYER_INPUT = "core_attention", "layer_input"
+# Modules inside a layer, as Megatron and the models of `transformers` name them.
+ROLES = {
+    "layer": "",
+    LAYER_INPUT: "",  # what a recomputed layer is handed
+    "input_norm": "input_norm|input_layernorm|ln_1",
+    "self_attention": "self_attention|self_attn|attention|attn",
+    CORE_ATTENTION: r"(?:self_attention|self_attn|attention|attn)\.core_attention",
+    "post_attention_norm": ("post_attention_norm|post_attention_layernorm|pre_mlp_layernorm|ln_2"),
+    "mlp": "mlp|feed_forward|ffn|block_sparse_moe",
+    "activation_function": (
+        r"(?:mlp|feed_forward|ffn)(?:\..+)?\.(?:activation_func|act_fn|act|activation|silu)"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of every layer, and what is to be done with it: a line of `Settings.document`.
+
+    `layers` counts from `first`; a tuple has a number for each pipeline stage.
+    """
+
+    action: str  # "recompute" or "swap"
+    role: str  # of `ROLES`, or a module's name
+    layers: int | tuple[int, ...] | None = None  # None: all
+    first: int = 0
+    group: int = 1  # so many layers in a row are one region
+
+    @property
+    def pattern(self) -> str:
+        """Regular expression of the module's path inside its layer; empty: the layer itself."""
+        return ROLES.get(self.role, re.escape(self.role))
+
+    def has_layer(self, index: int, *, stage: int = 0) -> bool:
+        """Return whether a layer, counted inside its pipeline stage (or chunk), is meant."""
+        count = self.layers
+        if isinstance(count, tuple):
+            count = count[stage] if stage < len(count) else 0
+        return index >= self.first and (count is None or index < self.first + count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is asked for. None: nothing in particular."""
+
+    policy: str | None = None  # of `swapkit.budget`: "auto", "swap", "recompute"
+    limit_bytes: int | None = None  # None: the device's memory; see `resolve_limit`
+    is_fixed_limit: bool = False  # found by hand: if a step does not fit it, another is to be tried
+    profile_steps: int | None = None
+    min_swap_bytes: int = MIN_SWAP_BYTES
+    swap_size_multiple: int = 1
+    document: tuple[Part, ...] = ()
+    counts_per_stage: bool = False  # layers are counted in stages; else in their virtual chunks
+    swap_optimizer: bool = False
+    memory_fragmentation: bool = False  # see `Environment`
+    smart_swap: SmartSwapConfig | None = None
+
+    def resolve_limit(self, device_bytes: int) -> int:
+        """Return the limit on a device: what was asked for, or all that it has.
+
+        Args:
+            device_bytes: the device's memory.
+        """
+        return device_bytes if self.limit_bytes is None else min(self.limit_bytes, device_bytes)
+
+    @property
+    def hint(self) -> str:
+        """What to tell a user whose step does not fit; empty: nothing beyond the usual."""
+        if self.limit_bytes is None:
+            return ""
+        return (
+            f"--adaptive-recompute-device-size gives {format_bytes(self.limit_bytes)}: start again "
+            "with another size (halve the interval between one that fits and one that does not), "
+            "or leave it away to have the device's memory"
+        )

@@ -1,0 +1,227 @@
+"""The settings of SmartSwap, `swap_policy_config`, under their original names.
+
+What they mean here is in a few methods of `SmartSwapConfig`; the other fields are read and checked,
+and left to the planner.
+
+Source:
+    MindSpeed, SmartSwap: `swap_policy_config.py`, the fields and their defaults.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from swapkit.errors import InvalidArgument
+from swapkit.units import parse_bytes
+
+MIB, GIB = 1 << 20, 1 << 30
+SmartSwapSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, object] | object"
+
+
+class SwapPolicyPref(enum.Enum):
+    """What may be swapped."""
+
+    BETTER_PERFORMANCE = 1  # activations
+    BETTER_MEMORY_SAVING = 2  # activations and optimizer states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmartSwapConfig:
+    """How SmartSwap works. Sizes are bytes, or text with a unit such as `"3GiB"`."""
+
+    # Version 2: what is chosen, and how.
+    policy_v2: bool = True
+    policy_pref: SwapPolicyPref = SwapPolicyPref.BETTER_PERFORMANCE
+    swap_bucket_size: int = -1  # of each stage; below 0: everything, 0: nothing
+    num_attn_layers_per_stage: int = 1
+    # The stages of a run, in steps from its beginning.
+    warmup_step: int = 2
+    stable_step: int = 3
+    op_diff_thresh: float = 0.05  # share of operators that may differ in the same sequence
+    # Aims: to save so much, or to come down to so much.
+    target_mode: bool = False  # True: target_memory
+    reduction_memory: int = 3 * GIB
+    target_memory: int = 40 * GIB
+    redundant_memory: int = 2 * GIB  # to stay below the peak once memory ran out
+    adjust_memory: int = 300 * MIB  # more than that after each further time
+    tensor_size_filter: int = 20 * MIB  # smaller tensors are no candidates
+    tensor_size_thresh: int = 2**31 - 1
+    # The model of transfers, and scores.
+    D2H_bandwidth: float = 25600.0  # MB/s
+    H2D_bandwidth: float = 25600.0
+    free_stage_delay: int = 4
+    swap_in_free_stage_delay: int = 2
+    size_coverage_weight: float = 2
+    adjust_size_coverage_weight: float = 0
+    adjust_step_duration: float = 1
+    enable_custom_record_stream: bool = True
+    # What is written and printed.
+    save_policy: bool = False
+    save_profiler_data: bool = False
+    output_root_path: str = "./swap_output"
+    print_level: int = 1  # 0: everything, 1: what matters, 2: nothing
+    print_rank: int = 0  # -1: all
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            # A frozen value is completed here, before anyone sees it.
+            object.__setattr__(self, field.name, _convert(field.name, field.default, value))
+        if self.stable_step <= self.warmup_step:
+            raise InvalidArgument(
+                f"stable_step={self.stable_step}: both count from the first step, so it must be "
+                f"above warmup_step={self.warmup_step}"
+            )
+
+    @property
+    def moves_optimizer(self) -> bool:
+        """Whether optimizer states are swapped, too."""
+        return self.policy_pref is SwapPolicyPref.BETTER_MEMORY_SAVING or not self.policy_v2
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """Most bytes that a stage swaps; None: all that it can."""
+        return None if self.swap_bucket_size < 0 else self.swap_bucket_size
+
+    def stages(self, num_layers: int) -> int:
+        """Return how many stages a forward has; the last may have fewer layers.
+
+        Args:
+            num_layers: of the model, those with attention.
+
+        Raises:
+            InvalidArgument: there are none.
+        """
+        if num_layers < 1:
+            raise InvalidArgument(f"num_layers={num_layers}: expected at least 1")
+        return math.ceil(num_layers / self.num_attn_layers_per_stage)
+
+    def target_bytes(self, peak_bytes: int, *, rescues: int = 0) -> int:
+        """Return the peak to aim at.
+
+        Args:
+            peak_bytes: highest use without any swap; if memory ran out, what was needed.
+            rescues: steps in which memory ran out.
+        """
+        if rescues > 0:
+            spare_bytes = self.redundant_memory + (rescues - 1) * self.adjust_memory
+            return max(peak_bytes - spare_bytes, 0)
+        if self.target_mode:
+            return min(self.target_memory, peak_bytes)
+        return max(peak_bytes - self.reduction_memory, 0)
+
+
+SIZES = frozenset(
+    {
+        *("swap_bucket_size", "reduction_memory", "target_memory", "redundant_memory"),
+        *("adjust_memory", "tensor_size_filter", "tensor_size_thresh"),
+    }
+)
+WEIGHTS = frozenset({"size_coverage_weight", "adjust_size_coverage_weight", "adjust_step_duration"})
+# Least and most, both included.
+RANGES: dict[str, tuple[float, float]] = {
+    "num_attn_layers_per_stage": (1, math.inf),
+    "warmup_step": (1, math.inf),
+    "stable_step": (1, math.inf),
+    "op_diff_thresh": (0, 1),
+    "swap_bucket_size": (-math.inf, math.inf),
+    "target_memory": (1, math.inf),
+    "D2H_bandwidth": (1, math.inf),
+    "H2D_bandwidth": (1, math.inf),
+    "print_level": (0, 2),
+    "print_rank": (-1, math.inf),
+}
+# Of older versions: what they say is measured or known here.
+FORMER_FIELDS = frozenset({"rank", "bandwidth_arg", "tensor_freq_thresh"})
+
+
+def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
+    """Return the settings that a file, a mapping or an object has; what it does not name stays.
+
+    Args:
+        source: path of a YAML or JSON file, a mapping, or an object with these attributes; None for
+            the defaults.
+
+    Raises:
+        InvalidArgument: a field is unknown, a value not possible, or the file cannot be read.
+    """
+    if source is None:
+        return SmartSwapConfig()
+    if isinstance(source, SmartSwapConfig):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        values = _read_file(Path(source))
+    elif isinstance(source, Mapping):
+        values = source
+    else:
+        values = vars(source)
+    known = {field.name for field in fields(SmartSwapConfig)}
+    unknown = sorted(str(name) for name in set(values) - known - FORMER_FIELDS)
+    if unknown:
+        raise InvalidArgument(
+            f"SmartSwap has no {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
+    chosen: dict[str, Any] = {name: value for name, value in values.items() if name in known}
+    return SmartSwapConfig(**chosen)
+
+
+def _read_file(path: Path) -> Mapping[str, object]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"{path}: it cannot be read: {error.strerror}") from None
+    if path.suffix not in {".json", ".yaml", ".yml"}:
+        raise InvalidArgument(f"{path}: expected a .yaml, .yml or .json file")
+    try:
+        values = yaml.safe_load(text) or {}  # JSON is YAML
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise InvalidArgument(f"{path}: it is not understood: {reason}") from None
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(f"{path}: expected fields and their values")
+    return values
+
+
+def _convert(name: str, default: object, value: object) -> object:
+    """Return the value of a field as its kind demands."""
+    if isinstance(default, SwapPolicyPref):
+        return _find_preference(value)
+    if isinstance(default, (bool, str)):
+        if not isinstance(value, type(default)):
+            raise InvalidArgument(f"{name}={value!r}: expected a {type(default).__name__}")
+        return value
+    if name in SIZES and isinstance(value, str):
+        return parse_bytes(value, name=name)
+    return _check_number(name, value, whole=isinstance(default, int) and name not in WEIGHTS)
+
+
+def _check_number(name: str, value: object, *, whole: bool) -> object:
+    kind = int if whole else (int, float)
+    least, most = RANGES.get(name, (0, math.inf))
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+        what = "whole number" if whole else "number"
+        raise InvalidArgument(f"{name}={value!r}: expected a {what} {_describe(least, most)}")
+    return value
+
+
+def _describe(least: float, most: float) -> str:
+    if most != math.inf:
+        return f"from {least} to {most}"
+    return "" if least == -math.inf else f"of at least {least}"
+
+
+def _find_preference(value: object) -> SwapPolicyPref:
+    """Return the member that is meant, be it named or one of a like enumeration."""
+    name = getattr(value, "name", value)
+    if isinstance(name, str) and name in SwapPolicyPref.__members__:
+        return SwapPolicyPref[name]
+    names = " or ".join(SwapPolicyPref.__members__)
+    raise InvalidArgument(f"policy_pref={value!r}: expected {names}")
