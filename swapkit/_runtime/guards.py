@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
+from torch._C._dynamo import eval_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,12 +31,19 @@ def untraced(function: _Function) -> _Function:
     As `torch.compiler.disable`, but without a wrapper's cost at each call, and without loading the
     compiler.
     """
-    from torch._C._dynamo import eval_frame
+    return _leave_alone(function, eval_frame._FrameAction.SKIP)  # noqa: SLF001
 
+
+def untraced_itself(function: _Function) -> _Function:
+    """Decorate what calls the user's code: as `untraced`, but callees may be compiled."""
+    return _leave_alone(function, eval_frame._FrameAction.DEFAULT)  # noqa: SLF001
+
+
+def _leave_alone(function: _Function, callees: eval_frame._FrameAction) -> _Function:
     skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
     eval_frame.set_code_exec_strategy(
         cast("FunctionType", function).__code__,
-        eval_frame._FrameExecStrategy(skip, skip),  # noqa: SLF001
+        eval_frame._FrameExecStrategy(skip, callees),  # noqa: SLF001
     )
     return function
 

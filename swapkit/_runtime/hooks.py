@@ -91,6 +91,25 @@ class Hooks:
             _pushed.stack.remove(self)
 
 
+@untraced
+def innermost() -> Hooks | None:
+    """Return the pair of ours that this thread's saved tensors meet first.
+
+    None: there is none, or a foreign pair is asked before, as in a recomputed region.
+    """
+    if not _pushed.stack:
+        return None
+    ours, top = _pushed.stack[-1], _top()
+    is_top = top is not None and ours.pair is not None and top[0] is ours.pair[0]
+    return ours if is_top and ours._foreign is None else None  # noqa: SLF001 - its own kind
+
+
+@untraced
+def is_foreign() -> bool:
+    """Return whether hooks of others see what this thread saves, or nobody may."""
+    return _disabled_message() is not None or _foreign_pair() is not None
+
+
 def _foreign_pair() -> Pair | None:
     """Return the pair that would be asked on this thread if none of ours were there."""
     top = _top()

@@ -6,20 +6,17 @@ active there, or with the process's own outside any session.
 
 from __future__ import annotations
 
-import functools
 import threading
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from swapkit._native.sched import Tier
 from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.guards import untraced
 from swapkit._runtime.hooks import Hooks
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
 
@@ -39,6 +36,7 @@ class Scope:
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
 
+    @untraced
     def __enter__(self) -> None:
         runtime = get_runtime()
         swapper = runtime.current_swapper()
@@ -60,6 +58,7 @@ class Scope:
             runtime.tracker.stop()
             raise
 
+    @untraced
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -76,32 +75,7 @@ class Scope:
         hooks.swapper.end_scope()
 
 
-class ScopedForward:
-    """A module's `forward` inside a scope; copied and pickled with the module."""
-
-    def __init__(self, module: torch.nn.Module, scope: Scope) -> None:
-        self.inner: Callable[..., Any] = module.forward
-        self.scope = scope
-        functools.update_wrapper(self, self.inner)
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        return _run(self.scope, self.inner, args, kwargs)
-
-
-def scoped(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs inside a scope."""
-
-    @functools.wraps(function)
-    def inside(*args: object, **kwargs: object) -> object:
-        return _run(scope, function, args, kwargs)
-
-    return inside
-
-
-# Not the function inside: it may well be compiled.
-@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
-def _run(
-    scope: Scope, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
-    with scope:
-        return function(*args, **kwargs)
+@untraced
+def innermost_choice() -> Choice | None:
+    """Return the choice of the scope that this thread has opened last, if one is open."""
+    return _open.stack[-1].choice if _open.stack else None

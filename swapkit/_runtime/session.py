@@ -76,6 +76,7 @@ class Session:
         self._active: _Active | None = None
         self._final: SessionStats | None = None
         self._outside: list[Holder] = []
+        self._advice: list[str] = []
         self._peak_bytes = 0
         self._steps = 0
 
@@ -103,7 +104,7 @@ class Session:
             oom_rescues=active.swapper.rescue.count,
             swapped_out_bytes=moved.copied_out_bytes,
             swapped_in_bytes=moved.copied_in_bytes,
-            recomputed_regions=0,
+            recomputed_regions=active.swapper.recomputed_regions,
             stall_seconds=moved.stall_ns / 1e9,
             host_peak_bytes=moved.host_peak_bytes,
             disk_peak_bytes=moved.disk_peak_bytes,
@@ -157,7 +158,7 @@ class Session:
         active = self._active
         if active is None:  # just being entered or left by another thread
             return []
-        hints = []
+        hints = list(self._advice)
         if active.swapper.mover.host_is_full:
             limit = self._config.host_limit_bytes
             size = f" ({format_bytes(limit)})" if limit else ""
@@ -172,6 +173,10 @@ class Session:
             "give a larger one, or a smaller batch or sequence"
         )
         return hints
+
+    def add_hint(self, text: str) -> None:
+        """Let the message of a step that does not fit say one thing more."""
+        self._advice.append(text)
 
     def note_peak(self) -> None:
         """Count the pool's peak since it was last asked for every session that is active."""

@@ -35,9 +35,10 @@ from swapkit._runtime.saved import refuse_modified
 from swapkit.errors import NativeBuildError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from swapkit._runtime.choice import Choice
     from swapkit._runtime.saved import MakeMover, MakeSavedTensor, SavedTensor
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,14 @@ class Shim:
         self.mover: MakeMover = module.Mover
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
+        # Choices for what single operators made (`cpp/marks.hpp`).
+        self.mark: Callable[[torch.Tensor, Choice, object | None, int], bool] = module.mark
+        self.void_swaps: Callable[[Sequence[torch.Tensor]], None] = module.void_swaps
+        self.send_pending: Callable[[], None] = module.send_pending
+        self.watch: Callable[[bool], None] = module.watch
+        self.storage_of: Callable[[torch.Tensor], int] = module.storage_of
+        self.has_marks: Callable[[], bool] = module.has_marks
+        self.marks_count: Callable[[], int] = module.marks_count
         size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))

@@ -57,6 +57,7 @@ class Swapper:
         self.unpack = runtime.shim.unpack
         # By site: what its users waited for it.
         self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
+        self.recomputed_regions = 0
         self.timing = Timing(self)
         self.rescue = Rescue(self, limit_bytes=limit_bytes)
 

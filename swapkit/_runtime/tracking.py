@@ -108,6 +108,10 @@ class ModuleTracker:
         index = tag & ~BACKWARD
         return self._names[index] if index < len(self._names) else ""
 
+    def name_of(self, module: torch.nn.Module) -> str:
+        """Return the name of a module, or empty text of one that has none yet."""
+        return self._names[self._tags.get(module, NO_MODULE)]
+
     def modules(self) -> list[torch.nn.Module]:
         """Return every named module that still exists."""
         return list(self._tags)

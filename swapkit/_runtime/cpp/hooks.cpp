@@ -1,5 +1,5 @@
 // hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is used.
-#include "mover.hpp"
+#include "marks.hpp"
 #include "operators.hpp"
 #include "streams.hpp"
 
@@ -8,56 +8,50 @@
 
 namespace swapkit {
 
-namespace {
+Locked::Locked(Mover *mover)
+    : release_(mover->release), taken_(Ref<>::steal(PyObject_CallNoArgs(mover->acquire))) {}
 
-// Hold the runtime's lock; false: the wait was interrupted.
-class Locked {
-  public:
-    explicit Locked(Mover *mover)
-        : release_(mover->release), taken_(Ref<>::steal(PyObject_CallNoArgs(mover->acquire))) {}
-    ~Locked() {
-        if (!taken_) {
-            return;
-        }
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        Ref<> result = Ref<>::steal(PyObject_CallNoArgs(release_));
-        if (!result) {
-            PyErr_WriteUnraisable(release_);
-        }
-        PyErr_Restore(type, value, trace);
+Locked::~Locked() {
+    if (!taken_) {
+        return;
     }
-    Locked(const Locked &) = delete;
-    Locked &operator=(const Locked &) = delete;
-    explicit operator bool() const { return static_cast<bool>(taken_); }
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Ref<> result = Ref<>::steal(PyObject_CallNoArgs(release_));
+    if (!result) {
+        PyErr_WriteUnraisable(release_);
+    }
+    PyErr_Restore(type, value, trace);
+}
 
-  private:
-    PyObject *release_;
-    Ref<> taken_;
-};
-
-// False: an exception is set. The terms own a reference.
 bool terms_read(PyObject *choice, Terms *out) {
     Ref<> action = attribute<"action">(choice);
     Ref<> name = action ? attribute<"value">(action.get()) : Ref<>();
     Ref<> tier = name ? attribute<"tier">(choice) : Ref<>();
     Ref<> prefetch = tier ? attribute<"prefetch">(choice) : Ref<>();
     Ref<> least = prefetch ? attribute<"min_bytes">(choice) : Ref<>();
-    const char *word = least ? PyUnicode_AsUTF8(name.get()) : nullptr;
+    Ref<> spares = least ? attribute<"spares_regions">(choice) : Ref<>();
+    const char *word = spares ? PyUnicode_AsUTF8(name.get()) : nullptr;
     if (word == nullptr) {
         return false;
     }
     std::string_view what(word);
-    out->action = what == "keep" ? Action::keep : what == "swap" ? Action::swap : Action::automatic;
+    out->action = what == "keep"   ? Action::keep
+                  : what == "swap" ? Action::swap
+                  : what == "pass" ? Action::pass
+                                   : Action::automatic;
     out->tier = static_cast<sk_tier>(PyLong_AsLong(tier.get()));
     out->prefetch = prefetch.get() == Py_None ? no_prefetch : PyLong_AsLongLong(prefetch.get());
     out->min_bytes = PyLong_AsSize_t(least.get());
+    out->spares = spares.get() == Py_True;
     if (PyErr_Occurred() != nullptr) {
         return false;
     }
     out->choice = Py_NewRef(choice);
     return true;
 }
+
+namespace {
 
 struct Packer {
     PyObject ob_base;
@@ -129,6 +123,42 @@ Ref<Group> add_group(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl
     return group;
 }
 
+struct Joined {
+    Ref<Group> group; // null without an exception: the tensor stays where it is
+    bool is_new;
+};
+
+// Let a tensor that is saved join the group of its storage.
+Joined join_group(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, Key key, Span span,
+                  const Terms &terms) {
+    Ref<Group> group = find_group(mover, key, span);
+    if (!group) {
+        return {add_group(mover, tensor, impl, key, terms), true};
+    }
+    if (terms.action != Action::automatic && group->terms.action == Action::automatic) {
+        // Saved before, outside of the scope: this one holds.
+        Py_INCREF(terms.choice);
+        Py_DECREF(std::exchange(group->terms, terms).choice);
+    }
+    return {std::move(group), false};
+}
+
+// Do with a group that was just saved what its terms, a mark's or the scope's, say.
+bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool is_marked) {
+    Group *group = joined.group.get();
+    if (group->terms.action == Action::keep) {
+        return true; // the swap that was chosen for it is void
+    }
+    if (is_marked) {
+        return send_marked(mover, group, packer->terms, joined.is_new);
+    }
+    if (packer->terms.action != Action::automatic) {
+        return send(mover, group);
+    }
+    PyObject *added = joined.is_new ? as_object(group) : Py_None;
+    return call_method<"note_automatic">(mover->policy, added) && release_done(mover, false);
+}
+
 PyObject *keep(PyObject *tensor) { return as_object(handle_new(tensor, nullptr, false)); }
 
 // The handle of a tensor, where no mode sees what is done.
@@ -140,6 +170,15 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     }
     Span span = {};
     if (look(*impl, packer->terms.min_bytes, &span) == nullptr) {
+        return keep(tensor);
+    }
+    Mark mark = marks_are_empty() ? Mark{} : find_mark(key_of(*impl));
+    if (mark.recipe) {
+        return call_method<"pack">(mark.recipe.get(), tensor).release();
+    }
+    bool is_marked = mark.choice && packer->terms.action != Action::keep;
+    const Terms &terms = is_marked ? mark.terms : packer->terms;
+    if (terms.action == Action::keep || terms.action == Action::pass) {
         return keep(tensor);
     }
     Ref<Mover> serving = mover_for(packer->mover, impl->device());
@@ -158,37 +197,20 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
         return keep(tensor);
     }
     Key key = {.storage = storage.get(), .version = impl->version_counter().current_version()};
-    bool is_automatic = packer->terms.action == Action::automatic;
-    Ref<Group> group = find_group(mover, key, span);
-    bool is_new = !group;
-    if (is_new) {
-        group = add_group(mover, tensor, impl, key, packer->terms);
-        if (!group) {
-            return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
-        }
-    } else if (!is_automatic && group->terms.action == Action::automatic) {
-        // Saved before, outside of the scope: this one holds.
-        Py_INCREF(packer->terms.choice);
-        Py_DECREF(std::exchange(group->terms, packer->terms).choice);
+    Joined joined = join_group(mover, tensor, impl, key, span, terms);
+    Group *group = joined.group.get();
+    if (group == nullptr) {
+        return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
     }
-    group_cover(group.get(), span);
+    group_cover(group, span);
     std::int64_t here = current_stream(mover->device());
-    if (!is_new && here != group->stream) {
+    if (!joined.is_new && here != group->stream) {
         note_use(key.storage, mover->device(), group->stream); // which may still read it
     }
     group->stream = here;
-    Ref<> handle = Ref<>::steal(as_object(handle_new(tensor, group.get(), false)));
-    if (!handle) {
-        return nullptr;
-    }
-    if (!is_automatic) {
-        return send(mover, group.get()) ? handle.release() : nullptr;
-    }
-    PyObject *added = is_new ? as_object(group.get()) : Py_None;
-    if (!call_method<"note_automatic">(mover->policy, added) || !release_done(mover, false)) {
-        return nullptr;
-    }
-    return handle.release();
+    Ref<> handle = Ref<>::steal(as_object(handle_new(tensor, group, false)));
+    bool is_done = handle && follow_terms(packer, mover, joined, is_marked);
+    return is_done ? handle.release() : nullptr;
 }
 
 // What a function (none: an exception is set) returns where no mode sees what it does.
@@ -206,7 +228,8 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     if (!raise_interruption()) {
         return nullptr;
     }
-    if (packer->terms.action == Action::keep || as_object(Py_TYPE(tensor)) != links.tensor) {
+    bool is_kept = packer->terms.action == Action::keep || packer->terms.action == Action::pass;
+    if ((is_kept && marks_are_empty()) || as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
     return is_observed() ? call_hidden(attribute<"pack_plain">(self), tensor)
@@ -263,7 +286,10 @@ PyObject *packer_new(Mover *mover, PyObject *choice) {
 
 PyObject *unpack(PyObject *, PyObject *argument) {
     if (Py_TYPE(argument) != &handle_type) {
-        return PyErr_Format(PyExc_TypeError, "a SavedTensor is needed, not %R", argument);
+        if (PyObject_HasAttr(argument, interned<"unpack">()) == 0) {
+            return PyErr_Format(PyExc_TypeError, "a SavedTensor is needed, not %R", argument);
+        }
+        return call_method<"unpack">(argument).release(); // its recipe makes it again
     }
     // Autograd may let go of it on another thread while this one waits.
     auto handle = Ref<Handle>::share(reinterpret_cast<Handle *>(argument));

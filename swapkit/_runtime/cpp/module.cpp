@@ -1,6 +1,6 @@
 // module.cpp - the shim as a module of Python: movers, and the links to the core.
 #include "aside.hpp"
-#include "mover.hpp"
+#include "marks.hpp"
 #include "operators.hpp"
 #include "streams.hpp"
 
@@ -353,7 +353,8 @@ PyModuleDef module = {
 PyMODINIT_FUNC PyInit__shim() {
     using namespace swapkit;
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
-    if (!made || PyModule_AddFunctions(made.get(), clock_functions) != 0) {
+    if (!made || PyModule_AddFunctions(made.get(), clock_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), mark_functions) != 0) {
         return nullptr;
     }
 #define SWAPKIT_NAME(name) #name,

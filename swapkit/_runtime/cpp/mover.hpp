@@ -63,6 +63,20 @@ struct Mover {
 
 extern PyTypeObject mover_type, packer_type;
 
+// Holds the runtime's lock; false: the wait was interrupted.
+class Locked {
+  public:
+    explicit Locked(Mover *mover);
+    ~Locked();
+    Locked(const Locked &) = delete;
+    Locked &operator=(const Locked &) = delete;
+    explicit operator bool() const { return static_cast<bool>(taken_); }
+
+  private:
+    PyObject *release_;
+    Ref<> taken_;
+};
+
 // ---- finding groups -----------------------------------------------------------------------------
 
 // The group of this storage and version, if one more view of it can join.
@@ -98,9 +112,11 @@ bool finish_in(Mover *mover, Group *group);
 
 // ---- the hooks ----------------------------------------------------------------------------------
 
+// Read a `Choice`. The terms own a reference to it.
+bool terms_read(PyObject *choice, Terms *out);
 // The pack hook of a scope.
 PyObject *packer_new(Mover *mover, PyObject *choice);
-// The unpack hook of every scope; its argument is a handle.
+// The unpack hook of every scope; its argument is a handle, or has an `unpack` of its own.
 PyObject *unpack(PyObject *module, PyObject *handle);
 
 } // namespace swapkit

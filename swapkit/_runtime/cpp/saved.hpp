@@ -29,7 +29,8 @@ namespace swapkit {
 
 // ---- a scope's choice ---------------------------------------------------------------------------
 
-enum class Action : std::uint8_t { keep, swap, automatic };
+// `pass`: nothing is moved but what is marked (`marks.hpp`).
+enum class Action : std::uint8_t { keep, swap, automatic, pass };
 
 constexpr std::int64_t no_prefetch = -1; // as early as memory allows; else a distance in operators
 
@@ -39,6 +40,7 @@ struct Terms {
     std::int64_t prefetch;
     Action action;
     sk_tier tier;
+    bool spares; // what is recomputed inside keeps what it is handed
 };
 
 // ---- handles and groups -------------------------------------------------------------------------

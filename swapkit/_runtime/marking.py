@@ -1,0 +1,283 @@
+"""Choices for single operators inside a module.
+
+While such a module runs, a dispatch mode sees its operators, and marks what the chosen ones make
+(`cpp/marks.hpp`): wherever that is saved, it is swapped, or not kept at all but computed again in
+backward (`recompute/recipes.py`). The operators of a module are those that its own `forward` runs, not those
+of its submodules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from swapkit._runtime.choice import Action, Choice, choice_of
+from swapkit._runtime.guards import hidden, untraced
+from swapkit._runtime.hooks import innermost, is_foreign
+from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.recompute.recipes import Call, Recipe, extend, is_repeatable, settle_changed
+from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.scopes import Scope
+from swapkit.registry import Judgement, Row, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit._runtime.operators import Operator
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_PASS = Scope(Choice(Action.PASS))
+# Makes another tensor of the same memory, and does not say so: `linear` ends with it.
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # noqa: SLF001
+
+
+class OperatorRows:
+    """The rows for the operators of one module, and what they come to for each operator."""
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        self.rows = rows
+        self._patterns = [re.compile(row.meaning or row.operator) for row in rows]
+        self._found: dict[object, Judgement | None] = {}
+        self.seen: dict[Row, int] = dict.fromkeys(rows, 0)  # operators that ran, by row
+
+    def look_up(self, function: Operator) -> Judgement | None:
+        """Return what was chosen for an operator; None: nothing."""
+        if function not in self._found:
+            names = operator_names(function)
+            rows = [
+                row
+                for row, pattern in zip(self.rows, self._patterns, strict=True)
+                if any(pattern.fullmatch(name) for name in names)
+            ]
+            self._found[function] = judge(rows) if rows else None
+        found = self._found[function]
+        if found is not None:
+            for verdict in found.verdicts:
+                self.seen[verdict.row] += 1
+        return found
+
+    def look_up_name(self, name: str) -> tuple[Row, ...]:
+        """Return the rows for one of autograd's functions by its name."""
+        found = [
+            row
+            for row, pattern in zip(self.rows, self._patterns, strict=True)
+            if pattern.fullmatch(name)
+        ]
+        for row in found:
+            self.seen[row] += 1
+        return tuple(replace(row, operator="") for row in found)
+
+
+class _Watched(threading.local):
+    """Who sees the operators of modules on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Watch] = []
+
+
+_watched = _Watched()
+
+
+def rows_for_operator(name: str) -> tuple[Row, ...]:
+    """Return the rows for an operator of this name in the module that runs on this thread."""
+    if not _watched.stack:
+        return ()
+    watch = _watched.stack[-1]
+    return watch.rows.look_up_name(name) if watch.is_on else ()
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operators of one module while it runs."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, rows: OperatorRows) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = rows
+        self._runtime = get_runtime()
+        self._tag = self._runtime.tracker.current()  # of the module, which has just begun
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what is compiled stay so: it has no single operators."""
+        return True
+
+    @untraced
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        kwargs = kwargs or {}
+        written = _written_arguments(func)
+        if written:
+            settle_changed(_pick(written, args, kwargs))
+        chosen = self._choice_for(func)
+        call = None
+        if chosen is not None and chosen.recompute is not None:
+            call = self._prepare(func, args, kwargs)
+        self._runtime.shim.send_pending()
+        results = func(*args, **kwargs)
+        if func is _UNSAFE_VIEW:
+            extend(args[0], results)
+        if call is not None:
+            _mark_recomputed(call, results)
+        elif chosen is not None and chosen.swap is not None:
+            _mark_swapped(choice_of(chosen.swap, chosen.swap_source), func, (args, kwargs), results)
+        return results
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the module's own operators run, not those of modules inside (or of itself)."""
+        return _watched.stack[-1] is self and self._runtime.tracker.current() == self._tag
+
+    def _choice_for(self, func: Operator) -> Judgement | None:
+        """Return what holds for an operator that runs now, if anything does."""
+        if not self.is_on:
+            return None
+        chosen = self.rows.look_up(func)
+        # In a region somebody else decides what is kept; and in backward all is needed at once.
+        return None if chosen is None or not _may_mark() else chosen
+
+    def _prepare(
+        self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call | None:
+        leaves = tree_leaves((args, kwargs))
+        if not is_repeatable(func, leaves) or not _is_alone():
+            return None
+        with hidden():
+            # It needs them in backward anyway.
+            self._runtime.shim.void_swaps([leaf for leaf in leaves if torch.is_tensor(leaf)])
+            return Call(func, args, kwargs)
+
+
+def _is_alone() -> bool:
+    """Whether no mode of others changes what operators make: in backward it would not be there."""
+    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+    at = torch._C._get_dispatch_stack_at  # noqa: SLF001
+    return all(isinstance(at(index), _Watch) for index in range(count))
+
+
+@functools.cache
+def _written_arguments(func: Operator) -> tuple[tuple[int, str], ...]:
+    """Return the arguments that an operator changes in place, by position and name."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:  # noqa: SLF001
+        return ()
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(func._schema.arguments)  # noqa: SLF001
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _pick(
+    which: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
+    """Return the tensors among some arguments."""
+    values = [args[index] if index < len(args) else kwargs.get(name) for index, name in which]
+    return [leaf for leaf in tree_leaves(values) if torch.is_tensor(leaf)]
+
+
+def _mark_recomputed(call: Call, results: object) -> None:
+    shim = get_runtime().shim
+    made = [leaf for leaf in tree_leaves(results) if torch.is_tensor(leaf)]
+    storages = [shim.storage_of(result) for result in made]
+    # Some operators give a view of an operand and do not say so.
+    if not made or not all(storages) or not call.storages.isdisjoint(storages):
+        return
+    recipe = Recipe(call, made)
+    for result in made:
+        shim.mark(result, _PASS.choice, recipe, 0)
+    if _carried.recipes is not None:
+        _carried.recipes.append(weakref.ref(recipe))
+
+
+def _mark_swapped(choice: Choice, func: Operator, operands: object, results: object) -> None:
+    shim = get_runtime().shim
+    # What is changed in place counts it later; a view does not yet have its tensor's count.
+    is_view = not can_keep(func) and not _written_arguments(func)
+    changes = 1 if _written_arguments(func) else 0
+    marked = tree_leaves(results)
+    if is_view:
+        storages = {shim.storage_of(result) for result in marked if torch.is_tensor(result)}
+        marked = [
+            leaf
+            for leaf in tree_leaves(operands)
+            if torch.is_tensor(leaf) and shim.storage_of(leaf) in storages
+        ]
+    for result in marked:
+        if torch.is_tensor(result):
+            shim.mark(result, choice, None, changes)
+
+
+@contextlib.contextmanager
+@untraced
+def mark_operators(rows: OperatorRows) -> Iterator[None]:
+    """See and mark the operators of a module that begins, unless others decide what is kept."""
+    if not _may_mark():
+        yield
+        return
+    shim = get_runtime().shim
+    with carrying():
+        watch = _Watch(rows)
+        shim.watch(True)  # noqa: FBT003 - positional only
+        _watched.stack.append(watch)
+        try:
+            with watch:
+                yield
+        finally:
+            _watched.stack.pop()
+            shim.watch(False)  # noqa: FBT003
+
+
+class _Carried(threading.local):
+    """The recipes that were made on this thread since the outermost carrier began."""
+
+    def __init__(self) -> None:
+        self.recipes: list[weakref.ref[Recipe]] | None = None
+
+
+_carried = _Carried()
+
+
+@contextlib.contextmanager
+@untraced
+def carrying() -> Iterator[None]:
+    """Let what is marked inside be found where it is saved: hooks of ours must be there.
+
+    At the end nothing more is found, and a recipe that nobody relies on lets go of its operands.
+    """
+    if _carried.recipes is not None:
+        with _seeing():
+            yield
+        return
+    _carried.recipes = []
+    try:
+        with _seeing():
+            yield
+    finally:
+        recipes, _carried.recipes = _carried.recipes, None
+        for reference in recipes:
+            recipe = reference()
+            if recipe is not None:
+                recipe.forget()
+
+
+def _seeing() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if innermost() is not None or is_foreign() else _PASS
+
+
+def _may_mark() -> bool:
+    """Whether what is saved now meets our hooks, and was not saved before: no recomputation."""
+    return torch.is_grad_enabled() and _graph_task() == -1 and not is_foreign()

@@ -1,0 +1,226 @@
+"""The names by which operators are addressed.
+
+An operator is named as torch names it, in any of these forms, or by a word of `ALIASES`:
+
+    mm    aten.mm    aten::mm    aten.mm.default    aten::mm.default    torch.ops.aten.mm
+
+Without an overload all of its overloads are meant; without a namespace, operators of that name in
+any. A name also stands for the operator's in-place form (`mul` for `mul_`). Instead of names there
+may be the objects of `torch.ops`: packets, overloads, and higher-order operators.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Operator: TypeAlias = "OpOverload[..., Any] | HigherOrderOperator"
+
+_PRODUCTS = (
+    *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
+    *("_addmm_activation", "_int_mm", "_scaled_mm*", "_grouped_mm", "_scaled_grouped_mm*"),
+    "npu_linear",
+)
+_ATTENTION = (
+    *("scaled_dot_product_attention", "_scaled_dot_product_*", "_flash_attention_forward*"),
+    *("_efficient_attention_forward*", "_cudnn_attention_forward*", "flex_attention"),
+    *("_flash_attn*forward", "npu_fusion_attention*"),
+)
+_CONVOLUTIONS = (
+    *("convolution", "_convolution", "convolution_overrideable", "conv[123]d", "conv_depthwise3d"),
+    *("cudnn_convolution*", "miopen_convolution*", "mkldnn_convolution", "_slow_conv2d_forward"),
+    *("slow_conv3d*", "slow_conv_dilated*", "_conv_depthwise2d"),
+)
+_BATCH_NORMS = (
+    *("batch_norm", "native_batch_norm", "_native_batch_norm_legit*", "_batch_norm_with_update*"),
+    *("cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"),
+)
+_LAYER_NORMS = ("layer_norm", "native_layer_norm")
+_GROUP_NORMS = ("group_norm", "native_group_norm")
+_RMS_NORMS = ("rms_norm", "_fused_rms_norm", "npu_rms_norm")
+_SHARD_CHANGES = ("all_to_all_single", "shard_dim_alltoall")
+
+# What a word stands for: patterns of operators' names, whatever the namespace. Those of backward
+# are never meant.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "matmul": _PRODUCTS,
+    "linear": _PRODUCTS,
+    "attention": _ATTENTION,
+    "flash_attention": _ATTENTION,
+    "scaled_dot_product_attention": _ATTENTION,
+    "convolution": _CONVOLUTIONS,
+    "conv": _CONVOLUTIONS,
+    "softmax": ("softmax", "_softmax", "_safe_softmax", "_masked_softmax"),
+    "log_softmax": ("log_softmax", "_log_softmax"),
+    "cross_entropy": ("cross_entropy_loss", "nll_loss*"),
+    "norm": (*_BATCH_NORMS, *_LAYER_NORMS, *_GROUP_NORMS, *_RMS_NORMS, "norm", "linalg_*norm"),
+    "batch_norm": _BATCH_NORMS,
+    "layer_norm": _LAYER_NORMS,
+    "group_norm": _GROUP_NORMS,
+    "rms_norm": _RMS_NORMS,
+    "dropout": ("dropout", "native_dropout", "_fused_dropout", "npu_dropout*", "_npu_dropout*"),
+    "all_reduce": ("all_reduce*",),
+    "all_gather": ("all_gather_into_tensor*",),
+    "reduce_scatter": ("reduce_scatter_tensor*",),
+    "all_to_all": _SHARD_CHANGES,
+    "collective": (
+        *("all_reduce*", "all_gather_into_tensor*", "reduce_scatter_tensor*", *_SHARD_CHANGES),
+        "broadcast*",
+    ),
+}
+
+_NAMES_SUGGESTED = 3
+_PREFIX = "torch.ops."
+
+
+@functools.cache
+def operator_names(operator: Operator) -> tuple[str, ...]:
+    """Return every name by which an operator can be addressed, its own first."""
+    if isinstance(operator, HigherOrderOperator):
+        name: str = operator.name()  # type: ignore[no-untyped-call]
+        return (name, f"higher_order.{name}", f"higher_order::{name}", *_aliases(name))
+    return _names_of(operator._schema.name, operator._overloadname)  # noqa: SLF001
+
+
+def _names_of(qualified: str, overload: str) -> tuple[str, ...]:
+    namespace, _, base = qualified.partition("::")
+    # Not dunder names such as __and__; __iand__ is in place, but has no such form.
+    plain = base[:-1] if base.endswith("_") and not base.endswith("__") else base
+    bases = (base,) if plain == base else (base, plain)
+    names = [
+        name
+        for each in bases
+        for name in (
+            each,
+            f"{namespace}.{each}",
+            f"{namespace}::{each}",
+            f"{namespace}.{each}.{overload}",
+            f"{namespace}::{each}.{overload}",
+        )
+    ]
+    return tuple(dict.fromkeys([*names, *_aliases(plain)]))
+
+
+def _aliases(base: str) -> list[str]:
+    if base.endswith("_backward"):
+        return []
+    return [
+        word
+        for word, patterns in ALIASES.items()
+        if any(fnmatchcase(base, pattern) for pattern in patterns)
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def matches(names: tuple[object, ...]) -> Callable[[Operator], bool]:
+    """Return whether an operator is among those named, as a function.
+
+    Raises:
+        InvalidArgument: a name is no operator's; the message suggests near ones.
+    """
+    words = frozenset(canonical_name(name) for name in names if isinstance(name, str))
+    objects = frozenset(name for name in names if not isinstance(name, str))
+    for each in objects:
+        if not isinstance(each, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+            raise InvalidArgument(
+                f"{each!r}: expected the name of an operator, such as 'mm' or 'aten.mm.default', "
+                "or an object of torch.ops"
+            )
+
+    @functools.cache
+    def is_named(operator: Operator) -> bool:
+        if operator in objects or getattr(operator, "overloadpacket", None) in objects:
+            return True
+        return not words.isdisjoint(operator_names(operator))
+
+    return is_named
+
+
+def canonical_name(name: str) -> str:
+    """Return the form of a name that `operator_names` has.
+
+    Raises:
+        InvalidArgument: no operator has it; the message suggests near ones.
+    """
+    word = name.strip().removeprefix(_PREFIX)
+    if is_known(word):
+        return word
+    _index.cache_clear()  # a library may have been loaded since
+    if is_known(word):
+        return word
+    near = difflib.get_close_matches(word, [*ALIASES, *_index()], n=_NAMES_SUGGESTED)
+    hint = f"; near names: {', '.join(near)}" if near else ""
+    raise InvalidArgument(f"{name!r} is the name of no operator{hint}")
+
+
+def is_known(name: str) -> bool:
+    """Return whether an operator that is known now has a name."""
+    return name in ALIASES or name in _index()
+
+
+def find_operators(name: object) -> Iterator[Operator]:
+    """Yield the operators that are known now and addressed by a name or an object."""
+    if isinstance(name, OpOverloadPacket):
+        overloads: list[str] = name.overloads()  # type: ignore[no-untyped-call]
+        yield from (getattr(name, overload) for overload in overloads)
+    elif isinstance(name, (OpOverload, HigherOrderOperator)):
+        yield name
+    elif isinstance(name, str):
+        for qualified, overload in _index().get(canonical_name(name), ()):
+            operator = _lookup(qualified, overload)
+            if operator is not None:
+                yield operator
+
+
+@functools.cache
+def _index() -> dict[str, list[tuple[str, str]]]:
+    """Return by every name the operators, as qualified name and overload."""
+    index: dict[str, list[tuple[str, str]]] = {}
+    for full in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+        qualified, _, overload = full.partition(".")
+        entry = (qualified, overload or "default")
+        for name in _names_of(*entry):
+            index.setdefault(name, []).append(entry)
+    for name, operator in torch._ops._higher_order_ops.items():  # noqa: SLF001
+        for each in operator_names(operator):
+            index.setdefault(each, []).append((f"higher_order::{name}", ""))
+    return index
+
+
+def _lookup(qualified: str, overload: str) -> Operator | None:
+    namespace, _, base = qualified.partition("::")
+    if not overload:
+        return torch._ops._higher_order_ops.get(base)  # noqa: SLF001
+    try:
+        found: Operator = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except (AttributeError, RuntimeError):
+        return None
+    return found
+
+
+@functools.cache
+def can_keep(operator: Operator) -> bool:
+    """Return whether an operator's result is something of its own.
+
+    Not of one that changes a tensor in place, nor of a view: their results are their inputs'
+    memory. Those always run again, which for a view costs nothing.
+    """
+    if isinstance(operator, HigherOrderOperator):
+        return True
+    schema = operator._schema  # noqa: SLF001
+    return not schema.is_mutable and all(each.alias_info is None for each in schema.returns)
+
+
+def is_random(operator: Operator) -> bool:
+    """Return whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())

@@ -1,0 +1,1 @@
+"""Computing again in backward: regions, and the results of single operators."""

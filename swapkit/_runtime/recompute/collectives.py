@@ -1,0 +1,106 @@
+"""Collectives of a recomputed region: whether they run again, or their results are kept.
+
+Meant are torch's functional collectives, also those that DTensor calls. A collective that writes
+into its argument always runs again, and so does one of `torch.distributed` itself. The decision is
+made in forward and follows from names and from what is gathered, so it is the same on all ranks of
+a program that is; were it not, ranks would wait for each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
+
+from swapkit._runtime.operators import can_keep, operator_names
+
+if TYPE_CHECKING:
+    from swapkit._runtime.operators import Operator
+    from swapkit._runtime.swapper import Swapper
+    from swapkit.registry import Collectives
+
+_NAMESPACE = "_c10d_functional"
+_OTHERS = ("_dtensor::shard_dim_alltoall",)
+_WAIT = "wait_tensor"
+_NO_COLLECTIVES = (_WAIT, "_wrap_tensor_autograd", "isend", "irecv", "batch_p2p_ops")
+_GATHER = "all_gather_into_tensor"
+
+
+@functools.cache
+def is_collective(operator: Operator) -> bool:
+    """Return whether an operator starts a collective whose result is a tensor of its own."""
+    if isinstance(operator, HigherOrderOperator) or not can_keep(operator):
+        return False
+    qualified: str = operator._schema.name  # noqa: SLF001
+    namespace, _, base = qualified.partition("::")
+    return (namespace == _NAMESPACE and base not in _NO_COLLECTIVES) or qualified in _OTHERS
+
+
+@functools.cache
+def may_be_under_way(operator: Operator) -> bool:
+    """Return whether an operator's result may still be written to by a collective."""
+    names = operator_names(operator)
+    return names[0] != _WAIT and any(name.startswith(f"{_NAMESPACE}::") for name in names)
+
+
+class Repetition:
+    """Which collectives run again, as a user's terms say."""
+
+    def __init__(
+        self, terms: Collectives, swapper: Swapper, module: torch.nn.Module | None
+    ) -> None:
+        """Take the terms; `module` is the region's own, if it is one's."""
+        self._terms = terms
+        self._swapper = swapper
+        self._tracker = swapper.runtime.tracker
+        self._module = module
+        self._sharded: set[int] | None = None
+
+    def is_kept(self, operator: Operator, args: tuple[Any, ...]) -> bool:
+        """Return whether the results of a collective that runs now are kept."""
+        terms = self._terms
+        name = self._tracker.name(self._tracker.current())
+        if _is_inside(name, terms.keep_in):
+            return True
+        if _is_inside(name, terms.repeat_in):
+            return False
+        return not (terms.repeat_weights if self._gathers_weight(operator, args) else terms.repeat)
+
+    def _gathers_weight(self, operator: Operator, args: tuple[Any, ...]) -> bool:
+        if not operator_names(operator)[0].startswith(_GATHER):
+            return False
+        inputs = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        return any(map(self._is_weight, inputs))
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        if tensor.requires_grad and tensor.is_leaf:
+            return True
+        storage = tensor.untyped_storage()._cdata  # noqa: SLF001
+        if self._tracker.is_state(storage) or self._swapper.is_weight(tensor):
+            return True
+        if self._sharded is None:
+            self._sharded = self._find_sharded()
+        return storage in self._sharded
+
+    def _find_sharded(self) -> set[int]:
+        """Return the storages of this rank's shards of parameters and buffers."""
+        modules = set(self._tracker.modules())
+        if self._module is not None:
+            modules.update(self._module.modules())
+        return {
+            shard.untyped_storage()._cdata  # noqa: SLF001
+            for module in modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
+            for shard in [getattr(tensor, "_local_tensor", tensor)]
+            if isinstance(shard, torch.Tensor) and type(shard) in _PLAIN
+        }
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _is_inside(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)

@@ -1,0 +1,235 @@
+"""The value check of recomputation: every operator's results must have the bits they had at first.
+
+A region's first run notes each operator and a digest of each of its results; a recomputation
+compares, and stops at the first operator that differs. Not looked at are
+
+- memory that nobody has written: results of `empty` and its kin, and what attention and recurrent
+  operators return besides their result proper;
+- results of collectives before they were waited for, and views (only their shapes);
+- what modules count in buffers, such as the batches of a batch norm;
+- `detach`, which torch itself calls more often in one run than in the other, and what a cache may
+  spare: autocast's copies of weights, and runs that only find out shapes.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swapkit._runtime.guards import hidden
+from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.recompute.collectives import may_be_under_way
+from swapkit._runtime.recompute.selection import CAUSES, inspect, stands_for_others
+from swapkit.errors import RecomputeMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.operators import Operator
+    from swapkit._runtime.tracking import ModuleTracker
+
+_UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")
+_FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*")
+_UNSEEN = ("detach*", "alias", "lift_fresh*")
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 1 << 16  # elements at a time: there may be little memory to work in
+# Odd numbers with irregular bits, as multipliers that lose nothing modulo 2**64.
+_SPREAD, _MIX, _MIX_AGAIN = -7046029254386353131, -4658895280553007687, -7723592293110705685
+_SHIFT = 29
+
+
+class _Row(NamedTuple):
+    """One operator of a region."""
+
+    name: str
+    module: str
+    shapes: tuple[str, ...]
+    digests: tuple[int | None, ...]
+
+
+class Digests:
+    """What a region's first run did, operator by operator."""
+
+    def __init__(self, tracker: ModuleTracker) -> None:
+        """Begin empty. The tracker knows modules, and what their buffers are."""
+        self._tracker = tracker
+        self._rows: list[_Row] = []
+        self.is_complete = False
+        self.replays = 0  # under way, where backward runs inside of the first run
+
+    def recording(self) -> TorchDispatchMode:
+        """Return the mode of the first run."""
+        return _Watching(self._note)
+
+    def comparing(self) -> _Comparing:
+        """Return the mode of one recomputation."""
+        return _Comparing(self)
+
+    def _note(self, operator: Operator, results: list[torch.Tensor]) -> None:
+        if not self.replays:
+            module = self._tracker.name(self._tracker.current())
+            self._rows.append(self._row(operator, results, module))
+
+    def compare(self, number: int, operator: Operator, results: list[torch.Tensor]) -> None:
+        """Compare the operator with this number.
+
+        Raises:
+            RecomputeMismatch: it is another one, or did not do the same.
+        """
+        if number >= len(self._rows):
+            if not self.is_complete:
+                return  # backward inside of the first run has come further than that
+            raise RecomputeMismatch(
+                f"operator {number}, {operator}, ran in recomputation, but forward had only "
+                f"{len(self._rows)}. {CAUSES}"
+            )
+        first, again = self._rows[number], self._row(operator, results)
+        if first.name != again.name or first.shapes != again.shapes:
+            raise RecomputeMismatch(
+                f"operator {number} was {_describe(first)} in forward, and is {_describe(again)} "
+                f"in recomputation. {CAUSES}"
+            )
+        for index, (before, after) in enumerate(zip(first.digests, again.digests, strict=True)):
+            if before != after:
+                raise RecomputeMismatch(
+                    f"operator {number}, {_describe(first)}: result {index} has other values in "
+                    f"recomputation than in forward. {CAUSES}"
+                )
+
+    def end(self, count: int) -> None:
+        """Note that a recomputation has come to its end after so many operators.
+
+        Raises:
+            RecomputeMismatch: forward had more.
+        """
+        if self.is_complete and count < len(self._rows):
+            raise RecomputeMismatch(
+                f"recomputation ended after {count} operators; in forward operator {count} was "
+                f"{_describe(self._rows[count])}. {CAUSES}"
+            )
+
+    def _row(self, operator: Operator, results: list[torch.Tensor], module: str = "") -> _Row:
+        looked_at = self._looked_at(operator, results)
+        with hidden():
+            digests = tuple(
+                digest(tensor) if number < looked_at else None
+                for number, tensor in enumerate(results)
+            )
+        shapes = tuple(f"{str(each.dtype)[6:]} {list(each.shape)}" for each in results)
+        return _Row(str(operator), module, shapes, digests)
+
+    def _looked_at(self, operator: Operator, results: list[torch.Tensor]) -> int:
+        """Return how many of the results are written, and should be as they were."""
+        base = _base(operator)
+        if _is_any(base, _UNWRITTEN) or may_be_under_way(operator):
+            return 0
+        if not can_keep(operator):
+            is_view = not _is_in_place(operator)
+            return 0 if is_view or any(map(self._is_state, results)) else len(results)
+        return 1 if _is_any(base, _FIRST_ONLY) else len(results)
+
+    def _is_state(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
+            return False
+        return self._tracker.is_state(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of each operator that is worth it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tell: Callable[[Operator, list[torch.Tensor]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tell = tell
+
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        if stands_for_others(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        results = func(*args, **kwargs)
+        tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+        if tensors and not _is_any(_base(func), _UNSEEN):
+            call = inspect(func, args, kwargs)
+            if not (call.is_abstract or call.is_weight_cast):
+                self._tell(func, tensors)
+        return results
+
+
+class _Comparing(_Watching):  # type: ignore[no-untyped-call]
+    """Compares one recomputation with the first run."""
+
+    def __init__(self, digests: Digests) -> None:
+        super().__init__(self._compare)
+        self._digests = digests
+        self._count = 0
+
+    def __enter__(self) -> _Comparing:
+        self._digests.replays += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._digests.replays -= 1
+
+    def _compare(self, operator: Operator, results: list[torch.Tensor]) -> None:
+        self._digests.compare(self._count, operator, results)
+        self._count += 1
+
+    def end(self) -> None:
+        """Note that the recomputation has come to its end."""
+        self._digests.end(self._count)
+
+
+def _base(operator: Operator) -> str:
+    own: str = operator_names(operator)[0]
+    return own
+
+
+def _is_any(base: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(base, pattern) for pattern in patterns)
+
+
+def _is_in_place(operator: Operator) -> bool:
+    schema = getattr(operator, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _describe(row: _Row) -> str:
+    where = f" in {row.module}" if row.module else ""
+    return f"{row.name}{where} ({', '.join(row.shapes)})"
+
+
+def digest(tensor: torch.Tensor) -> int | None:
+    """Return a number that other bits are most unlikely to give; None: of a kind not looked into.
+
+    The same for the same elements in the same order, whatever the strides.
+    """
+    parts = getattr(tensor, "__tensor_flatten__", None)
+    if parts is not None:
+        return hash(tuple(digest(getattr(tensor, name)) for name in parts()[0]))
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return None
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat)
+    bits = flat.reshape(-1).view(_INTEGERS[flat.element_size()])
+    total = bits.new_zeros((), dtype=torch.int64)
+    for start in range(0, bits.numel(), _CHUNK):
+        chunk = bits[start : start + _CHUNK].to(torch.int64, copy=True)
+        places = torch.arange(start, start + len(chunk), device=chunk.device)
+        mixed = chunk.bitwise_xor_(places.mul_(_SPREAD)).mul_(_MIX)
+        mixed = mixed.bitwise_xor_(mixed >> _SHIFT).mul_(_MIX_AGAIN)
+        total.bitwise_xor_(mixed.sum())
+    return int(total)

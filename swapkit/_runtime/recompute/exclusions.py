@@ -1,0 +1,40 @@
+"""Operators inside a recomputed region that are not recomputed: a configuration's exclusions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.checkpoint import CheckpointPolicy
+
+from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.runtime import get_runtime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepInside:
+    """A policy of selective checkpointing: keep what some operators of some modules make."""
+
+    operators: tuple[tuple[str, str], ...]  # names of modules, and patterns of operators' names
+
+    def __call__(self, _context: object, operator: Any, *_: object, **__: object) -> Any:  # noqa: ANN401 - torch's
+        """Decide for one operator."""
+        tracker = get_runtime().tracker
+        here = tracker.name(tracker.current())
+        is_excluded = any(
+            is_same(module, here)
+            and any(re.fullmatch(pattern, name) for name in operator_names(operator))
+            for module, pattern in self.operators
+        )
+        if is_excluded and can_keep(operator):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def is_same(name: str, other: str) -> bool:
+    """Return whether two names may be one module's, as seen from different roots.
+
+    A copy of a configured model may be trained inside of something, which lengthens its names.
+    """
+    return f".{other}".endswith(f".{name}") or f".{name}".endswith(f".{other}")

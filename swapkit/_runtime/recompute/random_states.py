@@ -1,0 +1,68 @@
+"""Random numbers that come again: for operators that are computed again."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.operators import is_random
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit._runtime.operators import Operator
+
+_NO_GENERATOR = ("cpu", "meta")  # of a device of their own
+_TORCH = ("aten", "prims")  # operators that say of themselves whether they draw random numbers
+
+
+def may_be_random(function: Operator) -> bool:
+    """Return whether an operator draws random numbers, or does not say that it does not."""
+    return is_random(function) or function.namespace not in _TORCH
+
+
+class RandomState:
+    """The random numbers that come next on the CPU and on an operator's device."""
+
+    def __init__(self, arguments: Sequence[object]) -> None:
+        self._cpu = torch.get_rng_state()
+        devices = [getattr(each, "device", each) for each in arguments]
+        self._device = next(
+            (
+                each
+                for each in devices
+                if isinstance(each, torch.device) and each.type not in _NO_GENERATOR
+            ),
+            None,
+        )
+        if self._device is not None:
+            module = getattr(torch, self._device.type)
+            self._on_device: torch.Tensor = module.get_rng_state(self._device)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Let the same numbers come again, and afterwards those that would have come."""
+        device = self._device
+        devices = [] if device is None else [device]
+        with (
+            _without_vmap(),
+            torch.random.fork_rng(devices, device_type=device.type if device else "cuda"),
+        ):
+            torch.set_rng_state(self._cpu)
+            if device is not None:
+                getattr(torch, device.type).set_rng_state(self._on_device, device)
+            yield
+
+
+@contextlib.contextmanager
+def _without_vmap() -> Iterator[None]:
+    """Run random operators where torch computes many gradients at once, and would refuse them."""
+    key = "VmapMode"
+    was_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(key)  # noqa: SLF001
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)  # noqa: FBT003, SLF001
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)  # noqa: SLF001

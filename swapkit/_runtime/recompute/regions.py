@@ -1,0 +1,161 @@
+"""Recomputed regions: a function that runs again in backward instead of keeping what it saves.
+
+A region stands on torch's own non-reentrant checkpoint, which restores random numbers, autocast
+and the device, and stops early. What torch keeps of a region is handed to it here as tensors, by
+position, wherever the user has put them: so they are saved tensors like any others, which scopes
+and budgets move, and nothing else holds them. The first run sees the very objects of the user's
+call; a recomputation sees copies of the containers that held tensors.
+
+What runs in a region runs twice. As with torch's checkpoint a batch norm counts its batch twice,
+and so does whatever else the function changes. Where no gradient is recorded, and inside of
+function transforms and tracers, a region is a plain call.
+
+A kept operator (`selection.py`) runs once; `digests.py` checks that all do the same in the second
+run; `collectives.py` and `slices.py` are about several ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from swapkit._runtime.guards import untraced, untraced_itself
+from swapkit._runtime.recompute.arguments import Template
+from swapkit._runtime.recompute.caches import find_caches
+from swapkit._runtime.recompute.watching import make_watcher
+from swapkit._runtime.runtime import get_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.recompute.slices import Slices
+    from swapkit.registry import Recompute
+
+_autograd = torch._C._autograd  # noqa: SLF001
+_disabled_message = _autograd._saved_tensors_hooks_get_disabled_error_message  # noqa: SLF001
+_innermost_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
+_dispatch_mode = torch._C._get_dispatch_mode  # noqa: SLF001
+_PROXY = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001
+
+
+# Not the function inside: it may well be compiled.
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
+def run_region(
+    terms: Recompute,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:  # noqa: ANN401 - whatever the function returns
+    """Call a function, and let backward call it again for what it would have saved.
+
+    Args:
+        terms: what is kept nevertheless, and how to run again.
+        function: what to call; `functools.partial` and bound methods of modules are looked into.
+        args: its arguments by position,
+        kwargs: and by name. Tensors in them are kept as saved tensors.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        InvalidArgument: `save` or `offload` names no operator, or one that cannot be kept.
+        RecomputeMismatch: in backward: the function did not do the same again.
+    """
+    if not torch.is_grad_enabled() or _is_transformed():
+        return function(*args, **kwargs)
+    region = Region(terms, function, args, kwargs)
+    return checkpoint(
+        region,
+        *region.take_tensors(),
+        use_reentrant=False,
+        preserve_rng_state=terms.preserve_rng_state,
+    )
+
+
+@untraced
+def _is_transformed() -> bool:
+    """Return whether torch would refuse to record a region here, or could not run it again."""
+    return (
+        _disabled_message() is not None
+        or _innermost_transform() is not None
+        or _dispatch_mode(_PROXY) is not None
+    )
+
+
+class _Call(NamedTuple):
+    """What the user called."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Region:
+    """One call of a region: at first, and again."""
+
+    @untraced
+    def __init__(
+        self,
+        terms: Recompute,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Take a call apart."""
+        self._swapper = get_runtime().current_swapper()
+        self._first: _Call | None = _Call(function, args, kwargs)
+        self._caches = find_caches(args, kwargs)
+        self._template = Template((function, args, kwargs))
+        self._watcher = make_watcher(terms, self._swapper, _module_of(function, args))
+        self._slices: Slices | None = None
+        self._group = terms.slice_group
+
+    @untraced
+    def take_tensors(self) -> list[torch.Tensor]:
+        """Return what is to be kept for recomputation, and let go of it."""
+        tensors = self._template.take_tensors()
+        if self._group is not None:
+            from swapkit._runtime.recompute.slices import Slices
+
+            self._slices = Slices(self._group, tensors)
+        return tensors
+
+    @untraced_itself
+    def __call__(self, *tensors: torch.Tensor) -> Any:  # noqa: ANN401 - of the user's function
+        """Run at first, with the user's own objects; and again, with these tensors."""
+        first, self._first = self._first, None
+        if first is None:
+            self._run_again(tensors)
+            return None
+        with contextlib.nullcontext() if self._watcher is None else self._watcher.watching():
+            result = first.function(*first.args, **first.kwargs)
+        if self._caches is not None:
+            self._caches.end()
+        return result
+
+    @untraced_itself
+    def _run_again(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        with self._swapper.runtime.lock:  # backward may run on several threads
+            self._swapper.recomputed_regions += 1
+        whole = tensors if self._slices is None else self._slices.gather(tensors)
+        function, args, kwargs = self._template.rebuild(whole)
+        del tensors, whole
+        if self._caches is not None:
+            args, kwargs = self._caches.replace(args, kwargs)
+        with contextlib.nullcontext() if self._watcher is None else self._watcher.replaying():
+            function(*args, **kwargs)
+
+
+def _module_of(function: Callable[..., Any], args: tuple[Any, ...]) -> torch.nn.Module | None:
+    """Return the module that a function belongs to, if any."""
+    while isinstance(function, functools.partial):
+        args = (*function.args, *args)
+        function = function.func
+    for owner in (function, getattr(function, "__self__", None), *args[:1]):
+        if isinstance(owner, torch.nn.Module):
+            return owner
+    return None

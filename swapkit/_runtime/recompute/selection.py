@@ -1,0 +1,373 @@
+"""Selective recomputation: some operators' results are kept, on the device or on the host.
+
+A region's first run is watched by a dispatch mode, `Recording`, that keeps results; when it is
+recomputed, another one, `Replaying`, gives them out in the order in which each operator ran, and
+lets the others run again. Results are kept as autograd keeps what it saves, detached and with their
+version, and those that go to the host move as whatever else does.
+
+- What was given out is let go of, unless the backward pass retains its graph.
+- An operator whose result is gone, or was changed in place since, runs again.
+- A kept random operator leaves the generator as it did at first, so that those after it draw the
+  same numbers.
+- Changes in place and views always run again: their results are no memory of their own. So do
+  autocast's copies of weights, which forward may have found in its cache.
+- DTensors, and results of collectives that nobody has waited for, are seen as the operators on
+  plain tensors that they come to.
+
+Source:
+    torch.utils.checkpoint, selective checkpointing: policies, and results by their order.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+from swapkit._runtime.operators import can_keep, is_random, matches
+from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.operators import Operator
+    from swapkit._runtime.saved import SavedTensor
+    from swapkit.registry import Recompute
+
+
+class Decision(enum.Enum):
+    """What becomes of an operator's result."""
+
+    AGAIN = "again"
+    SAVE = "save"
+    OFFLOAD = "offload"
+
+
+# Decides for one call of an operator: the operator, its arguments, and its results.
+Decide: TypeAlias = "Callable[[Operator, tuple[Any, ...], dict[str, Any], Any], Decision]"
+
+_BY_NAME = {
+    "MUST_SAVE": Decision.SAVE,
+    "PREFER_SAVE": Decision.SAVE,
+    "MUST_RECOMPUTE": Decision.AGAIN,
+    "PREFER_RECOMPUTE": Decision.AGAIN,
+    "MUST_CPU_OFFLOAD": Decision.OFFLOAD,  # not in every version of torch
+    "PREFER_CPU_OFFLOAD": Decision.OFFLOAD,
+}
+_DISTRIBUTED = {
+    ("torch.distributed.tensor", "DTensor"),
+    ("torch.distributed.tensor._api", "DTensor"),
+    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
+}
+_GONE: list[SavedTensor | object] = []
+_active_mode = torch._C._get_dispatch_mode  # noqa: SLF001
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
+_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph  # noqa: SLF001
+
+
+class Selection:
+    """Which operators' results are kept: as `save` says, else `offload`, else the policy."""
+
+    def __init__(self, terms: Recompute) -> None:
+        """Take the terms.
+
+        Raises:
+            InvalidArgument: a name is no operator's, or one's whose results cannot be kept.
+        """
+        self._is_saved = matches(terms.save)
+        self._is_offloaded = matches(terms.offload)
+        self._policy = terms.policy
+        self.offloads = bool(terms.offload) or terms.policy is not None
+
+    def is_candidate(self, operator: Operator) -> bool:
+        """Return whether an operator's results may be kept; always the same."""
+        if not can_keep(operator):
+            return False
+        return self._policy is not None or self._is_saved(operator) or self._is_offloaded(operator)
+
+    def decide(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: Any,  # noqa: ANN401 - whatever the operator returns
+    ) -> Decision:
+        """Decide for one call of a candidate.
+
+        Raises:
+            InvalidArgument: the policy returned what is no decision.
+        """
+        if self._is_saved(operator):
+            return Decision.SAVE
+        if self._is_offloaded(operator):
+            return Decision.OFFLOAD
+        assert self._policy is not None
+        context = SelectiveCheckpointContext(is_recompute=False)
+        context.op_output = results
+        answer = self._policy(context, operator, *args, **kwargs)
+        if isinstance(answer, bool):
+            return Decision.SAVE if answer else Decision.AGAIN
+        if isinstance(answer, CheckpointPolicy):
+            return _BY_NAME[answer.name]
+        raise InvalidArgument(
+            f"the policy returned {answer!r} for {operator}: expected a CheckpointPolicy or a bool"
+        )
+
+
+# ---- what every mode of ours leaves alone --------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """What is looked at of an operator's arguments."""
+
+    form: tuple[object, ...]  # shapes and dtypes of the tensors
+    is_abstract: bool  # run to learn shapes only, perhaps from a cache the next time
+    is_weight_cast: bool  # what autocast's cache may spare
+
+
+def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Look at an operator's arguments."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+    is_cast = operator is torch.ops.aten._to_copy.default  # noqa: SLF001 - an operator's name
+    return Call(
+        form=tuple((tensor.shape, tensor.dtype) for tensor in tensors),
+        is_abstract=_active_mode(_FAKE) is not None or any(map(_is_abstract, tensors)),
+        is_weight_cast=is_cast and tensors[0].is_leaf and tensors[0].requires_grad,
+    )
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_abstract(tensor: torch.Tensor) -> bool:
+    is_fake = isinstance(tensor, torch._subclasses.FakeTensor)  # noqa: SLF001
+    return is_fake or tensor.device.type == "meta"
+
+
+def stands_for_others(types: tuple[type, ...]) -> bool:
+    """Return whether an operator on tensors of these types comes to others on plain tensors."""
+    return any(map(_comes_to_others, types))
+
+
+@functools.cache
+def _comes_to_others(kind: type) -> bool:
+    # By name: whoever has no such tensor need not load their modules.
+    return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
+
+
+# ---- keeping -------------------------------------------------------------------------------------
+
+
+class _Kept:
+    """The results of one call of an operator."""
+
+    __slots__ = ("form", "generator", "parts", "spec")
+
+    def __init__(
+        self,
+        form: tuple[object, ...],
+        results: object,
+        pack: Callable[[torch.Tensor], SavedTensor],
+        generator: tuple[torch.device, torch.Tensor] | None,
+    ) -> None:
+        self.form = form
+        self.generator = generator
+        leaves, self.spec = pytree.tree_flatten(results)
+        # The aliases kept must share the results' versions, which below autograd they would not.
+        with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):  # noqa: FBT003, SLF001
+            self.parts: list[SavedTensor | object] = [
+                pack(leaf) if _is_tensor(leaf) else leaf for leaf in leaves
+            ]
+
+
+_VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
+
+
+class Keeper(NamedTuple):
+    """How results are kept, and got back."""
+
+    save: Callable[[torch.Tensor], SavedTensor]
+    offload: Callable[[torch.Tensor], SavedTensor]
+    unpack: Callable[[SavedTensor], torch.Tensor]
+    handle_type: type
+    preserves_random_state: bool
+
+
+class Log:
+    """What a region's first run has kept: by operator, in the order in which each ran."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper = keeper
+        self.calls: defaultdict[Operator, list[_Kept | None]] = defaultdict(list)
+        self.is_complete = False
+        self.replays = 0  # under way, where backward runs inside of the first run
+
+    def note(
+        self,
+        operator: Operator,
+        call: Call,
+        decision: Decision,
+        results: object,
+        generator: tuple[torch.device, torch.Tensor] | None,
+    ) -> None:
+        """Note a call of an operator, and keep its results if that was decided."""
+        if decision is Decision.AGAIN:
+            self.calls[operator].append(None)
+            return
+        pack = self.keeper.offload if decision is Decision.OFFLOAD else self.keeper.save
+        self.calls[operator].append(_Kept(call.form, results, pack, generator))
+
+    def give(self, kept: _Kept) -> object:
+        """Return kept results, and let go of them if they are not needed again."""
+        parts, spec = kept.parts, kept.spec
+        # Aliases without a history: each recomputation gives them its own.
+        leaves = [
+            self.keeper.unpack(part).detach()  # type: ignore[arg-type]
+            if isinstance(part, self.keeper.handle_type)
+            else part
+            for part in parts
+        ]
+        if self.is_complete and not _retains_graph():
+            kept.parts = _GONE
+        if kept.generator is not None and self.keeper.preserves_random_state:
+            _set_random_state(*kept.generator)
+        return pytree.tree_unflatten(leaves, spec)
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches a region's first run, and keeps results."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, log: Log, is_candidate: Callable[[Operator], bool], decide: Decide) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+        self._is_candidate = is_candidate
+        self._decide = decide
+
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        if stands_for_others(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        results = func(*args, **kwargs)
+        if self._log.replays or not self._is_candidate(func):
+            return results
+        call = inspect(func, args, kwargs)
+        if call.is_abstract or call.is_weight_cast:
+            return results
+        decision = self._decide(func, args, kwargs, results)
+        generator = None
+        if decision is not Decision.AGAIN and is_random(func):
+            generator = _random_state(args, kwargs, results)
+        self._log.note(func, call, decision, results, generator)
+        return results
+
+
+class Replaying(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives out what a region's first run has kept. One for each recomputation."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+        self._counts: defaultdict[Operator, itertools.count[int]] = defaultdict(itertools.count)
+
+    def __enter__(self) -> Replaying:
+        self._log.replays += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._log.replays -= 1
+
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        if stands_for_others(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        kept = self._find(func, args, kwargs) if func in self._log.calls else None
+        if kept is not None:
+            try:
+                return self._log.give(kept)
+            except SavedTensorModified:
+                kept.parts = _GONE  # what changed it will do so again
+        return func(*args, **kwargs)
+
+    def _find(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Kept | None:
+        call = inspect(operator, args, kwargs)
+        if call.is_abstract or call.is_weight_cast:
+            return None
+        calls = self._log.calls[operator]
+        number = next(self._counts[operator])
+        if number >= len(calls):
+            if not self._log.is_complete or not any(calls):
+                return None
+            raise RecomputeMismatch(
+                f"{operator} ran {len(calls)} times in forward, and more often in recomputation, "
+                f"so that results kept cannot be told apart. {CAUSES}"
+            )
+        kept = calls[number]
+        if kept is None or kept.parts is _GONE:
+            return None
+        if kept.form != call.form:
+            raise RecomputeMismatch(
+                f"{operator}, call {number}: its result was kept, but in recomputation it is "
+                f"called with {_describe(call.form)} instead of {_describe(kept.form)}. {CAUSES}"
+            )
+        return kept
+
+
+CAUSES = (
+    "The function must do the same each time: it may depend on something that changed, on random "
+    "numbers that torch does not draw, or on an operator that does not repeat itself"
+)
+
+
+def _describe(form: tuple[Any, ...]) -> str:
+    return ", ".join(f"{dtype} {list(shape)}" for shape, dtype in form) or "no tensors"
+
+
+# ---- random numbers ------------------------------------------------------------------------------
+
+
+def _random_state(
+    args: tuple[Any, ...], kwargs: dict[str, Any], results: object
+) -> tuple[torch.device, torch.Tensor] | None:
+    """Return the state of the generator that an operator has used, unless it was the user's own."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+        return None
+    device = next(leaf.device for leaf in pytree.tree_leaves(results) if _is_tensor(leaf))
+    if device.type == "cpu":
+        return device, torch.get_rng_state()
+    return device, torch.get_device_module(device.type).get_rng_state(device)
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device.type).set_rng_state(state, device)

@@ -1,0 +1,206 @@
+"""What is watched in a region's runs: operators whose results are kept, values that are compared.
+
+A region that keeps nothing and compares nothing has no watcher, and costs what torch's does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.guards import untraced
+from swapkit._runtime.operators import can_keep, find_operators, matches
+from swapkit._runtime.recompute.collectives import Repetition, is_collective
+from swapkit._runtime.recompute.digests import Digests
+from swapkit._runtime.recompute.selection import (
+    Decision,
+    Keeper,
+    Log,
+    Recording,
+    Replaying,
+    Selection,
+)
+from swapkit._runtime.scopes import innermost_choice
+from swapkit.config.environment import read_environment
+from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from swapkit._runtime.operators import Operator
+    from swapkit._runtime.swapper import Swapper
+    from swapkit.registry import Collectives, Recompute
+
+
+def check_operators(terms: Recompute) -> None:
+    """Refuse terms that name operators which are not there, or whose results cannot be kept.
+
+    Raises:
+        InvalidArgument: they do; the message names the operator and what to try.
+    """
+    _check_operators((*terms.save, *terms.offload))
+
+
+@functools.lru_cache(maxsize=256)
+def _check_operators(names: tuple[object, ...]) -> None:
+    matches(names)
+    for name in names:
+        found = list(find_operators(name))
+        if found and not any(map(can_keep, found)):
+            raise InvalidArgument(
+                f"{name}: an operator that changes a tensor in place, or gives a view of one, has "
+                "no result of its own to keep: name the operator that made that tensor"
+            )
+
+
+class Watcher:
+    """The modes that watch a region's runs, and what they have noted."""
+
+    def __init__(
+        self,
+        swapper: Swapper,
+        module: torch.nn.Module | None,
+        keeping: _Keeping | None,
+        digests: Digests | None,
+    ) -> None:
+        self._swapper = swapper
+        self._name = "" if module is None else swapper.runtime.tracker.name_of(module)
+        self._keeping = keeping
+        self._digests = digests
+
+    @contextlib.contextmanager
+    @untraced
+    def watching(self) -> Iterator[None]:
+        """Watch the first run."""
+        modes: list[TorchDispatchMode] = []
+        if self._keeping is not None:
+            modes.append(self._keeping.recording())
+        if self._digests is not None:
+            modes.append(self._digests.recording())  # innermost, so that it sees every operator
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._named())
+            for mode in modes:
+                stack.enter_context(mode)
+            yield
+        if self._digests is not None:
+            self._digests.is_complete = True
+        if self._keeping is not None:
+            self._keeping.log.is_complete = True
+            if self._keeping.offloads:
+                self._swapper.end_scope()
+
+    @contextlib.contextmanager
+    @untraced
+    def replaying(self) -> Iterator[None]:
+        """Watch a recomputation."""
+        with contextlib.ExitStack() as stack:
+            if self._keeping is not None:
+                stack.enter_context(self._keeping.replaying())
+            if self._digests is None:
+                yield
+                return
+            comparing = stack.enter_context(self._digests.comparing())
+            yield
+            comparing.end()
+
+    @contextlib.contextmanager
+    @untraced
+    def _named(self) -> Iterator[None]:
+        """Let the tracker know which module runs."""
+        tracker = self._swapper.runtime.tracker
+        tracker.start()
+        is_entered = bool(self._name) and not tracker.name(tracker.current())
+        if is_entered:
+            tracker.enter_operator(self._name)
+        try:
+            yield
+        finally:
+            if is_entered:
+                tracker.leave_operator()
+            tracker.stop()
+
+
+class _Keeping:
+    """Which results are kept, and where."""
+
+    def __init__(self, log: Log, selection: Selection, repetition: Repetition | None) -> None:
+        self.log = log
+        self.offloads = selection.offloads
+        self._selection = selection
+        self._repetition = repetition
+
+    def recording(self) -> TorchDispatchMode:
+        """Return the mode of the first run."""
+        return Recording(self.log, self._is_candidate, self._decide)
+
+    def replaying(self) -> TorchDispatchMode:
+        """Return the mode of one recomputation."""
+        return Replaying(self.log)
+
+    def _is_candidate(self, operator: Operator) -> bool:
+        if self._repetition is not None and is_collective(operator):
+            return True
+        return self._selection.is_candidate(operator)
+
+    def _decide(
+        self,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: Any,  # noqa: ANN401 - whatever the operator returns
+    ) -> Decision:
+        if self._repetition is not None and is_collective(operator):
+            return Decision.SAVE if self._repetition.is_kept(operator, args) else Decision.AGAIN
+        return self._selection.decide(operator, args, kwargs, results)
+
+
+@untraced
+def make_watcher(
+    terms: Recompute, swapper: Swapper, module: torch.nn.Module | None
+) -> Watcher | None:
+    """Return who watches a region; None: nobody needs to."""
+    keeping: _Keeping | None = None
+    digests: Digests | None = None
+    has_rules = _has_rules(terms.collectives)
+    if not terms.is_full or has_rules:
+        keeping = _make_keeping(terms, swapper, module if has_rules else None)
+    if terms.check_values:
+        digests = Digests(swapper.runtime.tracker)
+    if keeping is None and digests is None:
+        return None
+    return Watcher(swapper, module, keeping, digests)
+
+
+def _make_keeping(terms: Recompute, swapper: Swapper, module: torch.nn.Module | None) -> _Keeping:
+    check_operators(terms)
+    keeper = Keeper(
+        save=swapper.packer(_saving_choice(swapper)),
+        offload=swapper.packer(Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes)),
+        unpack=swapper.unpack,
+        handle_type=swapper.runtime.shim.saved_tensor,  # type: ignore[arg-type]
+        preserves_random_state=terms.preserve_rng_state,
+    )
+    has_rules = _has_rules(terms.collectives)
+    repetition = Repetition(terms.collectives, swapper, module) if has_rules else None
+    return _Keeping(Log(keeper), Selection(terms), repetition)
+
+
+def _saving_choice(swapper: Swapper) -> Choice:
+    """Return what becomes of saved results: a budget may move them as what autograd saves."""
+    scope = innermost_choice()
+    if swapper not in swapper.runtime.active or (scope and scope.action is Action.KEEP):
+        return Choice(Action.KEEP)
+    return Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
+
+
+def _has_rules(collectives: Collectives) -> bool:
+    """Return whether any collective's results may be kept."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False  # there are none
+    return bool(not collectives.repeat or not collectives.repeat_weights or collectives.keep_in)

@@ -1,0 +1,287 @@
+"""Marks: found by storage and version, gone with the storage; swaps that wait for an operator."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from swapkit._native.sched import State
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.marking import OperatorRows, carrying, mark_operators, rows_for_operator
+from swapkit._runtime.parts import carry_marks, make_part
+from swapkit._runtime.recompute.recipes import Call, Recipe, Recomputed
+from swapkit._runtime.runtime import get_runtime
+from swapkit.registry import Exclude, Recompute, Row, Source, Swap
+from tests.unit._runtime.rig import AUTO, KEEP, SWAP, group_of, make_swapper, numbers, state_of
+
+if TYPE_CHECKING:
+    from swapkit._runtime.installation import Installation
+    from swapkit.registry import What
+
+KIB = 1 << 10
+PASS = Choice(Action.PASS)
+aten: Any = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("installation")
+
+
+def row(operator: str, what: What, meaning: str = "") -> Row:
+    return Row(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
+
+
+def mark(tensor: torch.Tensor, choice: Choice = SWAP, changes: int = 0) -> bool:
+    return get_runtime().shim.mark(tensor, choice, None, changes)
+
+
+def saved(swapper: Any, tensor: torch.Tensor, choice: Choice = PASS) -> Any:
+    with torch.no_grad():
+        return swapper.packer(choice)(tensor)
+
+
+def is_moved(handle: Any) -> bool:
+    return handle.group is not None and state_of(handle) is not State.RESIDENT
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def test_mark_when_its_storage_is_gone_then_swept_whoever_comes_to_its_address() -> None:
+    shim = get_runtime().shim
+    gc.collect()
+    assert shim.marks_count() == 0
+    for _ in range(200):
+        assert mark(numbers(4 * KIB))
+    kept = numbers(4 * KIB)
+    mark(kept)
+    mark(kept)
+    assert shim.marks_count() == 1
+    assert shim.has_marks()
+    del kept
+    assert shim.marks_count() == 0
+    assert not shim.has_marks()
+
+
+def test_mark_when_a_tensor_has_no_plain_memory_then_refused_and_harmless() -> None:
+    shim = get_runtime().shim
+    own: torch.Tensor = torch.ones(3).as_subclass(type("Own", (torch.Tensor,), {}))
+    for tensor in (torch.eye(3).to_sparse(), torch.empty(0), own):
+        assert not mark(tensor)
+        assert shim.storage_of(tensor) == 0
+    with torch.inference_mode():
+        assert not mark(torch.ones(8))
+    plain = torch.ones(8)
+    assert shim.storage_of(plain) == shim.storage_of(plain[2:].view(2, 3)) != 0
+    with pytest.raises(AttributeError, match="action"):
+        shim.mark(plain, "swap", None, 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        shim.mark(plain, SWAP, 3, 0)  # no weak reference to a number
+    assert shim.marks_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "is_found"),
+    [
+        (lambda t: t, True),
+        (lambda t: t.view(32, -1).t(), True),
+        (lambda t: t.detach(), True),
+        (lambda t: t.add_(1), False),
+        (lambda t: t.clone(), False),
+    ],
+    ids=["itself", "view", "detached", "changed", "copy"],
+)
+def test_tensor_when_saved_then_its_mark_is_found_by_storage_and_version(
+    change: Any, is_found: bool
+) -> None:
+    swapper = make_swapper()
+    tensor = numbers(64 * KIB)
+    mark(tensor)
+    assert is_moved(saved(swapper, change(tensor))) == is_found
+
+
+def test_mark_when_it_counts_a_change_to_come_then_found_only_after_it() -> None:
+    swapper = make_swapper()
+    tensor = numbers(64 * KIB)
+    mark(tensor, changes=1)
+    assert not is_moved(saved(swapper, tensor))
+    tensor.add_(1)
+    assert is_moved(saved(swapper, tensor))
+
+
+@pytest.mark.parametrize(("choice", "moves"), [(PASS, True), (AUTO, True), (KEEP, False)])
+def test_marked_tensor_when_saved_in_a_scope_then_only_one_that_keeps_stops_it(
+    choice: Choice, moves: bool
+) -> None:
+    swapper = make_swapper()
+    tensor = numbers(64 * KIB)
+    mark(tensor)
+    assert is_moved(saved(swapper, tensor, choice)) == moves
+
+
+def test_recipe_when_marked_then_asked_for_what_stands_for_the_tensor_and_not_kept_alive() -> None:
+    swapper = make_swapper()
+    operand = numbers(64 * KIB)
+    made = operand * 2
+    recipe = Recipe(Call(aten.mul.Tensor, (operand, 2.0), {}), [made])
+    get_runtime().shim.mark(made, PASS, recipe, 0)
+    packed = saved(swapper, made)
+    assert isinstance(packed, Recomputed)
+    assert torch.equal(swapper.unpack(packed), made)  # type: ignore[arg-type]
+    recipe.forget()
+    del recipe, packed
+    assert not isinstance(saved(swapper, made), Recomputed)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, object()])
+def test_unpack_when_given_what_is_no_saved_tensor_then_a_type_error(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a SavedTensor is needed"):
+        make_swapper().unpack(wrong)
+
+
+# ---- swaps that wait -----------------------------------------------------------------------------
+
+
+def test_swap_when_operators_are_watched_then_sent_at_the_next_one_or_at_the_end() -> None:
+    shim, swapper = get_runtime().shim, make_swapper()
+    first, second = numbers(64 * KIB), numbers(64 * KIB)
+    mark(first)
+    mark(second)
+    shim.watch(True)
+    shim.watch(True)
+    one = saved(swapper, first)
+    again = saved(swapper, first.view(2, -1))
+    assert group_of(one) is group_of(again)
+    assert not is_moved(one)
+    shim.send_pending()
+    assert is_moved(one)
+    other = saved(swapper, second)
+    shim.watch(False)
+    assert not is_moved(other)
+    shim.watch(False)
+    assert is_moved(other)
+
+
+@pytest.mark.parametrize(("base", "moves"), [(PASS, False), (AUTO, False), (SWAP, True)])
+def test_swap_when_void_then_the_scope_around_decides(base: Choice, moves: bool) -> None:
+    shim, swapper = get_runtime().shim, make_swapper()
+    tensor = numbers(64 * KIB)
+    mark(tensor, Choice(Action.SWAP, prefetch=3))
+    shim.watch(True)
+    handle = saved(swapper, tensor, base)
+    shim.void_swaps([numbers(4 * KIB), tensor.view(2, -1)])
+    shim.watch(False)
+    assert is_moved(handle) == moves
+    assert group_of(handle).choice.prefetch is None
+    later = saved(swapper, tensor, base)
+    assert is_moved(later) == moves
+    assert shim.marks_count() == 0
+
+
+def test_void_swaps_when_given_what_are_no_tensors_then_an_error() -> None:
+    with pytest.raises(TypeError, match="a sequence of tensors is needed"):
+        get_runtime().shim.void_swaps(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        get_runtime().shim.mark()  # type: ignore[call-arg]
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def test_rows_when_an_operator_is_looked_up_then_by_all_its_names_and_judged_together() -> None:
+    chosen = (row("mul", Swap(prefetch=1)), row("matmul", Recompute()), row("norm", Swap(), ".*"))
+    rows = OperatorRows((*chosen, row("mul", Exclude())))
+    found = rows.look_up(aten.mul_.Tensor)
+    assert found is not None
+    assert found.swap == Swap()
+    product = rows.look_up(aten.addmm.default)
+    assert product is not None
+    assert product.recompute == Recompute()
+    assert product.swap is None
+    assert [rows.seen[each] for each in chosen] == [1, 1, 2]
+    assert OperatorRows((row("mul", Swap()),)).look_up(aten.exp.default) is None
+
+
+class Outer(nn.Module):
+    """Asks for rows by name, in itself and around another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.found: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.found.append(rows_for_operator("PipeExpert"))
+        self.inner.register_forward_pre_hook(
+            lambda *_: self.found.append(rows_for_operator("PipeExpert"))
+        )
+        self.found.append(rows_for_operator("Other"))
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def test_rows_for_a_function_when_asked_for_then_only_in_the_modules_own_forward() -> None:
+    model = Outer()
+    make_part(model).add(row("PipeExpert", Recompute()))
+    carry_marks(model)
+    model(torch.ones(2))
+    own, other, inside = model.found
+    assert own == (Row(source=Source.CONFIGURATION, what=Recompute()),)
+    assert other == inside == ()
+    assert rows_for_operator("PipeExpert") == ()
+
+
+# ---- the mode ------------------------------------------------------------------------------------
+
+
+def test_mode_when_gradients_are_off_or_others_hooks_are_there_then_not_entered() -> None:
+    rows = OperatorRows((row(".*", Recompute()),))
+    depth = torch._C._len_torch_dispatch_stack
+    with torch.no_grad(), mark_operators(rows):
+        assert depth() == 0
+    with torch.autograd.graph.save_on_cpu(), mark_operators(rows):
+        assert depth() == 0
+    with mark_operators(rows):
+        assert depth() == 1
+    assert depth() == 0
+
+
+def test_marks_when_another_thread_saves_then_its_swaps_do_not_wait_for_this_one() -> None:
+    shim, swapper = get_runtime().shim, make_swapper()
+    tensor = numbers(64 * KIB)
+    mark(tensor)
+    handles: list[Any] = []
+    shim.watch(True)
+    thread = threading.Thread(target=lambda: handles.append(saved(swapper, tensor)))
+    thread.start()
+    thread.join()
+    assert is_moved(handles[0])
+    shim.watch(False)
+
+
+def test_carrier_when_it_ends_then_what_it_made_is_no_longer_found() -> None:
+    x = torch.rand(64, 64, requires_grad=True)
+    with carrying():
+        with mark_operators(OperatorRows((row("add", Recompute()),))):
+            made = x + 1
+        assert isinstance((made * made).grad_fn, torch.autograd.graph.Node)
+        packed = saved(get_runtime().current_swapper(), made)
+        assert isinstance(packed, Recomputed)
+    del packed
+    assert not isinstance(saved(get_runtime().current_swapper(), made), Recomputed)
+
+
+def test_parts_when_no_row_for_an_operator_is_left_then_the_module_is_as_before(
+    installation: Installation,
+) -> None:
+    assert installation is not None
+    model = nn.Sequential(nn.Linear(8, 8))
+    chosen = row("addmm", Swap())
+    make_part(model[0]).add(chosen)
+    carry_marks(model)
+    assert "forward" in vars(model)
+    make_part(model[0]).remove(chosen)
+    carry_marks(model)
+    assert "forward" not in vars(model)
