@@ -24,8 +24,13 @@ from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators import install, uninstall
+    from swapkit.api.arguments import add_arguments, from_arguments
+    from swapkit.api.choosing import choices
+    from swapkit.api.configuration import configure
     from swapkit.api.contexts import budget
+    from swapkit.api.functions import adapt_mem_func_wrapper
     from swapkit.api.operators import op
+    from swapkit.api.regions import checkpoint
     from swapkit.api.scopes import keep, offload
     from swapkit.api.statistics import memory_stats, memory_summary, reset_peak_memory_stats
 
@@ -33,7 +38,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SwapkitError",
+    "adapt_mem_func_wrapper",
+    "add_arguments",
     "budget",
+    "checkpoint",
+    "choices",
+    "configure",
+    "from_arguments",
     "install",
     "keep",
     "memory_stats",
@@ -45,7 +56,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "adapt_mem_func_wrapper": "swapkit.api.functions",
+    "add_arguments": "swapkit.api.arguments",
     "budget": "swapkit.api.contexts",
+    "checkpoint": "swapkit.api.regions",
+    "choices": "swapkit.api.choosing",
+    "configure": "swapkit.api.configuration",
+    "from_arguments": "swapkit.api.arguments",
     "install": "swapkit._runtime.allocators",
     "keep": "swapkit.api.scopes",
     "memory_stats": "swapkit.api.statistics",

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from swapkit._native.sched import Tier
-from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.choice import TIERS, Action, Choice, choice_of
 from swapkit._runtime.copies import HostCopies
 from swapkit._runtime.device import TYPES
 from swapkit._runtime.optimizer import attach
 from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import Scope, ScopedForward, scoped
+from swapkit._runtime.scopes import Scope
+from swapkit.api.targets import apply, choose
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
+from swapkit.registry import Keep, Swap
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer")
 _Model = TypeVar("_Model", bound=torch.nn.Module)
 
-TIERS = {"host": Tier.ANY, "disk": Tier.DISK}
-NAMES_SHOWN = 8  # of a model's modules, when a pattern matches none
-
 
 class Chosen(Scope):
     """A choice for saved tensors: a decorator and a context manager. Made by `offload`, `keep`.
@@ -37,13 +34,17 @@ class Chosen(Scope):
     module, or a function in place of the function.
     """
 
+    def __init__(self, what: Keep | Swap, choice: Choice) -> None:
+        super().__init__(choice)
+        self.what = what
+
     def __call__(self, target: _T) -> _T:
-        """Apply the choice to what `target` saves.
+        """Make the choice for what `target` saves.
 
         Raises:
             InvalidArgument: it is nothing that runs.
         """
-        result: _T = _apply(self, target)
+        result: _T = choose(target, self.what)
         return result
 
 
@@ -119,10 +120,10 @@ def offload(
         ...     loss = mlp(torch.ones(64, 64)).sum()
         >>> loss.backward()
     """
-    chosen = Chosen(_parse(to, prefetch, min_bytes))
+    what = _parse(to, prefetch, min_bytes)
     if isinstance(target, torch.optim.Optimizer):
         return _offload_optimizer(target, to)
-    return _dispatch(chosen, target, pattern)
+    return apply(Chosen(what, choice_of(what, None)), what, target, pattern)
 
 
 @overload
@@ -150,10 +151,11 @@ def keep(target: Any = None, pattern: str | None = None, /) -> Any:
         >>> with swapkit.keep():
         ...     loss = torch.ones(1024, requires_grad=True).exp().sum()
     """
-    return _dispatch(Chosen(Choice(Action.KEEP)), target, pattern)
+    chosen = Chosen(Keep(), Choice(Action.KEEP))
+    return apply(chosen, chosen.what, target, pattern)
 
 
-def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Choice:
+def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Swap:
     if to not in TIERS:
         raise InvalidArgument(f"to={to!r}: expected 'host' or 'disk'")
     is_count = isinstance(prefetch, int) and not isinstance(prefetch, bool) and prefetch >= 1
@@ -161,60 +163,11 @@ def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Choice:
         raise InvalidArgument(f"prefetch={prefetch!r}: expected None or a whole number from 1 on")
     least = parse_bytes(min_bytes, name="min_bytes")
     least = max(least, read_environment().min_swap_bytes)
-    return Choice(Action.SWAP, TIERS[to], prefetch, least)
-
-
-def _dispatch(chosen: Chosen, target: object, pattern: str | None) -> object:
-    if target is None:
-        if pattern is not None:
-            raise InvalidArgument(f"the pattern {pattern!r} needs a model to look in")
-        return chosen
-    if pattern is None:
-        return _apply(chosen, target)
-    if not isinstance(target, torch.nn.Module):
-        raise InvalidArgument(f"{target!r}: a pattern is for the submodules of a Module")
-    for module in match_modules(target, pattern):
-        _apply(chosen, module)
-    return target
-
-
-def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:
-    """Return the submodules of a model whose path a pattern matches as a whole.
-
-    Raises:
-        InvalidArgument: it is no regular expression, or matches nothing.
-    """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
-    paths = dict(model.named_modules())
-    found = [module for path, module in paths.items() if path and compiled.fullmatch(path)]
-    if not found:
-        shown = ", ".join([path for path in paths if path][:NAMES_SHOWN])
-        raise InvalidArgument(
-            f"pattern {pattern!r} matches no submodule of {type(model).__name__}; its paths begin "
-            f"with: {shown}"
-        )
-    return found
-
-
-def _apply(scope: Scope, target: Any) -> Any:  # noqa: ANN401 - typed by the callers
-    if isinstance(target, torch.nn.Module):
-        target.forward = ScopedForward(target, scope)
-        return target
-    if isinstance(target, type) and issubclass(target, torch.nn.Module):
-        target.forward = scoped(scope, target.forward)
-        return target
-    if callable(target) and not isinstance(target, type):
-        return scoped(scope, target)
-    raise InvalidArgument(
-        f"{target!r}: expected a Module class, a Module, a function or an optimizer"
-    )
+    return Swap(to=to, prefetch=prefetch, min_bytes=least)
 
 
 def _offload_optimizer(optimizer: torch.optim.Optimizer, to: str) -> torch.optim.Optimizer:
-    if TIERS.get(to) is Tier.DISK:
+    if to == "disk":
         raise InvalidArgument('offload(optimizer, to="disk"): states can only live on the host')
     swapper = _swapper_for(optimizer)
     executor = HostCopies(swapper.scheduler, swapper.device)

@@ -44,6 +44,15 @@ def format_holders(holders: Sequence[Holder], *, most: int = LARGEST_SHOWN) -> l
     return lines
 
 
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of texts below their heads, in columns as wide as need be."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (heads, *rows)
+    )
+
+
 def format_stats(stats: Mapping[str, int], *, title: str) -> str:
     """Return the pool's statistics as a table."""
     heads = ("", "current", "peak", "total taken", "total given")

@@ -14,7 +14,8 @@ from tests.meta.sources import ROOT, list_sources
 if TYPE_CHECKING:
     from pathlib import Path
 
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/cuda.md")
+GUIDES = ("README.md", "docs/choices.md")  # their Python runs
+DOCUMENTS = (*GUIDES, "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/cuda.md")
 README_LINES = 150
 # Written in parts, so that this file does not name them either.
 MACHINE_PATHS = tuple("/" + path for path in ("work/", "tmp/w", "root/", "home/", "opt/pypi"))
@@ -40,10 +41,11 @@ def test_readme_when_counted_then_short() -> None:
     assert lines <= README_LINES
 
 
-def test_readme_when_its_python_is_run_then_it_works(tmp_path: Path) -> None:
-    blocks = PYTHON_BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert blocks, "README.md shows no Python"
-    script = tmp_path / "readme.py"
+@pytest.mark.parametrize("name", GUIDES)
+def test_guide_when_its_python_is_run_then_it_works(name: str, tmp_path: Path) -> None:
+    blocks = PYTHON_BLOCK.findall((ROOT / name).read_text(encoding="utf-8"))
+    assert blocks, f"{name} shows no Python"
+    script = tmp_path / "guide.py"
     script.write_text("\n".join(blocks), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],

@@ -13,7 +13,13 @@ from tests.meta.sources import ROOT
 
 PUBLIC_NAMES = {
     "SwapkitError",
+    "adapt_mem_func_wrapper",
+    "add_arguments",
     "budget",
+    "checkpoint",
+    "choices",
+    "configure",
+    "from_arguments",
     "install",
     "keep",
     "memory_stats",

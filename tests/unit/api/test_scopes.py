@@ -13,9 +13,10 @@ import torch
 
 import swapkit
 from swapkit._native.sched import Tier
-from swapkit._runtime.choice import Action
-from swapkit._runtime.scopes import ScopedForward
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.parts import PartForward, part_of
 from swapkit.errors import InvalidArgument
+from swapkit.registry import Swap
 from tests.support import MIB
 from tests.unit._runtime.rig import EVERYTHING
 from tests.unit.scoped import (
@@ -99,7 +100,7 @@ def test_offload_when_a_scope_then_what_runs_inside() -> None:
 def test_offload_when_a_pattern_is_given_then_the_submodules_that_it_matches() -> None:
     model = make_model()
     assert swapkit.offload(model, r"layers\.[02]\.up") is model
-    chosen = [path for path, m in model.named_modules() if isinstance(m.forward, ScopedForward)]
+    chosen = [path for path, m in model.named_modules() if isinstance(m.forward, PartForward)]
     assert chosen == ["layers.0.up", "layers.2.up"]
     before = copied()
     gradient(model)
@@ -145,8 +146,8 @@ def test_argument_when_wrong_then_named(
 
 def test_options_when_given_then_they_are_the_choice() -> None:
     choice = swapkit.offload(to="disk", prefetch=7, min_bytes="2MiB").choice
-    assert choice == (Action.SWAP, Tier.DISK, 7, 2 * MIB)
-    assert swapkit.offload().choice == (Action.SWAP, Tier.ANY, None, 1024)
+    assert choice == Choice(Action.SWAP, Tier.DISK, 7, 2 * MIB)
+    assert swapkit.offload().choice == Choice(Action.SWAP, Tier.ANY, None, 1024)
     assert swapkit.offload(min_bytes=1).choice.min_bytes == 1024
     assert swapkit.keep().choice.action is Action.KEEP
 
@@ -190,8 +191,9 @@ def test_module_when_copied_then_the_copy_is_offloaded_and_stands_alone(how: str
         torch.save(model, file)
         file.seek(0)
         twin = torch.load(file, weights_only=False)
-    assert isinstance(twin.layers[0].forward, ScopedForward)
-    assert twin.layers[0].forward.scope.choice.prefetch == 3
+    part = part_of(twin.layers[0])
+    assert part is not None
+    assert part.judgement.swap == Swap(prefetch=3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

@@ -1,0 +1,174 @@
+"""`choices`: what has been chosen for a model, by whom, and whether it holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+import torch
+
+from swapkit._runtime.parts import carry_marks, end_part, make_part, part_of
+from swapkit.errors import InvalidArgument
+from swapkit.registry import judge
+from swapkit.reporting.text import format_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit._runtime.parts import Part
+    from swapkit.registry import Row, Verdict
+
+HEADINGS = ("where", "what", "by", "holds")
+MODEL = "(model)"  # where the model itself is meant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRow:
+    """One choice for one part of a model."""
+
+    where: str  # path of the module, and of an operator inside it
+    what: str
+    by: str  # "decorator", "pattern", "configuration", "planner"
+    holds: bool
+    reason: str = ""  # why it does not hold
+    operators: int | None = None  # how many ran that it is for; None: it is for a module
+
+
+class Choices(Sequence[ChosenRow]):
+    """The choices for a model when they were asked for. Printed as a table."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._rows: list[tuple[ChosenRow, torch.nn.Module, Row]] = []
+        recomputed: list[str] = []  # paths of the regions around, outermost first
+        for path, module in model.named_modules():
+            recomputed = [other for other in recomputed if _is_inside(path, other)]
+            part = part_of(module)
+            if part is None:
+                continue
+            around = recomputed[-1] if recomputed else None
+            self._rows += [(row, module, of) for row, of in _rows_of(path, part, around)]
+            if part.judgement.recompute is not None:
+                recomputed.append(path)
+
+    @overload
+    def __getitem__(self, index: int) -> ChosenRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ChosenRow]: ...
+    def __getitem__(self, index: int | slice) -> ChosenRow | list[ChosenRow]:
+        rows = [row for row, _, _ in self._rows]
+        return rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def remove(self, pattern: str = ".*", *, by: str | None = None) -> int:
+        """Take choices back; what they were for runs as if they had never been made.
+
+        Graphs that were recorded under them keep working.
+
+        Args:
+            pattern: a regular expression that the row's `where` matches as a whole.
+            by: only those of one source, such as `"configuration"`.
+
+        Returns:
+            How many were taken back.
+
+        Raises:
+            InvalidArgument: the pattern is no regular expression.
+        """
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
+        kept, removed = [], 0
+        for entry in self._rows:
+            row, module, of = entry
+            if not compiled.fullmatch(row.where) or by not in (None, row.by):
+                kept.append(entry)
+                continue
+            make_part(module).remove(of)
+            end_part(module)
+            removed += 1
+        self._rows = kept
+        carry_marks(self._model)
+        return removed
+
+    def __str__(self) -> str:
+        if not self._rows:
+            return f"no choices for {type(self._model).__name__}"
+        cells = [(row.where, row.what, row.by, _holding(row)) for row in self]
+        return format_table(HEADINGS, cells)
+
+    __repr__ = __str__
+
+
+def choices(model: torch.nn.Module) -> Choices:
+    """Return what has been chosen for a model and its submodules, by whom, and whether it holds.
+
+    Args:
+        model: any module.
+
+    Returns:
+        A sequence of rows with `where`, `what`, `by`, `holds`, `reason`; printed, a table. Its
+        `remove()` takes choices back.
+
+    Raises:
+        InvalidArgument: it is no module.
+
+    Example:
+        >>> import swapkit, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        >>> model = swapkit.offload(model, r"0", prefetch=2)
+        >>> print(swapkit.choices(model))
+        where  what                      by       holds
+        0      swap to host, prefetch 2  pattern  yes
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgument(f"choices: {model!r} is no torch.nn.Module")
+    return Choices(model)
+
+
+def _rows_of(path: str, part: Part, around: str | None) -> Iterator[tuple[ChosenRow, Row]]:
+    """Yield the rows of a part as they are shown. `around`: the region that it is inside of."""
+    verdicts = _judge_each(part.rows)
+    inside = around if part.judgement.recompute is None else path
+    for row in part.rows:
+        reason = verdicts[id(row)].reason or _why_void(row, inside if row.operator else around)
+        shown = ChosenRow(
+            where=".".join(filter(None, (path, row.operator))) or MODEL,
+            what=str(row.what),
+            by=row.source.value,
+            holds=not reason,
+            reason=reason,
+            operators=part.operators.seen[row] if row.operator and part.operators else None,
+        )
+        yield shown, row
+
+
+def _why_void(row: Row, region: str | None) -> str:
+    """Return why a row has no effect in the recomputed region that it is inside of, if any."""
+    is_of_region = row.what.kind == "swap" or (row.operator and row.what.kind == "recompute")
+    return f"{region or MODEL} is recomputed" if region is not None and is_of_region else ""
+
+
+def _judge_each(rows: Sequence[Row]) -> dict[int, Verdict]:
+    """Return the verdict on each row, by its id: the module's own, and those for each operator."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.operator, []).append(row)
+    return {
+        id(verdict.row): verdict for group in groups.values() for verdict in judge(group).verdicts
+    }
+
+
+def _is_inside(path: str, region: str) -> bool:
+    return region == "" or path.startswith(region + ".")
+
+
+def _holding(row: ChosenRow) -> str:
+    if not row.holds:
+        return f"no: {row.reason}"
+    return "yes" if row.operators is None else f"yes, {row.operators} operators so far"

@@ -1,0 +1,360 @@
+"""`configure`: recompute and swap as a configuration document says."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._runtime.layers import find_layers, name_layers, runs
+from swapkit._runtime.meshes import check_group, find_tensor_parallel_group
+from swapkit._runtime.parts import carry_marks, end_part, make_part
+from swapkit._runtime.runtime import get_runtime
+from swapkit.api.choosing import choices
+from swapkit.api.remarks import describe, list_unmatched, remark
+from swapkit.api.targets import match_modules
+from swapkit.config.environment import read_environment
+from swapkit.config.mindformers.documents import read_document
+from swapkit.config.mindformers.layer_actions import settle
+from swapkit.config.mindformers.layouts import is_whole, lay_out
+from swapkit.config.mindformers.rules import check_rules
+from swapkit.errors import InvalidArgument
+from swapkit.registry import Collectives, Exclude, Recompute, Row, Source, Swap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit._runtime.layers import ModuleOperator, ModulePart
+    from swapkit.config.mindformers.documents import Document, ModelInputs
+    from swapkit.config.mindformers.layer_actions import LayerActions, Settings
+    from swapkit.config.mindformers.layouts import Layout, Offset
+    from swapkit.config.mindformers.patterns import Match
+    from swapkit.registry import What
+
+_log = logging.getLogger(__name__)
+ASK_FOR_GROUP = "give tensor_parallel_group="
+
+
+class Configuration:
+    """What a document came to for a model: its log, and how to take it back."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._rows: list[tuple[torch.nn.Module, Row]] = []
+        self.log_lines: list[str] = []
+        self.unmatched: list[str] = []  # patterns that name nothing in any layer
+
+    def remove(self) -> None:
+        """Take its choices back. Graphs that were recorded under them keep working."""
+        for module, row in self._rows:
+            make_part(module).remove(row)
+            end_part(module)
+        self._rows = []
+        carry_marks(self._model)
+
+    def __str__(self) -> str:
+        return "\n".join(self.log_lines)
+
+    def _add(
+        self, module: torch.nn.Module, what: What, operator: str = "", meaning: str = ""
+    ) -> None:
+        row = Row(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
+        # Several patterns may name one thing; the later word counts.
+        self._rows = [entry for entry in self._rows if entry != (module, row)]
+        self._rows.append((module, row))
+
+    def _hold(self) -> None:
+        for module, row in self._rows:
+            make_part(module).add(row)
+        carry_marks(self._model)
+
+
+def configure(  # noqa: PLR0913 - what a document does not say of the model
+    model: torch.nn.Module,
+    config: Any,  # noqa: ANN401 - a path, a mapping, any dataclass
+    /,
+    *,
+    num_layers: int | None = None,
+    offset: Offset | None = None,
+    pp_interleave_num: int | None = None,
+    pipeline_stage: int | None = None,
+    layers: str | Sequence[torch.nn.Module] | None = None,
+    layer_ids: Sequence[int] | None = None,
+    names: Mapping[str, str] | None = None,
+    tensor_parallel_group: Any = None,  # noqa: ANN401 - torch.distributed.ProcessGroup
+) -> Configuration:
+    r"""Recompute and swap the layers and operators of a model that a document names.
+
+    The document has the sections `recompute_config` and `swap_config` of MindFormers:
+    docs/configuration.md lists their keys. What an earlier call for the model chose is replaced.
+
+    A pattern names parts of a layer level by level, separated by `\.`: submodules by their own
+    names or by the usual ones (`attention`, `feed_forward\.w1`, `ffn_norm`, whatever the model
+    calls them), and at the end a submodule or an operator that the module's own `forward` calls
+    (`attention\.flash_attention`, `feed_forward\.mul`). An operator's results are swapped, or
+    computed again, wherever they were saved. What is recomputed is not swapped, and neither is
+    what a recomputed part is handed.
+
+    Args:
+        model: its layers are the elements of its largest `ModuleList`.
+        config: path of a YAML or JSON file, mapping, or dataclass instance.
+        num_layers: of the whole model, over all pipeline stages. None: as the document says, or as
+            many as the model has.
+        offset: layers that a stage has more than the average; None: the document's, or the
+            `offset` of `model.config`, or 0.
+        pp_interleave_num: chunks of a stage; None: likewise, or 1.
+        pipeline_stage: stages; None: likewise, or 1.
+        layers: where the layers are, if not there: a pattern for paths such as `r"blocks\.\d+"`, or
+            the modules.
+        layer_ids: their numbers in the whole model, if this process has only some of them.
+        names: further names of parts or operators, such as `{"attention": "mixer"}`.
+        tensor_parallel_group: over whose ranks `recompute_slice_activation` slices; None: of the
+            mesh that the parameters are spread over, if they are.
+
+    Returns:
+        The configuration: its `log_lines`, its `unmatched` patterns; `remove()` takes it back.
+
+    Raises:
+        InvalidConfiguration: a key or value of the document is wrong: the message names it. Nothing
+            was changed. A `KeyError`, `TypeError` or `IndexError` besides where the original raises
+            one.
+        InvalidArgument: the model has not the layers that the document speaks of.
+        OSError: the file cannot be read.
+
+    Source:
+        MindFormers, recompute and fine-grained activation swap.
+
+    Example:
+        >>> import swapkit, torch
+        >>> block = lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        >>> model = torch.nn.Sequential(torch.nn.ModuleList([block(), block()]))
+        >>> configuration = swapkit.configure(model, {"recompute_config": {"recompute": [1]}})
+        >>> print(swapkit.choices(model))
+        where  what       by             holds
+        0.0    recompute  configuration  yes
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgument(f"configure: {model!r} is no torch.nn.Module")
+    check_group(tensor_parallel_group)
+    document = read_document(config)
+    modules = _find_layers(model, layers)
+    inputs = document.inputs
+    asked = {
+        "num_layers": num_layers,
+        "offset": offset,
+        "pp_interleave_num": pp_interleave_num,
+        "pipeline_stage": pipeline_stage,
+    }
+    layout = lay_out(inputs, **_with_defaults(asked, inputs, model, len(modules)))
+    numbers = _number_layers(modules, layout, layer_ids)
+    check_rules(document, layout)
+    settings = settle(document, layout)
+    parts = name_layers(modules, _check_names(names))
+    actions = [settings.actions(i, part) for i, part in zip(numbers, parts, strict=True)]
+    configuration = Configuration(model)
+    group = tensor_parallel_group
+    if group is None and any(each.slice_activation for each in actions):
+        group = find_tensor_parallel_group(model)
+        if group is None:
+            _log.warning("recompute_slice_activation: no ranks to slice over; %s", ASK_FOR_GROUP)
+    get_runtime().tracker.add_model(model)
+    for part, each in zip(parts, actions, strict=True):
+        _choose(configuration, document, part, each, group)
+    _report(configuration, document, settings, parts, actions)
+    choices(model).remove(by=Source.CONFIGURATION.value)
+    configuration._hold()  # noqa: SLF001 - its own kind
+    for text in remark(model, settings, parts):
+        _log.warning("%s", text)
+    return configuration
+
+
+# ---- the model ----------------------------------------------------------------------------------
+
+
+def _find_layers(model: torch.nn.Module, layers: object) -> list[torch.nn.Module]:
+    if layers is None:
+        return list(find_layers(model).values())
+    if isinstance(layers, str):
+        found = match_modules(model, layers)
+    elif isinstance(layers, Iterable):
+        found = list(layers)
+    else:
+        raise InvalidArgument(f"layers={layers!r}: expected a pattern for paths, or modules")
+    _check_layers(model, found)
+    return found
+
+
+def _check_layers(model: torch.nn.Module, layers: Sequence[object]) -> None:
+    paths = {module: path for path, module in model.named_modules()}
+    for layer in layers:
+        if not isinstance(layer, torch.nn.Module) or layer not in paths:
+            raise InvalidArgument(
+                f"layers: expected a pattern for paths, or submodules of {type(model).__name__}; "
+                f"{type(layer).__name__} is none"
+            )
+        if not runs(layer):
+            raise InvalidArgument(
+                f"layers: {paths[layer]} is a list of modules, and never runs itself: give its "
+                "elements"
+            )
+    _check_apart([paths[layer] for layer in layers if isinstance(layer, torch.nn.Module)])
+
+
+def _check_apart(paths: Sequence[str]) -> None:
+    for index, path in enumerate(paths):
+        others = (*paths[:index], *paths[index + 1 :])
+        around = [other for other in others if f"{path}.".startswith(f"{other}." if other else "")]
+        if around:
+            where = "again" if around[0] == path else f"inside {around[0] or 'the model'}"
+            raise InvalidArgument(f"layers: {path} is there twice: by itself, and {where}")
+
+
+def _check_names(names: object) -> dict[str, str]:
+    if names is None:
+        return {}
+    texts = [*names, *names.values()] if isinstance(names, Mapping) else [None]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidArgument(
+            f"names={names!r}: expected paths in a layer by the name that stands for them, such as "
+            '{"attention": "mixer"}'
+        )
+    return dict(names) if isinstance(names, Mapping) else {}
+
+
+def _with_defaults(
+    asked: dict[str, Any], inputs: ModelInputs, model: torch.nn.Module, found: int
+) -> dict[str, Any]:
+    """Return the model-side inputs: as asked for; else the document's; else the model's."""
+    config = getattr(getattr(model, "module", model), "config", None)  # inside of a DDP
+    settled = dict(asked)
+    for name in ("offset", "pp_interleave_num", "pipeline_stage"):
+        if settled[name] is None and not getattr(inputs, name):
+            settled[name] = getattr(config, name, None)
+    if settled["num_layers"] is None and inputs.num_layers is None:
+        settled["num_layers"] = found
+    return settled
+
+
+def _number_layers(
+    modules: Sequence[torch.nn.Module],
+    layout: Layout,
+    layer_ids: Any,  # noqa: ANN401 - of the user
+) -> Sequence[int]:
+    if layer_ids is None:
+        if len(modules) != layout.num_layers:
+            raise InvalidArgument(
+                f"the model has {len(modules)} layers and num_layers is {layout.num_layers}: if "
+                "this process has only some of them, say which with layer_ids=; if its layers are "
+                "elsewhere, with layers="
+            )
+        return range(len(modules))
+    ids = list(layer_ids) if isinstance(layer_ids, Iterable) else [layer_ids]
+    most = layout.num_layers
+    if not all(is_whole(i) and 0 <= i < most for i in ids) or len(set(ids)) != len(ids):
+        raise InvalidArgument(
+            f"layer_ids={layer_ids!r}: expected different whole numbers from 0 to {most - 1}; "
+            f"num_layers is {most}"
+        )
+    if len(ids) != len(modules):
+        raise InvalidArgument(
+            f"layer_ids={layer_ids!r}: {len(ids)} numbers for {len(modules)} layers"
+        )
+    return ids
+
+
+# ---- choices ------------------------------------------------------------------------------------
+
+
+def _choose(
+    configuration: Configuration,
+    document: Document,
+    layer: ModulePart,
+    actions: LayerActions,
+    group: Any,  # noqa: ANN401
+) -> None:
+    """Write what is to be done with one layer as rows."""
+    recompute = _region_terms(document, actions)
+    add = configuration._add  # noqa: SLF001 - its own kind
+    if actions.full:
+        sliced = group if actions.slice_activation else None
+        add(layer.modules[0], replace(recompute, slice_group=sliced))
+    for match in actions.select:
+        _add_match(configuration, match, Recompute() if match.operator else recompute)
+    for match in actions.select_exclude:
+        _add_match(configuration, match, Exclude())
+    least = read_environment().min_swap_bytes
+    if actions.layer_swap is not None:
+        add(layer.modules[0], Swap(prefetch=int(actions.layer_swap), min_bytes=least))
+    for match, prefetch in actions.op_swaps:
+        _add_match(configuration, match, Swap(prefetch=int(prefetch), min_bytes=least))
+
+
+def _add_match(configuration: Configuration, match: Match, what: What) -> None:
+    add = configuration._add  # noqa: SLF001 - its own kind
+    for module in _modules_of(match):
+        add(module, what)
+    for name, operator in _operators_of(match):
+        add(operator.module, what, name, operator.pattern)
+
+
+def _modules_of(match: Match) -> Sequence[torch.nn.Module]:
+    part: Any = match.part
+    return () if match.operator else part.modules
+
+
+def _operators_of(match: Match) -> Iterator[tuple[str, ModuleOperator]]:
+    part: Any = match.part
+    # What is no module stands for all its operators.
+    names = [match.operator] if match.operator else [] if part.modules else part.operators
+    for name in names:
+        yield name, part.operator(name)
+
+
+def _region_terms(document: Document, actions: LayerActions) -> Recompute:
+    """Return how regions of a layer are recomputed: what is kept inside, and which collectives."""
+    return Recompute(
+        excluded=_name_operators(actions.select_exclude),
+        collectives=Collectives(
+            repeat=document.recompute.mp_comm_recompute,
+            repeat_weights=document.recompute.parallel_optimizer_comm_recompute,
+            repeat_in=_name_modules(actions.comm),
+            keep_in=_name_modules(actions.comm_exclude),
+        ),
+    )
+
+
+def _name_operators(matches: Iterable[Match]) -> tuple[tuple[str, str], ...]:
+    """Return operators as names of modules, and patterns of names."""
+    name_of = get_runtime().tracker.name_of
+    found = [operator for match in matches for _, operator in _operators_of(match)]
+    return tuple((name_of(operator.module), operator.pattern) for operator in found)
+
+
+def _name_modules(matches: Iterable[Match]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(module for module, _ in _name_operators(matches)))
+
+
+# ---- the log ------------------------------------------------------------------------------------
+
+
+def _report(
+    configuration: Configuration,
+    document: Document,
+    settings: Settings,
+    parts: Sequence[ModulePart],
+    actions: Sequence[LayerActions],
+) -> None:
+    """Log what the original logs, and the patterns that name nothing."""
+    lines = [*document.log_lines, *settings.log_lines]
+    lines += [line for each in actions for line in each.log_lines]
+    for line in lines:
+        text = re.sub(" +", " ", line.text).replace(r"\\", "\\")  # patterns as they are written
+        _log.log(line.level, "%s", text)
+        configuration.log_lines.append(text)
+    for key, pattern in list_unmatched(settings, parts):
+        configuration.unmatched.append(pattern)
+        _log.warning("%s: %s names nothing in any layer; %s", key, pattern, describe(parts[0]))

@@ -1,0 +1,165 @@
+"""`checkpoint`: parts of a program that are computed again in backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+
+from swapkit._runtime.operators import find_operators
+from swapkit._runtime.recompute.watching import check_operators
+from swapkit.api.targets import apply, choose
+from swapkit.errors import InvalidArgument
+from swapkit.registry import Recompute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module")
+_Model = TypeVar("_Model", bound=torch.nn.Module)
+
+
+class Checkpoint:
+    """A decorator of what is to be recomputed. Made by `checkpoint`."""
+
+    def __init__(self, what: Recompute) -> None:
+        self.what = what
+
+    def __call__(self, target: _T) -> _T:
+        """Make the choice for a `Module` class, a `Module`, a function or autograd's `Function`.
+
+        Raises:
+            InvalidArgument: it is nothing that runs.
+        """
+        result: _T = choose(target, self.what)
+        return result
+
+
+@overload
+def checkpoint(
+    *,
+    save: Iterable[Any] = ...,
+    offload: Iterable[Any] = ...,
+    policy: Callable[..., Any] | None = ...,
+    swap_inputs: bool = ...,
+    check_values: bool = ...,
+    preserve_rng_state: bool = ...,
+) -> Checkpoint: ...
+@overload
+def checkpoint(
+    target: _T,
+    /,
+    *,
+    save: Iterable[Any] = ...,
+    offload: Iterable[Any] = ...,
+    policy: Callable[..., Any] | None = ...,
+    swap_inputs: bool = ...,
+    check_values: bool = ...,
+    preserve_rng_state: bool = ...,
+) -> _T: ...
+@overload
+def checkpoint(
+    target: _Model,
+    pattern: str,
+    /,
+    *,
+    save: Iterable[Any] = ...,
+    offload: Iterable[Any] = ...,
+    policy: Callable[..., Any] | None = ...,
+    swap_inputs: bool = ...,
+    check_values: bool = ...,
+    preserve_rng_state: bool = ...,
+) -> _Model: ...
+def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
+    target: Any = None,
+    pattern: str | None = None,
+    /,
+    *,
+    save: Iterable[Any] = (),
+    offload: Iterable[Any] = (),
+    policy: Callable[..., Any] | None = None,
+    swap_inputs: bool = False,
+    check_values: bool = False,
+    preserve_rng_state: bool = True,
+) -> Any:
+    r"""Recompute a part of a program in backward instead of keeping what it saves.
+
+    A decorator of a `Module` class, a `Module`, a function or a `torch.autograd.Function` (where it
+    runs through `adapt_mem_func_wrapper`); with options, a decorator maker; with a pattern, applied
+    to the submodules of a model whose dotted path it matches as a whole. Regions nest.
+
+    Recomputation is `torch.utils.checkpoint` without reentrant autograd: random numbers, autocast
+    and device contexts are those of forward. What the region is handed is kept for it, and every
+    tensor among it (by keyword, in a list, tuple or dict, bound by `functools.partial`) is a saved
+    tensor like any other: a scope around may swap it, and a budget too. On one part, recompute wins
+    over `offload`: `swap_inputs=True` is what to ask for instead.
+
+    Args:
+        target: what to apply it to.
+        pattern: a regular expression for paths of submodules, such as `r"layers\.\d+"`.
+        save: operators whose results are kept on the device all the same and not recomputed: names
+            such as `"mm"`, `"matmul"`, `"flash_attention"` or `"aten.mm.default"`, or overloads.
+        offload: likewise, kept on the host.
+        policy: instead of both, as in torch's selective checkpointing: called with a context, the
+            overload and its operands, it returns a `torch.utils.checkpoint.CheckpointPolicy`.
+            `MUST_CPU_OFFLOAD` and `PREFER_CPU_OFFLOAD` do what they say.
+        swap_inputs: swap what the region is handed, wherever it is called; parameters stay.
+        check_values: compare what every operator makes in recomputation with what it made before.
+            For finding errors: it reads everything twice.
+        preserve_rng_state: False: let random numbers differ, and save what remembering them costs.
+
+    Returns:
+        What it was applied to (for a function: one in its place); without `target`, a decorator.
+
+    Raises:
+        InvalidArgument: an argument is not understood, or no submodule matches the pattern.
+        RecomputeMismatch: in backward, with `check_values`: an operator made something else; the
+            message names the first one.
+
+    Example:
+        >>> import swapkit, torch
+        >>> @swapkit.checkpoint(save=["matmul"])
+        ... def block(x, *, weight):
+        ...     return torch.nn.functional.gelu(x @ weight).square()
+        >>> x = torch.ones(64, 64, requires_grad=True)
+        >>> block(x, weight=torch.ones(64, 64)).sum().backward()
+    """
+    if pattern is not None and not isinstance(pattern, str):
+        raise InvalidArgument(
+            f"checkpoint's second argument is a pattern, not {pattern!r}: it decorates a function, "
+            "checkpoint(function)(*args), and does not call it"
+        )
+    what = Recompute(
+        save=_parse_operators("save", save),
+        offload=_parse_operators("offload", offload),
+        policy=policy,
+        swap_inputs=swap_inputs,
+        check_values=check_values,
+        preserve_rng_state=preserve_rng_state,
+    )
+    _check(what)
+    return apply(Checkpoint(what), what, target, pattern)
+
+
+def _parse_operators(name: str, operators: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(operators, str):
+        raise InvalidArgument(f"{name}={operators!r}: expected a list, such as [{operators!r}]")
+    return tuple(operators)
+
+
+def _check(what: Recompute) -> None:
+    check_operators(what)
+    both = _resolve(what.save) & _resolve(what.offload)
+    if both:
+        raise InvalidArgument(
+            f"save and offload both name {', '.join(sorted(map(str, both)))}: a result is kept "
+            "either on the device or on the host"
+        )
+    if what.policy is not None and (what.save or what.offload):
+        raise InvalidArgument("policy= decides for every operator: leave save= and offload= out")
+    if what.policy is not None and not callable(what.policy):
+        raise InvalidArgument(f"policy={what.policy!r}: expected a function")
+
+
+def _resolve(names: tuple[Any, ...]) -> set[object]:
+    return {operator for name in names for operator in find_operators(name)}

@@ -1,0 +1,85 @@
+"""What a choice can be made for: modules, their classes, functions, submodules by pattern."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from swapkit._runtime.parts import make_function, make_operator, make_part
+from swapkit.errors import InvalidArgument
+from swapkit.registry import Row, Source, What
+
+NAMES_SHOWN = 8  # of a model's modules, when a pattern matches none
+
+
+def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the callers
+    """Make a choice for a part; return what stands for it from now on.
+
+    Raises:
+        InvalidArgument: it is nothing that runs.
+    """
+    row = Row(source=Source.DECORATOR, what=what)
+    if isinstance(target, torch.nn.Module):
+        make_part(target).add(row)
+        return target
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        target.forward = make_function(target.forward, row)
+        return target
+    if isinstance(target, type) and issubclass(target, torch.autograd.Function):
+        make_operator(target).add(row)
+        return target
+    if callable(target) and not isinstance(target, type):
+        return make_function(target, row)
+    raise InvalidArgument(
+        f"{target!r}: expected a Module class, a Module, a function, a torch.autograd.Function or, "
+        "to swap its states, an optimizer"
+    )
+
+
+def apply(decorator: object, what: What, target: Any, pattern: str | None) -> Any:  # noqa: ANN401
+    """Make a choice as `offload`, `keep` and `checkpoint` do; without a target, return a decorator.
+
+    Raises:
+        InvalidArgument: the target is nothing that runs, or the pattern matches nothing.
+    """
+    if target is None:
+        if pattern is not None:
+            raise InvalidArgument(f"the pattern {pattern!r} needs a model to look in")
+        return decorator
+    return choose(target, what) if pattern is None else choose_matching(target, pattern, what)
+
+
+def choose_matching(model: object, pattern: str, what: What) -> object:
+    """Make a choice for the submodules of a model whose path a pattern matches as a whole.
+
+    Raises:
+        InvalidArgument: it is no model, or nothing matches.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgument(f"{model!r}: a pattern is for the submodules of a Module")
+    for module in match_modules(model, pattern):
+        make_part(module).add(Row(source=Source.PATTERN, what=what))
+    return model
+
+
+def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:
+    """Return the submodules of a model whose path a pattern matches as a whole.
+
+    Raises:
+        InvalidArgument: it is no regular expression, or matches nothing.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
+    paths = dict(model.named_modules())
+    found = [module for path, module in paths.items() if path and compiled.fullmatch(path)]
+    if not found:
+        shown = ", ".join([path for path in paths if path][:NAMES_SHOWN])
+        raise InvalidArgument(
+            f"pattern {pattern!r} matches no submodule of {type(model).__name__}; its paths begin "
+            f"with: {shown}"
+        )
+    return found

@@ -1,0 +1,201 @@
+"""What the tests of configured models share: tiny models, training, and what was done to them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from swapkit._runtime.runtime import Move, get_runtime
+from tests.programs import assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.saved import StorageGroup
+
+VOCABULARY = 64
+TOKENS = (2, 32)
+HIDDEN = 32
+INNER = 64
+HEADS = 4
+STEPS = 2
+
+# What one layer's operators make, in bytes.
+ROWS = TOKENS[0] * TOKENS[1]
+HIDDEN_BYTES = 4 * ROWS * HIDDEN
+INNER_BYTES = 4 * ROWS * INNER
+ATTENTION_BYTES = HIDDEN_BYTES + 4 * ROWS * HEADS  # and the logarithms of its sums
+
+_GOLDEN = Path(__file__).parent.parent / "golden" / "document_examples.md"
+_EXAMPLE = re.compile(r"^## (\w+ ?\d?):.*?```yaml\n(.*?)```.*?```text\n(.*?)```", re.M | re.S)
+
+
+class Example(NamedTuple):
+    """An example of the original's description: what the user writes, and what is logged."""
+
+    document: str
+    lines: list[str]
+
+
+def read_examples() -> dict[str, Example]:
+    found = _EXAMPLE.findall(_GOLDEN.read_text(encoding="utf-8"))
+    return {
+        name: Example(document, [line.partition("INFO - ")[2] for line in log.splitlines()])
+        for name, document, log in found
+    }
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+
+def make_llama(layers: int = 4, **options: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS // 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "use_cache": False,
+        **options,
+    }
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**sizes)).train()
+
+
+def make_tokens(step: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, VOCABULARY, TOKENS, generator=generator)
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+
+class Training(NamedTuple):
+    """What some steps leave."""
+
+    losses: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    parameters: list[torch.Tensor]
+
+
+def get_loss(model: Any, step: int = 0) -> Any:
+    tokens = make_tokens(step)
+    return model(input_ids=tokens, labels=tokens).loss
+
+
+def train(
+    model: torch.nn.Module,
+    steps: int = STEPS,
+    loss_of: Callable[[Any, int], torch.Tensor] = get_loss,
+) -> Training:
+    """Train a model as any user would."""
+    torch.manual_seed(1)  # for dropout
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses, gradients = [], []
+    for step in range(steps):
+        loss = loss_of(model, step)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients += [one.grad.clone() for one in model.parameters() if one.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    return Training(losses, gradients, [one.detach().clone() for one in model.parameters()])
+
+
+@functools.cache
+def train_llama_plainly(layers: int = 4) -> Training:
+    return train(make_llama(layers))
+
+
+def assert_same_training(found: Training, wanted: Training) -> None:
+    assert len(found.gradients) == len(wanted.gradients) > 0
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert_same_bits(ours, theirs)
+
+
+# ---- what is done meanwhile ---------------------------------------------------------------------
+
+
+class Sent(NamedTuple):
+    """A storage that was sent to the host: who saved it, its bytes, and when it comes back."""
+
+    name: str
+    nbytes: int
+    prefetch: int
+
+
+@contextlib.contextmanager
+def watch_sent() -> Iterator[list[Sent]]:
+    """Note what planned swaps send to the host, each storage once; the scheduler must agree."""
+    runtime = get_runtime()
+    swapper = runtime.current_swapper()
+    before = swapper.scheduler.stats().copied_out_bytes
+    seen: weakref.WeakSet[StorageGroup] = weakref.WeakSet()
+    sent: list[Sent] = []
+
+    def note(group: StorageGroup) -> None:
+        if group not in seen:
+            seen.add(group)
+            sent.append(Sent(swapper.name(group), group.nbytes, group.choice.prefetch or 0))
+        type(swapper).note_timed(swapper, group)
+
+    runtime.tracker.start()  # so that all names are whole
+    swapper.note_timed = note  # type: ignore[method-assign]
+    try:
+        yield sent
+    finally:
+        del swapper.note_timed
+        runtime.tracker.stop()
+    copied = swapper.scheduler.stats().copied_out_bytes - before
+    assert copied == sum(one.nbytes for one in sent)
+
+
+@contextlib.contextmanager
+def trace_moves() -> Iterator[list[Move]]:
+    runtime = get_runtime()
+    runtime.trace = []
+    try:
+        yield runtime.trace
+    finally:
+        runtime.trace = None
+
+
+@contextlib.contextmanager
+def count_recomputed() -> Iterator[list[int]]:
+    """Count the regions and operators that are recomputed; the number is there afterwards."""
+    swapper = get_runtime().current_swapper()
+    before = swapper.recomputed_regions
+    counted: list[int] = []
+    yield counted
+    counted.append(swapper.recomputed_regions - before)
+
+
+@contextlib.contextmanager
+def count_calls(model: torch.nn.Module) -> Iterator[Counter[str]]:
+    """Count how often each submodule is called."""
+    calls: Counter[str] = Counter()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, path=path: calls.update([path]))
+        for path, module in model.named_modules()
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def find_forwards(model: torch.nn.Module) -> list[str]:
+    """Return the paths of the modules whose forward is not their class's."""
+    return [path for path, module in model.named_modules() if "forward" in module.__dict__]
