@@ -29,6 +29,7 @@ class Source(enum.Enum):
     DECORATOR = "decorator"
     PATTERN = "pattern"
     CONFIGURATION = "configuration"
+    FLAGS = "flags"
     PLANNER = "planner"
 
 
@@ -60,7 +61,8 @@ class Swap:
 class Collectives:
     """Which collectives of a recomputed region run again in backward; the others' results are kept.
 
-    Names are those of modules as the tracker gives them; one holds for all that is inside.
+    Names are those of modules as the tracker gives them, or ends of these; one holds for all that
+    is inside.
     """
 
     repeat: bool = True  # those of activations
@@ -128,6 +130,9 @@ class Row:
     what: What
     operator: str = ""  # inside the module, by a pattern of names; empty: the module itself
     meaning: str = ""  # a pattern of the operators that `operator` stands for, if not of its own
+
+    def __deepcopy__(self, _memo: object) -> Row:
+        return self  # a value; and a group of ranks that it names cannot be copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

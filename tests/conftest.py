@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,9 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# Before torch is loaded: the tensors of tests are small, and threads that share them out only wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu.context import Context
 
 # The folders of `tests/`, and how long each may take at most.
-SUITES = {"contract": 120.0, "fault": 90.0, "conformance": 240.0}
+SUITES = {"contract": 120.0, "fault": 90.0, "conformance": 400.0}
 QUICK_SUITES = ("contract",)
 TABLE = "suites and programs on the device"
 C_TESTS = ROOT / "tests" / "c"

@@ -2,8 +2,8 @@
 
 While such a module runs, a dispatch mode sees its operators, and marks what the chosen ones make
 (`cpp/marks.hpp`): wherever that is saved, it is swapped, or not kept at all but computed again in
-backward (`recompute/recipes.py`). The operators of a module are those that its own `forward` runs, not those
-of its submodules.
+backward (`recompute/recipes.py`). The operators of a module are those that its own `forward` runs,
+not those of its submodules.
 """
 
 from __future__ import annotations

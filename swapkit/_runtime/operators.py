@@ -158,7 +158,7 @@ def canonical_name(name: str) -> str:
     _index.cache_clear()  # a library may have been loaded since
     if is_known(word):
         return word
-    near = difflib.get_close_matches(word, [*ALIASES, *_index()], n=_NAMES_SUGGESTED)
+    near = difflib.get_close_matches(word, {**ALIASES, **_index()}, n=_NAMES_SUGGESTED)
     hint = f"; near names: {', '.join(near)}" if near else ""
     raise InvalidArgument(f"{name!r} is the name of no operator{hint}")
 

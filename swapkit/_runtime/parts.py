@@ -22,14 +22,14 @@ from swapkit._runtime.marking import OperatorRows, carrying, mark_operators
 from swapkit._runtime.recompute.exclusions import KeepInside
 from swapkit._runtime.recompute.regions import run_region
 from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import Scope, innermost_choice
+from swapkit._runtime.scopes import Scope, innermost_choice, resting_choice
+from swapkit.config.environment import read_environment
 from swapkit.registry import Row, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _KEEP = Scope(Choice(Action.KEEP))
-_SWAP = Scope(Choice(Action.SWAP))
 
 
 class Part:
@@ -96,9 +96,11 @@ class Part:
         if self.judgement.keep:
             return _KEEP
         if self._terms is not None and self._terms.swap_inputs:
-            return _SWAP
+            return Scope(Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes))
         is_spared = around is not None and around.spares_regions
-        return _KEEP if is_spared else contextlib.nullcontext()
+        if is_spared:
+            return Scope(resting_choice(get_runtime().current_swapper()))
+        return contextlib.nullcontext()
 
 
 @untraced
@@ -118,7 +120,7 @@ class PartForward:
     def __init__(self, module: torch.nn.Module) -> None:
         self.former = module.__dict__.get("forward")
         function = getattr(module.forward, "__func__", None)
-        by_class = None if function is None else _parts.get(function)
+        by_class = None if function is None else _find_part(function)
         inner: Callable[..., Any] = module.forward
         if by_class is not None:  # a choice for its class is one for it: they are judged together
             inner = function.__wrapped__.__get__(module)  # type: ignore[union-attr]
@@ -140,7 +142,14 @@ def part_of(module: torch.nn.Module) -> Part | None:
     forward = module.forward
     if isinstance(forward, PartForward):
         return forward.part
-    return _parts.get(getattr(forward, "__func__", forward))
+    return _find_part(getattr(forward, "__func__", forward))
+
+
+def _find_part(function: object) -> Part | None:
+    try:
+        return _parts.get(function)
+    except TypeError:  # an object that cannot be hashed or referred to weakly: none of ours
+        return None
 
 
 def make_part(module: torch.nn.Module) -> Part:
@@ -177,7 +186,7 @@ def carry_marks(model: torch.nn.Module) -> None:
 
 def make_function(function: Callable[..., Any], row: Row) -> Callable[..., Any]:
     """Return a function that runs as a part; what is one already gets a row more."""
-    former = _parts.get(function)
+    former = _find_part(function)
     inner = function if former is None else function.__wrapped__  # type: ignore[attr-defined]
     part = Part((row,) if former is None else (*former.rows, row))
 

@@ -19,6 +19,8 @@ from swapkit.errors import InvalidArgument, SessionError
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from swapkit._runtime.swapper import Swapper
+
 
 class _Open(threading.local):
     """The scopes that this thread has open, innermost last."""
@@ -79,3 +81,12 @@ class Scope:
 def innermost_choice() -> Choice | None:
     """Return the choice of the scope that this thread has opened last, if one is open."""
     return _open.stack[-1].choice if _open.stack else None
+
+
+@untraced
+def resting_choice(swapper: Swapper) -> Choice:
+    """Return what becomes of what is saved now and not swapped: a budget may still move it."""
+    scope = innermost_choice()
+    if swapper not in swapper.runtime.active or (scope and scope.action is Action.KEEP):
+        return Choice(Action.KEEP)
+    return Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)

@@ -33,7 +33,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStats:
-    """What a session has done so far. Peaks are of reserved bytes; counters accumulate."""
+    """What a session has done so far. Peaks are of reserved bytes; counters accumulate.
+
+    `recomputed_regions` counts every time that a part, or a single operator, was recomputed.
+    """
 
     budget_bytes: int
     peak_bytes: int

@@ -117,10 +117,14 @@ def _is_of_self(node: ast.AST) -> bool:
 
 def _find_applied(node: ast.AST, around: Mapping[str, object]) -> Iterator[str]:
     """Yield the name of one of autograd's functions that is applied through swapkit."""
-    if isinstance(node, ast.Call) and node.args and _called(node) == _WRAPPER:
+    if isinstance(node, ast.Call) and node.args and _is_wrapper(_called(node), around):
         function = node.args[0]
         name = getattr(function, "attr", getattr(function, "id", ""))
         yield getattr(around.get(name), "__name__", name)
+
+
+def _is_wrapper(name: str, around: Mapping[str, object]) -> bool:
+    return getattr(around.get(name), "__name__", name) == _WRAPPER  # perhaps imported as another
 
 
 def _called(node: ast.Call) -> str:

@@ -52,10 +52,14 @@ class Arguments(Settings):
         layers = list(find_layers(model).values())
         chosen = [(part, list(_find_modules(part, layers, stage))) for part in self.document]
         for part, found in chosen:
+            if part.group > 1:
+                _log.warning("each layer is recomputed by itself, not %d at a time", part.group)
             if not found:
                 _log.warning("no layer of %s has a %s", type(model).__name__, part.role)
             for module, row in found:
-                make_part(module).add(row)
+                part_of_module = make_part(module)
+                if row not in part_of_module.rows:  # asked for twice
+                    part_of_module.add(row)
         carry_marks(model)
         return model
 
@@ -78,10 +82,6 @@ class Arguments(Settings):
         Raises:
             SwapkitError: as `swapkit.budget`.
         """
-        if model is not None:
-            self.choose(model)
-        if optimizer is not None and self.swap_optimizer:
-            offload(optimizer)
         where = choose_device(options.get("device"), model)
         asked = {
             "policy": self.policy or "rescue",
@@ -90,6 +90,10 @@ class Arguments(Settings):
             **options,
         }
         session = budget(asked.pop("limit"), model, optimizer, **asked)
+        if model is not None:
+            self.choose(model)
+        if optimizer is not None and self.swap_optimizer:
+            offload(optimizer)
         if self.is_fixed_limit:
             session.add_hint(self.hint)
         return session
@@ -161,11 +165,11 @@ def _find_modules(
             continue
         found = _match(layer, part.pattern)
         for module in found:
-            yield module, Row(source=Source.CONFIGURATION, what=_what_of(part))
+            yield module, Row(source=Source.FLAGS, what=_what_of(part))
         if not found and part.role == CORE_ATTENTION:  # an operator, where it is no module
             for module in _match(layer, ROLES["self_attention"]):
                 what = _what_of(part)
-                yield module, Row(source=Source.CONFIGURATION, what=what, operator="attention")
+                yield module, Row(source=Source.FLAGS, what=what, operator="attention")
 
 
 def _match(layer: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:

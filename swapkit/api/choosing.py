@@ -11,7 +11,7 @@ import torch
 
 from swapkit._runtime.parts import carry_marks, end_part, make_part, part_of
 from swapkit.errors import InvalidArgument
-from swapkit.registry import judge
+from swapkit.registry import Source, judge
 from swapkit.reporting.text import format_table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ChosenRow:
 
     where: str  # path of the module, and of an operator inside it
     what: str
-    by: str  # "decorator", "pattern", "configuration", "planner"
+    by: str  # "decorator", "pattern", "configuration", "flags", "planner"
     holds: bool
     reason: str = ""  # why it does not hold
     operators: int | None = None  # how many ran that it is for; None: it is for a module
@@ -77,8 +77,11 @@ class Choices(Sequence[ChosenRow]):
             How many were taken back.
 
         Raises:
-            InvalidArgument: the pattern is no regular expression.
+            InvalidArgument: the pattern is no regular expression, or there is no such source.
         """
+        sources = [source.value for source in Source]
+        if by is not None and by not in sources:
+            raise InvalidArgument(f"by={by!r}: expected one of {', '.join(sources)}")
         try:
             compiled = re.compile(pattern)
         except re.error as error:

@@ -90,7 +90,7 @@ def configure(  # noqa: PLR0913 - what a document does not say of the model
     r"""Recompute and swap the layers and operators of a model that a document names.
 
     The document has the sections `recompute_config` and `swap_config` of MindFormers:
-    docs/configuration.md lists their keys. What an earlier call for the model chose is replaced.
+    docs/choices.md lists their keys. What an earlier call for the model chose is replaced.
 
     A pattern names parts of a layer level by level, separated by `\.`: submodules by their own
     names or by the usual ones (`attention`, `feed_forward\.w1`, `ffn_norm`, whatever the model

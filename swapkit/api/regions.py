@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -13,7 +14,7 @@ from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 _T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module")
 _Model = TypeVar("_Model", bound=torch.nn.Module)
@@ -141,13 +142,20 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     return apply(Checkpoint(what), what, target, pattern)
 
 
-def _parse_operators(name: str, operators: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(operators, str):
-        raise InvalidArgument(f"{name}={operators!r}: expected a list, such as [{operators!r}]")
-    return tuple(operators)
+def _parse_operators(name: str, operators: object) -> tuple[Any, ...]:
+    if isinstance(operators, str) or not isinstance(operators, Iterable):
+        example = "mm" if operators is None else operators
+        raise InvalidArgument(f"{name}={operators!r}: expected a list, such as [{example!r}]")
+    found = tuple(operators)
+    if not all(isinstance(each, Hashable) for each in found):
+        raise InvalidArgument(f"{name}={list(found)!r}: expected names or objects of torch.ops")
+    return found
 
 
 def _check(what: Recompute) -> None:
+    for name in ("swap_inputs", "check_values", "preserve_rng_state"):
+        if not isinstance(getattr(what, name), bool):
+            raise InvalidArgument(f"{name}={getattr(what, name)!r}: expected True or False")
     check_operators(what)
     both = _resolve(what.save) & _resolve(what.offload)
     if both:

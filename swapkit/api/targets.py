@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from swapkit._runtime.layers import runs
 from swapkit._runtime.parts import make_function, make_operator, make_part
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Row, Source, What
@@ -22,6 +23,10 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     """
     row = Row(source=Source.DECORATOR, what=what)
     if isinstance(target, torch.nn.Module):
+        if not runs(target):
+            raise InvalidArgument(
+                f"a {type(target).__name__} never runs itself: choose for its elements"
+            )
         make_part(target).add(row)
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
@@ -75,7 +80,14 @@ def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]
     except re.error as error:
         raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
     paths = dict(model.named_modules())
-    found = [module for path, module in paths.items() if path and compiled.fullmatch(path)]
+    # Lists of modules match only by the way: they never run.
+    matching = {path: module for path, module in paths.items() if path and compiled.fullmatch(path)}
+    found = [module for module in matching.values() if runs(module)]
+    if matching and not found:
+        raise InvalidArgument(
+            f"pattern {pattern!r} matches only {', '.join(matching)}, which never run themselves: "
+            "let it match what is inside"
+        )
     if not found:
         shown = ", ".join([path for path in paths if path][:NAMES_SHOWN])
         raise InvalidArgument(

@@ -85,7 +85,7 @@ WITHOUT_COUNTERPART = {
     f"{_MEMORY}.adaptive_recomputing.pluggable_allocator_adpator": "call swapkit.install()",
     f"{_MEMORY}.smart_swap.swap_manager": f"train `{_BUDGET}` with policy='swap'",
     f"{_MEMORY}.smart_swap.swap_engine": f"train `{_BUDGET}` with policy='swap'",
-    f"{_MEMORY}.memory_fragmentation.memory_recorder": "set MEMORY_FRAGMENTATION=1",
+    f"{_MEMORY}.memory_fragmentation.memory_recorder": "swapkit's pool has none: swapkit.install()",
     f"{_MEMORY}.swap_attention.prefetch": "use swapkit.offload(model, pattern)",
     f"{_ROOT}.fsdp.memory.recompute.recompute": "use swapkit.checkpoint(model, pattern)",
 }

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
+from swapkit._runtime.runtime import get_runtime
 from tests.integration.configured import (
     assert_same_training,
     count_recomputed,
@@ -123,6 +125,33 @@ def test_exclusion_when_a_copy_is_trained_inside_of_something_then_still_exclude
 
     assert count(model) == 1
     assert count(Wrapper(copy.deepcopy(model))) == 1
+
+
+class Reduced(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group: Any = torch.distributed.group.WORLD
+        summed: torch.Tensor = all_reduce(x.exp(), "sum", group)
+        return summed * x
+
+
+@pytest.mark.usefixtures("group")
+def test_collective_when_a_copy_is_trained_inside_of_something_then_still_kept() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Sequential(Reduced())])
+    outer = nn.Module()
+
+    def count(trained: Any) -> int:
+        with CountOperators() as mode:
+            trained.layers[0](torch.ones(64, requires_grad=True)).sum().backward()
+        reductions: int = mode.counts["all_reduce"]
+        return reductions
+
+    plain = count(model)
+    exclude = {"recompute": True, "select_comm_recompute_exclude": [r"0\.mul"]}
+    swapkit.configure(model, {"recompute_config": exclude})
+    outer.inner = copy.deepcopy(model)
+    get_runtime().tracker.add_model(outer)
+    assert (count(model), count(outer.inner)) == (plain, plain)
 
 
 def test_cache_when_it_is_on_and_attention_recomputed_then_warned(

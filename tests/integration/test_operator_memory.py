@@ -202,6 +202,20 @@ def test_swap_when_its_consumer_is_a_recomputed_region_then_nothing_moves() -> N
     assert cost(make(region, swap), leaf(), leaf()).moved == 0
 
 
+def test_region_when_its_input_is_not_swapped_for_a_configuration_then_a_budget_may_move_it() -> (
+    None
+):
+    inner = swapkit.checkpoint(Calls(lambda x: x.sin().exp()))
+    outer = Calls(lambda x: inner(x * 2))
+    make_part(outer).add(Row(source=Source.CONFIGURATION, what=Swap()))
+    with swapkit.budget("1GiB") as session:
+        out = outer(leaf())
+        before = in_use_bytes()
+        session.rescue(1 << 40)
+        assert before - in_use_bytes() >= MIB
+        out.sum().backward()
+
+
 # ---- scopes around -------------------------------------------------------------------------------
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+
 import pytest
 
 from swapkit.registry import (
@@ -96,3 +99,9 @@ def test_exclusions_when_another_row_recomputes_in_full_then_they_still_hold() -
 )
 def test_choice_when_printed_then_in_words(what: What, text: str) -> None:
     assert str(what) == text
+
+
+def test_row_when_copied_with_its_part_then_itself() -> None:
+    group = threading.Lock()  # as a group of ranks it cannot be copied
+    row = Row(source=Source.PATTERN, what=Recompute(slice_group=group))
+    assert copy.deepcopy([row])[0] is row

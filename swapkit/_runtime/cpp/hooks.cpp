@@ -149,7 +149,7 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
     if (group->terms.action == Action::keep) {
         return true; // the swap that was chosen for it is void
     }
-    if (is_marked) {
+    if (is_marked || packer->terms.spares) { // which an operator that is recomputed may make void
         return send_marked(mover, group, packer->terms, joined.is_new);
     }
     if (packer->terms.action != Action::automatic) {
@@ -191,8 +191,8 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
         return nullptr;
     }
     // Again: while the lock was waited for, the tensor may have been given another storage.
-    auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-        look(*impl, packer->terms.min_bytes, &span));
+    auto storage =
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(look(*impl, terms.min_bytes, &span));
     if (!storage) {
         return keep(tensor);
     }

@@ -9,7 +9,8 @@
 //
 // An operator that is recomputed needs what it was given in backward, so a swap of that would be in
 // vain (it is *void*). Autograd saves an operator's operands before the operator is seen to run:
-// while a thread watches its operators, marked storages are sent only at its next one.
+// while a thread watches its operators, marked storages, and those saved in a configuration's
+// scope, are sent only at its next one.
 #ifndef SWAPKIT_MARKS_HPP
 #define SWAPKIT_MARKS_HPP
 
@@ -29,9 +30,9 @@ bool marks_are_empty();
 Key key_of(c10::TensorImpl &tensor);
 // The mark of a storage at a version. Neither recipe nor choice: there is none.
 Mark find_mark(Key key);
-// Send a marked group that was just saved, now or at this thread's next operator. `base`: the terms
-// of the scope around, which hold if the swap turns out void; `is_new`: it was not saved before.
-// False: an exception is set.
+// Send a group that was just saved and may turn out void, now or at this thread's next operator.
+// `base`: the terms of the scope around, which hold if the swap turns out void; `is_new`: it was
+// not saved before. False: an exception is set.
 bool send_marked(Mover *mover, Group *group, const Terms &base, bool is_new);
 
 extern PyMethodDef mark_functions[];

@@ -4,50 +4,51 @@ A model of `transformers` hands its cache to every layer, also in training, unle
 to, and each layer appends to it. Recomputation must not append again: it is given the cache as it
 was when the region began, and what it writes is dropped. Kept for that is only what the region
 itself changed, so that no other layer's keys and values live longer.
+
+A cache may hold others: one of an encoder and a decoder holds one for each kind of attention.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class CacheStates:
     """The caches among a call's arguments, as they are before the region runs."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
-        self._before = {id(cache): _look(cache) for cache in caches}
-        self._caches = list(caches)
+        self._caches = list({id(one): one for cache in caches for one in _walk(cache)}.values())
+        self._before = {id(cache): _look(cache) for cache in self._caches}
 
     def end(self) -> None:
         """Note what the region has changed, and let go of the rest."""
         for cache in self._caches:
-            before = self._before[id(cache)]
             now = _look(cache)
-            self._before[id(cache)] = [
-                state if number >= len(now) or _differs(state, now[number]) else None
-                for number, state in enumerate(before)
-            ]
+            for name, entries in self._before[id(cache)].items():
+                later = now.get(name, {})
+                for key, entry in entries.items():
+                    if key in later and _is_same(entry, later[key]):
+                        entries[key] = _SAME
 
     def replace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return arguments with copies of the caches, as these were before."""
-        copies = {id(cache): self._copy(cache) for cache in self._caches}
+        copies = {id(cache): copy.copy(cache) for cache in self._caches}
+        for cache in self._caches:
+            state = vars(copies[id(cache)])
+            state.update({name: copies.get(id(value), value) for name, value in state.items()})
+            for name, entries in self._before[id(cache)].items():
+                state[name] = _rebuild(getattr(cache, name), entries)
         return (
             tuple(copies.get(id(value), value) for value in args),
             {name: copies.get(id(value), value) for name, value in kwargs.items()},
         )
-
-    def _copy(self, cache: Any) -> Any:  # noqa: ANN401 - of transformers
-        twin = copy.copy(cache)
-        twin.layers = [
-            _with_state(layer, state)
-            for layer, state in zip(cache.layers, self._before[id(cache)], strict=False)
-        ]
-        return twin
 
 
 def find_caches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheStates | None:
@@ -58,24 +59,72 @@ def find_caches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheStates |
 
 @functools.cache
 def _is_cache(kind: type) -> bool:
-    # By name: whoever has no such object need not load transformers.
-    names = {(base.__module__, base.__name__) for base in kind.__mro__}
-    return ("transformers.cache_utils", "Cache") in names
+    # By name: whoever has no such object need not load transformers, and some models' own caches
+    # derive from nothing.
+    return any(
+        base.__module__.startswith("transformers.") and base.__name__.endswith("Cache")
+        for base in kind.__mro__
+    )
 
 
-def _look(cache: Any) -> list[dict[str, Any] | None]:  # noqa: ANN401
-    return [dict(vars(layer)) for layer in getattr(cache, "layers", ())]
+class _Entry(NamedTuple):
+    """An element of a list or dict of a cache; of an object, such as a layer, its state, too."""
+
+    element: Any
+    state: dict[str, Any] | None
 
 
-def _differs(before: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
-    assert before is not None
-    assert now is not None
-    return before.keys() != now.keys() or any(before[name] is not now[name] for name in now)
+_SAME = _Entry(None, None)  # what the region has not changed
 
 
-def _with_state(layer: Any, state: dict[str, Any] | None) -> Any:  # noqa: ANN401
-    twin = copy.copy(layer)
-    if state is not None:
-        vars(twin).clear()
-        vars(twin).update(state)
+def _walk(cache: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield a cache, and those that it holds."""
+    yield cache
+    for value in vars(cache).values():
+        if _is_cache(type(value)):  # type: ignore[arg-type]
+            yield from _walk(value)
+
+
+def _look(cache: Any) -> dict[str, dict[Any, _Entry]]:  # noqa: ANN401
+    """Return what the lists and dicts of a cache hold, by name."""
+    return {
+        name: {key: _note(element) for key, element in _items(value)}
+        for name, value in vars(cache).items()
+        if isinstance(value, (list, dict))
+    }
+
+
+def _items(container: list[Any] | dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    return container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _note(element: Any) -> _Entry:  # noqa: ANN401
+    has_state = hasattr(element, "__dict__") and not isinstance(element, (torch.Tensor, type))
+    return _Entry(element, dict(vars(element)) if has_state else None)
+
+
+def _is_same(entry: _Entry, now: _Entry) -> bool:
+    if entry.element is not now.element or entry.state is None or now.state is None:
+        return entry.element is now.element
+    return entry.state.keys() == now.state.keys() and all(
+        value is now.state[name] for name, value in entry.state.items()
+    )
+
+
+def _rebuild(container: Any, entries: Mapping[Any, _Entry]) -> Any:  # noqa: ANN401
+    """Return a list or dict as it was; what is in it may be changed without effect on that."""
+    now = dict(_items(container))
+    made = {
+        key: _restore(_note(now[key]) if entry is _SAME else entry)
+        for key, entry in entries.items()
+    }
+    return made if isinstance(container, dict) else list(made.values())
+
+
+def _restore(entry: _Entry) -> Any:  # noqa: ANN401
+    if entry.state is None:
+        return entry.element
+    twin = copy.copy(entry.element)
+    vars(twin).clear()
+    vars(twin).update(entry.state)
     return twin

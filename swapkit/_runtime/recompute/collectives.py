@@ -103,4 +103,5 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _is_inside(name: str, modules: tuple[str, ...]) -> bool:
-    return any(name == module or name.startswith(module + ".") for module in modules)
+    # A copy of a configured model may be trained inside of something, which lengthens its names.
+    return any(f".{module}." in f".{name}." for module in modules)

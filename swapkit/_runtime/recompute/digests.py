@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from swapkit._runtime.guards import hidden
 from swapkit._runtime.operators import can_keep, operator_names
 from swapkit._runtime.recompute.collectives import may_be_under_way
-from swapkit._runtime.recompute.selection import CAUSES, inspect, stands_for_others
+from swapkit._runtime.recompute.selection import CAUSES, OperatorMode, inspect
 from swapkit.errors import RecomputeMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     from swapkit._runtime.operators import Operator
     from swapkit._runtime.tracking import ModuleTracker
@@ -138,25 +139,15 @@ class Digests:
         return self._tracker.is_state(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
-class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watching(OperatorMode):
     """Tells of each operator that is worth it."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, tell: Callable[[Operator, list[torch.Tensor]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tell = tell
 
-    def __torch_dispatch__(
-        self,
-        func: Operator,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operator returns
-        if stands_for_others(types):
-            return NotImplemented
-        kwargs = kwargs or {}
+    def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator."""
         results = func(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
         if tensors and not _is_any(_base(func), _UNSEEN):
@@ -166,7 +157,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
 
-class _Comparing(_Watching):  # type: ignore[no-untyped-call]
+class _Comparing(_Watching):
     """Compares one recomputation with the first run."""
 
     def __init__(self, digests: Digests) -> None:

@@ -20,6 +20,7 @@ Source:
 
 from __future__ import annotations
 
+import abc
 import enum
 import functools
 import itertools
@@ -152,7 +153,7 @@ def _is_abstract(tensor: torch.Tensor) -> bool:
     return is_fake or tensor.device.type == "meta"
 
 
-def stands_for_others(types: tuple[type, ...]) -> bool:
+def _stands_for_others(types: tuple[type, ...]) -> bool:
     """Return whether an operator on tensors of these types comes to others on plain tensors."""
     return any(map(_comes_to_others, types))
 
@@ -161,6 +162,25 @@ def stands_for_others(types: tuple[type, ...]) -> bool:
 def _comes_to_others(kind: type) -> bool:
     # By name: whoever has no such tensor need not load their modules.
     return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operators on plain tensors, `torch.ops.higher_order` among them."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        return NotImplemented if _stands_for_others(types) else self.run(func, args, kwargs or {})
+
+    @abc.abstractmethod
+    def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator; return what it returns."""
 
 
 # ---- keeping -------------------------------------------------------------------------------------
@@ -242,10 +262,8 @@ class Log:
         return pytree.tree_unflatten(leaves, spec)
 
 
-class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recording(OperatorMode):
     """Watches a region's first run, and keeps results."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, log: Log, is_candidate: Callable[[Operator], bool], decide: Decide) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -253,16 +271,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_candidate = is_candidate
         self._decide = decide
 
-    def __torch_dispatch__(
-        self,
-        func: Operator,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operator returns
-        if stands_for_others(types):
-            return NotImplemented
-        kwargs = kwargs or {}
+    def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator."""
         results = func(*args, **kwargs)
         if self._log.replays or not self._is_candidate(func):
             return results
@@ -277,10 +287,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
 
-class Replaying(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Replaying(OperatorMode):
     """Gives out what a region's first run has kept. One for each recomputation."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, log: Log) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -296,16 +304,8 @@ class Replaying(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._log.replays -= 1
 
-    def __torch_dispatch__(
-        self,
-        func: Operator,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operator returns
-        if stands_for_others(types):
-            return NotImplemented
-        kwargs = kwargs or {}
+    def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator."""
         kept = self._find(func, args, kwargs) if func in self._log.calls else None
         if kept is not None:
             try:

@@ -24,7 +24,7 @@ from swapkit._runtime.recompute.selection import (
     Replaying,
     Selection,
 )
-from swapkit._runtime.scopes import innermost_choice
+from swapkit._runtime.scopes import resting_choice
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
 
@@ -167,9 +167,11 @@ def make_watcher(
     """Return who watches a region; None: nobody needs to."""
     keeping: _Keeping | None = None
     digests: Digests | None = None
-    has_rules = _has_rules(terms.collectives)
-    if not terms.is_full or has_rules:
-        keeping = _make_keeping(terms, swapper, module if has_rules else None)
+    repetition: Repetition | None = None
+    if _has_rules(terms.collectives):
+        repetition = Repetition(terms.collectives, swapper, module)
+    if not terms.is_full or repetition is not None:
+        keeping = _make_keeping(terms, swapper, repetition)
     if terms.check_values:
         digests = Digests(swapper.runtime.tracker)
     if keeping is None and digests is None:
@@ -177,26 +179,16 @@ def make_watcher(
     return Watcher(swapper, module, keeping, digests)
 
 
-def _make_keeping(terms: Recompute, swapper: Swapper, module: torch.nn.Module | None) -> _Keeping:
+def _make_keeping(terms: Recompute, swapper: Swapper, repetition: Repetition | None) -> _Keeping:
     check_operators(terms)
     keeper = Keeper(
-        save=swapper.packer(_saving_choice(swapper)),
+        save=swapper.packer(resting_choice(swapper)),
         offload=swapper.packer(Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes)),
         unpack=swapper.unpack,
         handle_type=swapper.runtime.shim.saved_tensor,  # type: ignore[arg-type]
         preserves_random_state=terms.preserve_rng_state,
     )
-    has_rules = _has_rules(terms.collectives)
-    repetition = Repetition(terms.collectives, swapper, module) if has_rules else None
     return _Keeping(Log(keeper), Selection(terms), repetition)
-
-
-def _saving_choice(swapper: Swapper) -> Choice:
-    """Return what becomes of saved results: a budget may move them as what autograd saves."""
-    scope = innermost_choice()
-    if swapper not in swapper.runtime.active or (scope and scope.action is Action.KEEP):
-        return Choice(Action.KEEP)
-    return Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
 
 
 def _has_rules(collectives: Collectives) -> bool:

@@ -18,6 +18,7 @@ Source:
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from swapkit.config.mindformers.layouts import Offset
 
 Section = TypeVar("Section", RecomputeConfig, SwapConfig)
+
+SECTIONS = ("recompute_config", "swap_config")
+ALIKE = 0.75  # from here on, of 1, a key is taken for a misspelt section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,7 @@ def read_document(source: object) -> Document:
 
     Raises:
         InvalidConfiguration: a value is wrong, or the text is no YAML.
-        WrongKey: a section has an unknown key.
+        WrongKey: a section has an unknown key, or its own is misspelt.
         WrongType: the document or a section is no mapping, or a value has the wrong type.
         OSError: the file cannot be read.
 
@@ -87,9 +91,10 @@ def read_document(source: object) -> Document:
         return Document(swap=source)
     sections = _as_mapping(source)
     _check_no_section(sections)
+    _check_spelling(sections)
     log_lines = tuple(
         warning(f"The input config {name} is empty.")
-        for name in ("recompute_config", "swap_config")
+        for name in SECTIONS
         if _is_empty(sections.get(name))
     )
     return Document(
@@ -98,6 +103,15 @@ def read_document(source: object) -> Document:
         inputs=_read_inputs(sections),
         log_lines=log_lines,
     )
+
+
+def _check_spelling(sections: Mapping[str, Any]) -> None:
+    """Raise if a key looks like a section's: all others are for somebody else."""
+    for key in sections:
+        meant = difflib.get_close_matches(str(key), SECTIONS, n=1, cutoff=ALIKE)
+        if key not in SECTIONS and meant:
+            message = f"The document has the key {key!r}: {meant[0]!r} is what is read"
+            raise WrongKey(message)
 
 
 def _as_mapping(source: object) -> Mapping[str, Any]:

@@ -121,6 +121,15 @@ def test_marked_tensor_when_saved_in_a_scope_then_only_one_that_keeps_stops_it(
     assert is_moved(saved(swapper, tensor, choice)) == moves
 
 
+def test_mark_when_it_moves_only_larger_storages_then_a_smaller_one_stays() -> None:
+    swapper = make_swapper()
+    small, large = numbers(64 * KIB), numbers(256 * KIB)
+    for tensor in (small, large):
+        mark(tensor, SWAP._replace(min_bytes=128 * KIB))
+    assert not is_moved(saved(swapper, small))
+    assert is_moved(saved(swapper, large))
+
+
 def test_recipe_when_marked_then_asked_for_what_stands_for_the_tensor_and_not_kept_alive() -> None:
     swapper = make_swapper()
     operand = numbers(64 * KIB)

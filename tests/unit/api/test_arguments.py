@@ -119,7 +119,7 @@ def test_flags_when_applied_then_these_choices_and_the_same_gradients(
     plain = gradients(model)
     assert parse(text).choose(model) is model
     assert [f"{row.where}: {row.what}" for row in swapkit.choices(model)] == expected
-    assert all(row.by == "configuration" for row in swapkit.choices(model))
+    assert all(row.by == "flags" for row in swapkit.choices(model))
     assert all(map(torch.equal, gradients(model), plain))
 
 
@@ -156,6 +156,21 @@ def test_budget_when_the_size_is_fixed_then_the_message_says_to_try_another() ->
     assert session.limit_bytes == 1 << 30
     with session:
         assert "start again with another size" in session.hints()[0]
+
+
+def test_budget_when_choices_were_made_before_or_it_is_refused_then_made_once_or_not_at_all() -> (
+    None
+):
+    model, optimizer = make_model(), torch.optim.SGD(make_model().parameters())
+    asked = parse("--adaptive-recompute-device-swap --recompute-norm --swap-optimizer")
+    with pytest.raises(Unsupported):
+        asked.budget(model, optimizer)
+    assert len(swapkit.choices(model)) == 0
+    assert not optimizer._optimizer_step_pre_hooks
+    asked = parse("--recompute-norm")
+    asked.choose(model)
+    asked.budget(model)
+    assert len(swapkit.choices(model)) == 8
 
 
 def test_budget_when_optimizer_states_are_to_be_swapped_then_they_are() -> None:

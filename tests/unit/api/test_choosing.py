@@ -144,3 +144,5 @@ def test_argument_when_wrong_then_named() -> None:
         swapkit.choices(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"pattern '\('"):
         swapkit.choices(make_model()).remove("(")
+    with pytest.raises(InvalidArgument, match="by='me': expected one of decorator, pattern"):
+        swapkit.choices(make_model()).remove(by="me")

@@ -209,7 +209,7 @@ def test_document_when_wrong_then_named_and_nothing_is_changed(
         ({"offset": [1]}, r"sum of `offset` \(1\)"),
         ({"layers": 5}, "layers=5: expected a pattern for paths, or modules"),
         ({"layers": "nothing"}, "pattern 'nothing' matches no submodule"),
-        ({"layers": "layers"}, "layers: layers is a list of modules, and never runs itself"),
+        ({"layers": "layers"}, "matches only layers, which never run themselves"),
         ({"layers": [1]}, "submodules of Model; int is none"),
         ({"layers": [nn.Linear(1, 1)]}, "submodules of Model; Linear is none"),
         (

@@ -146,6 +146,11 @@ def test_module_when_copied_then_the_copy_is_recomputed_and_stands_alone(how: st
         ((), {"save": ["mm"], "offload": ["matmul"]}, "save and offload both name .*mm"),
         ((), {"save": ["mm"], "policy": print}, "policy= decides for every operator"),
         ((), {"policy": 3}, "policy=3: expected a function"),
+        ((), {"swap_inputs": "yes"}, "swap_inputs='yes': expected True or False"),
+        ((), {"save": None}, r"save=None: expected a list, such as \['mm'\]"),
+        ((), {"offload": [["mm"]]}, "offload=.*: expected names or objects of torch.ops"),
+        ((torch.nn.ModuleList(),), {}, "a ModuleList never runs itself"),
+        ((make_model(), "layers"), {}, "matches only layers, which never run themselves"),
     ],
 )
 def test_argument_when_wrong_then_named(

@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,6 +80,24 @@ def test_offload_when_applied_to_a_function_then_a_function_like_it() -> None:
     assert run.__name__ == "run"
     assert run.__doc__ == "Run it."
     assert str(inspect.signature(run)).startswith("(x: 'torch.Tensor', *, times: 'int' = 2)")
+
+
+def test_offload_when_on_an_object_that_is_called_then_a_function_like_it() -> None:
+    @dataclass  # such as these cannot be hashed
+    class Scale:
+        factor: float = 2.0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.factor).sin()
+
+    before = copied()
+    swapped = swapkit.offload(Scale())
+    assert torch.equal(gradient(swapped), gradient(Scale()))
+    assert copied() > before
+    module = Block()
+    module.forward = Scale()  # type: ignore[method-assign, assignment]
+    assert len(swapkit.choices(module)) == 0
+    assert len(swapkit.choices(swapkit.offload(module))) == 1
 
 
 def test_offload_when_a_scope_then_what_runs_inside() -> None:
@@ -159,6 +178,8 @@ def test_min_bytes_when_the_environment_asks_for_more_then_smaller_ones_stay(
     monkeypatch.setenv("MIN_SWAP_TENSOR_SIZE", str(MIB))
     before = copied()
     gradient(swapkit.offload(lambda x: (x * 1).sin()))
+    region = swapkit.checkpoint(lambda x: x.sin().exp(), swap_inputs=True)
+    gradient(lambda x: region(x * 1))
     assert copied() == before
     assert swapkit.offload(min_bytes="2MiB").choice.min_bytes == 2 * MIB
 

@@ -122,6 +122,7 @@ def test_document_when_of_other_kinds_then_the_same() -> None:
             WrongType,
             "'pipeline_interleave' must be a bool",
         ),
+        ({"recompute_cfg": {}}, WrongKey, "the key 'recompute_cfg': 'recompute_config' is what"),
         ([1], WrongType, r"A configuration document is a mapping of sections, but this is \[1\]"),
         (Both, WrongType, "A configuration document is a mapping"),
         ("- a\n- b\n", WrongType, "A configuration document is a mapping"),

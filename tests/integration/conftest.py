@@ -1,0 +1,20 @@
+"""What the integration tests share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let what a module's tests remember go with them: it would stay in the pool for all others."""
+    yield
+    for value in vars(request.module).values():
+        is_ours = str(getattr(value, "__module__", "")).startswith("tests.integration.")
+        if is_ours and hasattr(value, "cache_clear"):
+            value.cache_clear()
