@@ -307,7 +307,8 @@ def _holds_layers(module: torch.nn.Module) -> bool:
 
 def runs(module: torch.nn.Module) -> bool:
     """Return whether a module has a forward; lists of modules have none."""
-    return type(module).forward is not torch.nn.Module.forward
+    # Asked of the module: a compiled one has a forward of its own.
+    return getattr(module.forward, "__func__", None) is not torch.nn.Module.forward
 
 
 def _is_inside(path: str, other: str) -> bool:
