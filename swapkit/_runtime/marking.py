@@ -52,12 +52,7 @@ class OperatorRows:
     def look_up(self, function: Operator) -> Judgement | None:
         """Return what was chosen for an operator; None: nothing."""
         if function not in self._found:
-            names = operator_names(function)
-            rows = [
-                row
-                for row, pattern in zip(self.rows, self._patterns, strict=True)
-                if any(pattern.fullmatch(name) for name in names)
-            ]
+            rows = self._match(operator_names(function))
             self._found[function] = judge(rows) if rows else None
         found = self._found[function]
         if found is not None:
@@ -67,14 +62,18 @@ class OperatorRows:
 
     def look_up_name(self, name: str) -> tuple[Row, ...]:
         """Return the rows for one of autograd's functions by its name."""
-        found = [
-            row
-            for row, pattern in zip(self.rows, self._patterns, strict=True)
-            if pattern.fullmatch(name)
-        ]
+        found = self._match((name,))
         for row in found:
             self.seen[row] += 1
         return tuple(replace(row, operator="") for row in found)
+
+    def _match(self, names: tuple[str, ...]) -> list[Row]:
+        """Return the rows whose pattern is of one of these names."""
+        return [
+            row
+            for row, pattern in zip(self.rows, self._patterns, strict=True)
+            if any(pattern.fullmatch(name) for name in names)
+        ]
 
 
 class _Watched(threading.local):
