@@ -7,7 +7,10 @@
     │   │   ├── WrongKey         KeyError             ... a key is unknown, or one is missing
     │   │   ├── WrongStage       IndexError           ... it names stages that the pipeline has not
     │   │   └── InvalidPattern   ValueError           ... no regular expression; also a `re.error`
+    │   ├── InvalidDocument      ValueError           a trace, machine or plan is malformed
     │   └── InvalidType          TypeError            an argument is of the wrong type
+    ├── InfeasibleBudget         ValueError           no plan fits; it names the least budget
+    ├── PlanMismatch             ValueError           a plan is for another model or program
     ├── Unsupported              NotImplementedError  not on this device or in this version
     ├── SessionError             RuntimeError         a session is used where it cannot be
     ├── SavedTensorModified      RuntimeError         a tensor needed for backward was changed
@@ -61,6 +64,29 @@ class WrongStage(InvalidConfiguration, IndexError):
 
 class InvalidPattern(InvalidConfiguration, re.error):
     """A pattern of a configuration document is no regular expression."""
+
+
+class InvalidDocument(InvalidArgument):
+    """A trace, machine or plan is malformed; the message says where and how."""
+
+
+class InfeasibleBudget(SwapkitError, ValueError):
+    """No plan fits the budget.
+
+    `least_bytes`: the smallest budget for which there is one, the device's use outside of the trace
+    included; `operators`: names of those that need so much.
+    """
+
+    def __init__(
+        self, message: str, *, least_bytes: int = 0, operators: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
+        self.operators = operators
+
+
+class PlanMismatch(SwapkitError, ValueError):
+    """A plan was made for another model, input or version of the program."""
 
 
 class Unsupported(SwapkitError, NotImplementedError):

@@ -1,0 +1,1 @@
+"""What planning works on: plain frozen values, without torch."""

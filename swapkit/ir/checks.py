@@ -1,0 +1,198 @@
+"""Whether a trace, a machine or a plan is sound: each function raises, or all is well.
+
+What they raise names the place: `operators[12].seconds: expected a number of at least 0, ...`.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from swapkit.ir.fields import MACHINE, PLAN, PREDICTION, SHAPES, TRACE, Shape, refuse
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
+from swapkit.ir.traces import BEFORE, Event, EventKind, Operator, Storage, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_TOTAL_BYTES = 1 << 62  # sums stay below 64 bits
+
+
+def check_trace(trace: Trace) -> None:
+    """Check that a trace can be planned for.
+
+    There is an operator; every field holds what it may; storages live from `birth` up to `death`;
+    operators touch only what is there while they run; events are in order, those of a storage
+    while it is there, and none uses what was not saved before.
+
+    Raises:
+        InvalidDocument: it does not hold; the message says where.
+    """
+    _check_type("trace", trace, Trace)
+    _check_fields("", trace, TRACE)
+    _check_version(trace.version, TRACE)
+    _check_rows("operators", trace.operators, Operator)
+    _check_rows("storages", trace.storages, Storage)
+    _check_rows("events", trace.events, Event)
+    if not trace.operators:
+        refuse("operators", "at least one", ())
+    _check_lives(trace)
+    _check_touches(trace)
+    _check_events(trace)
+
+
+def check_machine(machine: Machine) -> None:
+    """Check that every field of a machine holds what it may, and that a disk has its speeds.
+
+    Raises:
+        InvalidDocument: it does not hold; the message says where.
+    """
+    _check_type("machine", machine, Machine)
+    _check_fields("", machine, MACHINE)
+    _check_version(machine.version, MACHINE)
+    for name in ("disk_write_bytes_per_second", "disk_read_bytes_per_second"):
+        if machine.disk_bytes and getattr(machine, name) < 1:
+            refuse(name, "a number of at least 1, since there is a disk", getattr(machine, name))
+
+
+def check_plan(plan: Plan, trace: Trace | None = None) -> None:
+    """Check that a plan makes sense in itself, and for the trace it was made for.
+
+    One decision for a storage; a tier, a release and a prefetch only where something is swapped,
+    the release no later than the prefetch. With a trace: it has these storages and operators, and
+    the same signature, if both have one. Whether what is planned is legal: `find_violations`.
+
+    Raises:
+        InvalidDocument: it does not hold; the message says where.
+    """
+    _check_type("plan", plan, Plan)
+    _check_fields("", plan, PLAN)
+    _check_version(plan.version, PLAN)
+    _check_rows("decisions", plan.decisions, Decision)
+    if plan.prediction is not None:
+        _check_type("prediction", plan.prediction, Prediction)
+        _check_fields("prediction.", plan.prediction, PREDICTION)
+    seen: set[int] = set()
+    for row, decision in enumerate(plan.decisions):
+        if decision.storage in seen:
+            refuse(f"decisions[{row}].storage", "one decision for a storage", decision.storage)
+        seen.add(decision.storage)
+        _check_decision(f"decisions[{row}]", decision)
+    if trace is not None:
+        _check_plan_of(plan, trace)
+
+
+def _check_type(where: str, value: object, expected: type) -> None:
+    if type(value) is not expected:
+        refuse(where, f"a {expected.__name__}", value)
+
+
+def _check_version(version: object, shape: Shape) -> None:
+    if version != shape.version or type(version) is not int:
+        refuse("version", str(shape.version), version)
+
+
+def _check_fields(prefix: str, value: object, shape: Shape) -> None:
+    for name, rule in shape.rules.items():
+        content = getattr(value, name)
+        if not rule.holds(content):
+            refuse(f"{prefix}{name}", rule.expectation, content)
+
+
+def _check_rows(name: str, rows: Sequence[object], kind: type) -> None:
+    if type(rows) is not tuple:
+        refuse(name, f"a tuple of {kind.__name__}", rows)
+    for number, row in enumerate(rows):
+        if type(row) is not kind:
+            refuse(f"{name}[{number}]", f"a {kind.__name__}", row)
+    for field, rule in SHAPES[kind].rules.items():
+        for number, content in enumerate(map(attrgetter(field), rows)):
+            if not rule.holds(content):
+                refuse(f"{name}[{number}].{field}", rule.expectation, content)
+
+
+def _check_lives(trace: Trace) -> None:
+    count = len(trace.operators)
+    for number, storage in enumerate(trace.storages):
+        if storage.birth >= count:
+            refuse(
+                f"storages[{number}].birth", f"an operator from {BEFORE} to {count - 1}",
+                storage.birth,
+            )  # fmt: skip
+        if not max(storage.birth, 0) <= storage.death <= count:
+            first = max(storage.birth, 0)
+            refuse(
+                f"storages[{number}].death", f"an operator from {first} to {count}", storage.death
+            )
+        if not BEFORE <= storage.held < max(storage.death, 1):
+            most = max(storage.death, 1) - 1
+            refuse(f"storages[{number}].held", f"an operator from {BEFORE} to {most}", storage.held)
+    total = trace.base_bytes + sum(storage.nbytes for storage in trace.storages)
+    if total > MOST_TOTAL_BYTES:
+        refuse("storages", f"at most {MOST_TOTAL_BYTES} bytes together", total)
+
+
+def _check_touches(trace: Trace) -> None:
+    births = [storage.birth for storage in trace.storages]
+    deaths = [storage.death for storage in trace.storages]
+    for number, operator in enumerate(trace.operators):
+        for field, touched in (("reads", operator.reads), ("writes", operator.writes)):
+            for storage in touched:
+                where = f"operators[{number}].{field}"
+                if storage >= len(births):
+                    refuse(where, f"storages below {len(births)}", storage)
+                if not births[storage] <= number < deaths[storage]:
+                    life = f"from operator {births[storage]} until before {deaths[storage]}"
+                    refuse(where, f"storages that are there; {storage} is {life}", touched)
+
+
+def _check_events(trace: Trace) -> None:
+    count, before = len(trace.operators), 0
+    saved = {number for number, each in enumerate(trace.storages) if each.birth == BEFORE}
+    for number, event in enumerate(trace.events):
+        where = f"events[{number}]"
+        if not before <= event.operator <= count:
+            refuse(f"{where}.operator", f"an operator from {before} to {count}", event.operator)
+        before = event.operator
+        if event.storage is None:
+            continue
+        if event.storage >= len(trace.storages):
+            refuse(f"{where}.storage", f"a storage below {len(trace.storages)}", event.storage)
+        storage = trace.storages[event.storage]
+        if not storage.birth <= event.operator <= storage.death:
+            life = f"from operator {storage.birth} until before {storage.death}"
+            refuse(f"{where}.operator", f"one while the storage is there, {life}", event.operator)
+        if event.kind is EventKind.SAVE:
+            saved.add(event.storage)
+        elif event.storage not in saved:
+            refuse(f"{where}.storage", "a storage that an earlier event saved", event.storage)
+
+
+def _check_decision(where: str, decision: Decision) -> None:
+    if decision.action is not Action.SWAP:
+        for field in ("release", "prefetch"):
+            if getattr(decision, field) is not None:
+                refuse(
+                    f"{where}.{field}", "nothing, as it is not swapped", getattr(decision, field)
+                )
+        if decision.tier is not Tier.HOST:
+            refuse(f"{where}.tier", f"{Tier.HOST.value!r}, as it is not swapped", decision.tier)
+        return
+    release, prefetch = decision.release, decision.prefetch
+    if release is not None and prefetch is not None and prefetch < release:
+        refuse(f"{where}.prefetch", f"an operator of at least {release}, its release", prefetch)
+
+
+def _check_plan_of(plan: Plan, trace: Trace) -> None:
+    count = len(trace.operators)
+    for row, decision in enumerate(plan.decisions):
+        where = f"decisions[{row}]"
+        if decision.storage >= len(trace.storages):
+            refuse(f"{where}.storage", f"a storage below {len(trace.storages)}", decision.storage)
+        for field in ("release", "prefetch"):
+            slot = getattr(decision, field)
+            if slot is not None and slot >= count:
+                refuse(f"{where}.{field}", f"an operator below {count}", slot)
+    if plan.signature and trace.signature and plan.signature != trace.signature:
+        refuse("signature", f"{trace.signature!r}, that of the trace", plan.signature)

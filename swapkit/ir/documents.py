@@ -1,0 +1,93 @@
+"""JSON files: read without surprises, written so that people can read them, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from swapkit.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_STEP = "  "
+
+
+def read_document(path: str | os.PathLike[str]) -> object:
+    """Return what a JSON file holds.
+
+    Raises:
+        InvalidDocument: it is no JSON, has a key twice, or a number that is none.
+        OSError: it cannot be read.
+    """
+    return parse_document(Path(path).read_bytes())
+
+
+def parse_document(content: bytes) -> object:
+    """Return what JSON holds; raises InvalidDocument as `read_document` does."""
+    try:
+        return json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=_make_object,
+            parse_constant=_refuse_constant,
+        )
+    except InvalidDocument:
+        raise
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidDocument(f"document: no JSON from {where} on: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, too many digits, too deep
+        raise InvalidDocument(f"document: cannot be read as JSON: {error}") from error
+
+
+def write_document(path: str | os.PathLike[str], document: dict[str, object]) -> None:
+    """Write a document of plain values: all of it, or nothing.
+
+    Raises:
+        OSError: it cannot be written; what was there before still is.
+    """
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            file.writelines(_render(document, ""))
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _render(value: object, indent: str) -> Iterator[str]:
+    """Yield the text of a value: an object's keys and a table's rows on lines of their own."""
+    inner = indent + _STEP
+    if isinstance(value, dict) and value:
+        separator = "{\n"
+        for key, content in value.items():
+            yield f"{separator}{inner}{_COMPACT.encode(key)}: "
+            yield from _render(content, inner)
+            separator = ",\n"
+        yield f"\n{indent}}}"
+    elif isinstance(value, list) and value and isinstance(value[0], list):
+        yield "[\n" + ",\n".join(inner + _COMPACT.encode(row) for row in value) + f"\n{indent}]"
+    else:
+        yield _COMPACT.encode(value)
+
+
+def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InvalidDocument(f"document: the key {twice!r} is there twice")
+    return made
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidDocument(f"document: {name} is no number that a document may have")

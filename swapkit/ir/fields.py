@@ -1,0 +1,304 @@
+"""What each field of the shared values may hold, and how it stands in a document.
+
+A rule says of one value whether it may stand in a field (`holds`), in words what may
+(`expectation`), and turns it into what JSON has (`encode`) and back (`decode`). Decoding leaves
+alone what it cannot turn: whoever checks the result then says what is wrong.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from swapkit.errors import InvalidDocument
+from swapkit.ir import machines, plans, traces
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
+from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
+from swapkit.units import MOST_BYTES
+
+if TYPE_CHECKING:
+    import enum
+
+MOST_COUNT = (1 << 31) - 1  # operators and storages are numbered by 32 bits
+MOST_SECONDS = 1e9
+MOST_BYTES_PER_SECOND = 1e18
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
+
+
+class Rule:
+    """What may stand in a field."""
+
+    expectation = "anything"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether `value` may stand there."""
+        raise NotImplementedError
+
+    def encode(self, value: object) -> object:
+        """Return what stands for `value` in a document."""
+        return value
+
+    def decode(self, value: object) -> object:
+        """Return the value that a document means, or `value` itself if it means none."""
+        return value
+
+
+class Text(Rule):
+    """Text that can be written as UTF-8."""
+
+    expectation = "text"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether it is text without halves of surrogate pairs."""
+        if type(value) is not str:
+            return False
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+class Flag(Rule):
+    """True or false."""
+
+    expectation = "true or false"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether it is a bool."""
+        return type(value) is bool
+
+
+class Whole(Rule):
+    """A whole number in a range."""
+
+    def __init__(self, least: int, most: int = MOST_COUNT) -> None:
+        self.least, self.most = least, most
+        self.expectation = f"a whole number from {least} to {most}"
+        if most == MOST_COUNT:
+            self.expectation = f"a whole number of at least {least}"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether it is an int in the range; a bool is none."""
+        return type(value) is int and self.least <= value <= self.most
+
+
+class Number(Rule):
+    """A finite number in a range; in a document a whole number, too, stands for a float."""
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least, self.most = least, most
+        self.expectation = f"a number from {least:g} to {most:g}"
+        if most == MOST_SECONDS:
+            self.expectation = f"a number of at least {least:g}"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether it is a number in the range; a bool is none."""
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and self.least <= value <= self.most  # type: ignore[operator]
+
+    def decode(self, value: object) -> object:
+        """Return a float for an int that is one."""
+        return float(value) if type(value) is int and self.holds(value) else value
+
+
+class Member(Rule):
+    """A member of an enumeration, which stands in a document by its value."""
+
+    def __init__(self, members: type[enum.Enum]) -> None:
+        self.members = members
+        self._by_value = {member.value: member for member in members}
+        self.expectation = f"a {members.__name__}: {', '.join(map(repr, self._by_value))}"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether it is a member itself."""
+        return type(value) is self.members
+
+    def encode(self, value: object) -> object:
+        """Return the member's value."""
+        assert isinstance(value, self.members)
+        return value.value
+
+    def decode(self, value: object) -> object:
+        """Return the member of this value."""
+        return self._by_value.get(value, value) if isinstance(value, str) else value
+
+
+class Indexes(Rule):
+    """Numbers of storages; whether there are so many is for the trace to say."""
+
+    expectation = "a list of whole numbers of at least 0"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether it is a tuple of ints."""
+        return type(value) is tuple and all(
+            type(index) is int and 0 <= index <= MOST_COUNT for index in value
+        )
+
+    def encode(self, value: object) -> object:
+        """Return a list."""
+        assert isinstance(value, tuple)
+        return list(value)
+
+    def decode(self, value: object) -> object:
+        """Return a tuple."""
+        return tuple(value) if type(value) is list else value
+
+
+class Optional(Rule):
+    """What another rule allows, or nothing at all."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.expectation = f"{rule.expectation}, or nothing"
+
+    def holds(self, value: object) -> bool:
+        """Tell whether it is None or what the other rule allows."""
+        return value is None or self.rule.holds(value)
+
+    def encode(self, value: object) -> object:
+        """Return what the other rule encodes; None stays."""
+        return None if value is None else self.rule.encode(value)
+
+    def decode(self, value: object) -> object:
+        """Return what the other rule decodes; None stays."""
+        return None if value is None else self.rule.decode(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The fields of one kind of value that hold plain values, in the order of its documents."""
+
+    title: str  # what such a document says that it is; empty: it is part of others
+    version: int
+    rules: dict[str, Rule]
+
+
+_BYTES = Whole(0, MOST_BYTES)
+_COUNT = Whole(0)
+_SECONDS = Number(0.0, MOST_SECONDS)
+_SPEED = Number(1.0, MOST_BYTES_PER_SECOND)
+_DISK_SPEED = Number(0.0, MOST_BYTES_PER_SECOND)
+_TEXT = Text()
+
+OPERATOR = Shape(
+    title="",
+    version=traces.VERSION,
+    rules={
+        "name": _TEXT,
+        "seconds": _SECONDS,
+        "phase": Member(Phase),
+        "microbatch": _COUNT,
+        "module": _TEXT,
+        "occurrence": _COUNT,
+        "reads": Indexes(),
+        "writes": Indexes(),
+        "workspace_bytes": _BYTES,
+        "is_repeatable": Flag(),
+    },
+)
+STORAGE = Shape(
+    title="",
+    version=traces.VERSION,
+    rules={
+        "nbytes": _BYTES,
+        "kind": Member(Kind),
+        "birth": Whole(BEFORE),
+        "death": _COUNT,
+        "is_saved": Flag(),
+        "module": _TEXT,
+        "index": _COUNT,
+        "held": Whole(BEFORE),
+    },
+)
+EVENT = Shape(
+    title="",
+    version=traces.VERSION,
+    rules={"kind": Member(EventKind), "storage": Optional(_COUNT), "operator": _COUNT},
+)
+TRACE = Shape(
+    title="swapkit trace",
+    version=traces.VERSION,
+    rules={
+        "label": _TEXT,
+        "signature": _TEXT,
+        "device": _TEXT,
+        "base_bytes": _BYTES,
+        "step_seconds": _SECONDS,
+        "reserved_ratio": Number(1e-6, 1e6),
+    },
+)
+MACHINE = Shape(
+    title="swapkit machine",
+    version=machines.VERSION,
+    rules={
+        "name": _TEXT,
+        "budget_bytes": _BYTES,
+        "out_bytes_per_second": _SPEED,
+        "in_bytes_per_second": _SPEED,
+        "out_latency_seconds": _SECONDS,
+        "in_latency_seconds": _SECONDS,
+        "duplex": Number(1.0, 2.0),
+        "interference": Number(0.0, 1000.0),
+        "host_bytes": Optional(_BYTES),
+        "disk_bytes": _BYTES,
+        "disk_write_bytes_per_second": _DISK_SPEED,
+        "disk_read_bytes_per_second": _DISK_SPEED,
+    },
+)
+DECISION = Shape(
+    title="",
+    version=plans.VERSION,
+    rules={
+        "storage": _COUNT,
+        "action": Member(Action),
+        "tier": Member(Tier),
+        "release": Optional(_COUNT),
+        "prefetch": Optional(_COUNT),
+    },
+)
+PREDICTION = Shape(
+    title="",
+    version=plans.VERSION,
+    rules={
+        "seconds": _SECONDS,
+        "peak_bytes": _BYTES,
+        "host_peak_bytes": _BYTES,
+        "disk_peak_bytes": _BYTES,
+        "swapped_bytes": _BYTES,
+        "recompute_seconds": _SECONDS,
+        "stall_seconds": _SECONDS,
+    },
+)
+PLAN = Shape(
+    title="swapkit plan",
+    version=plans.VERSION,
+    rules={
+        "policy": _TEXT,
+        "signature": _TEXT,
+        "budget_bytes": _BYTES,
+        "bound_seconds": Optional(_SECONDS),
+    },
+)
+SHAPES: dict[type, Shape] = {
+    Operator: OPERATOR,
+    Storage: STORAGE,
+    Event: EVENT,
+    Trace: TRACE,
+    Machine: MACHINE,
+    Decision: DECISION,
+    Prediction: PREDICTION,
+    Plan: PLAN,
+}
+
+
+def refuse(where: str, expectation: str, value: object) -> NoReturn:
+    """Raise an InvalidDocument that says where, what was expected and what was there."""
+    raise InvalidDocument(f"{where}: expected {expectation}, got {show(value)}")
+
+
+def show(value: object) -> str:
+    """Return a value in at most about a line."""
+    try:
+        return _SHOWN.repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return "a number of very many digits"

@@ -1,0 +1,111 @@
+"""What is done with each storage of a trace, and what is expected of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+VERSION = 1
+
+
+class Action(enum.Enum):
+    """What happens to a saved storage while it is idle."""
+
+    KEEP = "keep"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+class Tier(enum.Enum):
+    """Where a swapped storage goes."""
+
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What happens to one storage.
+
+    A swapped storage is copied out as soon as its bytes are final. Its memory has to be gone before
+    operator `release` starts (None: whenever the copy is done); the copy back starts before
+    operator `prefetch`, as soon as there is room, and is waited for where the storage is needed.
+    A recomputed storage is dropped after its last use in forward and made again, by its own
+    operator and those before it whose results are not there, right before it is needed.
+    """
+
+    storage: int
+    action: Action
+    tier: Tier = Tier.HOST
+    release: int | None = None
+    prefetch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a step under a plan comes to. `peak_bytes`: in use, of the device."""
+
+    seconds: float
+    peak_bytes: int
+    host_peak_bytes: int = 0
+    disk_peak_bytes: int = 0
+    swapped_bytes: int = 0  # out, and as many back
+    recompute_seconds: float = 0.0
+    stall_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Decisions for the storages of one trace; what is not named is kept."""
+
+    decisions: tuple[Decision, ...]
+    budget_bytes: int
+    policy: str = ""
+    signature: str = ""  # of the trace
+    prediction: Prediction | None = None
+    bound_seconds: float | None = None  # no plan for this budget takes less
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """How a swapped storage moves, in seconds from the start of the step."""
+
+    storage: int
+    out_start: float
+    out_end: float
+    released: float  # when its memory is free
+    in_start: float  # when its memory is taken again
+    in_end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """How a storage is made again: right before `operator`, among the work done there."""
+
+    storage: int
+    operator: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Time that computing waited before an operator, and for which storage's copy."""
+
+    operator: int
+    storage: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A simulated step: when everything happens.
+
+    `starts[k]` to `ends[k]` is operator k with what is recomputed right before it, without stalls.
+    """
+
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    transfers: tuple[Transfer, ...]
+    recomputations: tuple[Recomputation, ...]
+    stalls: tuple[Stall, ...]
+    prediction: Prediction

@@ -1,0 +1,170 @@
+"""What torch's memory snapshots say, read without running anything that they hold."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeVar
+
+from swapkit.errors import InvalidDocument
+from swapkit.ir.fields import refuse, show
+from swapkit.units import MOST_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Value = TypeVar("Value")
+MOST_ADDRESS = 1 << 64
+FREES = ("free_completed", "free")
+REQUESTS = ("free_requested",)
+GROWS = ("segment_alloc", "segment_map")
+SHRINKS = ("segment_free", "segment_unmap")
+_SIZED = {"alloc", *FREES, *REQUESTS, *GROWS, *SHRINKS}
+_ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+_HOW = "torch.cuda.memory._record_memory_history() before the step that is to be seen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that the allocator did."""
+
+    action: str
+    address: int
+    nbytes: int
+    time_us: int | None = None
+    caller: str = ""  # the innermost Python function: "forward (model.py:12)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The history of one device, and what it has at the end."""
+
+    entries: tuple[Entry, ...]
+    blocks: dict[int, int]  # in use at the end: address -> bytes
+    reserved_bytes: int
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds containers, numbers and text only: whatever else a pickle names is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise InvalidDocument(
+            f"the pickle asks for {show(module)}.{show(name)}; a memory snapshot has only lists, "
+            "dictionaries, numbers and text"
+        )
+
+
+def load_snapshot(path: str | os.PathLike[str], *, device: int | None = None) -> Snapshot:
+    """Read the pickle of a snapshot; raises InvalidDocument, OSError if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            content = unpickle_plain(file)
+        return decode_snapshot(content, device=device)
+    except InvalidDocument as error:
+        raise InvalidDocument(f"{os.fspath(path)}: {error}") from None
+
+
+def decode_snapshot(content: object, *, device: int | None = None) -> Snapshot:
+    """Return what `torch.cuda.memory._snapshot()` says; raises InvalidDocument."""
+    fields = _check(content, dict, "snapshot")
+    traces = _check(fields.get("device_traces"), list, "device_traces")
+    chosen = _choose_device(traces, device)
+    where = f"device_traces[{chosen}]"
+    entries = tuple(_read_entries(_check(traces[chosen], list, where), where))
+    blocks, reserved_bytes = _read_segments(fields, chosen)
+    return Snapshot(entries=entries, blocks=blocks, reserved_bytes=reserved_bytes)
+
+
+def unpickle_plain(file: BinaryIO) -> object:
+    """Return the plain values of a pickle; raises InvalidDocument for any other, and for garbage.
+
+    Nothing is run, but a file made for it can ask for much memory.
+    """
+    try:
+        return _Unpickler(file).load()
+    except InvalidDocument:
+        raise
+    except (
+        pickle.UnpicklingError, EOFError, MemoryError, RecursionError, struct.error,
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        raise InvalidDocument(f"it is no pickle of a memory snapshot: {error}") from error
+
+
+def _choose_device(traces: list[object], device: int | None) -> int:
+    recorded = [number for number, trace in enumerate(traces) if trace]
+    if not recorded:
+        raise InvalidDocument(f"device_traces: no device has a history; call {_HOW}")
+    if device is None and len(recorded) > 1:
+        raise InvalidDocument(f"device_traces: devices {recorded} have a history; say which")
+    if device is not None and device not in recorded:
+        refuse("device", f"one that has a history, of {recorded}", device)
+    return recorded[0] if device is None else device
+
+
+def _read_entries(trace: list[object], where: str) -> Iterator[Entry]:
+    for number, item in enumerate(trace):
+        at = f"{where}[{number}]"
+        entry = _check(item, dict, at)
+        action = _check(entry.get("action"), str, f"{at}.action")
+        if action not in _SIZED:  # such as "oom", "snapshot" and what later versions add
+            continue
+        yield Entry(
+            action=action,
+            address=_read_whole(entry.get("addr"), MOST_ADDRESS, f"{at}.addr"),
+            nbytes=_read_whole(entry.get("size"), MOST_BYTES, f"{at}.size"),
+            time_us=_read_time(entry.get("time_us"), f"{at}.time_us"),
+            caller=_find_caller(entry.get("frames")) if action == "alloc" else "",
+        )
+
+
+def _read_segments(content: dict[object, object], device: int) -> tuple[dict[int, int], int]:
+    """Return the blocks in use, by address, and the bytes of all segments."""
+    blocks: dict[int, int] = {}
+    reserved_bytes = 0
+    for number, item in enumerate(_check(content.get("segments", []), list, "segments")):
+        where = f"segments[{number}]"
+        segment = _check(item, dict, where)
+        if segment.get("device", device) != device:
+            continue
+        reserved_bytes += _read_whole(segment.get("total_size"), MOST_BYTES, f"{where}.total_size")
+        address = _read_whole(segment.get("address"), MOST_ADDRESS, f"{where}.address")
+        for index, block in enumerate(_check(segment.get("blocks"), list, f"{where}.blocks")):
+            at = f"{where}.blocks[{index}]"
+            fields = _check(block, dict, at)
+            nbytes = _read_whole(fields.get("size"), MOST_BYTES, f"{at}.size")
+            if fields.get("state") in _ACTIVE:
+                blocks[address] = nbytes
+            address += nbytes
+    return blocks, reserved_bytes
+
+
+def _find_caller(frames: object) -> str:
+    """Return the innermost Python function of a stack, if there is one that can be read."""
+    for frame in frames if isinstance(frames, list) else ():
+        if not isinstance(frame, dict):
+            continue
+        file, name, line = frame.get("filename"), frame.get("name"), frame.get("line")
+        if isinstance(file, str) and isinstance(name, str) and file.endswith(".py"):
+            text = f"{name} ({file.rsplit('/', 1)[-1]}:{show(line)})"
+            return text.encode("utf-8", "replace").decode("utf-8")
+    return ""
+
+
+def _read_whole(value: object, most: int, where: str) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        refuse(where, f"a whole number from 0 to {most}", value)
+    return value
+
+
+def _read_time(value: object, where: str) -> int | None:
+    return None if value is None else _read_whole(value, MOST_ADDRESS, where)
+
+
+def _check(value: object, kind: type[Value], where: str) -> Value:
+    if type(value) is not kind:
+        refuse(where, f"a {kind.__name__}", value)
+    return value

@@ -1,0 +1,129 @@
+"""What one training step does, as plain values: operators in order, storages with their lives.
+
+Operators are numbered in the order in which they run, storages in that in which they appear.
+Without any plan, storage `s` is in memory while the operators `s.birth <= k < s.death` run;
+operator `k` itself takes `workspace_bytes` more while it runs.
+
+A storage that autograd saved is *idle* between the last operator of a forward that touches it, or
+runs while its memory is held there, and the first later operator that reads it. Only what is idle
+can be swapped or recomputed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from itertools import accumulate
+
+VERSION = 1
+BEFORE = -1  # the birth of what was there before the step
+
+
+class Phase(enum.Enum):
+    """Which part of a step an operator belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    IDLE = "idle"  # no operator: the device waits for others, as in a pipeline's bubble
+
+
+class Kind(enum.Enum):
+    """What a storage holds."""
+
+    ACTIVATION = "activation"  # made and dropped in the step
+    STATE = "state"  # parameters and buffers
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer state"
+    INPUT = "input"  # of the step, made outside of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator as it ran.
+
+    `reads` and `writes` are storages; those that it makes are among `writes`. Uses that no operator
+    was seen to make, such as an autograd function's, are reads of the next operator that was seen.
+    """
+
+    name: str  # such as "aten.mm.default"; empty: idle
+    seconds: float
+    phase: Phase
+    microbatch: int = 0
+    module: str = ""  # path of the innermost module that ran it; empty: none
+    occurrence: int = 0  # among the operators of this name in this call of the module
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    workspace_bytes: int = 0
+    is_repeatable: bool = False  # gives the same bits when it is run again on the same operands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The memory of one or more tensors that view it."""
+
+    nbytes: int  # as allocated
+    kind: Kind = Kind.ACTIVATION
+    birth: int = BEFORE  # the operator that makes it
+    death: int = 0  # the first operator that runs without it; the number of operators: it stays
+    is_saved: bool = False  # autograd saved it where a plan may decide about it
+    module: str = ""  # of a saved one: path of the module that saved it first,
+    index: int = 0  # and number among what was first saved in this call of the module
+    # The last operator of forward during which others than autograd's graph held it: giving it up
+    # frees nothing before. BEFORE: not known to be later than forward's last use.
+    held: int = BEFORE
+
+
+class EventKind(enum.Enum):
+    """What autograd asked our hooks."""
+
+    SAVE = "save"
+    USE = "use"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One call of a saved-tensor hook. Events are the clock by which a plan is carried out."""
+
+    kind: EventKind
+    storage: int | None  # None: something that no plan moves, such as a weight or a small tensor
+    operator: int  # the first operator that ran after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One step. `base_bytes`: in use throughout, by nothing that is listed."""
+
+    operators: tuple[Operator, ...]
+    storages: tuple[Storage, ...]
+    events: tuple[Event, ...] = ()
+    base_bytes: int = 0
+    device: str = "cpu"
+    label: str = ""  # of the model, for people
+    signature: str = ""  # of what the step was given: steps with the same one do the same
+    step_seconds: float = 0.0  # what such a step takes unrecorded, without a limit; 0: not known
+    reserved_ratio: float = 1.0  # most bytes reserved by those in use then
+    version: int = VERSION
+
+    @property
+    def seconds(self) -> float:
+        """What the operators take together."""
+        return sum(operator.seconds for operator in self.operators)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes in use at once, without a plan."""
+        return max(self.memory(), default=self.base_bytes)
+
+    def memory(self) -> list[int]:
+        """Return the bytes in use while each operator runs, without a plan."""
+        changes = [0] * (len(self.operators) + 1)
+        for storage in self.storages:
+            changes[max(storage.birth, 0)] += storage.nbytes
+            changes[storage.death] -= storage.nbytes
+        present = accumulate(changes[:-1], initial=self.base_bytes)
+        next(present)
+        return [
+            nbytes + operator.workspace_bytes
+            for nbytes, operator in zip(present, self.operators, strict=True)
+        ]
