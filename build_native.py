@@ -19,7 +19,13 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent
 INCLUDE = Path("swapkit/_native/include")
 SOURCE = Path("swapkit/_native/src")
-HEADERS = ("swapkit.h", "swapkit_entry.h", "swapkit_sched.h", "swapkit_testing.h")
+HEADERS = (
+    "swapkit.h",
+    "swapkit_entry.h",
+    "swapkit_plan.h",
+    "swapkit_sched.h",
+    "swapkit_testing.h",
+)
 
 INCLUDES = "".join(f'#include "{header}"\n' for header in HEADERS)
 

@@ -23,6 +23,7 @@ BELOW = {
     "disk": frozenset({"base"}),
     "sched": frozenset({"base", "backend", "pool", "disk"}),
     "entry": frozenset({"base", "pool"}),
+    "plan": frozenset({"base"}),
 }
 FACE_ONLY = frozenset({"backend", "pool", "disk"})
 FOREIGN = ("Python.h", "torch/", "ATen/", "c10/", "cuda", "acl/")

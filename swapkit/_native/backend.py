@@ -116,6 +116,7 @@ class Backend(Handle):
     """
 
     _what = "backend"
+    settings = ""  # what it was opened with that changes how fast it copies
 
     @classmethod
     def cpu(
@@ -149,7 +150,11 @@ class Backend(Handle):
         params.populate = populate
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_cpu(params, out))
-        return cls(out[0])
+        backend = cls(out[0])
+        backend.settings = (
+            f"bytes_per_s={copy_bytes_per_s} latency_ns={copy_latency_ns} node={numa_node}"
+        )
+        return backend
 
     @classmethod
     def cuda(
@@ -205,7 +210,9 @@ class Backend(Handle):
     @classmethod
     def _over(cls, inner: Backend, pointer: CData) -> Backend:
         inner._pointer = None  # the wrapper owns the native object now
-        return cls(pointer)
+        wrapper = cls(pointer)
+        wrapper.settings = f"{inner.settings} {wrapper.name}".strip()
+        return wrapper
 
     @property
     def name(self) -> str:

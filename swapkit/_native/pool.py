@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import weakref
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from swapkit._native._lib import CData
     from swapkit._native.backend import Backend, Stream
@@ -104,6 +105,16 @@ class RingEvent:
 def set_tag(tag: int) -> int:
     """Label the blocks that this thread takes from now on; return the previous label."""
     return lib.sk_tag_set(tag)
+
+
+@contextlib.contextmanager
+def tentative() -> Iterator[None]:
+    """Let this thread take only what can be had without waiting and without a rescue."""
+    previous = lib.sk_tentative_set(True)  # noqa: FBT003 - C functions have no keywords
+    try:
+        yield
+    finally:
+        lib.sk_tentative_set(previous)
 
 
 class Ring(Handle):

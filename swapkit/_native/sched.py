@@ -224,6 +224,18 @@ class Group:
         """Queue the copy back to `device`, which `owner` holds until the copy is done."""
         self._start(lib.sk_group_copy_in, device, owner, next_use, producer)
 
+    def poll_in(self) -> bool:
+        """Return whether the copy back is done; the group is clean then.
+
+        Raises:
+            SwapkitError: it failed; the group is out.
+        """
+        status = lib.sk_group_finish_in(self._pointer, NULL, POLL)
+        if status == lib.SK_NOT_READY:
+            return False
+        check(status)
+        return True
+
     def finish_in(self, consumer: Stream | int | None = None) -> None:
         """Let `consumer` wait for the copy; the group is clean then.
 

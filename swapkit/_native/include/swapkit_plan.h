@@ -1,0 +1,110 @@
+/* swapkit_plan.h - a training step under a plan, simulated.
+ *
+ * A step is K *slots* of computing in order and N *items* that may be moved out of the way; what
+ * the arrays mean is said in swapkit/simulation/problems.py. Computing, copies out and copies in
+ * are three queues; each does one thing at a time, in order:
+ *
+ *   - Slot k begins when slot k - 1 has ended, every swapped item needed by then is back, and what
+ *     it takes fits the budget.
+ *   - Copies out run in the order in which bytes become final (ties: the lower item first), as far
+ *     as the host or the disk has room, which an item takes until slot `deaths` has ended. Memory
+ *     is free when the copy is done and slot `releases` has ended.
+ *   - Copies in run in the order of `needs` (ties: the later born first), each after its own copy
+ *     out, as soon as its memory fits; that is taken when the copy starts. Ahead of its need a copy
+ *     starts in its *prefetch* slot or later, and takes nothing that the slot which waits to begin
+ *     would need.
+ *
+ * Between slots k - 1 and k the lesser of their `slot_bytes` counts as in use.
+ *
+ * The rules are those of swapkit.h. Everything is borrowed for the call. Threads: any. */
+#ifndef SWAPKIT_PLAN_H
+#define SWAPKIT_PLAN_H
+
+#include "swapkit.h"
+
+typedef struct sk_plan_problem {
+    int32_t nslots;
+    int32_t nitems;
+    int32_t nsteps;
+    const double *slot_seconds; /* nslots */
+    const int64_t *slot_bytes;
+    const int64_t *item_bytes; /* nitems, and so are all that follow */
+    const int32_t *births;
+    const int32_t *readies;
+    const int32_t *releases;
+    const int32_t *uses;
+    const int32_t *deaths;
+    const bool *can_swap;
+    const bool *can_recompute;
+    const int64_t *chain_bytes;
+    const int32_t *own_steps;
+    const double *step_seconds;  /* nsteps */
+    const int32_t *chain_starts; /* nitems + 1 */
+    const int32_t *chain_steps;
+    const int32_t *input_starts; /* nitems + 1 */
+    const int32_t *inputs;
+} sk_plan_problem;
+
+typedef struct sk_plan_machine {
+    int64_t budget_bytes;
+    int64_t host_bytes;
+    int64_t disk_bytes; /* 0: there is no disk */
+    double out_bytes_per_second;
+    double in_bytes_per_second;
+    double out_latency_seconds;
+    double in_latency_seconds;
+    double duplex;       /* from 1 to 2: while copies run both ways, each has half of it */
+    double interference; /* while a copy runs, computing takes 1 + this times as long */
+    double disk_write_bytes_per_second;
+    double disk_read_bytes_per_second;
+} sk_plan_machine;
+
+typedef enum sk_plan_action {
+    SK_PLAN_KEEP,
+    SK_PLAN_SWAP,
+    SK_PLAN_RECOMPUTE,
+    SK_PLAN_SWAP_TO_DISK
+} sk_plan_action;
+
+typedef struct sk_plan_request {
+    const int8_t *actions; /* nitems, of sk_plan_action */
+    /* nitems; -1: not before it is needed. NULL: chosen, as early as there is room beside what
+     * computing will take until the item is needed. */
+    const int32_t *prefetches;
+    int32_t window; /* chosen ones are at most so many slots before the need */
+} sk_plan_request;
+
+/* Times are seconds from the start of the step, NAN where nothing happened; slots are -1 there. */
+typedef struct sk_plan_run {
+    double *slot_starts; /* nslots each, the caller's */
+    double *slot_ends;
+    double *slot_stalls; /* waited before the slot */
+    double *out_starts;  /* nitems each, the caller's */
+    double *out_ends;
+    double *released; /* the memory is free */
+    double *in_starts;
+    double *in_ends;
+    int32_t *needs;
+    /* The first slot that would not fit were the item still there, though what is copied out before
+     * it were gone. */
+    int32_t *release_slots;
+    int32_t *prefetch_slots; /* the slot that ran or was to begin when the copy in started */
+    double seconds;          /* INFINITY: it does not run */
+    double stall_seconds;
+    double recompute_seconds;
+    int64_t peak_bytes;
+    int64_t host_peak_bytes;
+    int64_t disk_peak_bytes;
+    int64_t swapped_bytes;
+    int32_t stuck_slot; /* that can never begin; -1: it runs */
+} sk_plan_run;
+
+/* Whether every index of a problem is in range and every item's slots are in order; to be asked
+ * once, before anything else is done with it. SK_INVALID says which item is at fault. */
+SK_API SK_NODISCARD sk_status sk_plan_check(const sk_plan_problem *problem);
+/* Simulate one step. SK_INVALID: an action that the item cannot have or the machine cannot do. */
+SK_API SK_NODISCARD sk_status sk_plan_simulate(const sk_plan_problem *problem,
+                                               const sk_plan_machine *machine,
+                                               const sk_plan_request *request, sk_plan_run *run);
+
+#endif

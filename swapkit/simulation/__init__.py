@@ -1,0 +1,1 @@
+"""What a step under a plan comes to."""

@@ -1,0 +1,173 @@
+"""Which storages of a trace are idle, from when to when, and what they are alike to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase
+
+if TYPE_CHECKING:
+    from swapkit.ir.traces import Storage, Trace
+
+# Of all items' bytes: the smallest that together have no more stay where they are.
+SMALL_SHARE = 0.005
+NEVER = -1
+_NUMBER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A storage with a gap, in operators; see `Problem` for the words."""
+
+    storage: int
+    birth: int
+    ready: int  # NEVER: it is from before the step, and so is `release`
+    release: int
+    use: int
+    death: int  # the last operator that runs with it
+    key: tuple[object, ...]  # alike items have the same
+
+
+class Touches:
+    """What the operators of a trace do with each storage. One pass; lists are by storage."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        count = len(trace.storages)
+        self.last_forward = [NEVER] * count  # operator of a forward that read or wrote it
+        self.next_read = [NEVER] * count  # the first one after that, of another phase
+        self.first_optimizer = [NEVER] * count
+        self.writers: list[list[int]] = [[] for _ in range(count)]
+        self.is_disturbed = [False] * count  # written between `last_forward` and `next_read`
+        self.blocks = [block_of(operator.module) for operator in trace.operators]
+        self.is_shared = [False] * count  # forward reads it in another block than made it
+        for index, operator in enumerate(trace.operators):
+            if operator.phase is Phase.FORWARD:
+                self._note_forward(index)
+            else:
+                self._note_other(index)
+        self.first_save = [len(trace.operators)] * count  # the first operator after it
+        for event in reversed(trace.events):
+            if event.kind is EventKind.SAVE and event.storage is not None:
+                self.first_save[event.storage] = event.operator
+
+    def _note_forward(self, index: int) -> None:
+        operator = self.trace.operators[index]
+        block = self.blocks[index]
+        for storage in operator.reads:
+            self.last_forward[storage] = index
+            self.next_read[storage] = NEVER
+            birth = self.trace.storages[storage].birth
+            if birth != BEFORE and self.blocks[birth] != block:
+                self.is_shared[storage] = True
+        for storage in operator.writes:
+            self.last_forward[storage] = index
+            self.next_read[storage] = NEVER
+            self.is_disturbed[storage] = False
+            self.writers[storage].append(index)
+
+    def _note_other(self, index: int) -> None:
+        operator = self.trace.operators[index]
+        is_optimizer = operator.phase is Phase.OPTIMIZER
+        for storage in operator.reads:
+            if self.next_read[storage] == NEVER:
+                self.next_read[storage] = index
+            if is_optimizer and self.first_optimizer[storage] == NEVER:
+                self.first_optimizer[storage] = index
+        for storage in operator.writes:
+            if self.next_read[storage] == NEVER:
+                self.is_disturbed[storage] = True
+            self.writers[storage].append(index)
+
+
+@lru_cache(maxsize=1 << 14)  # a trace names few modules, and each often
+def block_of(module: str) -> str:
+    """Return the numbered part of a module's path: "model.layers.7" of "model.layers.7.mlp.up"."""
+    number = _NUMBER.search(module)
+    return module[: number.end()] if number else ""
+
+
+def find_items(touches: Touches, *, optimizer_states: bool, least_bytes: int | None) -> list[Item]:
+    """Return the items of a trace, in the order of their storages."""
+    items = []
+    for number, storage in enumerate(touches.trace.storages):
+        item = None
+        if storage.kind is Kind.OPTIMIZER_STATE:
+            item = _state_item(touches, number) if optimizer_states else None
+        elif storage.is_saved and storage.birth != BEFORE:
+            item = _saved_item(touches, number)
+        if item is not None:
+            items.append(item)
+    least = _least_bytes(touches.trace, items) if least_bytes is None else least_bytes
+    return [item for item in items if touches.trace.storages[item.storage].nbytes >= least]
+
+
+def _saved_item(touches: Touches, number: int) -> Item | None:
+    storage = touches.trace.storages[number]
+    last, use = touches.last_forward[number], touches.next_read[number]
+    release = max(last, storage.held)
+    is_idle = storage.birth <= last and release < use
+    if not is_idle or touches.is_disturbed[number]:
+        return None
+    if touches.trace.operators[use].phase is not Phase.BACKWARD:
+        return None
+    ready = storage.birth
+    for writer in touches.writers[number]:  # in order
+        if ready < writer <= last:
+            ready = writer
+    if ready >= touches.first_save[number]:
+        return None  # pieces of one storage, each changed by itself: a copy would be too early
+    return Item(
+        storage=number,
+        birth=storage.birth,
+        ready=ready,
+        release=release,
+        use=use,
+        death=max(storage.death - 1, use),
+        key=_key_of(touches.trace, storage),
+    )
+
+
+def _state_item(touches: Touches, number: int) -> Item | None:
+    storage = touches.trace.storages[number]
+    use = touches.first_optimizer[number]
+    is_idle = touches.last_forward[number] == NEVER and touches.next_read[number] == use
+    if storage.birth != BEFORE or use <= 0 or not is_idle or touches.is_disturbed[number]:
+        return None
+    return Item(
+        storage=number,
+        birth=0,
+        ready=NEVER,
+        release=NEVER,
+        use=use,
+        death=len(touches.trace.operators) - 1,
+        key=_key_of(touches.trace, storage),
+    )
+
+
+def _key_of(trace: Trace, storage: Storage) -> tuple[object, ...]:
+    """Return what alike parts of blocks and microbatches have in common."""
+    key = (storage.kind, _alike(storage.module), storage.index, storage.nbytes)
+    if storage.birth == BEFORE:
+        return key
+    maker = trace.operators[storage.birth]
+    return (*key, _alike(maker.module), maker.name, maker.occurrence)
+
+
+@lru_cache(maxsize=1 << 14)
+def _alike(module: str) -> str:
+    return _NUMBER.sub(".*", module)
+
+
+def _least_bytes(trace: Trace, items: list[Item]) -> int:
+    """Return from which size on items matter."""
+    sizes = sorted(trace.storages[item.storage].nbytes for item in items)
+    allowed = sum(sizes) * SMALL_SHARE
+    for nbytes in sizes:
+        allowed -= nbytes
+        if allowed < 0:
+            return max(nbytes, 1)
+    return 1

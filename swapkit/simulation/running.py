@@ -1,0 +1,147 @@
+"""A step under given actions, through time: how long it takes, what it holds, what moves when.
+
+The rules are in `swapkit_plan.h`; `problems.py` says what the arrays mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swapkit._native.simulator import (
+    ITEM_FLOATS,
+    ITEM_SLOTS,
+    KEEP,
+    MEMBERS,
+    MOST_SLOTS,
+    RECOMPUTE,
+    SLOT_FLOATS,
+    SWAP,
+    SWAP_TO_DISK,
+    UNLIMITED,
+    Links,
+    Simulator,
+)
+from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swapkit.ir.machines import Machine
+    from swapkit.simulation.problems import Floats, Indexes, Problem
+
+__all__ = ["KEEP", "RECOMPUTE", "SWAP", "SWAP_TO_DISK", "Run", "run"]
+
+_TYPES = {
+    "slot_seconds": np.float64,
+    "step_seconds": np.float64,
+    "slot_bytes": np.int64,
+    "item_bytes": np.int64,
+    "chain_bytes": np.int64,
+    "can_swap": np.bool_,
+    "can_recompute": np.bool_,
+}  # the others: int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """What a step came to. Times are seconds from its start, nan where nothing happened.
+
+    A step that gets stuck has `seconds` inf, and the times of what happened before.
+    """
+
+    seconds: float
+    stall_seconds: float  # that computing waited for copies
+    recompute_seconds: float
+    peak_bytes: int
+    host_peak_bytes: int
+    disk_peak_bytes: int
+    swapped_bytes: int  # out, and as many back
+    stuck_slot: int  # that can never begin; -1: it ran
+    slot_starts: Floats  # K; with what is recomputed right before
+    slot_ends: Floats
+    slot_stalls: Floats  # waited before the slot
+    out_starts: Floats  # N
+    out_ends: Floats
+    released: Floats  # its memory is free
+    in_starts: Floats  # its memory is taken again
+    in_ends: Floats
+    needs: Indexes  # N: the slot before which it has to be there
+    # What a plan has to say so that following it comes to the same; -1: nothing.
+    release_slots: Indexes  # the first slot that would not fit were the item still there
+    prefetch_slots: Indexes  # the slot that ran, or was to begin, when the copy back started
+
+
+def run(
+    problem: Problem,
+    machine: Machine,
+    actions: NDArray[np.int8],
+    *,
+    prefetches: NDArray[np.int32] | None = None,
+    window: int = MOST_SLOTS,
+) -> Run:
+    """Simulate a step.
+
+    Args:
+        problem: the step; its arrays must not change later.
+        machine: what it may use.
+        actions: of each item.
+        prefetches: the slot before which each copy back starts at the earliest, -1: not before it
+            is needed. None: as early as there is room that computing will not need by then.
+        window: None only: at most so many slots before the need.
+
+    Raises:
+        InvalidArgument: an action that an item cannot have, or arrays of another length.
+    """
+    simulator = _simulator_of(problem)
+    nslots, nitems = simulator.nslots, simulator.nitems
+    chosen = _check_length(np.ascontiguousarray(actions, np.int8), nitems)
+    if prefetches is not None:
+        prefetches = _check_length(np.ascontiguousarray(prefetches, np.int32), nitems)
+    floats = np.empty(len(SLOT_FLOATS) * nslots + len(ITEM_FLOATS) * nitems, np.float64)
+    slots = np.empty(len(ITEM_SLOTS) * nitems, np.int32)
+    results: dict[str, Any] = simulator.simulate(
+        _links_of(machine), (chosen, prefetches, min(window, MOST_SLOTS)), floats, slots
+    )
+    split = len(SLOT_FLOATS) * nslots
+    results.update(zip(SLOT_FLOATS, floats[:split].reshape(-1, nslots), strict=True))
+    results.update(zip(ITEM_FLOATS, floats[split:].reshape(len(ITEM_FLOATS), -1), strict=True))
+    results.update(zip(ITEM_SLOTS, slots.reshape(len(ITEM_SLOTS), -1), strict=True))
+    return Run(**results)
+
+
+def _check_length(array: NDArray[Any], nitems: int) -> NDArray[Any]:
+    if array.shape != (nitems,):
+        message = f"{array.shape} actions or prefetches for {nitems} items"
+        raise InvalidArgument(message)
+    return array
+
+
+@lru_cache(maxsize=8)  # problems are equal only to themselves
+def _simulator_of(problem: Problem) -> Simulator:
+    return Simulator(
+        {
+            name: np.ascontiguousarray(getattr(problem, name), _TYPES.get(name, np.int32))
+            for name in MEMBERS
+        }
+    )
+
+
+@lru_cache(maxsize=64)
+def _links_of(machine: Machine) -> Links:
+    return Links(
+        budget_bytes=machine.budget_bytes,
+        host_bytes=UNLIMITED if machine.host_bytes is None else machine.host_bytes,
+        disk_bytes=machine.disk_bytes,
+        out_bytes_per_second=machine.out_bytes_per_second,
+        in_bytes_per_second=machine.in_bytes_per_second,
+        out_latency_seconds=machine.out_latency_seconds,
+        in_latency_seconds=machine.in_latency_seconds,
+        duplex=machine.duplex,
+        interference=machine.interference,
+        disk_write_bytes_per_second=machine.disk_write_bytes_per_second,
+        disk_read_bytes_per_second=machine.disk_read_bytes_per_second,
+    )

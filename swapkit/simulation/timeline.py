@@ -1,0 +1,180 @@
+"""A step under a plan: what it comes to, as a run of its problem and as a schedule of its trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swapkit.errors import InfeasibleBudget, PlanMismatch
+from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
+from swapkit.ir.traces import Kind
+from swapkit.simulation.lowering import lower
+from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, Run, run
+from swapkit.simulation.schedules import make_schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Schedule
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.problems import Indexes, Problem
+
+__all__ = [
+    "KEEP",
+    "RECOMPUTE",
+    "SWAP",
+    "SWAP_TO_DISK",
+    "Run",
+    "as_plan",
+    "predict",
+    "run",
+    "simulate",
+]
+
+_ACTIONS = {
+    SWAP: (Action.SWAP, Tier.HOST),
+    RECOMPUTE: (Action.RECOMPUTE, Tier.HOST),
+    SWAP_TO_DISK: (Action.SWAP, Tier.DISK),
+}
+_NUMBERS = {both: number for number, both in _ACTIONS.items()}
+_UNBOUNDED = 1 << 62  # bytes
+
+
+def predict(run: Run) -> Prediction:
+    """Return a run's figures as a plan has them."""
+    return Prediction(
+        seconds=run.seconds,
+        peak_bytes=run.peak_bytes,
+        host_peak_bytes=run.host_peak_bytes,
+        disk_peak_bytes=run.disk_peak_bytes,
+        swapped_bytes=run.swapped_bytes,
+        recompute_seconds=run.recompute_seconds,
+        stall_seconds=run.stall_seconds,
+    )
+
+
+def as_plan(
+    trace: Trace,
+    problem: Problem,
+    machine: Machine,
+    actions: NDArray[np.int8],
+    run: Run,
+    *,
+    policy: str,
+) -> Plan:
+    """Return the plan that does what a run did; `problem` is of `trace`, `run` of `actions`."""
+
+    def operator_of(slots: Indexes, item: int) -> int | None:
+        slot = int(slots[item])
+        return None if slot < 0 else int(problem.slot_operators[slot])
+
+    decisions = []
+    for item in np.flatnonzero(actions != KEEP).tolist():
+        action, tier = _ACTIONS[int(actions[item])]
+        decisions.append(
+            Decision(
+                storage=int(problem.item_storages[item]),
+                action=action,
+                tier=tier,
+                release=operator_of(run.release_slots, item),
+                prefetch=operator_of(run.prefetch_slots, item),
+            )
+        )
+    return Plan(
+        decisions=tuple(decisions),
+        budget_bytes=machine.budget_bytes,
+        policy=policy,
+        signature=trace.signature,
+        prediction=predict(run),
+    )
+
+
+def simulate(trace: Trace, plan: Plan, machine: Machine) -> Schedule:
+    """Return what a step under a plan comes to.
+
+    Copies back start where the plan says, or where they are needed if it does not say.
+
+    Raises:
+        InfeasibleBudget: some operator can never begin.
+        PlanMismatch: the plan decides about something that is never idle, or cannot be recomputed.
+    """
+    problem = _lower_for(trace, plan)
+    actions, prefetches = _read_decisions(problem, plan)
+    result = run(problem, machine, actions, prefetches=prefetches)
+    if result.stuck_slot >= 0:
+        raise _explain(trace, problem, machine, (actions, prefetches))
+    return make_schedule(trace, problem, actions, result, predict(result))
+
+
+def _lower_for(trace: Trace, plan: Plan) -> Problem:
+    """Return the problem, with everything that the plan moves, however small, among its items."""
+    moved = [each.storage for each in plan.decisions if each.action is not Action.KEEP]
+    if not all(0 <= storage < len(trace.storages) for storage in moved):
+        message = "the plan decides about storages that the trace has not"
+        raise PlanMismatch(message)
+    kinds = {trace.storages[storage].kind for storage in moved}
+    has_states = Kind.OPTIMIZER_STATE in kinds
+    problem = lower(trace, optimizer_states=has_states)
+    if np.isin(moved, problem.item_storages).all():
+        return problem
+    least = min(trace.storages[storage].nbytes for storage in moved)
+    return lower(trace, optimizer_states=has_states, least_bytes=least)
+
+
+def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Indexes]:
+    """Return actions and the slots from which copies back may start."""
+    items = {int(storage): item for item, storage in enumerate(problem.item_storages)}
+    actions = np.zeros(len(items), np.int8)
+    prefetches = np.full(len(items), -1, np.int32)
+    for decision in plan.decisions:
+        if decision.action is Action.KEEP:
+            continue
+        item = items.get(decision.storage)
+        if item is None:
+            message = f"storage {decision.storage} is never idle: it can only be kept"
+            raise PlanMismatch(message)
+        if decision.action is Action.RECOMPUTE and not problem.can_recompute[item]:
+            message = f"storage {decision.storage} cannot be recomputed"
+            raise PlanMismatch(message)
+        actions[item] = _NUMBERS[decision.action, decision.tier]
+        if decision.prefetch is not None:
+            starts = problem.slot_operators[:-1]
+            prefetches[item] = np.searchsorted(starts, decision.prefetch, side="right") - 1
+    return actions, prefetches
+
+
+def _explain(
+    trace: Trace,
+    problem: Problem,
+    machine: Machine,
+    decided: tuple[NDArray[np.int8], Indexes],
+) -> InfeasibleBudget:
+    """Return the error for a plan that gets stuck, with the least budget that is enough."""
+    actions, prefetches = decided
+
+    def run_with(budget_bytes: int) -> Run:
+        there = replace(machine, budget_bytes=budget_bytes)
+        return run(problem, there, actions, prefetches=prefetches)
+
+    free = run_with(_UNBOUNDED)
+    at = problem.slot_operators[run_with(machine.budget_bytes).stuck_slot]
+    operator = trace.operators[at]
+    where = f"operator {at} ({operator.name} in {operator.module or 'the model'})"
+    if free.stuck_slot >= 0:
+        message = f"{where} cannot begin: the host has no room for what the plan swaps"
+        return InfeasibleBudget(message, least_bytes=free.peak_bytes, operators=(operator.name,))
+    too_few, enough = machine.budget_bytes, free.peak_bytes
+    while enough - too_few > 1:
+        middle = (enough + too_few) // 2
+        if run_with(middle).stuck_slot < 0:
+            enough = middle
+        else:
+            too_few = middle
+    message = (
+        f"{where} cannot begin under this plan: it needs a budget of {enough} bytes, "
+        f"and {machine.budget_bytes} are given"
+    )
+    return InfeasibleBudget(message, least_bytes=enough, operators=(operator.name,))

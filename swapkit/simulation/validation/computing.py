@@ -1,0 +1,97 @@
+"""Whether operators run in order, long enough, and wait as long as is said."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Schedule
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.recomputing import Demand
+
+Span = tuple[float, float]
+
+
+def check_computing(
+    trace: Trace, schedule: Schedule, machine: Machine, demand: Demand, tolerance: float
+) -> Iterator[str]:
+    """Yield operators that begin too early or last too short, and waits that are not as stated."""
+    before = 0.0
+    for number, (start, end) in enumerate(zip(schedule.starts, schedule.ends, strict=True)):
+        if start < before - tolerance:
+            yield f"operator {number}: starts at {start:g}, but the one before ends at {before:g}"
+        work = trace.operators[number].seconds + demand.rerun_seconds(trace, number)
+        if end - start < work - tolerance:
+            yield f"operator {number}: lasts {end - start:g} s, but takes {work:g}"
+        before = end
+    yield from _check_interference(trace, schedule, machine, demand, tolerance)
+    yield from _check_stalls(schedule, tolerance)
+
+
+def _check_interference(
+    trace: Trace, schedule: Schedule, machine: Machine, demand: Demand, tolerance: float
+) -> Iterator[str]:
+    """Yield stretches without a wait that end earlier than copies beside them let them."""
+    copies = _join(
+        [(each.out_start, each.out_end) for each in schedule.transfers]
+        + [(each.in_start, each.in_end) for each in schedule.transfers]
+    )
+    slowed = machine.interference / (1 + machine.interference)
+    first, work, disturbed = 0, 0.0, 0.0
+    for number, (start, end) in enumerate(zip(schedule.starts, schedule.ends, strict=True)):
+        work += trace.operators[number].seconds + demand.rerun_seconds(trace, number)
+        disturbed += _overlap(start, end, copies)
+        is_last = number + 1 == len(schedule.starts)
+        if not is_last and schedule.starts[number + 1] - end <= tolerance:
+            continue
+        lasted = end - schedule.starts[first]
+        if lasted - slowed * disturbed < work - tolerance * (number - first + 1):
+            yield (
+                f"operators {first} to {number}: last {lasted:g} s, but take {work:g} and are "
+                f"slowed down by copies for {disturbed:g}"
+            )
+        first, work, disturbed = number + 1, 0.0, 0.0
+
+
+def _check_stalls(schedule: Schedule, tolerance: float) -> Iterator[str]:
+    """Yield operators that wait for another time than the stalls before them say."""
+    stated: defaultdict[int, float] = defaultdict(float)
+    for stall in schedule.stalls:
+        if not 0 <= stall.operator < len(schedule.starts):
+            yield f"operator {stall.operator}: has a stall, but does not exist"
+        stated[stall.operator] += stall.seconds
+    before = 0.0
+    for number, (start, end) in enumerate(zip(schedule.starts, schedule.ends, strict=True)):
+        if abs(start - before - stated[number]) > 2 * tolerance:
+            yield (
+                f"operator {number}: waits {start - before:g} s, but {stated[number]:g} s of "
+                "stalls are stated"
+            )
+        before = end
+
+
+def _join(spans: list[Span]) -> list[Span]:
+    """Return spans in order, those that overlap made one."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _overlap(start: float, end: float, spans: Sequence[Span]) -> float:
+    """Return how long spans, in order and apart, lie inside `start` to `end`."""
+    total = 0.0
+    for other_start, other_end in spans[max(0, bisect_right(spans, (start, math.inf)) - 1) :]:
+        if other_start >= end:
+            break
+        total += max(0.0, min(end, other_end) - max(start, other_start))
+    return total

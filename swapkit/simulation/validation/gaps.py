@@ -1,0 +1,101 @@
+"""When storages are idle, and what touches them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase
+
+if TYPE_CHECKING:
+    from swapkit.ir.traces import Storage, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Operators between which nothing touches a storage; BEFORE: none before the gap.
+
+    `final` is the last one that changes its bytes before the gap.
+    """
+
+    final: int
+    last: int
+    need: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touch:
+    """An operator that reads or writes a storage, or both."""
+
+    operator: int
+    phase: Phase
+    is_read: bool
+    is_write: bool
+
+
+def find_touches(trace: Trace) -> list[list[Touch]]:
+    """Return for each storage the operators that touch it, in order."""
+    touches: list[list[Touch]] = [[] for _ in trace.storages]
+    for number, operator in enumerate(trace.operators):
+        reads, writes = set(operator.reads), set(operator.writes)
+        for storage in reads | writes:
+            touches[storage].append(
+                Touch(
+                    operator=number,
+                    phase=operator.phase,
+                    is_read=storage in reads,
+                    is_write=storage in writes,
+                )
+            )
+    return touches
+
+
+def find_gaps(trace: Trace, touches: list[list[Touch]]) -> dict[int, Gap]:
+    """Return the gaps of the storages that may be swapped or recomputed, by storage."""
+    gaps = {}
+    saved_at = _find_first_saves(trace)
+    for number, storage in enumerate(trace.storages):
+        if storage.kind is Kind.OPTIMIZER_STATE and storage.birth == BEFORE:
+            gap = _find_first_use(touches[number])
+        elif storage.is_saved:
+            gap = _find_idle_time(storage, touches[number])
+        else:
+            continue
+        # Copies begin where something is saved first: by then its bytes have to be final.
+        if gap is not None and gap.final < saved_at.get(number, gap.need):
+            gaps[number] = gap
+    return gaps
+
+
+def _find_first_saves(trace: Trace) -> dict[int, int]:
+    """Return for each storage the first operator after it was saved first, by storage."""
+    found: dict[int, int] = {}
+    for event in trace.events:
+        if event.kind is EventKind.SAVE and event.storage is not None:
+            found.setdefault(event.storage, event.operator)
+    return found
+
+
+def _find_first_use(touches: list[Touch]) -> Gap | None:
+    """Return the gap from the start of a step to the optimizer's first read, if it is one."""
+    if not touches or touches[0].phase is not Phase.OPTIMIZER or not touches[0].is_read:
+        return None
+    return Gap(final=BEFORE, last=BEFORE, need=touches[0].operator)
+
+
+def _find_idle_time(storage: Storage, touches: list[Touch]) -> Gap | None:
+    """Return the gap between forward and what reads it first after that."""
+    forward = [number for number, each in enumerate(touches) if each.phase is Phase.FORWARD]
+    if not forward or forward[-1] + 1 == len(touches):
+        return None
+    before, after = touches[: forward[-1] + 1], touches[forward[-1] + 1]
+    phases = {Phase.BACKWARD}
+    if storage.kind is Kind.OPTIMIZER_STATE:
+        phases.add(Phase.OPTIMIZER)
+    last = max(before[-1].operator, storage.held)
+    if not after.is_read or after.phase not in phases or last >= after.operator:
+        return None
+    writes = [each.operator for each in before if each.is_write]
+    # What nothing was seen to write is there when the operator of its birth begins.
+    final = writes[-1] if writes else max(storage.birth - 1, BEFORE)
+    return Gap(final=final, last=last, need=after.operator)

@@ -1,0 +1,221 @@
+"""How much memory a schedule takes, of the device, the host and the disk.
+
+A step is cut into windows: the wait before operator k is window 2k, the operator itself 2k + 1. In
+a wait there is what is there on both of its sides. What moves while a window lasts is followed in
+time; nothing is counted as there for less than `tolerance` at either end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.ir.plans import Action, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from swapkit.ir.plans import Schedule
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.recomputing import Demand
+    from swapkit.simulation.validation.transfers import Move
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupation:
+    """Bytes of the device in use.
+
+    `windows` has the most of each window at the least; a prediction is between `peak`, the most of
+    them, and `most`, which counts whatever is there around the time between two events as if it
+    were there at once.
+    """
+
+    windows: tuple[int, ...]
+    most: int
+
+    @property
+    def peak(self) -> int:
+        """Return the most bytes in use at any time."""
+        return max(self.windows)
+
+    @property
+    def peak_operator(self) -> int:
+        """Return the operator that runs, or is waited for, at the peak."""
+        return self.windows.index(self.peak) // 2
+
+
+class _Ledger:
+    """Bytes added over ranges of windows."""
+
+    def __init__(self, count: int) -> None:
+        self.changes = [0] * (count + 1)
+
+    def add(self, first: int, last: int, nbytes: int) -> None:
+        """Add bytes to the windows from `first` to `last`, both included; none if that is less."""
+        if first <= last:
+            self.changes[first] += nbytes
+            self.changes[last + 1] -= nbytes
+
+    def totals(self) -> list[int]:
+        """Return the sum of each window."""
+        return list(itertools.accumulate(self.changes[:-1]))
+
+
+def measure_device(
+    trace: Trace,
+    schedule: Schedule,
+    demand: Demand,
+    moves: Sequence[Move],
+    tolerance: float,
+) -> Occupation:
+    """Return what a schedule takes of the device's memory."""
+    settled = _sum_settled(trace, demand)
+    least, most = _sum_operators(trace, demand)
+    moving = _follow_moves(schedule, moves, tolerance)
+    windows = tuple(map(sum, zip(settled, least, moving, strict=True)))
+    around = _follow_moves(schedule, moves, -tolerance)
+    cuts = sorted(_find_cuts(trace, demand))
+    upper = 0
+    for first, last in itertools.pairwise(cuts):
+        span = slice(2 * first, 2 * last)
+        there = max(map(sum, zip(settled[span], most[span], strict=True)))
+        upper = max(upper, there + max(around[span]))
+    return Occupation(windows=windows, most=upper)
+
+
+def _sum_settled(trace: Trace, demand: Demand) -> list[int]:
+    """Return the bytes in each window of what is there whenever its copies run."""
+    ledger = _Ledger(2 * len(trace.operators))
+    ledger.add(0, 2 * len(trace.operators) - 1, trace.base_bytes)
+    for number, storage in enumerate(trace.storages):
+        first = max(2 * storage.birth + 1, 0)
+        last = 2 * storage.death - 1
+        if number in demand.actions:
+            ledger.add(first, 2 * demand.gaps[number].last + 1, storage.nbytes)
+            first = 2 * demand.needs[number] + 1
+        ledger.add(first, last, storage.nbytes)
+    return ledger.totals()
+
+
+def _sum_operators(trace: Trace, demand: Demand) -> tuple[list[int], list[int]]:
+    """Return what operators need for themselves, at the least and at the most, by window.
+
+    What runs again before operator k runs in k's window, but without what k itself makes and
+    needs; so the least is that of the larger part.
+    """
+    made: defaultdict[int, int] = defaultdict(int)
+    for each in trace.storages:
+        if 0 <= each.birth < each.death:
+            made[each.birth] += each.nbytes
+    again: defaultdict[int, set[int]] = defaultdict(set)
+    for storage, action in demand.actions.items():
+        if action is Action.RECOMPUTE:
+            again[demand.needs[storage]].add(storage)
+    least, most = [], []
+    for number, operator in enumerate(trace.operators):
+        workspace = operator.workspace_bytes
+        steps = demand.reruns.get(number, set())
+        beside, together = _measure_reruns(trace, steps, again.get(number, set()))
+        least += [0, max(workspace, beside - made[number])]
+        most += [0, workspace + together]
+    return least, most
+
+
+def _measure_reruns(trace: Trace, steps: set[int], again: set[int]) -> tuple[int, int]:
+    """Return the memory for `steps`, which run again in a row, beside the storages `again`.
+
+    The least is that of one step with what it makes and reads on the way; the most is as if each
+    storage were made again by itself, and all of its steps held everything to the end.
+    """
+    made = {storage for step in steps for storage in trace.operators[step].writes}
+    least = together = 0
+    for step in steps:
+        operator = trace.operators[step]
+        beside = ({*operator.writes, *operator.reads} & made) - again
+        needed = operator.workspace_bytes + sum(trace.storages[each].nbytes for each in beside)
+        least = max(least, needed)
+        together += operator.workspace_bytes
+    together += sum(trace.storages[storage].nbytes for storage in made)
+    return least, together * len(again)
+
+
+def _follow_moves(schedule: Schedule, moves: Sequence[Move], tolerance: float) -> list[int]:
+    """Return the most bytes in each window of what is not back yet, or not gone yet.
+
+    With a negative tolerance all is counted for so much longer instead.
+    """
+    begins, ends = _list_windows(schedule)
+    ledger = _Ledger(len(begins))
+    inside: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+    for move in moves:
+        first, last = 2 * move.gap.last + 2, 2 * move.need
+        free_at = move.transfer.released - tolerance
+        taken_at = move.transfer.in_start + tolerance
+        if free_at > taken_at:  # it is back before it is gone
+            ledger.add(first, last, move.nbytes)
+            continue
+        # It is there when windows begin up to the one in which it goes, and after the one in which
+        # it comes.
+        goes = min(bisect_left(begins, free_at) - 1, last)
+        comes = max(bisect_right(ends, taken_at), first)
+        ledger.add(first, goes, move.nbytes)
+        ledger.add(comes + 1, last, move.nbytes)
+        if goes >= first:
+            inside[goes].append((free_at, -move.nbytes))
+        if comes <= last:
+            inside[comes].append((taken_at, move.nbytes))
+    totals = ledger.totals()
+    for window, changes in inside.items():
+        totals[window] = _most_of(totals[window], changes, ends[window])
+    return totals
+
+
+def _list_windows(schedule: Schedule) -> tuple[list[float], list[float]]:
+    """Return when each window begins and ends."""
+    begins, ends, before = [], [], 0.0
+    for start, end in zip(schedule.starts, schedule.ends, strict=True):
+        begins += [before, start]
+        ends += [start, end]
+        before = end
+    return begins, ends
+
+
+def _most_of(present: int, changes: list[tuple[float, int]], end: float) -> int:
+    most = present
+    for time, change in sorted(changes):
+        if time >= end:
+            break
+        present += change
+        most = max(most, present)
+    return most
+
+
+def _find_cuts(trace: Trace, demand: Demand) -> set[int]:
+    """Return the operators at which something begins or ends for what is not kept."""
+    cuts = {0, len(trace.operators)}
+    for number in demand.actions:
+        storage = trace.storages[number]
+        cuts |= {
+            max(storage.birth, 0),
+            demand.gaps[number].last + 1,
+            demand.needs[number],
+            storage.death,
+        }
+    return cuts
+
+
+def measure_copies(moves: Iterable[Move], tier: Tier, tolerance: float) -> tuple[int, int]:
+    """Return the most bytes of copies on a tier at any time, at the least and at the most.
+
+    A copy is there until it is back, and no longer than its storage.
+    """
+    least, most = [], []
+    for move in moves:
+        if move.decision.tier is tier:
+            start, end = move.transfer.out_start, move.transfer.in_end
+            least += [(start + tolerance, move.nbytes), (end - tolerance, -move.nbytes)]
+            most += [(start - tolerance, move.nbytes), (move.gone_at + tolerance, -move.nbytes)]
+    return _most_of(0, least, float("inf")), _most_of(0, most, float("inf"))

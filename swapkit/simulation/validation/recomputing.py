@@ -1,0 +1,140 @@
+"""What has to be there when, and which operators run again to make it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from swapkit.ir.plans import Action
+from swapkit.ir.traces import BEFORE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.gaps import Gap, Touch
+
+
+@dataclass(slots=True, kw_only=True)
+class Demand:
+    """What a plan decides, by storage, and what that asks for.
+
+    `actions` has what is not kept, and `gaps` when it may be away at the most; `needs` the
+    operator by which each of these has to be back, `reruns` the operators that run again before an
+    operator. `violations` says what cannot be made again.
+    """
+
+    actions: Mapping[int, Action]
+    gaps: Mapping[int, Gap]
+    needs: dict[int, int] = field(default_factory=dict)
+    reruns: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    violations: list[str] = field(default_factory=list)
+
+    def rerun_seconds(self, trace: Trace, operator: int) -> float:
+        """Return what runs again before `operator` takes together."""
+        return sum(trace.operators[step].seconds for step in self.reruns.get(operator, ()))
+
+
+class Resolver:
+    """Finds the demand of a plan.
+
+    `actions` has the decisions for storages with a gap that are not kept. `scheduled` says before
+    which operator a schedule recomputes a storage; None: as late as can be.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        touches: list[list[Touch]],
+        gaps: Mapping[int, Gap],
+        actions: Mapping[int, Action],
+        scheduled: Mapping[int, int] | None = None,
+    ) -> None:
+        self.trace, self.touches, self.gaps, self.actions = trace, touches, gaps, actions
+        self.scheduled = scheduled or {}
+        needs = {storage: gaps[storage].need for storage in actions}
+        self.demand = Demand(actions=actions, gaps=gaps, needs=needs)
+
+    def resolve(self) -> Demand:
+        """Return the demand. What a storage is made from is older, so the newest come first."""
+        makers: defaultdict[int, list[int]] = defaultdict(list)
+        for storage, action in self.actions.items():
+            if action is Action.RECOMPUTE:
+                makers[self.trace.storages[storage].birth].append(storage)
+        for maker in sorted(makers, reverse=True):
+            self._resolve_together(maker, makers[maker])
+        return self.demand
+
+    def _resolve_together(self, maker: int, storages: list[int]) -> None:
+        """Find what recomputing `storages`, all made by `maker`, needs."""
+        needs = self.demand.needs
+        if maker == BEFORE:
+            named = ", ".join(map(str, storages))
+            self._object(f"storage {named}: nothing in the step makes it again")
+            return
+        need = min(needs[storage] for storage in storages)
+        for storage in storages:
+            asked = self.scheduled.get(storage, need)
+            if self.gaps[storage].last < asked < need:
+                need = asked
+        for storage in storages:
+            needs[storage] = need
+            self._check_sole_writer(storage, maker, need)
+        self._rerun(maker, need)
+
+    def _rerun(self, maker: int, need: int) -> None:
+        """Run `maker` again before `need`, and before it what its reads ask for."""
+        waiting = [maker]
+        while waiting:
+            step = waiting.pop()
+            if step in self.demand.reruns[need]:
+                continue
+            self.demand.reruns[need].add(step)
+            operator = self.trace.operators[step]
+            if not operator.is_repeatable:
+                self._object(f"operator {step} ({operator.name}) does not repeat its results")
+            for storage in set(operator.writes):
+                if self.trace.storages[storage].birth < step:
+                    self._object(f"operator {step}, run again, changes storage {storage}")
+            waiting += [
+                self.trace.storages[storage].birth
+                for storage in sorted(set(operator.reads))
+                if self._is_missing(storage, step, need)
+            ]
+
+    def _is_missing(self, storage: int, step: int, need: int) -> bool:
+        """Tell whether what `step` reads has to be made again before `need`; ask for it if not."""
+        about = self.trace.storages[storage]
+        where = f"operator {step}, run again before operator {need}, reads storage {storage}"
+        if about.birth == step:
+            self._object(f"{where}, which it made itself")
+            return False
+        if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):
+            self._object(f"{where}, which was written in between")
+            return False
+        if need < about.death:
+            if storage in self.actions and self.gaps[storage].last < need:
+                self.demand.needs[storage] = min(self.demand.needs[storage], need)
+            return False
+        if about.birth == BEFORE:
+            self._object(f"{where}, which is gone by then")
+            return False
+        self._check_sole_writer(storage, about.birth, need)
+        return True
+
+    def _check_sole_writer(self, storage: int, maker: int, need: int) -> None:
+        writers = [
+            each.operator
+            for each in self.touches[storage]
+            if each.is_write and each.operator < need
+        ]
+        if writers != [maker]:
+            self._object(
+                f"storage {storage}: running operator {maker} again does not make it, as it was "
+                f"written by {writers or 'none'}"
+            )
+
+    def _object(self, violation: str) -> None:
+        if violation not in self.demand.violations:
+            self.demand.violations.append(violation)

@@ -1,0 +1,133 @@
+"""Whether a simulated step can happen as a schedule says."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from swapkit.ir.plans import Action, Tier
+from swapkit.simulation.validation.computing import check_computing
+from swapkit.simulation.validation.memory import measure_copies, measure_device
+from swapkit.simulation.validation.transfers import check_moves, pair_transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Decision, Prediction, Schedule
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.memory import Occupation
+    from swapkit.simulation.validation.recomputing import Demand
+    from swapkit.simulation.validation.transfers import Move
+
+RELATIVE_TOLERANCE = 1e-9  # of the step: rounding of times that were added up
+
+
+def check_schedule(
+    trace: Trace,
+    moved: Mapping[int, Decision],
+    machine: Machine,
+    schedule: Schedule,
+    demand: Demand,
+) -> list[str]:
+    """Return what is wrong with a schedule for the decisions `moved`, which are legal."""
+    violations = list(_check_shape(trace, schedule))
+    if violations:
+        return violations
+    tolerance = RELATIVE_TOLERANCE * max(schedule.ends[-1], trace.seconds)
+    violations += _check_recomputations(schedule, moved, demand)
+    swaps = {number: each for number, each in moved.items() if each.action is Action.SWAP}
+    moves, unpaired = pair_transfers(trace, schedule, swaps, demand)
+    violations += unpaired
+    violations += check_computing(trace, schedule, machine, demand, tolerance)
+    violations += check_moves(moves, schedule, machine, tolerance)
+    if violations:
+        return violations  # what is taken out of order has no meaningful sums
+    occupation = measure_device(trace, schedule, demand, moves, tolerance)
+    violations += _check_room(occupation, moves, machine, schedule.prediction, tolerance)
+    violations += _check_sums(trace, schedule, demand, moves, tolerance)
+    return violations
+
+
+def _check_shape(trace: Trace, schedule: Schedule) -> Iterator[str]:
+    """Yield what keeps a schedule from being looked at any further."""
+    count = len(trace.operators)
+    if len(schedule.starts) != count or len(schedule.ends) != count:
+        lengths = f"{len(schedule.starts)} starts and {len(schedule.ends)} ends"
+        yield f"the schedule has {lengths} for {count} operators"
+    times = [*schedule.starts, *schedule.ends]
+    for copy in schedule.transfers:
+        times += [copy.out_start, copy.out_end, copy.released, copy.in_start, copy.in_end]
+    if not all(map(math.isfinite, times)):
+        yield "the schedule has a time that is no number"
+
+
+def _check_recomputations(
+    schedule: Schedule, moved: Mapping[int, Decision], demand: Demand
+) -> Iterator[str]:
+    """Yield what is not recomputed where, or as often as, it is needed."""
+    missing = {number for number, each in moved.items() if each.action is Action.RECOMPUTE}
+    for each in schedule.recomputations:
+        if each.storage not in missing:
+            yield f"storage {each.storage}: is made again, but not decided to be, or twice"
+        elif each.operator != demand.needs[each.storage]:
+            yield (
+                f"storage {each.storage}: is made again before operator {each.operator}, but has "
+                f"to be before {demand.needs[each.storage]}"
+            )
+        missing.discard(each.storage)
+    for number in sorted(missing):
+        yield f"storage {number}: is recomputed, but not made again"
+
+
+def _check_room(
+    occupation: Occupation,
+    moves: Sequence[Move],
+    machine: Machine,
+    prediction: Prediction,
+    tolerance: float,
+) -> Iterator[str]:
+    """Yield where there is not enough memory, or another amount is used than predicted."""
+    peak, most = occupation.peak, occupation.most
+    if peak > machine.budget_bytes:
+        where = f"at operator {occupation.peak_operator}"
+        yield f"{peak} bytes are in use {where}, more than the budget, {machine.budget_bytes}"
+    if prediction.peak_bytes > machine.budget_bytes:
+        yield f"the predicted peak, {prediction.peak_bytes}, is more than the budget"
+    if not peak <= prediction.peak_bytes <= most:
+        yield f"the peak is {peak} bytes, but predicted is {prediction.peak_bytes}"
+    limits = (
+        (Tier.HOST, machine.host_bytes, prediction.host_peak_bytes),
+        (Tier.DISK, machine.disk_bytes, prediction.disk_peak_bytes),
+    )
+    for tier, limit, predicted in limits:
+        least, most = measure_copies(moves, tier, tolerance)
+        if limit is not None and max(least, predicted) > limit:
+            yield f"{max(least, predicted)} bytes are on the {tier.value}, more than {limit}"
+        if not least <= predicted <= most:
+            yield f"{least} bytes are on the {tier.value}, but predicted are {predicted}"
+
+
+def _check_sums(
+    trace: Trace, schedule: Schedule, demand: Demand, moves: Sequence[Move], tolerance: float
+) -> Iterator[str]:
+    """Yield where the prediction is not what the schedule comes to."""
+    predicted = schedule.prediction
+    end = schedule.ends[-1]
+    if abs(predicted.seconds - end) > tolerance:
+        yield f"the step takes {end:g} s, but predicted are {predicted.seconds:g}"
+    swapped = sum(move.nbytes for move in moves)
+    if predicted.swapped_bytes != swapped:
+        yield f"{swapped} bytes are swapped, but predicted are {predicted.swapped_bytes}"
+    waited = _sum_waits(schedule)
+    if abs(predicted.stall_seconds - waited) > tolerance * (1 + len(trace.operators)):
+        yield f"computing waits {waited:g} s, but predicted are {predicted.stall_seconds:g}"
+    again = sum(demand.rerun_seconds(trace, operator) for operator in demand.reruns)
+    busy = sum(schedule.ends) - sum(schedule.starts) - trace.seconds
+    if not again - tolerance <= predicted.recompute_seconds <= busy + tolerance:
+        yield (f"recomputing takes {again:g} s, but predicted are {predicted.recompute_seconds:g}")
+
+
+def _sum_waits(schedule: Schedule) -> float:
+    pairs = zip((0.0, *schedule.ends), schedule.starts, strict=False)
+    return math.fsum(start - end for end, start in pairs)

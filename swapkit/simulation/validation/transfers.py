@@ -1,0 +1,161 @@
+"""Whether copies move as the links allow, and memory waits for them."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.ir.plans import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Decision, Schedule, Transfer
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.gaps import Gap
+    from swapkit.simulation.validation.recomputing import Demand
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A swapped storage: what moves, what is decided, and when it has to be back.
+
+    `gone_at` is when the last operator that runs with it ends.
+    """
+
+    transfer: Transfer
+    decision: Decision
+    nbytes: int
+    gap: Gap
+    need: int
+    gone_at: float
+
+
+def pair_transfers(
+    trace: Trace,
+    schedule: Schedule,
+    swaps: Mapping[int, Decision],
+    demand: Demand,
+) -> tuple[list[Move], list[str]]:
+    """Return the transfers with their decisions, and what has only one of both."""
+    moves, violations = [], []
+    missing = dict(swaps)
+    for transfer in schedule.transfers:
+        decision = missing.pop(transfer.storage, None)
+        if decision is None:
+            violations.append(f"storage {transfer.storage}: is copied, but not swapped once")
+            continue
+        moves.append(
+            Move(
+                transfer=transfer,
+                decision=decision,
+                nbytes=trace.storages[transfer.storage].nbytes,
+                gap=demand.gaps[transfer.storage],
+                need=demand.needs[transfer.storage],
+                gone_at=schedule.ends[trace.storages[transfer.storage].death - 1],
+            )
+        )
+    violations += [f"storage {storage}: is swapped, but has no transfer" for storage in missing]
+    return moves, violations
+
+
+def check_moves(
+    moves: Sequence[Move], schedule: Schedule, machine: Machine, tolerance: float
+) -> Iterator[str]:
+    """Yield what is wrong with when storages move, and with how fast."""
+    for move in moves:
+        yield from _check_order(move, schedule, tolerance)
+    ways = {
+        "out": [(each.transfer.out_start, each.transfer.out_end, each) for each in moves],
+        "back": [(each.transfer.in_start, each.transfer.in_end, each) for each in moves],
+    }
+    for way, other in (("out", "back"), ("back", "out")):
+        copies = sorted(ways[way], key=lambda copy: copy[:2])
+        for (_, end, before), (start, _, after) in itertools.pairwise(copies):
+            if start < end - tolerance:
+                yield (
+                    f"storages {before.transfer.storage} and {after.transfer.storage}: are copied "
+                    f"{way} at the same time, the second from {start:g}, the first until {end:g}"
+                )
+        against = sorted((start, end) for start, end, _ in ways[other])
+        for start, end, move in copies:
+            yield from _check_speed(way, (start, end), move, machine, against, tolerance)
+
+
+def _check_order(move: Move, schedule: Schedule, tolerance: float) -> Iterator[str]:
+    """Yield where the copies and the operators around them are out of order."""
+    copy, gap, decision = move.transfer, move.gap, move.decision
+    ends, starts = (0.0, *schedule.ends), schedule.starts  # ends[k + 1] is that of operator k
+    orders = [
+        (ends[gap.final + 1], copy.out_start, "its bytes are final", "its copy out starts"),
+        (copy.out_start, copy.out_end, "its copy out starts", "it ends"),
+        (copy.out_end, copy.released, "its copy out ends", "its memory is free"),
+        (ends[gap.last + 1], copy.released, "its last use in forward", "its memory is free"),
+        (copy.released, copy.in_start, "its memory is free", "its copy back starts"),
+        (copy.in_start, copy.in_end, "its copy back starts", "it ends"),
+        (copy.in_end, starts[move.need], "its copy back ends", f"operator {move.need} needs it"),
+    ]
+    if decision.release is not None:
+        what = f"operator {decision.release}, its release, starts"
+        orders.append((copy.released, starts[decision.release], "its memory is free", what))
+    if decision.prefetch is not None:
+        what = f"operator {decision.prefetch}, its prefetch, is next"
+        orders.append((ends[decision.prefetch], copy.in_start, what, "its copy back starts"))
+    for first, then, what, next_ in orders:
+        if then < first - tolerance:
+            yield f"storage {copy.storage}: {what} at {first:g}, but {next_} at {then:g} already"
+
+
+def _check_speed(
+    way: str,
+    span: Span,
+    move: Move,
+    machine: Machine,
+    against: Sequence[Span],
+    tolerance: float,
+) -> Iterator[str]:
+    """Yield if a copy takes less time than the links allow, with those of the other direction."""
+    speeds = {
+        "out": (machine.out_bytes_per_second, machine.out_latency_seconds),
+        "back": (machine.in_bytes_per_second, machine.in_latency_seconds),
+    }
+    speed, latency = speeds[way]
+    other_latency = speeds["back" if way == "out" else "out"][1]
+    if move.decision.tier is Tier.DISK:
+        speed = min(
+            speed,
+            machine.disk_write_bytes_per_second
+            if way == "out"
+            else machine.disk_read_bytes_per_second,
+        )
+    least = latency + (move.nbytes / speed if speed else float("inf"))
+    start, end = span
+    lost = 1 - machine.duplex / 2
+    shared, count = _overlap(start, end, against)
+    # Latencies may pass undisturbed: that much may be lost less than the overlap says.
+    undisturbed = latency + count * other_latency
+    took = end - start - lost * max(0.0, shared - undisturbed)
+    if took < least - tolerance:
+        yield (
+            f"storage {move.transfer.storage}: its copy {way} has {took:g} seconds, while "
+            f"{move.nbytes} bytes take {least:g}"
+        )
+
+
+def _overlap(start: float, end: float, spans: Sequence[Span]) -> tuple[float, int]:
+    """Return how long sorted spans lie inside `start` to `end`, and how many do."""
+    first = max(0, bisect_left(spans, (start, start)) - 1)
+    total, count = 0.0, 0
+    for other_start, other_end in spans[first:]:
+        if other_start >= end:
+            break
+        shared = min(end, other_end) - max(start, other_start)
+        if shared > 0:
+            total += shared
+            count += 1
+    return total, count

@@ -1,0 +1,106 @@
+"""Whether a plan is legal, and a simulated step possible.
+
+This is the judge over everything that plans and simulates: it works from the trace alone, written
+once more from what plans mean, and shares no code with those that it judges.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from swapkit.errors import InvalidDocument
+from swapkit.ir.checks import check_machine, check_plan, check_trace
+from swapkit.ir.plans import Action, Tier
+from swapkit.simulation.validation.gaps import find_gaps, find_touches
+from swapkit.simulation.validation.recomputing import Demand, Resolver
+from swapkit.simulation.validation.schedules import check_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Decision, Plan, Schedule
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.gaps import Gap
+
+RELATIVE_TOLERANCE = 1e-6
+
+
+def find_violations(
+    trace: Trace, plan: Plan, machine: Machine, schedule: Schedule | None = None
+) -> list[str]:
+    """Return what is wrong with a plan, and with a schedule that follows it; best is nothing.
+
+    A plan is legal if what it swaps or recomputes is idle in between, can be made again where it is
+    recomputed, and is released and fetched within its gap. A schedule is possible if operators and
+    copies are in order and no faster than the machine, memory stays within the budget and the
+    limits of host and disk at every instant, and its prediction is what it comes to.
+
+    Returns:
+        One sentence for each violation.
+    """
+    try:
+        check_trace(trace)
+        check_machine(machine)
+        check_plan(plan, trace)
+    except InvalidDocument as error:
+        return [str(error)]
+    touches = find_touches(trace)
+    gaps = find_gaps(trace, touches)
+    moved = {each.storage: each for each in plan.decisions if each.action is not Action.KEEP}
+    violations = [
+        f"storage {number}: cannot be planned, as it is not saved, or not idle between forward and "
+        "what reads it next"
+        for number in moved
+        if number not in gaps
+    ]
+    if violations:
+        return violations
+    actions = {number: decision.action for number, decision in moved.items()}
+    demand = Resolver(trace, touches, gaps, actions).resolve()
+    violations += demand.violations
+    violations += _check_decisions(moved, gaps, demand, machine)
+    violations += _check_prediction(plan, trace)
+    if schedule is None or violations:
+        return violations
+    scheduled = {each.storage: each.operator for each in schedule.recomputations}
+    demand = Resolver(trace, touches, gaps, actions, scheduled).resolve()
+    violations += demand.violations
+    if not violations:
+        violations += check_schedule(trace, moved, machine, schedule, demand)
+    return violations
+
+
+def _check_decisions(
+    moved: Mapping[int, Decision], gaps: Mapping[int, Gap], demand: Demand, machine: Machine
+) -> Iterator[str]:
+    """Yield what is swapped to where there is no disk, or moves outside of its gap."""
+    for number, decision in moved.items():
+        if decision.tier is Tier.DISK and not machine.disk_bytes:
+            yield f"storage {number}: goes to disk, but there is none"
+        if decision.action is not Action.SWAP:
+            continue
+        first, need = gaps[number].last + 1, demand.needs[number]
+        for what, operator in (("release", decision.release), ("prefetch", decision.prefetch)):
+            if operator is not None and not first <= operator <= need:
+                yield (
+                    f"storage {number}: its {what} is operator {operator}, but it is idle from "
+                    f"{first} on, and needed by {need}"
+                )
+
+
+def _check_prediction(plan: Plan, trace: Trace) -> Iterator[str]:
+    """Yield where what a plan expects contradicts the plan itself."""
+    if plan.prediction is None:
+        return
+    seconds, bound = plan.prediction.seconds, plan.bound_seconds
+    if bound is not None and seconds < bound * (1 - RELATIVE_TOLERANCE):
+        yield f"the prediction, {seconds:g} s, is below the bound of all plans, {bound:g} s"
+    swapped = sum(
+        trace.storages[each.storage].nbytes for each in plan.decisions if each.action is Action.SWAP
+    )
+    if plan.prediction.swapped_bytes != swapped:
+        yield f"the plan swaps {swapped} bytes, but predicts {plan.prediction.swapped_bytes}"
+    if not math.isclose(seconds, max(seconds, trace.seconds), rel_tol=RELATIVE_TOLERANCE):
+        yield f"the prediction, {seconds:g} s, is below what operators take, {trace.seconds:g} s"
