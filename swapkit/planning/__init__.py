@@ -1,0 +1,1 @@
+"""Plans, and how good a plan could be."""

@@ -1,0 +1,358 @@
+"""What a session does next: record, try a plan, or follow the one that won.
+
+For each *case*, that is for all steps that are given inputs of the same shapes:
+
+    warm-up   steps under rescue; the last of them is recorded
+    search    one step with each candidate plan; the fastest that held the budget wins
+    stable    the winner, until steps do not go as recorded, or need a rescue
+
+What is predicted is corrected by what the tried steps have taken beside their predictions.
+
+A step that was rescued shows that memory was planned too tightly: plans for less are made from the
+trace at hand; or, if more memory was in use before it began, it is recorded anew. Steps that do
+something else than was recorded, more than one in a row, are recorded again. When that does not
+help, the program is one that changes from step to step: the plan is followed as far as it goes, and
+it is recorded again after twice as many steps each time.
+
+Shapes that come once and not again have no plans of their own. When several such steps follow each
+other, one plan is made for all of them; it says how many bytes leave by when.
+
+Source:
+    MindSpeed, SmartSwap: WarmUp, SearchPolicy, Stable. Its loop closes here: what was measured
+    decides, and a step that is not as before leads back.
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from swapkit.errors import InfeasibleBudget
+
+if TYPE_CHECKING:
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+CASES_KEPT = 16
+# Of the budget: what plans leave free once one of them needed a rescue, and more each time.
+MARGIN = 0.02
+ROUNDS = 4  # of candidates, each for less memory than the one before
+# Steps that a search takes beyond those asked for, when no candidate has held yet.
+EXTRA_STEPS = 2
+ODD_STEPS = 1  # that go another way in a row, before one is recorded
+RECORDINGS = 3  # of one case; after that it is known to change from step to step,
+PATIENCE = 8  # and recorded after so many steps, then twice as many, and so on,
+MOST_PATIENCE = 1024
+REGULAR_STEPS = 8  # until so many went as planned
+STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
+# A plan's time in the search is a single step's. Once it was followed for some steps, another that
+# took a smaller share of their median has its turn.
+LOOKS = 8
+FASTER = 0.97
+
+
+class Stage(str, enum.Enum):
+    """Where a session is."""
+
+    WARMUP = "warmup"
+    SEARCH = "search"
+    STABLE = "stable"
+
+
+class Mode(enum.Enum):
+    """What to do in a step."""
+
+    RESCUE = "rescue"  # no plan: act when memory fills up
+    RECORD = "record"  # likewise, and record
+    FOLLOW = "follow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """What to do in the step that begins."""
+
+    mode: Mode
+    trace: Trace | None = None  # to follow: the plan's
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a step."""
+
+    seconds: float
+    rescues: int = 0
+    deviation: str = ""  # where it left the plan; empty: nowhere
+    trace: Trace | None = None  # what was recorded
+    is_heavier: bool = (
+        False  # whether more memory was in use before it than before the recorded one
+    )
+
+
+class MakePlans(Protocol):
+    """Makes candidates."""
+
+    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        """Return at most `count` plans for a share of the budget, the most promising first.
+
+        Raises:
+            InfeasibleBudget: there is none.
+        """
+
+
+@dataclass(slots=True)
+class _Trial:
+    plan: Plan
+    seconds: float
+    rescues: int
+    is_known: bool = False  # whether the time is the median of several steps
+
+
+@dataclass(slots=True)
+class Case:
+    """What is known of the steps with inputs of the same shapes."""
+
+    steps: int = 0
+    trace: Trace | None = None
+    candidates: list[Plan] = field(default_factory=list)
+    trials: list[_Trial] = field(default_factory=list)
+    chosen: Plan | None = None
+    why_none: str = ""  # why there is no plan, if there cannot be one
+    share: float = 1.0  # of the budget that is planned for
+    retreats: int = 0  # plans for less, since it was recorded
+    recordings: int = 0  # since steps went as planned
+    odd_steps: int = 0  # that went another way, in a row
+    regular_steps: int = 0  # that did not, in a row
+    looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is tried."""
+        return self.chosen is not None or bool(self.why_none)
+
+    @property
+    def changes(self) -> bool:
+        """Whether its steps are known to differ."""
+        return self.recordings >= RECORDINGS
+
+    @property
+    def patience(self) -> int:
+        """How many steps in a row may go another way before one is recorded."""
+        if not self.changes:
+            return ODD_STEPS
+        return min(MOST_PATIENCE, PATIENCE << min(self.recordings - RECORDINGS, 16))
+
+    @property
+    def plan(self) -> Plan | None:
+        """What its next step follows."""
+        return self.candidates[0] if self.candidates else self.chosen
+
+    @property
+    def pace(self) -> float:
+        """How long steps that were tried have taken, by what was predicted for them."""
+        ratios = [
+            trial.seconds / trial.plan.prediction.seconds
+            for trial in self.trials
+            if trial.rescues == 0
+            and trial.plan.prediction is not None
+            and trial.plan.prediction.seconds > 0
+        ]
+        return statistics.median(ratios) if ratios else 1.0
+
+    @property
+    def stage(self) -> Stage:
+        """Where its steps are."""
+        if self.is_settled:
+            return Stage.STABLE
+        return Stage.WARMUP if self.trace is None else Stage.SEARCH
+
+
+class Learner:
+    """Decides for each step of a session, and learns from it."""
+
+    def __init__(self, make_plans: MakePlans, *, profile_steps: int, search_steps: int) -> None:
+        """Begin to learn.
+
+        Args:
+            make_plans: makes candidates from a recorded step.
+            profile_steps: of a case before there is a plan; the last is recorded.
+            search_steps: candidates that are tried at most, but for those that must be for less.
+        """
+        self._make_plans = make_plans
+        self._profile_steps = profile_steps
+        self._search_steps = search_steps
+        self._cases: OrderedDict[str, Case] = OrderedDict()
+        self._signature = ""
+        self._own: Case | None = None  # of the step that runs, or ran last
+        self._general = Case(recordings=RECORDINGS)  # for steps whose shapes come once
+        self._now: Case | None = None  # one of the two: what decides about the step
+        self._strangers = 0
+        self.replans = 0
+
+    @property
+    def stage(self) -> Stage:
+        """Of the step that runs, or ran last."""
+        return Stage.WARMUP if self._now is None else self._now.stage
+
+    @property
+    def case(self) -> Case | None:
+        """That of the step that runs, or ran last."""
+        return self._now
+
+    def adopt(self, signature: str, trace: Trace, plan: Plan) -> None:
+        """Follow a plan that was made before, from the first step on."""
+        self._cases[signature] = Case(trace=trace, recordings=1, chosen=plan)
+
+    # ---- before a step -------------------------------------------------------------------------
+
+    def begin(self, signature: str) -> Instruction:
+        """Return what to do in the step that begins; one that never ends leaves no trace here.
+
+        Args:
+            signature: of what the step is given: the same for steps that do the same.
+        """
+        self._signature = signature
+        own = self._own = self._cases.get(signature) or Case()
+        is_due = own.steps + 1 >= self._profile_steps
+        is_stranger = own.trace is None and not is_due
+        is_general = is_stranger and self._strangers >= STRANGERS and not self._general.why_none
+        case = self._now = self._general if is_general else own
+        if case.plan is not None:
+            return Instruction(mode=Mode.FOLLOW, trace=case.trace, plan=case.plan)
+        records = not case.why_none and (is_due or is_general)
+        return Instruction(mode=Mode.RECORD if records else Mode.RESCUE)
+
+    # ---- after a step --------------------------------------------------------------------------
+
+    def end(self, outcome: Outcome) -> None:
+        """Learn from the step that ended."""
+        case, own = self._now, self._own
+        if case is None or own is None:
+            return
+        self._keep(own)
+        own.steps += 1
+        if outcome.trace is not None:
+            self._take(case, outcome.trace)
+        elif case.plan is None:
+            return
+        elif case is not self._general:
+            self._judge(case, outcome)
+        elif outcome.rescues and not self._retreat(case, 1):
+            self._note_odd(case)
+
+    def _take(self, case: Case, trace: Trace) -> None:
+        """Make plans from a trace that was recorded now."""
+        case.trace = trace
+        case.recordings += 1
+        case.share, case.retreats = 1.0, 0
+        is_single = case.changes or case is self._general  # no two of its steps can be compared
+        self._plan(case, 1 if is_single else self._search_steps)
+
+    def _keep(self, own: Case) -> None:
+        """Remember the case of a step; count those that have nothing of their own to follow."""
+        self._cases[self._signature] = own
+        self._cases.move_to_end(self._signature)
+        while len(self._cases) > CASES_KEPT:
+            self._cases.popitem(last=False)
+        is_stranger = own.trace is None and own.steps == 0
+        self._strangers = self._strangers + 1 if is_stranger else 0
+
+    def _plan(self, case: Case, count: int) -> None:
+        """Make so many candidates from the trace at hand; tell why if there cannot be any."""
+        assert case.trace is not None
+        case.chosen, case.candidates, case.looks, case.why_none = None, [], [], ""
+        try:
+            plans = self._make_plans(case.trace, share=case.share, count=count)
+        except InfeasibleBudget as error:
+            case.why_none = str(error)
+            return
+        except BaseException as error:  # a user's policy: the next steps do without
+            case.why_none = f"{type(error).__name__}: {error}"
+            raise
+        if len(plans) == 1 and not case.trials:
+            case.chosen = plans[0]
+        else:
+            case.candidates = list(plans)
+
+    def _judge(self, case: Case, outcome: Outcome) -> None:
+        """Look at a step that followed a plan."""
+        if outcome.deviation:
+            if case.changes and outcome.rescues:
+                self._retreat(case, 1)
+            self._note_odd(case)
+            return
+        case.odd_steps = 0
+        case.regular_steps += 1
+        if case.regular_steps >= REGULAR_STEPS:
+            case.recordings = 1
+        if outcome.rescues and outcome.is_heavier:
+            self._forget(case)
+        elif case.candidates:
+            self._try(case, outcome)
+        elif outcome.rescues:
+            self._retreat(case, 1)
+        else:
+            self._look(case, outcome.seconds)
+
+    def _try(self, case: Case, outcome: Outcome) -> None:
+        """Note how a candidate did; choose when enough have run."""
+        case.trials.append(_Trial(case.candidates.pop(0), outcome.seconds, outcome.rescues))
+        tried = len(case.trials)
+        has_held = any(trial.rescues == 0 for trial in case.trials)
+        if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:
+            left = self._search_steps - tried
+            if (left > 0 or not has_held) and self._retreat(case, max(1, left)):
+                return
+        if case.candidates:
+            return
+        best = min(case.trials, key=lambda trial: (trial.rescues, trial.seconds))
+        case.chosen = best.plan
+
+    def _look(self, case: Case, seconds: float) -> None:
+        """Let another plan have its turn if the chosen one is slower than it was in the search."""
+        trial = next((each for each in case.trials if each.plan is case.chosen), None)
+        if trial is None or trial.is_known:
+            return
+        case.looks.append(seconds)
+        if len(case.looks) < LOOKS:
+            return
+        trial.seconds, trial.is_known = statistics.median(case.looks), True
+        case.looks = []
+        held = [each for each in case.trials if each.rescues == 0]
+        best = min(held, key=lambda each: each.seconds)
+        if best.seconds < trial.seconds * FASTER:
+            case.chosen = best.plan
+
+    def _note_odd(self, case: Case) -> None:
+        """Count a step that was not as planned; record one if there were too many."""
+        case.regular_steps = 0
+        case.odd_steps += 1
+        if case.odd_steps > case.patience:
+            self._forget(case)
+
+    def _forget(self, case: Case) -> None:
+        """Let the next step be recorded: this one was another than the trace's."""
+        self.replans += 1
+        case.trace, case.chosen, case.candidates, case.trials = None, None, [], []
+        case.odd_steps = case.regular_steps = 0
+
+    def _retreat(self, case: Case, count: int) -> bool:
+        """Make so many plans for less memory; return whether there are any."""
+        if case.retreats >= ROUNDS:
+            return False
+        self.replans += 1
+        case.retreats += 1
+        case.share -= MARGIN * case.retreats
+        former, candidates = case.chosen, case.candidates
+        is_stable = former is not None
+        if is_stable:
+            case.trials = []
+        self._plan(case, count)
+        if case.why_none:  # less is too little: what there was is better than nothing
+            case.chosen, case.candidates, case.why_none = former, candidates, ""
+            case.retreats = ROUNDS
+            return False
+        return True

@@ -1,0 +1,213 @@
+"""Linear programs as arrays, solved again and again with other bounds or costs by HiGHS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import highspy
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+    Indexes: TypeAlias = NDArray[np.int32]
+
+_BASIC = highspy.HighsBasisStatus.kBasic
+_AT_BOUND = highspy.HighsBasisStatus.kLower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Linear:
+    """Minimise costs @ x with lowers <= x <= uppers and row_lowers <= A @ x <= row_uppers.
+
+    A has `values[i]` in row `rows[i]` and column `columns[i]`, sorted by column, each place once.
+    """
+
+    costs: Floats
+    lowers: Floats
+    uppers: Floats
+    row_lowers: Floats
+    row_uppers: Floats
+    rows: Indexes
+    columns: Indexes
+    values: Floats
+
+    def bound(self, duals: Floats, lowers: Floats, uppers: Floats) -> float:
+        """Return what no x between `lowers` and `uppers` goes below, whatever the duals are.
+
+        Weak duality, each product bounded over the range of its factor: no tolerance of a solver
+        matters. Only the better the duals, the better the bound. The ranges must be finite.
+        """
+        duals = np.where(np.isneginf(self.row_lowers), np.minimum(duals, 0.0), duals)
+        duals = np.where(np.isposinf(self.row_uppers), np.maximum(duals, 0.0), duals)
+        ends = np.where(duals > 0, self.row_lowers, np.where(duals < 0, self.row_uppers, 0.0))
+        products = np.bincount(self.columns, self.values * duals[self.rows], len(self.costs))
+        reduced = self.costs - products
+        return float(duals @ ends + reduced @ np.where(reduced > 0, lowers, uppers))
+
+    def to_highs(self) -> highspy.HighsLp:
+        """Return the program as HiGHS takes it."""
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(self.costs), len(self.row_lowers)
+        model.col_cost_, model.col_lower_, model.col_upper_ = self.costs, self.lowers, self.uppers
+        model.row_lower_, model.row_upper_ = self.row_lowers, self.row_uppers
+        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        model.a_matrix_.start_ = np.searchsorted(self.columns, np.arange(len(self.costs) + 1))
+        model.a_matrix_.index_ = self.rows
+        model.a_matrix_.value_ = self.values
+        return model
+
+
+class Assembly:
+    """Puts a linear program together, a block of columns, rows or values at a time."""
+
+    def __init__(self) -> None:
+        self._columns: list[tuple[Floats, Floats, Floats]] = []
+        self._rows: list[tuple[Floats, Floats]] = []
+        self._entries: list[tuple[Indexes, Indexes, Floats]] = []
+        self._counts = [0, 0]
+
+    def columns(
+        self,
+        count: int,
+        *,
+        lower: ArrayLike = 0.0,
+        upper: ArrayLike = np.inf,
+        cost: ArrayLike = 0.0,
+    ) -> Indexes:
+        """Add variables; return their numbers."""
+        self._columns.append((_spread(lower, count), _spread(upper, count), _spread(cost, count)))
+        return self._number(0, count)
+
+    def rows(self, count: int, lower: ArrayLike, upper: ArrayLike) -> Indexes:
+        """Add constraints; return their numbers."""
+        self._rows.append((_spread(lower, count), _spread(upper, count)))
+        return self._number(1, count)
+
+    def add(self, rows: ArrayLike, columns: ArrayLike, values: ArrayLike) -> None:
+        """Add values to the matrix; what is added to the same place is summed."""
+        entries = np.broadcast_arrays(rows, columns, values)
+        self._entries.append(
+            (
+                entries[0].astype(np.int32),
+                entries[1].astype(np.int32),
+                entries[2].astype(np.float64),
+            )
+        )
+
+    def finish(self) -> Linear:
+        """Return the program."""
+        rows, columns, values = (
+            np.concatenate([entry[i] for entry in self._entries]) for i in range(3)
+        )
+        places = columns.astype(np.int64) * self._counts[1] + rows
+        order = np.argsort(places, kind="stable")
+        places, values = places[order], values[order]
+        firsts = np.flatnonzero(np.diff(places, prepend=-1))
+        places, values = places[firsts], np.add.reduceat(values, firsts)
+        places, values = places[values != 0], values[values != 0]
+        lowers, uppers, costs = (np.concatenate([c[i] for c in self._columns]) for i in range(3))
+        return Linear(
+            costs=costs,
+            lowers=lowers,
+            uppers=uppers,
+            row_lowers=np.concatenate([row[0] for row in self._rows]),
+            row_uppers=np.concatenate([row[1] for row in self._rows]),
+            rows=(places % self._counts[1]).astype(np.int32),
+            columns=(places // self._counts[1]).astype(np.int32),
+            values=values,
+        )
+
+    def _number(self, kind: int, count: int) -> Indexes:
+        first = self._counts[kind]
+        self._counts[kind] += count
+        return np.arange(first, first + count, dtype=np.int32)
+
+
+class Solver:
+    """One linear program in HiGHS. Each solution starts from where the last one ended."""
+
+    def __init__(self, linear: Linear, basis: tuple[Indexes, Indexes]) -> None:
+        """Start with the columns basis[0] basic, and all rows but basis[1]."""
+        self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._highs.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
+        self._highs.setOptionValue("presolve", "off")  # it would throw the basis away
+        self._highs.setOptionValue("threads", 1)
+        self._highs.passModel(linear.to_highs())
+        start = highspy.HighsBasis()
+        columns = [_AT_BOUND] * len(linear.costs)
+        rows = [_BASIC] * len(linear.row_lowers)
+        for column in basis[0].tolist():
+            columns[column] = _BASIC
+        for row in basis[1].tolist():
+            rows[row] = _AT_BOUND
+        start.col_status, start.row_status = columns, rows
+        self._highs.setBasis(start)
+
+    def set_bounds(self, columns: Indexes, lowers: Floats, uppers: Floats) -> None:
+        """Change the bounds of some variables."""
+        self._highs.changeColsBounds(len(columns), columns, lowers, uppers)
+
+    def set_costs(self, columns: Indexes, costs: Floats) -> None:
+        """Change the costs of some variables."""
+        self._highs.changeColsCost(len(columns), columns, costs)
+
+    def solve(self) -> tuple[Floats, Floats] | None:
+        """Return the best x and the duals of the rows; None where there is no x."""
+        if self._run() != highspy.HighsModelStatus.kOptimal:
+            self._highs.clearSolver()  # so that no error that built up decides
+            status = self._run()
+            if status == highspy.HighsModelStatus.kInfeasible:
+                return None
+            if status != highspy.HighsModelStatus.kOptimal:
+                message = f"HiGHS gave up: {self._highs.modelStatusToString(status)}"
+                raise RuntimeError(message)
+        solution = self._highs.getSolution()
+        return np.array(solution.col_value), np.array(solution.row_dual)
+
+    def _run(self) -> highspy.HighsModelStatus:
+        self._highs.run()
+        return self._highs.getModelStatus()
+
+
+def _spread(value: ArrayLike, count: int) -> Floats:
+    return np.broadcast_to(np.asarray(value, dtype=np.float64), (count,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Integral:
+    """What is known of the best solution with integral variables. `values` None: none was found."""
+
+    values: Floats | None
+    bound: float  # no integral solution costs less; math.inf: there is none
+
+
+def solve_integral(
+    linear: Linear, columns: Indexes, *, offset: float, gap: float, time_limit_s: float
+) -> Integral:
+    """Solve with integral `columns` until the best is within `gap` of the bound, or time is up.
+
+    `offset` is added to all costs, which matters to the gap, a share of them.
+    """
+    model = linear.to_highs()
+    kinds = np.full(len(linear.costs), highspy.HighsVarType.kContinuous)
+    kinds[columns] = highspy.HighsVarType.kInteger
+    model.integrality_ = kinds.tolist()
+    model.offset_ = offset
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("mip_rel_gap", gap)
+    highs.setOptionValue("time_limit", time_limit_s)
+    # HiGHS 1.15 may crash when it starts over with fewer columns.
+    highs.setOptionValue("mip_allow_restart", False)  # noqa: FBT003
+    highs.passModel(model)
+    highs.run()
+    if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        return Integral(values=None, bound=np.inf)
+    info = highs.getInfo()
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    values = np.array(highs.getSolution().col_value) if found else None
+    return Integral(values=values, bound=info.mip_dual_bound - offset)

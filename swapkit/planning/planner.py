@@ -1,0 +1,244 @@
+"""Plans for a trace: keep, swap or recompute each saved storage, as fast as the budget allows.
+
+A linear program (bound.py) says how much of each storage would best be moved if it were divisible.
+That is rounded in many ways and improved, with the simulator as judge (search.py). What comes out
+is mostly within a fraction of a per cent of the bound that the same program gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType
+from swapkit.ir.plans import Action, Plan, Tier
+from swapkit.planning.bound import lower_bound
+from swapkit.planning.solving import Failure, Solution, plan_problem
+from swapkit.planning.trade_offs import SHARES, TradeOff, measure_trade_offs
+from swapkit.planning.trials import Trials
+from swapkit.simulation.lowering import lower
+from swapkit.simulation.timeline import as_plan, simulate
+from swapkit.simulation.validator import find_violations
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.feasibility import Least
+    from swapkit.simulation.problems import Problem
+
+__all__ = ["POLICIES", "Policy", "TradeOff", "make_candidates", "make_plan", "trade_offs"]
+
+POLICIES = ("auto", "swap", "recompute")
+NAMED_OPERATORS = 4  # most that an error names
+REASONS_SHOWN = 3
+# What other plans for a session to try assume: a link at this share of its speed, computing slowed
+# down so much by copies, and this share of the budget.
+LINK_SHARE, INTERFERENCE, BUDGET_SHARE = 0.75, 0.1, 0.97
+
+
+class Policy(Protocol):
+    """Makes plans in place of those that have a name."""
+
+    def plan(self, trace: Trace, machine: Machine) -> Plan:
+        """Return what to do with the storages of a trace.
+
+        Args:
+            trace: a recorded step.
+            machine: its budget holds at every instant; if the plan names a lower one, that does.
+        """
+        ...
+
+
+def make_plan(
+    trace: Trace, machine: Machine, policy: str | Policy = "auto", *, optimizer_states: bool = False
+) -> Plan:
+    """Return the fastest plan that is found; an empty one where everything fits.
+
+    The same arguments give the same plan.
+
+    Args:
+        trace: the step.
+        machine: what it may use.
+        policy: "auto", "swap" or "recompute" (nothing else is done then), or one that makes plans.
+        optimizer_states: whether they may be swapped, too.
+
+    Raises:
+        InfeasibleBudget: there is none; the error names the smallest budget that has one.
+        InvalidArgument: an unknown policy, or its plan is not legal.
+    """
+    if not isinstance(policy, str):
+        return _check_own(trace, machine, policy.plan(trace, machine))
+    problem = restrict(lower(trace, optimizer_states=optimizer_states), policy)
+    solution = solve_or_raise(trace, problem, machine, policy)
+    plan = as_plan(
+        trace, problem, machine, solution.trial.actions, solution.trial.run, policy=policy
+    )
+    bound = solution.bound_seconds
+    if policy != "auto" and plan.decisions:  # others may be faster than this policy can be
+        bound = lower_bound(lower(trace, optimizer_states=optimizer_states), machine)
+    return replace(plan, bound_seconds=bound)
+
+
+def make_candidates(
+    trace: Trace, machine: Machine, policy: str = "auto", count: int = 4
+) -> tuple[Plan, ...]:
+    """Return different plans for a session to try, the one with the best prediction first.
+
+    All hold the machine's budget. The others are made for a machine that may be nearer to the real
+    one: with slower links, more interference or less memory; or by a simpler policy.
+
+    Args:
+        trace: the step.
+        machine: as measured.
+        policy: "auto", "swap" or "recompute".
+        count: most plans; there are fewer where there is little to choose.
+
+    Raises:
+        InfeasibleBudget: there is no plan at all.
+        InvalidArgument: an unknown policy.
+    """
+    plain = make_plan(trace, machine, policy)
+    if not plain.decisions or count < 2:
+        return (plain,)
+    problem = lower(trace)
+    plans = {_outline(plain): plain}
+    for assumed, restricted in _assume(machine, policy):
+        if len(plans) >= count:
+            break
+        allowed = restrict(problem, restricted)
+        solution = plan_problem(allowed, assumed)
+        if isinstance(solution, Failure):
+            continue
+        other = _adapt(trace, allowed, machine, solution, restricted)
+        if other is not None:
+            plans.setdefault(_outline(other), replace(other, bound_seconds=plain.bound_seconds))
+    return tuple(sorted(plans.values(), key=_predicted_seconds))
+
+
+def trade_offs(
+    trace: Trace, machine: Machine, shares: Sequence[float] = SHARES, *, policy: str = "auto"
+) -> tuple[TradeOff, ...]:
+    """Return how time depends on the budget, from the smallest budget to the largest.
+
+    More memory never makes it slower: a plan for less is a plan for more.
+
+    Args:
+        trace: the step.
+        machine: all but its budget counts.
+        shares: of what the step takes above what is there before and after it. Where there is no
+            plan for so little, the smallest budget that has one stands instead.
+        policy: "auto", "swap" or "recompute".
+
+    Raises:
+        InvalidArgument: an unknown policy, or a share that is not above 0.
+    """
+    return measure_trade_offs(trace, restrict(lower(trace), policy), machine, shares)
+
+
+def restrict(problem: Problem, policy: str) -> Problem:
+    """Return the problem with the actions of a policy only.
+
+    Raises:
+        InvalidArgument: an unknown policy.
+    """
+    if policy not in POLICIES:
+        names = ", ".join(map(repr, POLICIES))
+        raise InvalidArgument(f"policy={policy!r}: expected {names} or an object with a plan()")
+    return replace(
+        problem,
+        can_swap=problem.can_swap & (policy != "recompute"),
+        can_recompute=problem.can_recompute & (policy != "swap"),
+    )
+
+
+def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str) -> Solution:
+    """Return the solution of a problem of a trace.
+
+    Raises:
+        InfeasibleBudget: there is none.
+    """
+    solution = plan_problem(problem, machine)
+    if isinstance(solution, Failure):
+        raise _explain_failure(trace, problem, machine, solution.least, policy)
+    return solution
+
+
+def _explain_failure(
+    trace: Trace, problem: Problem, machine: Machine, least: Least, policy: str
+) -> InfeasibleBudget:
+    names: dict[str, None] = {}
+    for slot in least.slots:
+        operators = range(int(problem.slot_operators[slot]), int(problem.slot_operators[slot + 1]))
+        largest = max(operators, key=lambda number: trace.operators[number].workspace_bytes)
+        operator = trace.operators[largest]
+        names[f"{operator.name} in {operator.module}" if operator.module else operator.name] = None
+    shown = ", ".join(list(names)[:NAMED_OPERATORS])
+    hints = ["a smaller batch or shorter sequences"]
+    if policy != "auto":
+        hints.append('policy="auto"')
+    if machine.host_bytes is not None:
+        hints.append("a larger host_limit")
+    message = (
+        f"no plan of policy {policy!r} fits {format_bytes(machine.budget_bytes)}: the smallest "
+        f"budget that has one is {format_bytes(least.budget_bytes)} ({least.budget_bytes} bytes), "
+        f"which {shown} need{'s' if len(names) == 1 else ''}; try that, {', or '.join(hints)}"
+    )
+    return InfeasibleBudget(message, least_bytes=least.budget_bytes, operators=tuple(names))
+
+
+def _check_own(trace: Trace, machine: Machine, plan: object) -> Plan:
+    """Return a user's plan, with what it comes to, if nothing is wrong with it."""
+    if not isinstance(plan, Plan):
+        raise InvalidType(f"the policy returned a {type(plan).__name__}, expected a Plan")
+    if 0 < plan.budget_bytes < machine.budget_bytes:
+        machine = replace(machine, budget_bytes=plan.budget_bytes)
+    violations = find_violations(trace, plan, machine)
+    if not violations:
+        schedule = simulate(trace, plan, machine)
+        plan = replace(plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction)
+        violations = find_violations(trace, plan, machine, schedule)
+    if violations:
+        more = len(violations) - REASONS_SHOWN
+        rest = f"; and {more} more" if more > 0 else ""
+        reasons = "; ".join(violations[:REASONS_SHOWN])
+        raise InvalidArgument(f"the policy's plan is not legal: {reasons}{rest}")
+    return plan
+
+
+def _assume(machine: Machine, policy: str) -> Iterator[tuple[Machine, str]]:
+    """Yield machines that the real one may be like, and policies for them."""
+    slower = replace(
+        machine,
+        out_bytes_per_second=machine.out_bytes_per_second * LINK_SHARE,
+        in_bytes_per_second=machine.in_bytes_per_second * LINK_SHARE,
+    )
+    yield slower, policy
+    yield replace(machine, budget_bytes=int(machine.budget_bytes * BUDGET_SHARE)), policy
+    yield replace(slower, interference=machine.interference + INTERFERENCE), policy
+    if policy == "auto":
+        yield machine, "recompute"
+        yield machine, "swap"
+
+
+def _adapt(
+    trace: Trace, problem: Problem, machine: Machine, solution: Solution, policy: str
+) -> Plan | None:
+    """Return a plan made for another machine as one for this; None: it does not run here."""
+    actions = solution.trial.actions
+    trial = Trials(problem, machine).simulate(actions, solution.trial.window)
+    if not trial.is_possible:
+        return None
+    return as_plan(trace, problem, machine, actions, trial.run, policy=policy)
+
+
+def _outline(plan: Plan) -> frozenset[tuple[int, Action, Tier]]:
+    """Return what a plan moves, whatever the moments."""
+    return frozenset((each.storage, each.action, each.tier) for each in plan.decisions)
+
+
+def _predicted_seconds(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.seconds

@@ -1,0 +1,140 @@
+"""Why a plan does with each storage what it does, as plain values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.ir.plans import Action, Decision, Tier
+from swapkit.ir.traces import Kind
+from swapkit.simulation.lowering import lower
+from swapkit.simulation.timeline import simulate
+
+if TYPE_CHECKING:
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Plan, Schedule
+    from swapkit.ir.traces import Trace
+
+
+class Why(enum.Enum):
+    """What decides, in words."""
+
+    FITS = "there is room for it"
+    HIDDEN = "its copies take no time from computing"
+    CHEAPER_COPY = "waiting for its copies costs less than making it again"
+    CHEAPER_RECOMPUTE = "making it again costs less than the link's time for it"
+    BUSY_LINK = "the link has no time left for it"
+    ONLY_COPY = "it cannot be made again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """What happens to one storage, what it costs, and what the other way would have cost.
+
+    Prices are seconds a byte: `link_price` of computing that waits while a link brings it.
+    """
+
+    storage: int
+    module: str  # that saved it first, and its number there
+    index: int
+    action: Action
+    tier: Tier
+    nbytes: int
+    why: Why
+    recompute_seconds: float | None  # alone; None: it cannot be made again
+    recompute_price: float | None
+    link_price: float
+    copy_seconds: float  # out and back
+    hidden_seconds: float = 0.0  # of copies, while something is computed
+    exposed_seconds: float = 0.0  # that computing waits for them
+
+
+def explain_decisions(
+    trace: Trace, plan: Plan, machine: Machine, schedule: Schedule | None = None
+) -> tuple[Reason, ...]:
+    """Return a row for each storage that could be moved, in the order in which they appear.
+
+    Args:
+        trace: the step.
+        plan: for it.
+        machine: on which it runs.
+        schedule: what the plan comes to there; None: it is simulated.
+
+    Raises:
+        InfeasibleBudget: the plan does not fit the machine.
+    """
+    schedule = simulate(trace, plan, machine) if schedule is None else schedule
+    decisions = {decision.storage: decision for decision in plan.decisions}
+    exposed: dict[int, float] = {}
+    for stall in schedule.stalls:
+        exposed[stall.storage] = exposed.get(stall.storage, 0.0) + stall.seconds
+    copying = {
+        each.storage: each.out_end - each.out_start + each.in_end - each.in_start
+        for each in schedule.transfers
+    }
+    costs = _list_costs(trace, plan)
+    return tuple(
+        _explain(
+            trace,
+            machine,
+            decisions.get(storage, Decision(storage=storage, action=Action.KEEP)),
+            costs[storage],
+            (copying.get(storage, 0.0), exposed.get(storage, 0.0)),
+        )
+        for storage in sorted(costs)
+    )
+
+
+def _list_costs(trace: Trace, plan: Plan) -> dict[int, float | None]:
+    """Return the seconds that making each storage again takes; None: that is not possible."""
+    moves_states = any(
+        trace.storages[each.storage].kind is Kind.OPTIMIZER_STATE for each in plan.decisions
+    )
+    problem = lower(trace, optimizer_states=moves_states)
+    costs: dict[int, float | None] = {each.storage: None for each in plan.decisions}
+    for item, storage in enumerate(problem.item_storages.tolist()):
+        chain = problem.chain_steps[problem.chain_starts[item] : problem.chain_starts[item + 1]]
+        possible = bool(problem.can_recompute[item])
+        costs[storage] = float(problem.step_seconds[chain].sum()) if possible else None
+    return costs
+
+
+def _explain(
+    trace: Trace,
+    machine: Machine,
+    decision: Decision,
+    cost: float | None,
+    copies: tuple[float, float],
+) -> Reason:
+    storage = trace.storages[decision.storage]
+    link_price = 1 / min(machine.out_bytes_per_second, machine.in_bytes_per_second)
+    price = None if cost is None else cost / max(storage.nbytes, 1)
+    spent, exposed = copies
+    exposed = min(exposed, spent)
+    return Reason(
+        storage=decision.storage,
+        module=storage.module,
+        index=storage.index,
+        action=decision.action,
+        tier=decision.tier,
+        nbytes=storage.nbytes,
+        why=_find_why(decision.action, price, link_price, exposed),
+        recompute_seconds=cost,
+        recompute_price=price,
+        link_price=link_price,
+        copy_seconds=spent,
+        hidden_seconds=spent - exposed,
+        exposed_seconds=exposed,
+    )
+
+
+def _find_why(action: Action, price: float | None, link_price: float, exposed: float) -> Why:
+    if action is Action.KEEP:
+        return Why.FITS
+    if action is Action.RECOMPUTE:
+        cheap = price is not None and price <= link_price
+        return Why.CHEAPER_RECOMPUTE if cheap else Why.BUSY_LINK
+    if exposed == 0:
+        return Why.HIDDEN
+    return Why.ONLY_COPY if price is None else Why.CHEAPER_COPY

@@ -1,0 +1,240 @@
+"""Plans for traces: legal, within the budget, by the policy that was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Decision, Plan
+from swapkit.ir.traces import Kind, Trace
+from swapkit.planning.bound import lower_bound
+from swapkit.planning.planner import POLICIES, make_candidates, make_plan, trade_offs
+from swapkit.planning.reasons import Why, explain_decisions
+from swapkit.simulation.lowering import lower
+from swapkit.simulation.timeline import simulate
+from swapkit.simulation.validator import find_violations
+from tests.layers import layered_trace
+from tests.problems import kept_peak
+
+LINK = 4e9
+
+
+@cache
+def trace() -> Trace:
+    return layered_trace(6)
+
+
+def machine_with(share: float, of: Trace | None = None) -> Machine:
+    """Return a machine with a share of what keeping everything takes."""
+    peak = kept_peak(lower(of or trace()))
+    return Machine(
+        budget_bytes=int(share * peak), out_bytes_per_second=LINK, in_bytes_per_second=LINK
+    )
+
+
+def actions_of(plan: Plan) -> set[Action]:
+    return {decision.action for decision in plan.decisions}
+
+
+@dataclass
+class Fixed:
+    """A user's policy: it always has the same plan."""
+
+    result: Plan
+
+    def plan(self, _trace: Trace, _machine: Machine) -> Plan:
+        return self.result
+
+
+@pytest.mark.promise("A1")
+@pytest.mark.promise("D1")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+def test_plan_when_checked_then_legal_and_as_predicted(policy: str, share: float) -> None:
+    machine = machine_with(share)
+    plan = make_plan(trace(), machine, policy)
+    schedule = simulate(trace(), plan, machine)
+    assert find_violations(trace(), plan, machine, schedule) == []
+    assert plan.prediction is not None
+    assert schedule.prediction.peak_bytes <= machine.budget_bytes
+    assert schedule.prediction.seconds == pytest.approx(plan.prediction.seconds)
+    assert plan.bound_seconds == pytest.approx(lower_bound(lower(trace()), machine))
+
+
+@pytest.mark.promise("D1")
+def test_plan_when_both_actions_are_allowed_then_no_slower_than_one_alone() -> None:
+    machine = machine_with(0.5)
+    seconds = {
+        policy: simulate(trace(), make_plan(trace(), machine, policy), machine).prediction.seconds
+        for policy in POLICIES
+    }
+    assert seconds["auto"] <= min(seconds.values()) * 1.002
+
+
+@pytest.mark.parametrize(
+    ("policy", "action"), [("swap", Action.SWAP), ("recompute", Action.RECOMPUTE)]
+)
+def test_plan_when_policy_is_restricted_then_only_its_action(policy: str, action: Action) -> None:
+    assert actions_of(make_plan(trace(), machine_with(0.6), policy)) == {action}
+
+
+def test_plan_when_everything_fits_then_empty() -> None:
+    machine = machine_with(1.0)
+    plan = make_plan(trace(), machine)
+    assert plan.decisions == ()
+    assert plan.bound_seconds == pytest.approx(trace().seconds)
+    assert make_candidates(trace(), machine) == (plan,)
+
+
+def test_plan_when_made_twice_then_equal() -> None:
+    assert make_plan(trace(), machine_with(0.5)) == make_plan(trace(), machine_with(0.5))
+
+
+def test_plan_when_optimizer_states_may_move_then_less_memory_is_enough() -> None:
+    step = layered_trace(4, optimizer=True)
+    none = machine_with(0.01, step)
+    least = []
+    for optimizer_states in (False, True):
+        with pytest.raises(InfeasibleBudget) as caught:
+            make_plan(step, none, optimizer_states=optimizer_states)
+        least.append(caught.value.least_bytes)
+    assert least[1] < least[0]
+    machine = replace(none, budget_bytes=sum(least) // 2)
+    with pytest.raises(InfeasibleBudget):
+        make_plan(step, machine)
+    plan = make_plan(step, machine, optimizer_states=True)
+    kinds = {step.storages[decision.storage].kind for decision in plan.decisions}
+    assert Kind.OPTIMIZER_STATE in kinds
+    schedule = simulate(step, plan, machine)
+    assert find_violations(step, plan, machine, schedule) == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_budget_when_too_small_then_the_least_is_named_and_enough(policy: str) -> None:
+    with pytest.raises(InfeasibleBudget, match="smallest budget") as caught:
+        make_plan(trace(), machine_with(0.02), policy)
+    least = caught.value.least_bytes
+    assert caught.value.operators
+    enough = replace(machine_with(1.0), budget_bytes=least)
+    plan = make_plan(trace(), enough, policy)
+    assert simulate(trace(), plan, enough).prediction.peak_bytes <= least
+    with pytest.raises(InfeasibleBudget):
+        make_plan(trace(), replace(enough, budget_bytes=int(least * 0.98)), policy)
+
+
+def test_policy_when_unknown_then_error_names_those_there_are() -> None:
+    with pytest.raises(InvalidArgument, match="'auto', 'swap', 'recompute'"):
+        make_plan(trace(), machine_with(1.0), "fast")
+
+
+def test_own_policy_when_its_plan_is_legal_then_completed() -> None:
+    machine = machine_with(0.7)
+    plain = replace(make_plan(trace(), machine), prediction=None, bound_seconds=None)
+    plan = make_plan(trace(), machine, Fixed(plain))
+    assert plan.decisions == plain.decisions
+    assert plan.prediction == simulate(trace(), plain, machine).prediction
+
+
+def test_own_policy_when_its_plan_is_illegal_then_refused_with_reasons() -> None:
+    machine = machine_with(0.7)
+    weight = next(number for number, each in enumerate(trace().storages) if each.kind is Kind.STATE)
+    plan = Plan(
+        decisions=(Decision(storage=weight, action=Action.SWAP),), budget_bytes=machine.budget_bytes
+    )
+    with pytest.raises(InvalidArgument, match=f"storage {weight}"):
+        make_plan(trace(), machine, Fixed(plan))
+
+
+def test_own_policy_when_its_plan_is_over_the_budget_then_infeasible() -> None:
+    machine = machine_with(0.5)
+    plan = Plan(decisions=(), budget_bytes=machine.budget_bytes)
+    with pytest.raises(InfeasibleBudget):
+        make_plan(trace(), machine, Fixed(plan))
+
+
+def test_own_policy_when_it_makes_no_plan_then_error() -> None:
+    with pytest.raises(InvalidType, match="expected a Plan"):
+        make_plan(trace(), machine_with(0.5), Fixed(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.promise("C1")
+def test_candidates_when_made_then_different_within_the_budget_and_best_first() -> None:
+    machine = machine_with(0.5)
+    plans = make_candidates(trace(), machine, count=5)
+    assert 3 <= len(plans) <= 5
+    seconds = []
+    for plan in plans:
+        schedule = simulate(trace(), plan, machine)
+        assert find_violations(trace(), plan, machine, schedule) == []
+        seconds.append(schedule.prediction.seconds)
+    assert seconds == sorted(seconds)
+    outlines = {frozenset((each.storage, each.action) for each in plan.decisions) for plan in plans}
+    assert len(outlines) == len(plans)
+
+
+@pytest.mark.parametrize("policy", ["swap", "recompute"])
+def test_candidates_when_policy_is_restricted_then_all_keep_to_it(policy: str) -> None:
+    for plan in make_candidates(trace(), machine_with(0.6), policy, count=3):
+        assert actions_of(plan) == {Action(policy)}
+
+
+def test_candidates_when_one_is_wanted_then_the_plan() -> None:
+    machine = machine_with(0.5)
+    assert make_candidates(trace(), machine, count=1) == (make_plan(trace(), machine),)
+
+
+def test_trade_offs_when_budget_grows_then_never_slower() -> None:
+    shares = (0.02, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+    curve = trade_offs(trace(), machine_with(1.0), shares)
+    budgets = [each.budget_bytes for each in curve]
+    seconds = [each.seconds for each in curve]
+    assert budgets == sorted(set(budgets))
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] == pytest.approx(trace().seconds)
+    assert seconds[0] > seconds[-1]
+    for each in curve:
+        assert each.peak_bytes <= each.budget_bytes
+        assert each.bound_seconds <= each.seconds * (1 + 1e-6)
+
+
+def test_trade_offs_when_a_share_is_not_positive_then_error() -> None:
+    with pytest.raises(InvalidArgument, match="above 0"):
+        trade_offs(trace(), machine_with(1.0), (0.5, 0.0))
+
+
+def test_reasons_when_asked_then_one_for_each_item_with_its_price() -> None:
+    machine = replace(machine_with(0.4), out_bytes_per_second=1e9, in_bytes_per_second=1e9)
+    plan = make_plan(trace(), machine)
+    reasons = explain_decisions(trace(), plan, machine)
+    problem = lower(trace())
+    assert [each.storage for each in reasons] == sorted(problem.item_storages.tolist())
+    actions = {decision.storage: decision.action for decision in plan.decisions}
+    for each in reasons:
+        assert each.action is actions.get(each.storage, Action.KEEP)
+        assert each.module == trace().storages[each.storage].module
+        assert each.link_price == 1e-9
+        if each.recompute_seconds is not None:
+            assert each.recompute_price == each.recompute_seconds / each.nbytes
+        assert (each.copy_seconds > 0) == (each.action is Action.SWAP)
+        assert each.hidden_seconds + each.exposed_seconds == pytest.approx(each.copy_seconds)
+    recomputed = [each for each in reasons if each.action is Action.RECOMPUTE]
+    assert recomputed
+    assert all(each.recompute_seconds is not None for each in recomputed)
+    assert {each.why for each in reasons if each.action is Action.KEEP} <= {Why.FITS}
+
+
+def test_reasons_when_a_copy_is_waited_for_then_exposed() -> None:
+    machine = replace(machine_with(0.5), out_bytes_per_second=1e9, in_bytes_per_second=1e9)
+    plan = make_plan(trace(), machine, "swap")
+    reasons = explain_decisions(trace(), plan, machine)
+    assert plan.prediction is not None
+    exposed = sum(each.exposed_seconds for each in reasons)
+    assert 0 < exposed <= plan.prediction.stall_seconds * (1 + 1e-9)
+    late = {each.why for each in reasons if each.exposed_seconds > 0}
+    assert late <= {Why.CHEAPER_COPY, Why.ONLY_COPY}
+    assert np.isfinite(exposed)

@@ -1,0 +1,33 @@
+"""Times of operators without what disturbed single ones."""
+
+from __future__ import annotations
+
+from swapkit.ir.traces import Operator, Phase, Storage, Trace
+from swapkit.planning.smoothing import smooth_times
+
+SMALL, LARGE = 0, 1
+
+
+def operator(seconds: float, read: int = SMALL, name: str = "aten.mm.default") -> Operator:
+    return Operator(name=name, seconds=seconds, phase=Phase.FORWARD, reads=(read,))
+
+
+def smooth(*operators: Operator) -> list[float]:
+    storages = (Storage(nbytes=100, death=9), Storage(nbytes=1000, death=9))
+    trace = Trace(operators=operators, storages=storages)
+    return [each.seconds for each in smooth_times(trace).operators]
+
+
+def test_times_when_one_of_a_kind_was_disturbed_then_all_take_the_median() -> None:
+    assert smooth(operator(1.0), operator(9.0), operator(1.2)) == [1.2] * 3
+
+
+def test_times_when_operators_differ_in_bytes_or_name_then_each_kind_keeps_its_own() -> None:
+    found = smooth(operator(1.0), operator(5.0, LARGE), operator(3.0, name="aten.add.Tensor"))
+    assert found == [1.0, 5.0, 3.0]
+
+
+def test_trace_when_it_is_smoothed_then_nothing_else_changes() -> None:
+    storages = (Storage(nbytes=100, death=2),)
+    trace = Trace(operators=(operator(1.0), operator(1.0)), storages=storages, signature="8x16")
+    assert smooth_times(trace) == trace
