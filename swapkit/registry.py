@@ -6,7 +6,8 @@ A *row* is one choice: who made it, for which part, and what. Rows for one part 
 - Recompute beats swap: a recomputed part saves nothing that could be swapped.
 - Full recompute beats selective.
 - Keep beats swap.
-- A user's word beats the planner's; of two users' words of the same kind the later one holds.
+- A user's word beats the planner's, whatever it says; of two users' words of the same kind the
+  later one holds.
 
 Source:
     MindFormers, recompute and swap configuration: the order of precedence.
@@ -130,6 +131,7 @@ class Row:
     what: What
     operator: str = ""  # inside the module, by a pattern of names; empty: the module itself
     meaning: str = ""  # a pattern of the operators that `operator` stands for, if not of its own
+    occurrences: tuple[int, ...] = ()  # which of these in a call of the module; empty: all
 
     def __deepcopy__(self, _memo: object) -> Row:
         return self  # a value; and a group of ranks that it names cannot be copied
@@ -158,16 +160,15 @@ class Judgement:
 def judge(rows: Iterable[Row]) -> Judgement:
     """Say which of the rows of one part hold; later rows are later words."""
     rows = tuple(rows)
-    best = _best_of_each_kind(rows)
-    lost = {
-        id(row): _why(row, best[row.what.kind]) for row in rows if best[row.what.kind] is not row
-    }
+    spoken = _spoken(rows)
+    best = _best_of_each_kind(spoken)
+    lost = {id(row): _why(row, best) for row in rows if best.get(row.what.kind) is not row}
     for loser, winner, reason in _PRECEDENCE:
         if loser in best and winner in best:
             lost[id(best.pop(loser))] = reason
     recompute, swap = best.get("recompute"), best.get("swap")
     return Judgement(
-        recompute=None if recompute is None else _with_exclusions(recompute.what, rows),
+        recompute=None if recompute is None else _with_exclusions(recompute.what, spoken),
         swap=swap.what if swap and isinstance(swap.what, Swap) else None,
         swap_source=swap.source if swap else None,
         keep="keep" in best,
@@ -186,6 +187,11 @@ _PRECEDENCE = (
 )
 
 
+def _spoken(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return the rows of users; if there are none, those of the planner."""
+    return tuple(row for row in rows if row.source is not Source.PLANNER) or rows
+
+
 def _best_of_each_kind(rows: tuple[Row, ...]) -> dict[str, Row]:
     """Return the row that holds of each kind, if only its own kind counted."""
     best: dict[str, Row] = {}
@@ -196,14 +202,15 @@ def _best_of_each_kind(rows: tuple[Row, ...]) -> dict[str, Row]:
     return best
 
 
-def _rank(row: Row) -> tuple[bool, bool]:
+def _rank(row: Row) -> bool:
     """Return what decides between two rows of a kind before their order does."""
-    is_full = isinstance(row.what, Recompute) and row.what.is_full
-    return row.source is not Source.PLANNER, is_full
+    return isinstance(row.what, Recompute) and row.what.is_full
 
 
-def _why(row: Row, winner: Row) -> str:
-    if _rank(row)[0] != _rank(winner)[0]:
+def _why(row: Row, best: dict[str, Row]) -> str:
+    """Return why a row does not hold that is not the best of its kind."""
+    winner = best.get(row.what.kind)
+    if winner is None or row.source is Source.PLANNER is not winner.source:
         return "a user chose otherwise"
     if _rank(row) != _rank(winner):
         return "it is recomputed in full"

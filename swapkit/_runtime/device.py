@@ -113,6 +113,11 @@ class Device:
                 self._default = self.new_swapper(self.new_scheduler())
             return self._default
 
+    @property
+    def link(self) -> Backend:
+        """Over which backend's streams schedulers that are made now copy."""
+        return self._link
+
     @contextlib.contextmanager
     def linked(self, link: Backend) -> Iterator[None]:
         """Let schedulers that are made meanwhile copy over another backend's streams."""

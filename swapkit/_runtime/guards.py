@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from types import FunctionType
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
-_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 NoFunctionModes = torch._C.DisableTorchFunction  # noqa: SLF001
@@ -56,7 +55,7 @@ def hidden() -> Iterator[None]:
 
 
 @untraced
-def hide(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
+def hide(function: Callable[..., _Result], *arguments: object) -> _Result:
     """Call a function where nobody sees its operators."""
     with hidden():
-        return function(argument)
+        return function(*arguments)

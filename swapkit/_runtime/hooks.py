@@ -58,6 +58,7 @@ class Hooks:
     def __init__(self, swapper: Swapper, choice: Choice) -> None:
         self.swapper = swapper
         self.choice = choice
+        self.packer = swapper.mover.packer(choice)
         self._is_pushed = False
         self._foreign: Pair | None = None
         self.pair: Pair | None = None
@@ -67,7 +68,7 @@ class Hooks:
         if _disabled_message() is not None:
             return
         self._foreign = _foreign_pair()
-        ours: Pair = (self.swapper.packer(self.choice), self.swapper.unpack)
+        ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
         _install_detour()
         self._push()

@@ -30,14 +30,14 @@ from swapkit._runtime.scopes import Scope
 from swapkit.registry import Judgement, Row, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from swapkit._runtime.operators import Operator
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _PASS = Scope(Choice(Action.PASS))
 # Makes another tensor of the same memory, and does not say so: `linear` ends with it.
-_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # noqa: SLF001
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # noqa: SLF001
 
 
 class OperatorRows:
@@ -51,14 +51,18 @@ class OperatorRows:
 
     def look_up(self, function: Operator) -> Judgement | None:
         """Return what was chosen for an operator; None: nothing."""
-        if function not in self._found:
-            rows = self._match(operator_names(function))
-            self._found[function] = judge(rows) if rows else None
-        found = self._found[function]
+        found = self.judged(function)
         if found is not None:
             for verdict in found.verdicts:
                 self.seen[verdict.row] += 1
         return found
+
+    def judged(self, function: Operator) -> Judgement | None:
+        """Return the same of one that does not run now."""
+        if function not in self._found:
+            rows = self._match(operator_names(function))
+            self._found[function] = judge(rows) if rows else None
+        return self._found[function]
 
     def look_up_name(self, name: str) -> tuple[Row, ...]:
         """Return the rows for one of autograd's functions by its name."""
@@ -94,21 +98,25 @@ def rows_for_operator(name: str) -> tuple[Row, ...]:
     return watch.rows.look_up_name(name) if watch.is_on else ()
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the operators of one module while it runs."""
+class OwnMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of ours that sees operators, and changes none."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what is compiled stay so: it has no single operators."""
+        return True
+
+
+class _Watch(OwnMode):
+    """Sees the operators of one module while it runs."""
 
     def __init__(self, rows: OperatorRows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
         self._runtime = get_runtime()
         self._tag = self._runtime.tracker.current()  # of the module, which has just begun
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let what is compiled stay so: it has no single operators."""
-        return True
 
     @untraced
     def __torch_dispatch__(
@@ -119,16 +127,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the operator returns
         kwargs = kwargs or {}
-        written = _written_arguments(func)
-        if written:
-            settle_changed(_pick(written, args, kwargs))
+        settle_written(func, args, kwargs)
         chosen = self._choice_for(func)
         call = None
         if chosen is not None and chosen.recompute is not None:
             call = self._prepare(func, args, kwargs)
         self._runtime.shim.send_pending()
         results = func(*args, **kwargs)
-        if func is _UNSAFE_VIEW:
+        if func is UNSAFE_VIEW:
             extend(args[0], results)
         if call is not None:
             _mark_recomputed(call, results)
@@ -153,7 +159,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | None:
         leaves = tree_leaves((args, kwargs))
-        if not is_repeatable(func, leaves) or not _is_alone():
+        if not is_repeatable(func, leaves) or not is_alone():
             return None
         with hidden():
             # It needs them in backward anyway.
@@ -161,11 +167,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return Call(func, args, kwargs)
 
 
-def _is_alone() -> bool:
-    """Whether no mode of others changes what operators make: in backward it would not be there."""
+def is_alone() -> bool:
+    """Return whether no mode of others changes what operators make: backward is without it."""
     count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
     at = torch._C._get_dispatch_stack_at  # noqa: SLF001
-    return all(isinstance(at(index), _Watch) for index in range(count))
+    return all(isinstance(at(index), OwnMode) for index in range(count))
 
 
 @functools.cache
@@ -180,6 +186,13 @@ def _written_arguments(func: Operator) -> tuple[tuple[int, str], ...]:
     )
 
 
+def settle_written(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Settle the recipes of what an operator is about to change in place."""
+    written = _written_arguments(func)
+    if written:
+        settle_changed(_pick(written, args, kwargs))
+
+
 def _pick(
     which: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[torch.Tensor]:
@@ -189,17 +202,28 @@ def _pick(
 
 
 def _mark_recomputed(call: Call, results: object) -> None:
+    recipe = make_recipe(call, results)
+    if recipe is not None and _carried.recipes is not None:
+        _carried.recipes.append(weakref.ref(recipe))
+
+
+def make_recipe(call: Call, results: object, which: Sequence[bool] = ()) -> Recipe | None:
+    """Let what an operator made be computed again wherever it is saved, if that can be.
+
+    `which`: of each of its tensors whether this is wanted; all are if they are not so many.
+    """
     shim = get_runtime().shim
     made = [leaf for leaf in tree_leaves(results) if torch.is_tensor(leaf)]
     storages = [shim.storage_of(result) for result in made]
     # Some operators give a view of an operand and do not say so.
     if not made or not all(storages) or not call.storages.isdisjoint(storages):
-        return
+        return None
     recipe = Recipe(call, made)
-    for result in made:
-        shim.mark(result, _PASS.choice, recipe, 0)
-    if _carried.recipes is not None:
-        _carried.recipes.append(weakref.ref(recipe))
+    wanted = which if len(which) == len(made) else [True] * len(made)
+    for result, is_wanted in zip(made, wanted, strict=True):
+        if is_wanted:
+            shim.mark(result, _PASS.choice, recipe, 0)
+    return recipe
 
 
 def _mark_swapped(choice: Choice, func: Operator, operands: object, results: object) -> None:

@@ -21,30 +21,37 @@ from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.marking import OperatorRows, carrying, mark_operators
 from swapkit._runtime.recompute.exclusions import KeepInside
 from swapkit._runtime.recompute.regions import run_region
+from swapkit._runtime.repeating import Repetition, run_repeating
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import Scope, innermost_choice, resting_choice
 from swapkit.config.environment import read_environment
-from swapkit.registry import Row, judge
+from swapkit.registry import Row, Source, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from swapkit._runtime.repeating import Gate
+
 _KEEP = Scope(Choice(Action.KEEP))
+_NOTHING = contextlib.nullcontext()
 
 
 class Part:
     """Rows for one part, and what they come to."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._gate: Gate | None = None  # of rows that a plan has made
         self._set(tuple(rows))
         self.is_carrier = False  # what operators inside make is to be found wherever it is saved
 
     def _set(self, rows: tuple[Row, ...]) -> None:
         self.rows = rows
         own = tuple(row for row in rows if not row.operator)
-        inside = tuple(row for row in rows if row.operator)
+        inside = tuple(row for row in self._spoken() if row.operator)
         self.judgement = judge(own)
         self.operators = OperatorRows(inside) if inside else None
+        # Where a user has chosen for all of it, a plan has no say.
+        self._repetition = None if own else self._planned()
         self._terms = self.judgement.recompute
         if self._terms is not None and self._terms.excluded and self._terms.is_full:
             self._terms = replace(self._terms, policy=KeepInside(operators=self._terms.excluded))
@@ -62,10 +69,26 @@ class Part:
         """Take a choice back."""
         self._set(tuple(other for other in self.rows if other is not row))
 
+    def follow(self, rows: Iterable[Row], gate: Gate | None) -> None:
+        """Let a plan's rows hold, instead of those of the plan before, when the gate says so."""
+        self._gate = gate
+        self._set((*self._spoken(), *rows))
+
+    def _planned(self) -> Repetition | None:
+        """Return what a plan has chosen for operators inside."""
+        if self._gate is None:
+            return None
+        rows = [row for row in self.rows if row.operator and row.source is Source.PLANNER]
+        return Repetition(rows, self._gate, self.operators)
+
+    def _spoken(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.source is not Source.PLANNER)
+
     def __getstate__(self) -> tuple[tuple[Row, ...], bool]:
-        return self.rows, self.is_carrier
+        return self._spoken(), self.is_carrier  # a copy follows no plan
 
     def __setstate__(self, state: tuple[tuple[Row, ...], bool]) -> None:
+        self._gate = None
         rows, self.is_carrier = state
         self._set(rows)
 
@@ -80,14 +103,28 @@ class Part:
             _void_swaps((args, kwargs))
             with self._inputs_scope():
                 return run_region(self._terms, function, args, kwargs)
+        if self._repetition is not None:
+            around = self._marking() if self.operators or self.is_carrier else _NOTHING
+            with around:
+                return run_repeating(self._repetition, function, args, kwargs)
         with contextlib.ExitStack() as stack:
             if self._scope is not None:
                 stack.enter_context(self._scope)
-            if self.operators is not None:
-                stack.enter_context(mark_operators(self.operators))
-            elif self.is_carrier:
-                stack.enter_context(carrying())
+            stack.enter_context(self._marking())
             return function(*args, **kwargs)
+
+    def _marking(self) -> contextlib.AbstractContextManager[None]:
+        """Return what lets the operators inside be found that a user has chosen."""
+        if self.operators is not None:
+            return mark_operators(self.operators)
+        return carrying() if self.is_carrier else _NOTHING
+
+    def count_of(self, row: Row) -> int | None:
+        """Return how many operators ran that a row is for; None: it is not for operators."""
+        for rows in (self.operators, self._repetition):
+            if rows is not None and row in rows.seen:
+                return rows.seen[row]
+        return None
 
     @untraced
     def _inputs_scope(self) -> contextlib.AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.adoption import adopt_graphs
+from swapkit._runtime.choice import Action
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
 
@@ -56,6 +57,7 @@ class Rescue:
         self._copying: deque[weakref.ref[StorageGroup]] = deque()
         self._ahead_bytes: int | None = None  # write-behind's allowance for this step; None: all
         self._step_evicted_bytes = 0
+        self._is_held = False
         self.min_bytes = MIN_SWAP_BYTES  # of graphs that are taken in
         self.multiple = 1  # of the bytes that are missing: what a rescue frees
         self._count = 0
@@ -79,9 +81,22 @@ class Rescue:
         if len(self._dirty) > 2 * self._mover.resident_count + LOOKS_PER_SAVE:
             self._forget_dead()
 
+    def hold(self) -> None:
+        """Copy nothing early: a plan says what leaves."""
+        self._is_held = True
+
+    def resume(self) -> None:
+        """Undo `hold`: every group that is on the device takes part."""
+        self._is_held = False
+        self._dirty = deque(
+            weakref.ref(group)
+            for group in self._mover.resident
+            if group.state == RESIDENT and group.choice.action is Action.AUTO
+        )
+
     def write_behind(self) -> None:
         """Start copies of the oldest groups if memory is filling up."""
-        if self._mover.host_is_full or not self._dirty or self._ahead_bytes == 0:
+        if self._is_held or self._mover.host_is_full or not self._dirty or self._ahead_bytes == 0:
             return
         if not self._limit_bytes or self._device.in_use_bytes() < self._watermark_bytes:
             return
@@ -132,9 +147,12 @@ class Rescue:
 
     def free(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return how many were freed."""
+        planned = self._release_planned(needed_bytes)
+        if planned >= needed_bytes:
+            return planned
         groups = self._mover.resident
         wanted_bytes = max(needed_bytes * self.multiple, self._least_bytes)
-        freed = 0
+        freed = planned
         for evict in (
             self._take_aside,
             self._evict_clean,
@@ -149,8 +167,23 @@ class Rescue:
         for last_resort in (self._evict_copying_in, self._evict_adopted):
             if freed < needed_bytes:
                 freed += last_resort(groups, needed_bytes - freed)
-        self._count += freed > 0
+        self._count += freed > planned
         return freed
+
+    def _release_planned(self, needed_bytes: int) -> int:
+        """Release what a plan has sent out, waiting for its copies if need be: that is no rescue.
+
+        The plan, too, lets an operator wait until there is room for it.
+        """
+        follower = self._mover.follower
+        if follower is None or not follower.is_on:
+            return 0
+        before_bytes = self._device.in_use_bytes()
+        follower.release_done()
+        freed = before_bytes - self._device.in_use_bytes()
+        while freed < needed_bytes and follower.release_next():
+            freed = before_bytes - self._device.in_use_bytes()
+        return max(0, freed)
 
     def _take_aside(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
         if not self._device.sets_aside:

@@ -5,14 +5,13 @@ The types are the compiled shim's: `cpp/saved.hpp` tells what they are, and `shi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from swapkit._runtime.guards import untraced
 from swapkit.errors import SavedTensorModified
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     import torch
 
@@ -44,6 +43,9 @@ class Policy(Protocol):
 
     def has_room(self, nbytes: int, /) -> bool:
         """Return whether so many bytes may come back ahead of their use."""
+
+    def has_planned_room(self, nbytes: int, /) -> bool:
+        """Return the same of what a plan brings back."""
 
     def name(self, group: StorageGroup, /) -> str:
         """Return the name of the module that saved a group, or empty text."""
@@ -78,6 +80,29 @@ class StorageGroup(Protocol):
     is_kept_by_others: bool  # the storage was given up, but somebody else held it
 
 
+class Observer(Protocol):
+    """Who is told of every call of a pair of hooks, on any thread; no mode sees what it does."""
+
+    def saved(self, tensor: torch.Tensor, packed: object, /) -> None:
+        """Note what autograd keeps of a tensor: a `SavedTensor`, or what a recipe gave."""
+
+    def used(self, packed: object, tensor: torch.Tensor, /) -> None:
+        """Note what autograd gets back for what it kept."""
+
+
+class Packer(Protocol):
+    """One pair of hooks."""
+
+    observer: Observer | None
+    follows: bool  # its calls are the events of the mover's follower
+
+    def pack(self, tensor: torch.Tensor, /) -> SavedTensor:
+        """Return what autograd is to keep."""
+
+    def unpack(self, packed: Any, /) -> torch.Tensor:  # noqa: ANN401 - or what a recipe gave
+        """Return what that stands for, as `Shim.unpack` does, and tell the observer."""
+
+
 class Mover(Protocol):
     """Finds groups, and moves them. The lock is held, but for the hooks."""
 
@@ -88,9 +113,11 @@ class Mover(Protocol):
     resident_count: int
     out: list[StorageGroup]  # likewise: those that come back as early as memory allows
     indexed_count: int
+    waited_seconds: float  # for copies, since it was made
+    follower: Follower | None
 
-    def packer(self, choice: Choice, /) -> Callable[[torch.Tensor], SavedTensor]:
-        """Return the pack hook of a choice."""
+    def packer(self, choice: Choice, /) -> Packer:
+        """Return the hooks of a choice."""
 
     def copy_out(self, group: StorageGroup, /) -> bool:
         """Start copying a resident group out; return False if there is no room for the copy."""
@@ -110,6 +137,9 @@ class Mover(Protocol):
     def release_done(self, is_end: bool, /) -> None:  # noqa: FBT001 - in C++
         """Release planned swaps whose copies are done; at the `is_end`, all that wait for more."""
 
+    def send(self, group: StorageGroup, /) -> None:
+        """Copy a group out, and release it when that is done, as a scope that swaps does."""
+
     def bring_early(self, group: StorageGroup, /) -> bool:
         """Start bringing a group that is out back if there is room; return whether there was."""
 
@@ -127,6 +157,48 @@ class Mover(Protocol):
         Raises:
             DiskError: the copy could not be read.
         """
+
+
+class Owner(Protocol):
+    """Whose plan a follower carries out."""
+
+    def deviated(self, found: tuple[bool, int, int, int, bool], /) -> None:
+        """Note that an event was not as expected. The lock is held, and following has ended.
+
+        `found`: whether it is a save; the tag and the bytes of what is moved, and its number in the
+        plan, each -1 if there is none; whether a recipe stands for it.
+        """
+
+
+class Follower(Protocol):
+    """Carries a plan out, event by event (`cpp/following.hpp`). The lock is held."""
+
+    is_on: bool  # nothing unexpected was seen in this step
+    position: int  # events so far
+    late: int  # storages that were waited for where they were used,
+    refused: int  # and times that one found no room when it was due
+    moved_bytes: int  # sent out so far
+
+    def reset(self) -> None:
+        """Begin a step."""
+
+    def end(self) -> None:
+        """Follow nothing until a step begins; what is out comes back as memory allows."""
+
+    def release_done(self) -> None:
+        """Give up the memory of what was sent out, as far as the copies are done."""
+
+    def release_next(self) -> bool:
+        """Wait for the oldest copy that is not, and give the memory up; False: there is none."""
+
+
+class MakeFollower(Protocol):
+    """The constructor of `Follower`."""
+
+    def __call__(
+        self, mover: Mover, owner: Owner, events: bytes, storages: bytes, dues: bytes, /
+    ) -> Follower:
+        """Make a follower that is not on yet. The tables: see `following_tables.py`."""
 
 
 class MakeSavedTensor(Protocol):

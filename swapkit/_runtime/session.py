@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,14 +12,18 @@ from swapkit._native.lib import raise_interruption
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.allocators import ensure_installation
 from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.course import Course
+from swapkit._runtime.explaining import explain
 from swapkit._runtime.holders import find_outside
 from swapkit._runtime.hooks import Hooks
+from swapkit._runtime.steering import Steering
 from swapkit._runtime.tracking import NO_MODULE
 from swapkit.errors import SessionError
-from swapkit.reporting.text import format_holders
+from swapkit.ir.codec import write_planned
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
+    import os
     from pathlib import Path
     from types import TracebackType
 
@@ -26,9 +31,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from swapkit._runtime.installation import Installation
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.planner import Policy
     from swapkit.reporting.text import Holder
 
 _log = logging.getLogger(__name__)
+RESCUE = "rescue"  # the policy without a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,9 @@ class SessionStats:
     """What a session has done so far. Peaks are of reserved bytes; counters accumulate.
 
     `recomputed_regions` counts every time that a part, or a single operator, was recomputed.
+    `step_seconds` is the median of the latest steps, each from its first forward on; what is
+    predicted is for the plan that is followed: None where there is none. No plan for the budget
+    takes less than `bound_step_seconds`.
     """
 
     budget_bytes: int
@@ -48,6 +60,11 @@ class SessionStats:
     stall_seconds: float
     host_peak_bytes: int
     disk_peak_bytes: int
+    replans: int = 0
+    step_seconds: float | None = None
+    predicted_step_seconds: float | None = None
+    predicted_peak_bytes: int | None = None
+    bound_step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +78,10 @@ class SessionConfig:
     rescue_multiple: int = 1
     disk: Path | None = None
     disk_limit_bytes: int = 0
+    policy: str | Policy = RESCUE
+    profile_steps: int = 2
+    search_steps: int = 4
+    saved_plan: tuple[Trace, Plan] | None = None
 
 
 class Session:
@@ -78,6 +99,7 @@ class Session:
         self._optimizer = optimizer
         self._active: _Active | None = None
         self._final: SessionStats | None = None
+        self._course = Course()
         self._outside: list[Holder] = []
         self._advice: list[str] = []
         self._peak_bytes = 0
@@ -85,8 +107,18 @@ class Session:
 
     @property
     def stage(self) -> str:
-        """Always `"stable"`: a rescue session neither records nor searches for a plan."""
-        return "stable"
+        """`"warmup"`, `"search"` or `"stable"`: a session without a plan is always stable."""
+        return self._look().stage.value
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is done with each saved tensor; None while there is no plan."""
+        return self._look().plan
+
+    @property
+    def trace(self) -> Trace | None:
+        """The recorded step that the plan is for; None before one was recorded."""
+        return self._look().trace
 
     @property
     def stats(self) -> SessionStats:
@@ -100,6 +132,9 @@ class Session:
         active = self._require()
         self.note_peak()
         moved = active.swapper.scheduler.stats()
+        course = self._look()
+        plan = course.plan
+        predicted = None if plan is None else plan.prediction
         return SessionStats(
             budget_bytes=self.limit_bytes,
             peak_bytes=self._peak_bytes,
@@ -111,6 +146,11 @@ class Session:
             stall_seconds=moved.stall_ns / 1e9,
             host_peak_bytes=moved.host_peak_bytes,
             disk_peak_bytes=moved.disk_peak_bytes,
+            replans=course.replans,
+            step_seconds=course.step_seconds,
+            predicted_step_seconds=None if predicted is None else predicted.seconds,
+            predicted_peak_bytes=None if predicted is None else predicted.peak_bytes,
+            bound_step_seconds=None if plan is None else plan.bound_seconds,
         )
 
     def mark_step(self) -> None:
@@ -125,36 +165,57 @@ class Session:
         set_tag(NO_MODULE)  # backward left its last module's
         active.installation.pool.note(RingKind.MARK, self._steps)
         self._steps += 1
+        if active.steering is not None:
+            active.steering.end_step()
 
     def explain(self) -> str:
-        """Return what the session did and what the budget does not cover, for people.
+        """Return what the session did, the plan, and what the budget does not cover, for people.
+
+        With a plan: for each place where something is saved what is done and why, how many bytes
+        and how much time that is, and what another budget would change.
 
         Raises:
             SessionError: the session was not entered yet.
         """
-        stats = self.stats
-        lines = [
-            f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
-            f"reserved, after {stats.steps} steps",
-            f"policy rescue: {stats.oom_rescues} rescues, "
-            f"{format_bytes(stats.swapped_out_bytes)} copied out, "
-            f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
-            f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
-        ]
-        if self._outside:
-            total_bytes = sum(holder.nbytes for holder in self._outside)
-            lines.append(
-                "outside the budget, made before swapkit was installed or not by torch: "
-                f"{format_bytes(total_bytes)}"
-            )
-            lines += format_holders(self._outside)
-        return "\n".join(lines)
+        return explain(self.stats, self._look(), self._policy_name, self._outside)
+
+    def save_plan(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
+
+        Raises:
+            SessionError: there is no plan yet.
+            OSError: the file cannot be written.
+        """
+        course = self._look()
+        if course.plan is None or course.trace is None:
+            why = course.why_none or f"the session is at its {course.stage.value}"
+            raise SessionError(f"there is no plan to save: {why}")
+        write_planned(path, course.trace, course.plan)
+
+    def _look(self) -> Course:
+        """Return where the search for a plan stands."""
+        active = self._active
+        if active is not None and active.steering is not None:
+            return active.steering.course()
+        return self._course
+
+    @property
+    def _policy_name(self) -> str:
+        policy = self._config.policy
+        return policy if isinstance(policy, str) else type(policy).__name__
 
     # ---- for the installation ------------------------------------------------------------------
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device; return how many, 0 for none."""
-        return 0 if self._active is None else self._active.swapper.rescue_bytes(needed_bytes)
+        active = self._active
+        if active is None:
+            return 0
+        begun = time.perf_counter()
+        freed_bytes = active.swapper.rescue_bytes(needed_bytes)
+        if active.steering is not None:
+            active.steering.note_rescue(time.perf_counter() - begun)
+        return freed_bytes
 
     def hints(self) -> list[str]:
         """Return what a user could do when memory is out in this session."""
@@ -208,7 +269,7 @@ class Session:
             _log.info("%s are outside the budget: see explain()", format_bytes(total_bytes))
         self._active = _Active(installation, self._config)
         try:
-            self._active.start(self, self._optimizer)
+            self._active.start(self, self._model, self._optimizer)
         except BaseException:
             self._active = None
             raise
@@ -222,7 +283,7 @@ class Session:
     ) -> None:
         active = self._require()
         active.check_innermost()
-        final = self.stats
+        final, self._course = self.stats, self._look()
         active.stop()
         self._final = final
         # From now on only the graphs of the block keep its host copies.
@@ -250,6 +311,9 @@ class _Active:
         self.swapper.rescue.multiple = config.rescue_multiple
         self.swapper.rescue.min_bytes = config.min_swap_bytes
         self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))
+        self.swapper.events = self.hooks.packer
+        self.steering: Steering | None = None
+        self._config = config
         self._undo = ExitStack()
 
     def check_innermost(self) -> None:
@@ -265,7 +329,12 @@ class _Active:
                 "leave the `with` blocks in reverse order, or give each its own thread"
             )
 
-    def start(self, session: Session, optimizer: torch.optim.Optimizer | None) -> None:
+    def start(
+        self,
+        session: Session,
+        model: torch.nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
         """Apply the limit and begin to see saved tensors and steps; all of it or nothing."""
         installation = self.installation
         with ExitStack() as undo:
@@ -288,6 +357,10 @@ class _Active:
             undo.callback(runtime.entered.stack.pop)
             runtime.active.append(self.swapper)
             undo.callback(runtime.active.remove, self.swapper)
+            if self._config.policy != RESCUE or self._config.saved_plan is not None:
+                self.steering = Steering(installation, self.hooks, model, optimizer, self._config)
+                self.steering.start()
+                undo.callback(self.steering.stop)
             self._undo = undo.pop_all()
 
     def stop(self) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from swapkit._runtime.choice import Choice
-    from swapkit._runtime.saved import MakeMover, MakeSavedTensor, SavedTensor
+    from swapkit._runtime.saved import MakeFollower, MakeMover, MakeSavedTensor, SavedTensor
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class Shim:
                 f"swapkit's allocator shim could not be loaded: {error}"
             ) from None
         self.mover: MakeMover = module.Mover
+        self.follower: MakeFollower = module.Follower
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
         # Choices for what single operators made (`cpp/marks.hpp`).

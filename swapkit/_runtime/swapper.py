@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.choice import Choice
     from swapkit._runtime.device import Device
-    from swapkit._runtime.saved import Mover, SavedTensor, StorageGroup
+    from swapkit._runtime.following import Curve
+    from swapkit._runtime.saved import Mover, Packer, SavedTensor, StorageGroup
 
 # What autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)
@@ -58,12 +59,14 @@ class Swapper:
         # By site: what its users waited for it.
         self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
         self.recomputed_regions = 0
+        self.events: Packer | None = None  # the hooks of the session, whose calls are its events
+        self.curve: Curve | None = None  # what a plan that is not followed any more leaves
         self.timing = Timing(self)
         self.rescue = Rescue(self, limit_bytes=limit_bytes)
 
     def packer(self, choice: Choice) -> Callable[[torch.Tensor], SavedTensor]:
-        """Return the pack hook of a scope."""
-        return self.mover.packer(choice)
+        """Return a pack hook, whose calls nobody is told of."""
+        return self.mover.packer(choice).pack
 
     def end_scope(self) -> None:
         """Nothing more is saved in a scope for now: what has waited for neighbours goes."""
@@ -104,6 +107,8 @@ class Swapper:
         """Note that something was saved under the budget; and the group, if it is new."""
         if group is not None:
             self.rescue.add(group)
+            if self.curve is not None:
+                self.curve.saved(group)
         self.rescue.write_behind()
 
     @untraced
@@ -120,6 +125,16 @@ class Swapper:
     def has_room(self, nbytes: int) -> bool:
         """Return whether so many bytes may come back ahead of their use."""
         return self.device.has_room(nbytes)
+
+    @untraced
+    def has_planned_room(self, nbytes: int) -> bool:
+        """The same of what a plan brings back: it has left room for operators."""
+        device = self.device
+        if device.budget_bytes == 0:
+            return True
+        if device.sets_aside:
+            return device.has_room(nbytes)
+        return device.in_use_bytes() + nbytes <= device.budget_bytes
 
     def name(self, group: StorageGroup) -> str:
         """Return the name of the module that saved a group, or empty text."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn.modules import module as module_hooks
@@ -49,11 +49,22 @@ class _Stack:
             self.saves.pop()
 
 
+class Watch(Protocol):
+    """Who sees the operators of a module, and need not see those of the modules inside."""
+
+    def pause(self) -> None:
+        """A module inside begins."""
+
+    def go_on(self) -> None:
+        """It has ended."""
+
+
 class _Thread(threading.local):
     """The stack of this thread."""
 
     def __init__(self) -> None:
         self.stack = _Stack()
+        self.watch: Watch | None = None
 
 
 class ModuleTracker:
@@ -112,6 +123,10 @@ class ModuleTracker:
         """Return the name of a module, or empty text of one that has none yet."""
         return self._names[self._tags.get(module, NO_MODULE)]
 
+    def tag_named(self, name: str) -> int:
+        """Return the tag of a name, whether or not a module has it yet."""
+        return self._tag_for(name)
+
     def modules(self) -> list[torch.nn.Module]:
         """Return every named module that still exists."""
         return list(self._tags)
@@ -143,6 +158,11 @@ class ModuleTracker:
     def leave_operator(self) -> None:
         """Undo `enter_operator`."""
         self._running().leave()
+
+    def exchange_watch(self, watch: Watch | None) -> Watch | None:
+        """Let another see the operators of the module that runs on this thread; return who did."""
+        former, self._thread.watch = self._thread.watch, watch
+        return former
 
     # ---- parameters and buffers ------------------------------------------------------------------
 
@@ -182,6 +202,9 @@ class ModuleTracker:
         tag = self._tags.get(module)
         if tag is None:
             tag = self._name_now(module)
+        thread = self._thread
+        if thread.watch is not None:
+            thread.watch.pause()
         self._running().enter(tag)
         set_tag(tag)
 
@@ -191,6 +214,8 @@ class ModuleTracker:
         stack = self._running()
         stack.leave()
         set_tag(stack.tags[-1] if stack.tags else NO_MODULE)
+        if self._thread.watch is not None:
+            self._thread.watch.go_on()
 
     def _name_now(self, module: torch.nn.Module) -> int:
         """Name a module first seen now: the root of a model, or one that is in no model known."""

@@ -105,3 +105,16 @@ def test_row_when_copied_with_its_part_then_itself() -> None:
     group = threading.Lock()  # as a group of ranks it cannot be copied
     row = Row(source=Source.PATTERN, what=Recompute(slice_group=group))
     assert copy.deepcopy([row])[0] is row
+
+
+def test_judge_when_a_user_has_spoken_then_no_row_of_the_planners_holds() -> None:
+    user = Row(source=Source.DECORATOR, what=Swap())
+    planned = Row(source=Source.PLANNER, what=Recompute(), occurrences=(1,))
+    found = judge((planned, user))
+    assert found.recompute is None
+    assert found.swap == user.what
+    assert [(each.holds, each.reason) for each in found.verdicts] == [
+        (False, "a user chose otherwise"),
+        (True, ""),
+    ]
+    assert judge((planned,)).recompute == planned.what

@@ -1,4 +1,5 @@
 // hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is used.
+#include "following.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
 #include "streams.hpp"
@@ -57,7 +58,14 @@ struct Packer {
     PyObject ob_base;
     Mover *mover; // owned
     Terms terms;
+    PyObject *observer; // owned: who is told of every event; null or None: nobody
+    char follows;       // its calls are the events of the mover's follower
+
+    bool is_following() const { return follows != 0 && swapkit::is_following(mover); }
 };
+
+// Whether what this thread's pack saved last was new: the first of its group.
+thread_local bool saved_new = false;
 
 // Who moves the tensors of a device; null: nobody, or an exception is set.
 Ref<Mover> mover_for(Mover *mover, c10::Device device) {
@@ -146,6 +154,7 @@ Joined join_group(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, K
 // Do with a group that was just saved what its terms, a mark's or the scope's, say.
 bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool is_marked) {
     Group *group = joined.group.get();
+    saved_new = joined.is_new;
     if (group->terms.action == Action::keep) {
         return true; // the swap that was chosen for it is void
     }
@@ -154,6 +163,9 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
     }
     if (packer->terms.action != Action::automatic) {
         return send(mover, group);
+    }
+    if (mover == packer->mover && packer->is_following()) {
+        return true; // a plan decides
     }
     PyObject *added = joined.is_new ? as_object(group) : Py_None;
     return call_method<"note_automatic">(mover->policy, added) && release_done(mover, false);
@@ -223,17 +235,79 @@ PyObject *packer_pack_plain(PyObject *self, PyObject *tensor) {
     return pack_plain(reinterpret_cast<Packer *>(self), tensor);
 }
 
-PyObject *packer_pack(PyObject *self, PyObject *tensor) {
+PyObject *pack_now(PyObject *self, PyObject *tensor) {
     auto *packer = reinterpret_cast<Packer *>(self);
-    if (!raise_interruption()) {
-        return nullptr;
-    }
     bool is_kept = packer->terms.action == Action::keep || packer->terms.action == Action::pass;
     if ((is_kept && marks_are_empty()) || as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
     return is_observed() ? call_hidden(attribute<"pack_plain">(self), tensor)
                          : pack_plain(packer, tensor);
+}
+
+// Tell the observer, if there is one, what came of an event; false: it raised.
+template <Text name> bool tell(const Packer *packer, PyObject *first, PyObject *second) {
+    if (packer->observer == nullptr || packer->observer == Py_None) {
+        return true;
+    }
+    auto observer = Ref<>::share(packer->observer); // which it may take away
+    OwnOperators ours;
+    if (!is_observed()) {
+        return static_cast<bool>(call_method<name>(observer.get(), first, second));
+    }
+    Ref<> method = attribute<name>(observer.get());
+    PyObject *args[] = {method.get(), first, second};
+    return method && Ref<>::steal(PyObject_Vectorcall(links.hide, args, 3, nullptr));
+}
+
+// What a plan says of something that was saved now; nothing unless there is one.
+bool follow(const Packer *packer, PyObject *packed) {
+    if (!packer->is_following()) {
+        return true;
+    }
+    OwnOperators ours;
+    int is_expected = follow_save(packer->mover, packed, saved_new);
+    if (is_expected != 0 || Py_TYPE(packed) != &handle_type) {
+        return is_expected >= 0;
+    }
+    // What the plan would have decided about.
+    auto group = Ref<Group>::share(reinterpret_cast<Handle *>(packed)->group);
+    if (!group || group->mover != packer->mover || group->terms.action != Action::automatic) {
+        return true;
+    }
+    Locked lock(packer->mover);
+    PyObject *added = saved_new ? as_object(group.get()) : Py_None;
+    return lock && call_method<"note_automatic">(packer->mover->policy, added) &&
+           release_done(packer->mover, false);
+}
+
+PyObject *packer_pack(PyObject *self, PyObject *tensor) {
+    if (!raise_interruption()) {
+        return nullptr;
+    }
+    auto *packer = reinterpret_cast<Packer *>(self);
+    saved_new = false;
+    Ref<> packed = Ref<>::steal(pack_now(self, tensor));
+    if (packed && !follow(packer, packed.get())) {
+        return nullptr;
+    }
+    return packed && tell<"saved">(packer, tensor, packed.get()) ? packed.release() : nullptr;
+}
+
+PyObject *packer_unpack(PyObject *self, PyObject *packed) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    auto kept = Ref<>::share(packed); // autograd may let go of it meanwhile
+    Mover *mover = packer->mover;
+    bool is_followed = packer->is_following();
+    unsigned long long waits = mover->waits;
+    if (is_followed && !follow_use(mover, packed)) {
+        return nullptr;
+    }
+    Ref<> tensor = Ref<>::steal(unpack(nullptr, packed));
+    if (tensor && is_followed && !follow_used(mover, mover->waits != waits)) {
+        return nullptr;
+    }
+    return tensor && tell<"used">(packer, packed, tensor.get()) ? tensor.release() : nullptr;
 }
 
 // Label what this thread takes from now on with the module that saved a group.
@@ -255,8 +329,21 @@ void use_here(const Mover *mover, const Group *group) {
     }
 }
 
+int packer_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(as_object(reinterpret_cast<Packer *>(self)->mover));
+    Py_VISIT(reinterpret_cast<Packer *>(self)->observer);
+    return 0;
+}
+
+int packer_clear(PyObject *self) {
+    Py_CLEAR(reinterpret_cast<Packer *>(self)->observer);
+    return 0;
+}
+
 void packer_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
     auto *packer = reinterpret_cast<Packer *>(self);
+    packer_clear(self);
     Py_XDECREF(packer->mover);
     Py_XDECREF(packer->terms.choice);
     Py_TYPE(self)->tp_free(self);
@@ -265,7 +352,14 @@ void packer_free(PyObject *self) {
 PyMethodDef packer_methods[] = {
     {"pack", shielded<packer_pack>, METH_O, nullptr},
     {"pack_plain", shielded<packer_pack_plain>, METH_O, nullptr},
+    {"unpack", shielded<packer_unpack>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef packer_members[] = {
+    {"observer", T_OBJECT, offsetof(Packer, observer), 0, nullptr},
+    {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
 };
 
 } // namespace
@@ -281,7 +375,7 @@ PyObject *packer_new(Mover *mover, PyObject *choice) {
     }
     Py_INCREF(mover);
     body->mover = mover;
-    return attribute<"pack">(packer.get()).release();
+    return packer.release();
 }
 
 PyObject *unpack(PyObject *, PyObject *argument) {
@@ -306,6 +400,7 @@ PyObject *unpack(PyObject *, PyObject *argument) {
     if (!lock || !handle_check(handle.get()) || !label(mover, group)) {
         return nullptr;
     }
+    follower_needed(mover->follower, group);
     if (handle->is_stripped) {
         if (!bring_back(mover, group)) {
             return nullptr;
@@ -324,9 +419,12 @@ PyTypeObject packer_type = {
     .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Packer",
     .tp_basicsize = sizeof(Packer),
     .tp_dealloc = packer_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "The pack hook of a scope.",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "The hooks of a scope.",
+    .tp_traverse = packer_traverse,
+    .tp_clear = packer_clear,
     .tp_methods = packer_methods,
+    .tp_members = packer_members,
 };
 
 } // namespace swapkit

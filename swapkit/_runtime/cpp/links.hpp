@@ -43,7 +43,7 @@ namespace swapkit {
     X(interruptions)      /* list: what signal handlers raised where nothing may be raised */      \
     X(raise_interruption) /* () -> None; raises the first of them */                               \
     X(refuse_modified)    /* (handle): raises SavedTensorModified */                               \
-    X(hide)               /* (function, argument): calls it where no mode sees what it does */
+    X(hide)               /* (function, ...): calls it where no mode sees what it does */
 
 struct Links {
 #define SWAPKIT_MEMBER(name) decltype(&::name) name;

@@ -1,5 +1,6 @@
 // module.cpp - the shim as a module of Python: movers, and the links to the core.
 #include "aside.hpp"
+#include "following.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
 #include "streams.hpp"
@@ -135,8 +136,29 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     return made.release();
 }
 
+PyObject *get_follower(PyObject *self, void *) {
+    PyObject *follower = as_object(as_mover(self)->follower);
+    return Py_NewRef(follower == nullptr ? Py_None : follower);
+}
+
+int set_follower(PyObject *self, PyObject *value, void *) {
+    bool is_none = value == nullptr || value == Py_None;
+    if (!is_none && Py_TYPE(value) != &follower_type) {
+        PyErr_Format(PyExc_TypeError, "a Follower is needed, not %R", value);
+        return -1;
+    }
+    auto *follower = reinterpret_cast<Follower *>(is_none ? nullptr : Py_NewRef(value));
+    Follower *former = std::exchange(as_mover(self)->follower, follower);
+    if (former != nullptr) {
+        follower_end(former);
+    }
+    Py_XDECREF(as_object(former));
+    return 0;
+}
+
 int mover_traverse(PyObject *self, visitproc visit, void *arg) {
     Mover *mover = as_mover(self);
+    Py_VISIT(as_object(mover->follower));
     Py_VISIT(mover->policy);
     Py_VISIT(mover->tracker);
     Py_VISIT(mover->scheduler);
@@ -147,6 +169,7 @@ int mover_traverse(PyObject *self, visitproc visit, void *arg) {
 
 int mover_clear(PyObject *self) {
     Mover *mover = as_mover(self);
+    Py_XDECREF(as_object(std::exchange(mover->follower, nullptr)));
     Py_CLEAR(mover->policy);
     Py_CLEAR(mover->tracker);
     Py_CLEAR(mover->scheduler);
@@ -166,7 +189,7 @@ void mover_free(PyObject *self) {
 }
 
 PyMethodDef mover_methods[] = {
-    {"packer", mover_packer, METH_O, "Return the pack hook of a choice."},
+    {"packer", mover_packer, METH_O, "Return the hooks of a choice."},
     {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
     {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
     {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
@@ -176,6 +199,7 @@ PyMethodDef mover_methods[] = {
     {"bring_back", shielded<do_move<bring_back>>, METH_O, nullptr},
     {"finish_in", shielded<do_move<finish_in>>, METH_O, nullptr},
     {"release_done", shielded<mover_release_done>, METH_O, nullptr},
+    {"send", shielded<do_move<send>>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -183,6 +207,7 @@ PyMemberDef mover_members[] = {
     {"policy", T_OBJECT, offsetof(Mover, policy), READONLY, nullptr},
     {"host_is_full", T_BOOL, offsetof(Mover, host_is_full), 0, nullptr},
     {"pool_address", T_ULONGLONG, offsetof(Mover, pool), 0, nullptr},
+    {"waited_seconds", T_DOUBLE, offsetof(Mover, waited_seconds), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
@@ -191,6 +216,7 @@ PyGetSetDef mover_properties[] = {
     {"resident_count", get_resident_count, nullptr, nullptr, nullptr},
     {"out", get_out, nullptr, nullptr, nullptr},
     {"indexed_count", get_indexed, nullptr, nullptr, nullptr},
+    {"follower", get_follower, set_follower, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -370,7 +396,7 @@ PyMODINIT_FUNC PyInit__shim() {
     if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
         return nullptr;
     }
-    PyTypeObject *types[] = {&handle_type, &group_type, &mover_type, &packer_type};
+    PyTypeObject *types[] = {&handle_type, &group_type, &mover_type, &packer_type, &follower_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;

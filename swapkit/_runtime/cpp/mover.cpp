@@ -2,6 +2,7 @@
 #include "mover.hpp"
 
 #include "aside.hpp"
+#include "following.hpp"
 #include "streams.hpp"
 
 #include <chrono>
@@ -77,7 +78,8 @@ static void enroll_out(Mover *mover, Group *group) {
     if (group->weak == nullptr) {
         forget_key(mover, group);
     }
-    if (group->terms.prefetch == no_prefetch) { // else `timing.py` knows when it comes back
+    // Else `timing.py` or the plan knows when it comes back.
+    if (group->terms.prefetch == no_prefetch && group->is_planned == 0) {
         mover->books->out[group->serial] = group;
     }
 }
@@ -93,12 +95,14 @@ Ref<Group> find_group(Mover *mover, Key key, Span span) {
             return Ref<Group>();
         }
         enroll(mover, group.get());
+        follower_revived(mover->follower, group.get());
     }
     return group_can_cover(group.get(), span) ? std::move(group) : Ref<Group>();
 }
 
 void mover_forget(Mover *mover, Group *group) {
     forget_key(mover, group);
+    follower_forget(mover->follower, group);
     stop_leaving(mover, group);
     erase(mover->books->resident, group->serial, group);
     erase(mover->books->out, group->serial, group);
@@ -192,6 +196,8 @@ static bool wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) 
         *status = finish(group->native, stream_of(mover, group), false);
     }
     std::chrono::duration<double> taken = std::chrono::steady_clock::now() - started;
+    mover->waited_seconds += taken.count();
+    mover->waits++;
     Ref<> seconds = Ref<>::steal(PyFloat_FromDouble(taken.count()));
     return seconds && call_method<"note_stall">(mover->policy, as_object(group), seconds.get());
 }
@@ -402,13 +408,14 @@ bool send(Mover *mover, Group *group) {
 
 // ---- back ---------------------------------------------------------------------------------------
 
-int bring_early(Mover *mover, Group *group) {
+// As `bring_early`; `method` of the policy says whether there is room.
+template <Text method> static int bring_if(Mover *mover, Group *group) {
     if (!end_aside(mover, group)) {
         return -1;
     }
     if (group->storage == nullptr && !group_revive(group)) {
         Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(group->nbytes));
-        Ref<> room = nbytes ? call_method<"has_room">(mover->policy, nbytes.get()) : Ref<>();
+        Ref<> room = nbytes ? call_method<method>(mover->policy, nbytes.get()) : Ref<>();
         int started = room ? PyObject_IsTrue(room.get()) : -1;
         if (started == 1) {
             started = copy_in(mover, group, true);
@@ -420,6 +427,10 @@ int bring_early(Mover *mover, Group *group) {
     enroll_again(mover, group);
     return 1;
 }
+
+int bring_early(Mover *mover, Group *group) { return bring_if<"has_room">(mover, group); }
+
+int bring_planned(Mover *mover, Group *group) { return bring_if<"has_planned_room">(mover, group); }
 
 // Take what backward has reached, at `serial`, off what is on its way.
 static void count_arrived(Books &books, std::uint64_t serial) {

@@ -53,6 +53,9 @@ struct Mover {
     sk_sched *sched;
     unsigned long long pool; // address of the one whose ring copies are noted in; 0: none
     Books *books;
+    Follower *follower;    // owned: who carries out a plan (`following.hpp`); null: there is none
+    double waited_seconds; // for copies, since the mover was made
+    unsigned long long waits;
     c10::DeviceType device_type;
     c10::DeviceIndex device_index;
     char host_is_full; // a copy out found no room since this was last unset
@@ -105,6 +108,8 @@ bool send(Mover *mover, Group *group);
 bool release_done(Mover *mover, bool is_end);
 // Start bringing a group back if there is room for it. 0: there is none.
 int bring_early(Mover *mover, Group *group);
+// The same of one that a plan brings back, whose room the plan has seen to.
+int bring_planned(Mover *mover, Group *group);
 // Give a group its bytes again, waiting if need be, and start those needed next.
 bool bring_back(Mover *mover, Group *group);
 // Wait for a copy back, if one is under way.
@@ -114,9 +119,10 @@ bool finish_in(Mover *mover, Group *group);
 
 // Read a `Choice`. The terms own a reference to it.
 bool terms_read(PyObject *choice, Terms *out);
-// The pack hook of a scope.
+// The hooks of a scope: methods `pack` and `unpack`, and an `observer` that is told of each call of
+// them: `saved(tensor, packed)`, `used(packed, tensor)`.
 PyObject *packer_new(Mover *mover, PyObject *choice);
-// The unpack hook of every scope; its argument is a handle, or has an `unpack` of its own.
+// What every scope's unpack hook does; its argument is a handle, or has an `unpack` of its own.
 PyObject *unpack(PyObject *module, PyObject *handle);
 
 } // namespace swapkit

@@ -47,6 +47,7 @@ struct Terms {
 
 struct Group;
 struct Mover;
+struct Follower;
 
 struct Handle {
     PyObject ob_base;
@@ -92,6 +93,8 @@ struct Group {
     std::int64_t stream;    // in whose order its bytes are valid
     char is_moved;          // the storage is one of ours, which the bytes came back to
     char is_aside;          // the storage was set aside, and may be there or not
+    char is_planned;        // a plan moves it, and nobody else does unless memory is out
+    std::uint32_t followed; // its number in the plan, from 1; 0: it is in none
     std::uint32_t tag;      // the site: module,
     std::uint32_t index;    // and number within its call
 };

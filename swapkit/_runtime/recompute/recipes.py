@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.operators import Operator
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 NO_TASK = -1
 _PASS = Choice(Action.PASS)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -358,4 +359,6 @@ class Layout:
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
+    if type(tensor) is torch.nn.Parameter:  # a kind of its own, with plain memory
+        return _storage_id(tensor)
     return get_runtime().shim.storage_of(tensor)

@@ -1,0 +1,26 @@
+"""Where a session's search for a plan stands, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.planning.learning import Stage
+
+if TYPE_CHECKING:
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Where the search for a plan stands."""
+
+    stage: Stage = Stage.STABLE
+    plan: Plan | None = None
+    trace: Trace | None = None
+    machine: Machine | None = None  # that plans are made for
+    why_none: str = ""  # why there is no plan and will be none
+    replans: int = 0  # how often another plan was needed
+    step_seconds: float | None = None  # median of the latest steps, from their first forward on

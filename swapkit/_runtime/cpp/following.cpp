@@ -1,0 +1,581 @@
+// following.cpp - carrying a plan out, event by event.
+#include "following.hpp"
+
+#include <cstring>
+#include <deque>
+#include <vector>
+
+namespace swapkit {
+
+namespace {
+
+// The words of the three tables that Python hands over, each a row of 64-bit numbers.
+enum class Event : std::int64_t { first_save, save, use };
+enum class Treatment : std::int64_t { keep, swap, recompute };
+constexpr std::int64_t no_storage = -1;
+
+struct Expected {
+    std::int64_t storage; // no_storage: nothing that a plan knows
+    std::int64_t nbytes;  // of the storage, where it is saved first,
+    std::int64_t tag;     // and the module
+    Event kind;
+};
+
+struct Terminal {
+    std::int64_t last_save; // the event
+    std::int64_t tier;
+    Treatment treatment;
+};
+
+struct Due {
+    std::int64_t event, storage, is_release;
+};
+
+// What became of a storage in this step.
+struct Progress {
+    Group *group;       // null: not saved yet, or gone
+    const void *memory; // of the group when it was saved
+    bool is_leaving;    // among those that wait for their copies out
+    bool is_back;       // needed again, or about to be: it does not leave any more
+};
+
+struct Body {
+    std::vector<Expected> events;
+    std::vector<Terminal> storages;
+    std::vector<Due> dues; // by event
+    std::vector<Progress> progress;
+    std::deque<std::int64_t> leaving; // in the order of their copies
+    std::deque<std::int64_t> coming;  // those that were due, in order
+    std::size_t next_due = 0;
+};
+
+} // namespace
+
+struct Follower {
+    PyObject ob_base;
+    Mover *mover;    // owned
+    PyObject *owner; // owned: who is told of a deviation
+    Body *body;
+    unsigned long long position; // events so far
+    unsigned long long late;     // storages that were waited for where they were used,
+    unsigned long long refused;  // and that found no room when they were due
+    unsigned long long moved_bytes;
+    char is_on;
+};
+
+namespace {
+
+constexpr std::int64_t none = -1; // for Python: nothing was found there
+
+// The group of this mover that autograd's object stands for.
+Group *group_of(const Follower *follower, PyObject *packed) {
+    if (Py_TYPE(packed) != &handle_type) {
+        return nullptr;
+    }
+    Group *group = reinterpret_cast<Handle *>(packed)->group;
+    return group != nullptr && group->mover == follower->mover ? group : nullptr;
+}
+
+bool is_recipe(PyObject *packed) { return Py_TYPE(packed) != &handle_type; }
+
+// ---- who is in the plan -------------------------------------------------------------------------
+
+// Let a group be one that memory decides about.
+void part(Follower *follower, Progress &progress) {
+    Group *group = std::exchange(progress.group, nullptr);
+    if (group == nullptr) {
+        return;
+    }
+    group->followed = 0;
+    bool was_planned = std::exchange(group->is_planned, 0) != 0;
+    if (was_planned && group->storage == nullptr && group->terms.prefetch == no_prefetch) {
+        follower->mover->books->out[group->serial] = group; // back as early as memory allows
+    }
+}
+
+void part_all(Follower *follower) {
+    Body &body = *follower->body;
+    for (Progress &progress : body.progress) {
+        part(follower, progress);
+        progress = {};
+    }
+    body.leaving.clear();
+    body.coming.clear();
+}
+
+void join(Follower *follower, std::int64_t storage, Group *group) {
+    Progress &progress = follower->body->progress[static_cast<std::size_t>(storage)];
+    if (progress.group == group) {
+        return;
+    }
+    part(follower, progress); // of a former version
+    if (group->followed != 0) {
+        part(follower, follower->body->progress[group->followed - 1]);
+    }
+    progress.group = group;
+    progress.memory = group->key.storage;
+    group->followed = static_cast<std::uint32_t>(storage) + 1;
+}
+
+// Tell the owner that an event was not as expected, and let everything be as without a plan.
+bool deviate(Follower *follower, bool is_save, PyObject *packed) {
+    Locked lock(follower->mover);
+    if (!lock || follower->is_on == 0) {
+        return static_cast<bool>(lock); // another thread's event was the first
+    }
+    const Group *group = group_of(follower, packed);
+    Ref<> found = Ref<>::steal(Py_BuildValue(
+        "(OLLLO)", is_save ? Py_True : Py_False,
+        static_cast<long long>(group == nullptr ? none : group->tag),
+        static_cast<long long>(group == nullptr ? none : static_cast<long long>(group->nbytes)),
+        static_cast<long long>(group == nullptr ? none
+                                                : static_cast<long long>(group->followed) - 1),
+        is_recipe(packed) ? Py_True : Py_False));
+    follower->is_on = 0;
+    part_all(follower);
+    auto owner = Ref<>::share(follower->owner);
+    return found && call_method<"deviated">(owner.get(), found.get());
+}
+
+// ---- whether an event is as expected
+// -------------------------------------------------------------
+
+const Expected *next_event(Follower *follower) {
+    const Body &body = *follower->body;
+    std::size_t position = follower->position++;
+    return position < body.events.size() ? &body.events[position] : nullptr;
+}
+
+bool is_expected_save(const Follower *follower, const Expected &event, PyObject *packed,
+                      bool is_new) {
+    if (event.kind == Event::use || event.storage == no_storage) {
+        return event.kind != Event::use;
+    }
+    const Group *group = group_of(follower, packed);
+    auto storage = static_cast<std::size_t>(event.storage);
+    if (follower->body->storages[storage].treatment == Treatment::recompute) {
+        return is_recipe(packed);
+    }
+    if (group == nullptr) {
+        return false;
+    }
+    if (event.kind == Event::first_save) {
+        return static_cast<std::int64_t>(group->nbytes) == event.nbytes &&
+               (!is_new || group->tag == event.tag);
+    }
+    return group->followed == storage + 1 ||
+           (group->followed == 0 && // at a later version
+            group->key.storage == follower->body->progress[storage].memory);
+}
+
+bool is_expected_use(const Follower *follower, const Expected &event, PyObject *packed) {
+    if (event.kind != Event::use) {
+        return false;
+    }
+    const Group *group = group_of(follower, packed);
+    if (event.storage == no_storage) {
+        return group == nullptr || group->followed == 0;
+    }
+    auto storage = static_cast<std::size_t>(event.storage);
+    if (follower->body->storages[storage].treatment == Treatment::recompute) {
+        return is_recipe(packed);
+    }
+    return group != nullptr && group->followed == storage + 1;
+}
+
+// ---- what is due; the lock is held
+// ---------------------------------------------------------------
+
+bool is_there(const Group *group) { return group->storage != nullptr; }
+
+// Start the copy of a storage that was saved now.
+bool send_out(Follower *follower, std::int64_t storage) {
+    Body &body = *follower->body;
+    Progress &progress = body.progress[static_cast<std::size_t>(storage)];
+    auto group = Ref<Group>::share(progress.group);
+    const Terminal &terminal = body.storages[static_cast<std::size_t>(storage)];
+    if (group->terms.action != Action::automatic) {
+        return true; // a user's choice, which holds
+    }
+    group->is_planned = 1;
+    group->terms.tier = static_cast<sk_tier>(terminal.tier);
+    if (!std::exchange(progress.is_leaving, true)) {
+        body.leaving.push_back(storage);
+        follower->moved_bytes += group->nbytes;
+    }
+    // A part, after its neighbours had their turn.
+    bool is_due = group_state(group.get()) == SK_GROUP_RESIDENT && !group_is_partial(group.get());
+    return !is_due || copy_out(follower->mover, group.get()) >= 0;
+}
+
+bool release_copied(Mover *mover, Group *group) {
+    return group_state(group) != SK_GROUP_CLEAN || !is_there(group) || release(mover, group);
+}
+
+// Give up the memory of a storage, waiting for its copy.
+bool release_now(Follower *follower, Progress &progress) {
+    if (progress.group == nullptr || progress.is_back || progress.group->is_planned == 0) {
+        return true;
+    }
+    auto group = Ref<Group>::share(progress.group);
+    Mover *mover = follower->mover;
+    if (group_state(group.get()) == SK_GROUP_RESIDENT && copy_out(mover, group.get()) < 0) {
+        return false;
+    }
+    if (group_state(group.get()) == SK_GROUP_COPYING_OUT && finish_out(mover, group.get()) < 0) {
+        return false;
+    }
+    return release_copied(mover, group.get());
+}
+
+// 1: it is gone, or will not go; 0: its copy is under way; -1: an exception is set.
+int release_if_done(Follower *follower, const Progress &progress) {
+    if (progress.group == nullptr || progress.is_back) {
+        return 1;
+    }
+    auto group = Ref<Group>::share(progress.group);
+    Mover *mover = follower->mover;
+    if (group_state(group.get()) == SK_GROUP_RESIDENT) {
+        int started = copy_out(mover, group.get());
+        return started == 1 ? 0 : started < 0 ? -1 : 1; // the host is full: it stays
+    }
+    int is_done = poll_out(mover, group.get());
+    if (is_done != 1) {
+        return is_done;
+    }
+    return release_copied(mover, group.get()) ? 1 : -1;
+}
+
+// Wait for the copy that has to be done first, and give up the memory. 1: done; 0: there is none.
+int release_next(Follower *follower) {
+    Body &body = *follower->body;
+    for (auto at = body.leaving.begin(); at != body.leaving.end(); ++at) {
+        auto storage = static_cast<std::size_t>(*at);
+        if (follower->position <= static_cast<std::size_t>(body.storages[storage].last_save)) {
+            continue;
+        }
+        body.leaving.erase(at);
+        body.progress[storage].is_leaving = false;
+        return release_now(follower, body.progress[storage]) ? 1 : -1;
+    }
+    return 0;
+}
+
+bool release_done_copies(Follower *follower) {
+    Body &body = *follower->body;
+    for (std::size_t at = 0; at < body.leaving.size();) {
+        auto storage = static_cast<std::size_t>(body.leaving[at]);
+        if (follower->position <= static_cast<std::size_t>(body.storages[storage].last_save)) {
+            at++; // saved once more in a moment
+            continue;
+        }
+        int is_done = release_if_done(follower, body.progress[storage]);
+        if (is_done != 1 || follower->is_on == 0) {
+            return is_done >= 0;
+        }
+        body.progress[storage].is_leaving = false;
+        body.leaving.erase(body.leaving.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    return true;
+}
+
+// Do the releases that are due, and note the copies back that are.
+bool take_dues(Follower *follower) {
+    Body &body = *follower->body;
+    while (follower->is_on != 0 && body.next_due < body.dues.size() &&
+           body.dues[body.next_due].event < static_cast<std::int64_t>(follower->position)) {
+        const Due &due = body.dues[body.next_due++];
+        Progress &progress = body.progress[static_cast<std::size_t>(due.storage)];
+        if (due.is_release == 0) {
+            body.coming.push_back(due.storage);
+        } else if (!release_now(follower, progress)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// 1: it comes, or need not; 0: there is no room yet; -1: an exception is set.
+int bring(Follower *follower, Progress &progress) {
+    if (progress.group == nullptr || progress.is_back) {
+        return 1;
+    }
+    progress.is_back = true;
+    auto group = Ref<Group>::share(progress.group);
+    if (is_there(group.get())) {
+        return 1;
+    }
+    int started = bring_planned(follower->mover, group.get());
+    progress.is_back = started != 0;
+    return started;
+}
+
+bool bring_due(Follower *follower) {
+    Body &body = *follower->body;
+    while (follower->is_on != 0 && !body.coming.empty()) {
+        int started = bring(follower, body.progress[static_cast<std::size_t>(body.coming.front())]);
+        if (started != 1) {
+            follower->refused += started == 0 ? 1 : 0;
+            return started == 0;
+        }
+        if (!body.coming.empty()) { // nobody has ended it meanwhile
+            body.coming.pop_front();
+        }
+    }
+    return true;
+}
+
+bool has_due(const Follower *follower) {
+    const Body &body = *follower->body;
+    return body.next_due < body.dues.size() &&
+           body.dues[body.next_due].event < static_cast<std::int64_t>(follower->position);
+}
+
+// What every event ends with.
+bool end_event(Follower *follower) {
+    const Body &body = *follower->body;
+    if (follower->is_on == 0 ||
+        (body.leaving.empty() && body.coming.empty() && !has_due(follower))) {
+        return true;
+    }
+    Locked lock(follower->mover);
+    return lock && take_dues(follower) && release_done_copies(follower) && bring_due(follower);
+}
+
+} // namespace
+
+// ---- events -------------------------------------------------------------------------------------
+
+bool is_following(const Mover *mover) {
+    return mover->follower != nullptr && mover->follower->is_on != 0;
+}
+
+int follow_save(Mover *mover, PyObject *packed, bool is_new) {
+    auto follower = Ref<Follower>::share(mover->follower);
+    const Expected *event = next_event(follower.get());
+    if (event == nullptr || !is_expected_save(follower.get(), *event, packed, is_new)) {
+        return deviate(follower.get(), true, packed) ? 0 : -1;
+    }
+    Group *group = group_of(follower.get(), packed);
+    if (event->storage != no_storage && group != nullptr) {
+        Locked lock(mover);
+        if (!lock || follower->is_on == 0) {
+            return lock ? 0 : -1;
+        }
+        join(follower.get(), event->storage, group);
+        const Terminal &terminal =
+            follower->body->storages[static_cast<std::size_t>(event->storage)];
+        if (terminal.treatment == Treatment::swap && !send_out(follower.get(), event->storage)) {
+            return -1;
+        }
+    }
+    return end_event(follower.get()) ? 1 : -1;
+}
+
+bool follow_use(Mover *mover, PyObject *packed) {
+    auto follower = Ref<Follower>::share(mover->follower);
+    const Expected *event = next_event(follower.get());
+    if (event == nullptr || !is_expected_use(follower.get(), *event, packed)) {
+        return deviate(follower.get(), false, packed);
+    }
+    if (!has_due(follower.get())) {
+        return true;
+    }
+    Locked lock(mover);
+    return lock && take_dues(follower.get());
+}
+
+bool follow_used(Mover *mover, bool has_waited) {
+    if (!is_following(mover)) {
+        return true;
+    }
+    auto follower = Ref<Follower>::share(mover->follower);
+    follower->late += has_waited ? 1 : 0;
+    return end_event(follower.get());
+}
+
+void follower_forget(Follower *follower, const Group *group) {
+    if (follower == nullptr || group->followed == 0) {
+        return;
+    }
+    Progress &progress = follower->body->progress[group->followed - 1];
+    if (progress.group == group) {
+        progress.group = nullptr;
+    }
+}
+
+void follower_revived(Follower *follower, const Group *group) {
+    if (follower == nullptr || group->followed == 0 || group->is_planned == 0) {
+        return;
+    }
+    Progress &progress = follower->body->progress[group->followed - 1];
+    if (progress.group == group && !progress.is_back && !std::exchange(progress.is_leaving, true)) {
+        follower->body->leaving.push_back(static_cast<std::int64_t>(group->followed) - 1);
+    }
+}
+
+void follower_needed(Follower *follower, const Group *group) {
+    if (follower != nullptr && group->followed != 0) {
+        follower->body->progress[group->followed - 1].is_back = true;
+    }
+}
+
+void follower_end(Follower *follower) {
+    follower->is_on = 0;
+    part_all(follower);
+}
+
+// ---- Python's type ------------------------------------------------------------------------------
+
+namespace {
+
+Follower *as_follower(PyObject *self) { return reinterpret_cast<Follower *>(self); }
+
+// Copy a table that Python has made; false: an exception is set.
+template <class Row> bool read_rows(const Py_buffer &bytes, std::vector<Row> *out) {
+    static_assert(sizeof(Row) % sizeof(std::int64_t) == 0);
+    auto length = static_cast<std::size_t>(bytes.len);
+    if (length % sizeof(Row) != 0) {
+        PyErr_SetString(PyExc_ValueError, "a table's rows are not whole");
+        return false;
+    }
+    out->resize(length / sizeof(Row));
+    if (length > 0) {
+        std::memcpy(out->data(), bytes.buf, length);
+    }
+    return true;
+}
+
+bool is_sound(const Body &body) {
+    auto count = static_cast<std::int64_t>(body.storages.size());
+    auto is_one = [count](std::int64_t storage) { return 0 <= storage && storage < count; };
+    return std::all_of(body.events.begin(), body.events.end(),
+                       [&](const Expected &event) {
+                           return event.storage == no_storage || is_one(event.storage);
+                       }) &&
+           std::all_of(body.dues.begin(), body.dues.end(),
+                       [&](const Due &due) { return is_one(due.storage); });
+}
+
+bool read_body(const Py_buffer (&tables)[3], Body *body) {
+    if (!read_rows(tables[0], &body->events) || !read_rows(tables[1], &body->storages) ||
+        !read_rows(tables[2], &body->dues)) {
+        return false;
+    }
+    if (!is_sound(*body)) {
+        PyErr_SetString(PyExc_ValueError, "a table names a storage that is not there");
+        return false;
+    }
+    body->progress.resize(body->storages.size());
+    return true;
+}
+
+// Follower(mover, owner, events, storages, dues): the last three are bytes, rows of 64-bit numbers.
+PyObject *follower_make(PyTypeObject *type, PyObject *args, PyObject *) {
+    PyObject *mover, *owner;
+    Py_buffer tables[3] = {};
+    if (PyArg_ParseTuple(args, "O!Oy*y*y*:Follower", &mover_type, &mover, &owner, &tables[0],
+                         &tables[1], &tables[2]) == 0) {
+        return nullptr;
+    }
+    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
+    bool is_read = false;
+    if (made) {
+        Follower *follower = as_follower(made.get());
+        follower->mover = reinterpret_cast<Mover *>(Py_NewRef(mover));
+        follower->owner = Py_NewRef(owner);
+        follower->body = new Body;
+        is_read = read_body(tables, follower->body);
+    }
+    for (Py_buffer &table : tables) {
+        PyBuffer_Release(&table);
+    }
+    return is_read ? made.release() : nullptr;
+}
+
+// reset(): a step begins. Here and below the lock is held.
+PyObject *follower_reset(PyObject *self, PyObject *) {
+    Follower *follower = as_follower(self);
+    part_all(follower);
+    follower->body->next_due = 0;
+    follower->position = follower->late = follower->refused = follower->moved_bytes = 0;
+    follower->is_on = 1;
+    Py_RETURN_NONE;
+}
+
+// end(): nothing is followed until a step begins.
+PyObject *follower_stop(PyObject *self, PyObject *) {
+    follower_end(as_follower(self));
+    Py_RETURN_NONE;
+}
+
+// release_done(): give up the memory of what was sent out, as far as the copies are done.
+PyObject *follower_release_done(PyObject *self, PyObject *) {
+    Follower *follower = as_follower(self);
+    bool is_done = follower->is_on == 0 || release_done_copies(follower);
+    return is_done ? Py_NewRef(Py_None) : nullptr;
+}
+
+// release_next(): the same, waiting for the oldest of these copies; False: there is none.
+PyObject *follower_release_next(PyObject *self, PyObject *) {
+    Follower *follower = as_follower(self);
+    int is_released = follower->is_on == 0 ? 0 : release_next(follower);
+    return is_released < 0 ? nullptr : PyBool_FromLong(is_released);
+}
+
+int follower_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(as_object(as_follower(self)->mover));
+    Py_VISIT(as_follower(self)->owner);
+    return 0;
+}
+
+int follower_clear(PyObject *self) {
+    Py_CLEAR(as_follower(self)->owner);
+    return 0;
+}
+
+void follower_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    Follower *follower = as_follower(self);
+    if (follower->body != nullptr) {
+        part_all(follower);
+    }
+    delete follower->body;
+    Py_XDECREF(follower->owner);
+    Py_XDECREF(as_object(follower->mover));
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyMethodDef follower_methods[] = {
+    {"reset", shielded<follower_reset>, METH_NOARGS, nullptr},
+    {"end", shielded<follower_stop>, METH_NOARGS, nullptr},
+    {"release_done", shielded<follower_release_done>, METH_NOARGS, nullptr},
+    {"release_next", shielded<follower_release_next>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef follower_members[] = {
+    {"is_on", T_BOOL, offsetof(Follower, is_on), READONLY, nullptr},
+    {"position", T_ULONGLONG, offsetof(Follower, position), READONLY, nullptr},
+    {"late", T_ULONGLONG, offsetof(Follower, late), READONLY, nullptr},
+    {"refused", T_ULONGLONG, offsetof(Follower, refused), READONLY, nullptr},
+    {"moved_bytes", T_ULONGLONG, offsetof(Follower, moved_bytes), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+} // namespace
+
+PyTypeObject follower_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Follower",
+    .tp_basicsize = sizeof(Follower),
+    .tp_dealloc = follower_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "What a plan says is due at each event of a step.",
+    .tp_traverse = follower_traverse,
+    .tp_clear = follower_clear,
+    .tp_methods = follower_methods,
+    .tp_members = follower_members,
+    .tp_new = follower_make,
+};
+
+} // namespace swapkit

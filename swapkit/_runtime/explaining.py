@@ -1,0 +1,58 @@
+"""What a session says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swapkit.planning.planner import POLICIES, trade_offs
+from swapkit.planning.reasons import explain_decisions
+from swapkit.reporting.plans import format_plan, format_trade_offs
+from swapkit.reporting.text import format_holders
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit._runtime.course import Course
+    from swapkit._runtime.session import SessionStats
+    from swapkit.reporting.text import Holder
+
+
+def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[Holder]) -> str:
+    """Return what a session did, its plan, and what its budget does not cover, for people."""
+    lines = [
+        f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
+        f"reserved, after {stats.steps} steps",
+        f"policy {policy}: {stats.oom_rescues} rescues, "
+        f"{format_bytes(stats.swapped_out_bytes)} copied out, "
+        f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
+        f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
+        *_explain_plan(stats, course, policy),
+    ]
+    if outside:
+        total_bytes = sum(holder.nbytes for holder in outside)
+        lines.append(
+            "outside the budget, made before swapkit was installed or not by torch: "
+            f"{format_bytes(total_bytes)}"
+        )
+        lines += format_holders(outside)
+    return "\n".join(lines)
+
+
+def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[str]:
+    if course.why_none:
+        yield f"no plan, only rescue: {course.why_none}"
+    plan, trace, machine = course.plan, course.trace, course.machine
+    if plan is None or trace is None:
+        return
+    yield ""
+    if machine is None:  # a plan that was made before, perhaps elsewhere
+        yield format_plan(plan, (), step_seconds=stats.step_seconds)
+        return
+    machine = replace(machine, budget_bytes=plan.budget_bytes)
+    reasons = explain_decisions(trace, plan, machine)
+    yield format_plan(plan, reasons, step_seconds=stats.step_seconds)
+    yield ""
+    offers = trade_offs(trace, machine, policy=policy if policy in POLICIES else POLICIES[0])
+    yield format_trade_offs(offers, plan=plan)

@@ -1,0 +1,89 @@
+"""Which plan fits which steps."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from swapkit.errors import PlanMismatch
+from swapkit.ir.plans import Action
+from swapkit.ir.traces import BEFORE
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+
+def sign(module: torch.nn.Module, inputs: object) -> str:
+    """Return text that is the same for steps that a model is given the same kind of inputs in."""
+    leaves, structure = tree_flatten(inputs)
+    parts = [str(structure), str(module.training)]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            parts.append(f"{leaf.dtype}{tuple(leaf.shape)}{leaf.requires_grad}")
+        else:
+            parts.append(str(leaf) if isinstance(leaf, (bool, str)) else type(leaf).__name__)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def describe(plan: Plan) -> str:
+    """Return in a line what a plan does."""
+    counts = dict.fromkeys(Action, 0)
+    for decision in plan.decisions:
+        counts[decision.action] += 1
+    swapped, recomputed = counts[Action.SWAP], counts[Action.RECOMPUTE]
+    text = f"{swapped} storages swapped, {recomputed} recomputed"
+    prediction = plan.prediction
+    if prediction is None:
+        return text
+    return (
+        f"{text}; predicted {prediction.seconds:.4g} s a step, "
+        f"{format_bytes(prediction.peak_bytes)} at most"
+    )
+
+
+def pace(plan: Plan, factor: float) -> Plan:
+    """Return a plan whose predicted step takes so many times as long, and its bound, too."""
+    if plan.prediction is None or factor == 1.0:
+        return plan
+    seconds = plan.prediction.seconds * factor
+    bound_seconds = None if plan.bound_seconds is None else plan.bound_seconds * factor
+    prediction = replace(plan.prediction, seconds=seconds)
+    return replace(plan, prediction=prediction, bound_seconds=bound_seconds)
+
+
+def bytes_before(trace: Trace) -> int:
+    """Return the bytes that were in use when the recorded step began."""
+    return trace.base_bytes + sum(each.nbytes for each in trace.storages if each.birth == BEFORE)
+
+
+def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_bytes: int) -> None:
+    """Refuse a plan that cannot be for a model and a budget.
+
+    Raises:
+        PlanMismatch: says what does not fit.
+    """
+    if plan.budget_bytes > limit_bytes:
+        raise PlanMismatch(
+            f"the plan is for a budget of {format_bytes(plan.budget_bytes)}, more than "
+            f"{format_bytes(limit_bytes)}: plan again, or give the plan's budget"
+        )
+    if model is None:
+        raise PlanMismatch("a plan needs its model: give swapkit.budget(limit, model, ...)")
+    known = {"", type(model).__name__, *(path for path, _ in model.named_modules())}
+    for storage in trace.storages:
+        if storage.is_saved and not _is_known(storage.module, known):
+            raise PlanMismatch(
+                f"the plan is for another model: there {storage.module} saves tensors, and "
+                f"{type(model).__name__} has no such module"
+            )
+
+
+def _is_known(path: str, known: set[str]) -> bool:
+    """Whether a model has a module, or the one in whose forward it was made."""
+    return path in known or path.rpartition(".")[0] in known - {""}

@@ -1,0 +1,299 @@
+"""Carrying a plan out in the steps of a session, for as long as they go as recorded.
+
+What every event pays is in `cpp/following.cpp`; here is what is done once a step, and where a step
+goes another way.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from swapkit._native.sched import RESIDENT
+from swapkit._runtime.following_tables import Run, Table, compile_plan
+from swapkit._runtime.guards import untraced
+from swapkit._runtime.parts import end_part, make_part
+from swapkit._runtime.recompute.recipes import settle_changed
+from swapkit.errors import SessionError
+from swapkit.ir.traces import EventKind
+from swapkit.registry import Recompute, Row, Source
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from swapkit._runtime.recompute.recipes import Recipe
+    from swapkit._runtime.saved import Follower, StorageGroup
+    from swapkit._runtime.swapper import Swapper
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+__all__ = ["Curve", "Following", "StepReport", "Table", "compile_plan"]
+
+_NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """How a step went. `deviation` None: as recorded, to its end."""
+
+    deviation: str | None
+    events: int  # until it went another way
+    stall_seconds: float  # waited for copies
+    late_prefetches: int  # storages that were waited for where they were used
+    refused_prefetches: int  # times that one found no room when it was due
+
+
+class Following:
+    """One plan, carried out in the steps of a session."""
+
+    def __init__(
+        self, swapper: Swapper, model: torch.nn.Module | None, trace: Trace, plan: Plan
+    ) -> None:
+        """Prepare; nothing happens before `start`.
+
+        Raises:
+            PlanMismatch: the plan is not one for the trace, or the trace has no events.
+            SessionError: the swapper is of no session.
+        """
+        if swapper.events is None:
+            raise SessionError("a plan is followed in a session: nobody counts events here")
+        self.plan = plan
+        self._trace = trace
+        self._swapper = swapper
+        self._model = model
+        self._packer = swapper.events
+        self._tracker = swapper.runtime.tracker
+        self._table = compile_plan(trace, plan, self._tracker)
+        self._follower: Follower | None = None
+        self._parts: list[torch.nn.Module] = []  # those that repeat operators
+        self._recipes: list[weakref.ref[Recipe]] = []  # that were made in this step
+        self._hook: RemovableHandle | None = None
+        self._deviation: str | None = None
+        self._waited_before = 0.0
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Follow the plan from the next event on, which has to be the first one of a step."""
+        swapper, table = self._swapper, self._table
+        with swapper.runtime.lock:
+            self._follower = follower = swapper.runtime.shim.follower(
+                swapper.mover, self, table.events, table.storages, table.dues
+            )
+            swapper.mover.follower = follower
+            swapper.device.expect(table.largest_bytes)
+            self._begin(follower)
+        if table.repeats:
+            self._add_rows()
+            self._hook = register_optimizer_step_pre_hook(_settle_parameters)
+        self._packer.follows = True
+
+    def stop(self) -> None:
+        """Follow it no more; what is out comes back as memory allows."""
+        if self._follower is None:
+            return
+        swapper = self._swapper
+        self._packer.follows = False
+        self._remove_rows()
+        self._forget_recipes()
+        with swapper.runtime.lock:
+            self._follower.end()
+            swapper.mover.follower = self._follower = None
+            swapper.curve = None
+            swapper.rescue.resume()
+
+    def end_step(self) -> StepReport:
+        """Say how the step went that ends here, and begin the next one.
+
+        Raises:
+            SessionError: it was not started.
+        """
+        follower, swapper = self._follower, self._swapper
+        if follower is None:
+            raise SessionError("this plan is not followed: call start() first")
+        with swapper.runtime.lock:
+            position, count = int(follower.position), self._table.event_count
+            if follower.is_on and position < count:
+                self._deviation = (
+                    f"the step ended after {position} of {count} events: {self._expected(position)}"
+                )
+            report = StepReport(
+                deviation=self._deviation,
+                events=position,
+                stall_seconds=swapper.mover.waited_seconds - self._waited_before,
+                late_prefetches=int(follower.late),
+                refused_prefetches=int(follower.refused),
+            )
+            self._begin(follower)
+        self._forget_recipes()
+        return report
+
+    def _begin(self, follower: Follower) -> None:
+        self._deviation = None
+        self._waited_before = self._swapper.mover.waited_seconds
+        self._swapper.curve = None
+        self._swapper.rescue.hold()
+        follower.reset()
+
+    # ---- what is computed again -----------------------------------------------------------------
+
+    def _add_rows(self) -> None:
+        """Choose the operators that the plan repeats, but in parts that a user has chosen for."""
+        known = self._tracker.modules() if self._model is None else self._model.modules()
+        for module in known:
+            repeats = self._table.repeats.get(self._tracker.name_of(module))
+            if repeats is not None:
+                make_part(module).follow(_rows(repeats), _Gate(self, repeats))
+                self._parts.append(module)
+
+    def _remove_rows(self) -> None:
+        for module in self._parts:
+            make_part(module).follow((), None)
+            end_part(module)
+        self._parts = []
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _forget_recipes(self) -> None:
+        """Let nothing more be saved as what is computed again; what was saved so stays."""
+        recipes, self._recipes = self._recipes, []
+        for reference in recipes:
+            recipe = reference()
+            if recipe is not None:
+                recipe.forget()
+
+    def now(self) -> int | None:
+        """Return how many events the step has had; None: it goes another way than recorded."""
+        follower = self._follower
+        return int(follower.position) if follower is not None and follower.is_on else None
+
+    def note(self, recipe: Recipe) -> None:
+        """Note how something is computed again."""
+        self._recipes.append(weakref.ref(recipe))
+
+    # ---- deviations -----------------------------------------------------------------------------
+
+    @untraced
+    def deviated(self, found: tuple[bool, int, int, int, bool]) -> None:
+        """Note that an event was not as expected; see `Owner`."""
+        assert self._follower is not None
+        position = int(self._follower.position) - 1
+        expected = self._expected(position)
+        self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"
+        self._swapper.curve = Curve(self._swapper, self._table, int(self._follower.moved_bytes))
+        self._swapper.rescue.resume()
+
+    def _expected(self, position: int) -> str:
+        events = self._trace.events
+        if position >= len(events):
+            return f"expected the step to end after {len(events)} events"
+        event = events[position]
+        verb = "saves" if event.kind is EventKind.SAVE else "uses"
+        if event.storage is None:
+            return f"expected that autograd {verb} something that no plan moves"
+        storage = self._trace.storages[event.storage]
+        return (
+            f"expected that autograd {verb} storage {event.storage}, {format_bytes(storage.nbytes)}"
+            f" of {storage.module or 'no module'}"
+        )
+
+    def _describe(self, found: tuple[bool, int, int, int, bool]) -> str:
+        is_save, tag, nbytes, number, is_recipe = found
+        verb = "saves" if is_save else "uses"
+        if is_recipe:
+            return f"it {verb} what is computed again"
+        if nbytes == _NOTHING:
+            return f"it {verb} something that is not moved"
+        which = "what no plan knows" if number == _NOTHING else f"storage {number}"
+        where = self._tracker.name(tag) or "no module"
+        return f"it {verb} {which}, {format_bytes(nbytes)} of {where}"
+
+
+class _Gate:
+    """Says which operators of one module are repeated."""
+
+    def __init__(self, following: Following, repeats: dict[Run, tuple[bool, ...]]) -> None:
+        self._following = following
+        self._repeats = repeats
+        # Where nobody knows how far a step has come, the place in the module counts.
+        self._anywhere = {(run.name, run.occurrence): which for run, which in repeats.items()}
+        self.note = following.note
+
+    def results(self, name: str, occurrence: int) -> tuple[bool, ...] | None:
+        position = self._following.now()
+        if position is None:
+            return self._anywhere.get((name, occurrence))
+        return self._repeats.get(Run(position, name, occurrence))
+
+
+def _rows(repeats: Iterable[Run]) -> list[Row]:
+    """Return the rows for the operators that a module repeats."""
+    occurrences: dict[str, set[int]] = {}
+    for run in repeats:
+        occurrences.setdefault(run.name, set()).add(run.occurrence)
+    return [
+        Row(
+            source=Source.PLANNER,
+            what=Recompute(),
+            operator=name,
+            meaning=re.escape(name),
+            occurrences=tuple(sorted(numbers)),
+        )
+        for name, numbers in sorted(occurrences.items())
+    ]
+
+
+@untraced
+def _settle_parameters(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Keep what would be computed again from parameters that are about to change."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    settle_changed([each for each in parameters if torch.is_tensor(each)])
+
+
+class Curve:
+    """What is left of a plan once a step goes another way: how many bytes are out by when.
+
+    Where a module saves something that the plan does not know, it is sent out if the plan would
+    have sent out more by the time that this module was reached.
+    """
+
+    def __init__(self, swapper: Swapper, table: Table, moved_bytes: int) -> None:
+        self._mover = swapper.mover
+        self._curve = table.curve
+        self._moved_bytes = moved_bytes  # in this step
+        self._at = 0  # how far the step has come on the curve
+        self._places: dict[int, list[int]] = {}
+        for at, (tag, _) in enumerate(table.curve):
+            self._places.setdefault(tag, []).append(at)
+
+    def saved(self, group: StorageGroup) -> None:
+        """Send a group out that was saved now, if the plan's bytes are not reached. Locked."""
+        places = self._places.get(group.tag, [])
+        following = bisect_left(places, self._at)
+        if following < len(places):
+            self._at = places[following]
+        if self._moved_bytes + group.nbytes > self._goal() or self._mover.host_is_full:
+            return
+        if group.state == RESIDENT:
+            self._mover.send(group)
+            if group.state != RESIDENT:
+                self._moved_bytes += group.nbytes
+
+    def _goal(self) -> int:
+        """Return the bytes that the plan has sent out by the end of the module's saves."""
+        if not self._curve:
+            return 0
+        at, tag = self._at, self._curve[self._at][0]
+        while at + 1 < len(self._curve) and self._curve[at + 1][0] == tag:
+            at += 1
+        return self._curve[at][1]

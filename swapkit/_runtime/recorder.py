@@ -1,0 +1,344 @@
+"""Recording one step: every operator, every storage's life, every saved tensor, as a `Trace`.
+
+A dispatch mode sees the operators of forward, backward and optimizer. What it notes of each is
+little; `trace` makes the plain values of it afterwards. Saved tensors come from the hooks of a
+session, or from a pair of the recorder's own (`recorder_saving.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+
+from swapkit._runtime.guards import untraced
+from swapkit._runtime.operators import can_keep
+from swapkit._runtime.recompute.recipes import is_repeatable
+from swapkit._runtime.recorder_clocks import (
+    NO_WORKSPACE,
+    HostTimer,
+    ModelTimer,
+    StreamTimer,
+    Workspaces,
+)
+from swapkit._runtime.recorder_holds import Holds
+from swapkit._runtime.recorder_modes import RecordingMode
+from swapkit._runtime.recorder_modules import Calls
+from swapkit._runtime.recorder_optimizers import Optimizers
+from swapkit._runtime.recorder_saving import Savings
+from swapkit._runtime.recorder_storages import Storages, tensors_in
+from swapkit._runtime.recorder_traces import build_trace
+from swapkit.ir.traces import BEFORE, Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit._runtime.cost_model import Hardware
+    from swapkit._runtime.device import DevicePool
+    from swapkit._runtime.operators import Operator
+    from swapkit._runtime.recorder_clocks import Timer
+    from swapkit._runtime.tracking import ModuleTracker
+    from swapkit.ir.traces import Trace
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+NO_TASK = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is recorded, and on what.
+
+    `hardware`: what tensors without memory stand for; None: operators run, and are timed.
+    `pool`: below torch on the device; None: not ours. `root`: the model, if it is known.
+    `stands_for`: the kind of device that tensors without memory stand for.
+    """
+
+    device: torch.device
+    tracker: ModuleTracker
+    pool: DevicePool | None = None
+    hardware: Hardware | None = None
+    root: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    stands_for: str = ""
+
+
+class Row(NamedTuple):
+    """One operator as it was noted. What stands for its time, its timer knows."""
+
+    name: str
+    taken: Any
+    phase: Phase
+    is_inside: bool  # of a module
+    root_calls: int
+    tag: int
+    occurrence: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    workspace: int
+    is_repeatable: bool
+
+
+class _Form:
+    """What is the same for all runs of an operator."""
+
+    __slots__ = ("can_keep", "is_view", "name", "takes_generator", "written", "written_names")
+
+    def __init__(self, function: Operator) -> None:
+        self.written: tuple[int, ...] = ()
+        self.written_names: tuple[str, ...] = ()
+        self.can_keep = can_keep(function)
+        self.is_view = self.takes_generator = False
+        if isinstance(function, HigherOrderOperator):
+            self.name: str = f"higher_order.{function.name()}"  # type: ignore[no-untyped-call]
+            return
+        self.name = str(function)
+        # The latter ask a fake tensor what it is.
+        self.is_view = function.is_view or function.namespace == "prim"
+        arguments = function._schema.arguments  # noqa: SLF001
+        self.takes_generator = any("Generator" in str(each.type) for each in arguments)
+        if function._schema.is_mutable:  # noqa: SLF001
+            changed = [
+                (index, argument.name)
+                for index, argument in enumerate(arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            ]
+            self.written = tuple(index for index, _ in changed)
+            self.written_names = tuple(name for _, name in changed)
+
+    def pick_written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors that are changed in place."""
+        found: list[torch.Tensor] = []
+        for index, name in zip(self.written, self.written_names, strict=True):
+            value = args[index] if index < len(args) else kwargs.get(name)
+            tensors_in((value,), found)
+        return found
+
+
+_form_of = functools.cache(_Form)
+
+
+class Recorder:
+    """Records what happens between `start` and `stop`, in any number of threads of autograd's."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Prepare; nothing is seen yet."""
+        self.setting = setting
+        self.lock = threading.RLock()  # a finalizer of the user may run operators in between
+        self.rows: list[Row] = []
+        self._running = 0
+        self.is_paused = False
+        self.storages = Storages(setting.device, setting.pool, self._next_operator)
+        self.calls = Calls(setting.tracker, setting.root, self._meet)
+        self.optimizers = Optimizers(self.storages, setting.optimizer)
+        self.savings = Savings(self)
+        self.holds = Holds(self.storages.lives)
+        self.workspaces = Workspaces(setting.pool)
+        self.timer: Timer = HostTimer()
+        if setting.hardware is not None:
+            self.timer = ModelTimer(setting.hardware)
+        elif setting.device.type not in {"cpu", "meta"}:
+            self.timer = StreamTimer(setting.device)
+        self._mode = RecordingMode(self)
+        self._seconds: list[float] = []
+        self.in_use_bytes = 0  # of the pool, at the start
+
+    @property
+    def operator_count(self) -> int:
+        """How many operators were seen so far."""
+        return len(self.rows)
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to see this thread's operators, and those of its backward passes."""
+        if self.setting.root is not None:
+            for module in self.setting.root.modules():
+                self._meet(module)
+        self.optimizers.start()
+        if self.setting.pool is not None:
+            self.in_use_bytes = self.setting.pool.in_use_bytes()
+        self.workspaces.start()
+        self.calls.start()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Undo `start`; what was seen can be made a trace of."""
+        self._mode.leave()
+        self.calls.stop()
+        self.workspaces.stop()
+        self.optimizers.stop()
+        self._seconds = self.timer.seconds([row.taken for row in self.rows])
+        self.savings.stop()
+        self.storages.stop()
+
+    def trace(
+        self,
+        *,
+        step_seconds: float = 0.0,
+        reserved_ratio: float = 1.0,
+        base_bytes: int | None = None,
+    ) -> Trace:
+        """Return what was seen, once it was stopped.
+
+        Args:
+            step_seconds: what such a step takes unrecorded; 0: not known.
+            reserved_ratio: most bytes reserved by those in use then.
+            base_bytes: in use by nothing that was seen; None: what the pool had in use at the
+                start, without the storages that were seen and there by then.
+        """
+        if base_bytes is None:
+            there = (life.nbytes for life in self.storages.lives if life.birth == BEFORE)
+            base_bytes = max(0, self.in_use_bytes - sum(there))
+        return build_trace(
+            self,
+            self._seconds,
+            step_seconds=step_seconds,
+            reserved_ratio=reserved_ratio,
+            base_bytes=base_bytes,
+        )
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    @untraced
+    def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator and note what it did; return what it returned."""
+        form = _form_of(function)
+        if form.is_view:  # touches no memory
+            return function(*args, **kwargs)
+        given: list[torch.Tensor] = []
+        tensors_in(args, given)
+        if kwargs:
+            tensors_in(kwargs.values(), given)
+        with self.lock:
+            self._look()
+            reads = self._numbers_read(given)
+        workspaces = self.workspaces
+        if workspaces.is_on:
+            workspaces.begin()
+        self._running += 1
+        try:
+            begun = self.timer.begin()
+            result = function(*args, **kwargs)
+            taken = self.timer.end(begun, (function, args, kwargs), result)
+        finally:
+            self._running -= 1
+            workspace = workspaces.end() if workspaces.is_on else NO_WORKSPACE
+        made: list[torch.Tensor] = []
+        tensors_in((result,), made)
+        with self.lock:
+            writes = self._numbers_written(form, args, kwargs, made)
+            if writes or (reads and not self._is_view(made, reads)):
+                is_same = form.can_keep and is_repeatable(
+                    function, _judged(form, given, args, kwargs)
+                )
+                self._note(form.name, taken, (reads, writes), workspace, is_same)
+        return result
+
+    def _look(self) -> None:
+        """Note what forward holds no more."""
+        self.holds.look(len(self.rows))
+        if _graph_task() != NO_TASK:
+            self.holds.finish(len(self.rows))
+
+    def _note(
+        self,
+        name: str,
+        taken: Any,  # noqa: ANN401 - the timer's
+        touched: tuple[tuple[int, ...], tuple[int, ...]],
+        workspace: int,
+        is_same: bool,  # noqa: FBT001
+    ) -> None:
+        reads, writes = touched
+        phase = self.optimizers.phase()
+        calls = self.calls
+        tag, occurrence = calls.count(name, phase)
+        row = Row(
+            name,
+            taken,
+            phase,
+            calls.is_inside,
+            calls.root_calls,
+            tag,
+            occurrence,
+            reads + self.savings.take_used(reads),
+            writes,
+            workspace,
+            is_same,
+        )
+        self.rows.append(row)
+
+    def _is_view(self, made: list[torch.Tensor], reads: tuple[int, ...]) -> bool:
+        """Whether an operator that wrote nothing only made other views of what it was given."""
+        return bool(made) and all(self.storages.known(tensor) in reads for tensor in made)
+
+    def _numbers_read(self, given: list[torch.Tensor]) -> tuple[int, ...]:
+        numbers: dict[int, None] = {}
+        known = self.storages.known
+        for tensor in given:
+            number = known(tensor)
+            if number is None:
+                number = self.meet_unseen(tensor)
+            if number is not None:
+                numbers[number] = None
+        return tuple(numbers)
+
+    def _numbers_written(
+        self, form: _Form, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[torch.Tensor]
+    ) -> tuple[int, ...]:
+        storages, operator = self.storages, len(self.rows)
+        numbers: dict[int, None] = {}
+        if form.written:
+            for tensor in form.pick_written(args, kwargs):
+                number = storages.number(tensor, operator)
+                if number is not None:
+                    numbers[number] = None
+                    storages.resize(number, tensor)
+        for tensor in made:
+            number = storages.add(tensor, operator)
+            if number is not None:
+                numbers[number] = None
+        return tuple(numbers)
+
+    def meet_unseen(self, tensor: torch.Tensor) -> int | None:
+        """Number a storage that no operator was seen to make. The lock is held."""
+        if isinstance(tensor, torch.nn.Parameter):
+            return self.storages.number(tensor, BEFORE, Kind.STATE)
+        if tensor.grad_fn is not None or _graph_task() != NO_TASK:
+            return self.storages.number(tensor, len(self.rows))  # by something that was not seen
+        return self.storages.number(tensor, BEFORE, Kind.INPUT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note no operators for a while."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+
+    def _next_operator(self) -> int:
+        """Return the first operator that runs without what goes now."""
+        return len(self.rows) + (self._running > 0)
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        """Number the state of a module that is seen for the first time."""
+        for tensor in (*module._parameters.values(), *module._buffers.values()):  # noqa: SLF001
+            if tensor is not None:
+                with self.lock:
+                    self.optimizers.add_state(tensor)
+
+
+def _judged(
+    form: _Form, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Sequence[object]:
+    """Return the operands by which an operator is judged repeatable; fake ones are as real ones."""
+    leaves: list[object] = [tensor for tensor in given if type(tensor) is not FakeTensor]
+    if form.takes_generator:
+        leaves += (*args, *kwargs.values())
+    return leaves

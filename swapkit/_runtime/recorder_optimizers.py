@@ -1,0 +1,113 @@
+"""Parameters, gradients and optimizer states in a recorded step, and when optimizers run."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from swapkit.ir.traces import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.utils.hooks import RemovableHandle
+
+    from swapkit._runtime.recorder_storages import Storages
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+
+
+class Optimizers:
+    """Every optimizer that steps while a step is recorded."""
+
+    def __init__(self, storages: Storages, optimizer: torch.optim.Optimizer | None) -> None:
+        """Know one optimizer, if any; others are met when they step."""
+        self._storages = storages
+        self._known: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
+        self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._tasks: list[int] = []  # of the steps under way: the backward pass that each is in
+        self._was_backward = False
+
+    def start(self) -> None:
+        """Look at what is there, and begin to see steps."""
+        for optimizer in self._known:
+            self._meet(optimizer)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def stop(self) -> None:
+        """Look for the last time; undo `start`."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.look()
+
+    def add_state(self, tensor: torch.Tensor) -> None:
+        """Note a parameter or buffer."""
+        known = self._parameters.get(id(tensor))
+        if known is not None and known() is tensor:
+            return
+        self._storages.state(tensor, Kind.STATE)
+        if tensor.requires_grad:
+            self._parameters[id(tensor)] = weakref.ref(tensor)
+            if tensor.grad is not None:
+                self._storages.state(tensor.grad, Kind.GRADIENT)
+
+    def phase(self) -> Phase:
+        """Return what the operator that just ran on this thread was part of."""
+        task = _graph_task()
+        # A closure computes the loss again in the middle of a step; the step itself has no grad.
+        if self._tasks and task == self._tasks[-1] and not torch.is_grad_enabled():
+            return Phase.OPTIMIZER
+        if task != _NO_TASK:
+            self._was_backward = True
+            return Phase.BACKWARD
+        if self._was_backward:  # the first operator after it
+            self._was_backward = False
+            self.look()
+        return Phase.FORWARD
+
+    def look(self) -> None:
+        """Look for gradients and optimizer states that are new."""
+        for reference in self._parameters.values():
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
+                self._storages.state(parameter.grad, Kind.GRADIENT)
+        for optimizer in self._known:
+            for tensor in _states(optimizer):
+                self._storages.state(tensor, Kind.OPTIMIZER_STATE)
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.add_state(parameter)
+        for tensor in _states(optimizer):
+            self._storages.state(tensor, Kind.OPTIMIZER_STATE)
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not any(each is optimizer for each in self._known):
+            self._known.append(optimizer)
+            self._meet(optimizer)
+        self.look()
+        self._tasks.append(_graph_task())
+
+    def _after(self, *_: object) -> None:
+        if self._tasks:
+            self._tasks.pop()
+        self.look()
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        values = state.values() if isinstance(state, dict) else ()
+        yield from (value for value in values if isinstance(value, torch.Tensor))

@@ -1,0 +1,399 @@
+"""From recorded steps to a plan that is followed: what a session does beyond rescue.
+
+What happens in a step is decided when its first forward begins, by the shapes of what the model is
+given (`planning/learning.py`); what is saved before that is nobody's. Without a model all steps
+count as the same, and each begins where the one before has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import OrderedDict, deque
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from swapkit._runtime.course import Course
+from swapkit._runtime.fitting import bytes_before, check_fit, describe, pace, sign
+from swapkit._runtime.following import Following
+from swapkit._runtime.guards import untraced
+from swapkit._runtime.measuring import measure_machine
+from swapkit._runtime.parts import end_part, make_part
+from swapkit._runtime.recorder import Recorder, Setting
+from swapkit._runtime.recorder_clocks import HostTimer
+from swapkit.planning.learning import CASES_KEPT, Learner, Mode, Outcome, Stage
+from swapkit.planning.planner import make_candidates, make_plan
+from swapkit.planning.smoothing import smooth_times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from swapkit._runtime.hooks import Hooks
+    from swapkit._runtime.installation import Installation
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.learning import Instruction
+    from swapkit.planning.planner import Policy
+
+_log = logging.getLogger(__name__)
+STEPS_TIMED = 32  # the latest ones, whose median is the time of a step
+ANY = ""  # the signature of all steps where there is no model
+# Of the limit: more memory in use before a step than this, beside what was in use before the
+# recorded one, is another situation.
+HEAVIER = 1 / 256
+
+
+class Aim(Protocol):
+    """What a plan is to reach, and how long to look for it."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """Most bytes reserved."""
+
+    @property
+    def host_limit_bytes(self) -> int:
+        """Most bytes of host copies; 0: what the machine has."""
+
+    @property
+    def disk(self) -> Path | None:
+        """The folder for what the host has no room for."""
+
+    @property
+    def disk_limit_bytes(self) -> int:
+        """Most bytes there; 0: what the file system has."""
+
+    @property
+    def policy(self) -> str | Policy:
+        """Who plans."""
+
+    @property
+    def profile_steps(self) -> int:
+        """Steps before there is a plan."""
+
+    @property
+    def search_steps(self) -> int:
+        """Plans that are tried."""
+
+    @property
+    def saved_plan(self) -> tuple[Trace, Plan] | None:
+        """What is followed from the first step on."""
+
+
+class _StoppedClock(HostTimer):
+    """Stands still while memory is made: not the operators take that time that allocate."""
+
+    def __init__(self, spent: Callable[[], float]) -> None:
+        self._spent = spent  # seconds so far
+
+    def begin(self) -> float:
+        """Return the time now."""
+        return super().begin() - self._spent()
+
+    def end(self, begun: float, _call: object, _result: object) -> float:
+        """Return the seconds since."""
+        return super().begin() - self._spent() - begun
+
+
+class Steering:
+    """Learns what the steps of one session do, and has the best plan for them followed."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        hooks: Hooks,
+        model: torch.nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        aim: Aim,
+    ) -> None:
+        """Prepare; nothing is seen before `start`."""
+        self._installation = installation
+        self._hooks = hooks
+        self._swapper = hooks.swapper
+        self._model = model
+        self._optimizer = optimizer
+        self._aim = aim
+        # A policy may bring a search of its own.
+        make_learner = getattr(aim.policy, "make_learner", Learner)
+        self._learner: Learner = make_learner(
+            self._make_plans, profile_steps=aim.profile_steps, search_steps=aim.search_steps
+        )
+        self._undo = ExitStack()
+        self._signature = ANY
+        self._is_begun = False  # whether the step's first forward was seen,
+        self._is_training = False  # and was one of training
+        self._calls_model = model is not None  # as far as is known
+        self._instruction: Instruction | None = None
+        self._following: Following | None = None
+        self._followings: OrderedDict[int, Following] = OrderedDict()  # by the plan
+        self._recorder: Recorder | None = None
+
+        self._machine: Machine | None = None
+        self._began = 0.0
+        self._began_bytes = 0
+        self._rescues_before = 0
+        self._rescue_seconds = 0.0
+        self._seconds: deque[float] = deque(maxlen=STEPS_TIMED)
+
+    def course(self) -> Course:
+        """Return where the present steps are."""
+        case = self._learner.case
+        return Course(
+            stage=self._learner.stage,
+            plan=None if case is None or case.chosen is None else pace(case.chosen, case.pace),
+            trace=None if case is None else case.trace,
+            machine=self._machine,
+            why_none="" if case is None else case.why_none,
+            replans=self._learner.replans,
+            step_seconds=statistics.median(self._seconds) if self._seconds else None,
+        )
+
+    def note_rescue(self, seconds: float) -> None:
+        """Note how long making memory for an allocation took."""
+        self._rescue_seconds += seconds
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin with the step that comes.
+
+        Raises:
+            PlanMismatch: the plan that was saved cannot be for this model or budget.
+        """
+        if self._aim.saved_plan is not None:
+            self._adopt(*self._aim.saved_plan)
+        with ExitStack() as undo:
+            if self._model is not None:
+                # What the plan recomputes is to be found wherever the model saves it.
+                part = make_part(self._model)
+                was_carrier, part.is_carrier = part.is_carrier, True
+                undo.callback(self._end_carrier, self._model, was_carrier)
+                undo.callback(
+                    self._model.register_forward_pre_hook(
+                        _FirstForward(self), with_kwargs=True, prepend=True
+                    ).remove
+                )
+            undo.callback(self._leave_step)
+            self._enter_step(self._signature)
+            self._undo = undo.pop_all()
+
+    def stop(self) -> None:
+        """Undo `start`, in the middle of a step too."""
+        self._undo.close()
+
+    @staticmethod
+    def _end_carrier(model: torch.nn.Module, was_carrier: bool) -> None:  # noqa: FBT001
+        make_part(model).is_carrier = was_carrier
+        end_part(model)
+
+    def _adopt(self, trace: Trace, plan: Plan) -> None:
+        """Follow a plan that was made before.
+
+        Raises:
+            PlanMismatch: it cannot be for this model or budget.
+        """
+        check_fit(trace, plan, self._model, self._aim.limit_bytes)
+        self._learner.adopt(trace.signature, trace, plan)
+        self._signature = trace.signature
+
+    # ---- the beginning of a step ---------------------------------------------------------------
+
+    @property
+    def _is_innermost(self) -> bool:
+        """Whether no other session has begun inside of this one on this thread."""
+        stack = self._installation.runtime.entered.stack
+        return bool(stack) and stack[-1] is self._swapper
+
+    @untraced
+    def see_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Begin a step if the model's forward is the first one of it."""
+        if not torch.is_grad_enabled() or not self._is_innermost:
+            return
+        # What was run for evaluation, and saved for nothing, is no part of the step.
+        if self._is_begun and (self._is_training or not module.training):
+            return
+        self._is_begun, self._is_training = True, module.training
+        signature = sign(module, (args, kwargs))
+        if signature != self._signature:
+            self._leave_step()
+            self._enter_step(signature)
+        self._begin_step(module)
+
+    def _enter_step(self, signature: str) -> None:
+        """Prepare what is to be done in the step that comes."""
+        self._signature = signature
+        self._instruction = instruction = self._learner.begin(signature)
+        if instruction.mode is Mode.FOLLOW:
+            self._follow(instruction)
+        else:
+            self._stop_following()
+        if not self._calls_model:
+            self._begin_step(None)
+
+    def _begin_step(self, root: torch.nn.Module | None) -> None:
+        """Count from here on what happens in the step. `root`: runs already."""
+        assert self._instruction is not None
+        if self._following is not None and self._following.now() != 0:
+            self._following.end_step()  # what was saved before the first forward is not of a plan
+        if self._instruction.mode is Mode.RECORD and self._recorder is None:
+            self._record(root)
+        self._rescues_before = self._swapper.rescue.count
+        self._began_bytes = self._in_use_bytes()
+        self._began = time.perf_counter()
+
+    def _in_use_bytes(self) -> int:
+        pool = self._installation.device.pool
+        return 0 if pool is None else pool.in_use_bytes()
+
+    def _follow(self, instruction: Instruction) -> None:
+        trace, plan = instruction.trace, instruction.plan
+        assert plan is not None
+        assert trace is not None
+        if self._following is not None and self._following.plan is plan:
+            return
+        self._stop_following()
+        following = self._followings.pop(id(plan), None)
+        if following is None:
+            following = Following(self._swapper, self._model, trace, plan)
+        self._followings[id(plan)] = following
+        while len(self._followings) > CASES_KEPT:
+            self._followings.popitem(last=False)
+        following.start()
+        self._following = following
+
+    def _stop_following(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            following.stop()
+
+    # ---- recording -----------------------------------------------------------------------------
+
+    def _record(self, root: torch.nn.Module | None) -> None:
+        """Record from here on. `root` None: not if a mode of somebody's would end before that."""
+        if root is None and torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
+            return
+        device = self._installation.device
+        self._recorder = recorder = Recorder(
+            Setting(
+                device=device.name,
+                tracker=self._installation.tracker,
+                pool=device.pool,
+                root=self._model,
+                optimizer=self._optimizer,
+            )
+        )
+        if type(recorder.timer) is HostTimer:
+            recorder.timer = _StoppedClock(lambda: self._rescue_seconds)
+        recorder.start()
+        if root is not None:
+            recorder.calls.enter(root)
+        self._hooks.packer.observer = recorder.savings
+
+    def _stop_recording(self) -> Trace | None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return None
+        self._hooks.packer.observer = None
+        recorder.stop()
+        if not recorder.savings.events:
+            return None  # nothing was saved: there is nothing to plan, as yet
+        known = self._seconds[-1] if self._seconds else 0.0
+        trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
+        return smooth_times(trace)
+
+    def _leave_step(self) -> None:
+        """Stop what runs, without learning from it."""
+        self._stop_recording()
+        self._stop_following()
+        self._instruction = None
+
+    # ---- the end of a step ---------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Learn from the step that ends, and prepare the next one."""
+        instruction = self._instruction
+        if instruction is None or not self._is_innermost:
+            return
+        self._calls_model = self._is_begun
+        seconds = time.perf_counter() - self._began
+        report = self._following.end_step() if self._following is not None else None
+        trace = self._stop_recording()
+        if instruction.mode is not Mode.RECORD:
+            self._seconds.append(seconds)
+        outcome = Outcome(
+            seconds=seconds,
+            rescues=self._swapper.rescue.count - self._rescues_before,
+            deviation="" if report is None else report.deviation or "",
+            trace=trace,
+            is_heavier=self._is_heavier(instruction),
+        )
+        try:
+            self._learn(outcome)
+        finally:
+            self._is_begun = False
+            self._enter_step(self._signature)
+
+    def _is_heavier(self, instruction: Instruction) -> bool:
+        if instruction.trace is None:
+            return False
+        slack_bytes = int(self._aim.limit_bytes * HEAVIER)
+        return self._began_bytes > bytes_before(instruction.trace) + slack_bytes
+
+    def _learn(self, outcome: Outcome) -> None:
+        """Give a step's outcome to the learner; say in the log what comes of it."""
+        former, replans = self._learner.stage, self._learner.replans
+        self._learner.end(outcome)
+        if self._learner.replans > replans:
+            _log.info(
+                "another plan is needed: %d rescues; %s",
+                outcome.rescues,
+                outcome.deviation or "the step went as recorded",
+            )
+        course = self.course()
+        if course.stage is former:
+            return
+        if course.why_none:
+            _log.warning("no plan, only rescue: %s", course.why_none)
+        elif course.stage is Stage.STABLE and course.plan is not None:
+            _log.info("stable: %s", describe(course.plan))
+        else:
+            _log.info("%s", course.stage.value)
+
+    # ---- plans ---------------------------------------------------------------------------------
+
+    def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        aim = self._aim
+        machine = measure_machine(
+            self._installation.device,
+            budget_bytes=aim.limit_bytes,
+            host_bytes=aim.host_limit_bytes or None,
+            disk=aim.disk,
+            disk_bytes=aim.disk_limit_bytes,
+        )
+        self._machine = machine = replace(machine, budget_bytes=int(aim.limit_bytes * share))
+        if isinstance(aim.policy, str):
+            return make_candidates(trace, machine, aim.policy, count)
+        return (make_plan(trace, machine, aim.policy),)
+
+
+class _FirstForward:
+    """Tells a steering of its model's forwards; that of a copy of the model tells nobody."""
+
+    def __init__(self, steering: Steering | None = None) -> None:
+        self._steering = steering
+
+    def __call__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._steering is not None:
+            self._steering.see_forward(module, args, kwargs)
+
+    def __reduce__(self) -> tuple[type[_FirstForward], tuple[()]]:
+        return _FirstForward, ()

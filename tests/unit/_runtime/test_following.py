@@ -1,0 +1,215 @@
+"""A plan's swaps, carried out event by event."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+
+from swapkit._native.backend import Backend
+from swapkit._native.sched import State
+from swapkit._runtime.following import Following
+from swapkit.errors import SessionError
+from swapkit.ir.plans import Action, Decision, Plan
+from swapkit.ir.traces import EventKind
+from tests.support import MIB
+from tests.unit._runtime.following_rig import (
+    Course,
+    States,
+    assert_same,
+    event_of,
+    forward_end,
+    items,
+    made_by,
+    plain,
+    swap_all,
+)
+
+pytestmark = pytest.mark.usefixtures("installation")
+
+
+def watch(course: Course, storage_event: int) -> list[State]:
+    """Run a step; return where what was saved at an event was after each event from then on."""
+    states = States(course, [storage_event])
+    course.hooks.packer.observer = states
+    course.step()
+    course.hooks.packer.observer = None
+    return [each[storage_event] for each in states.states[storage_event:]]
+
+
+# ---- swaps ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("A1")
+def test_plan_when_everything_is_swapped_then_it_is_and_the_numbers_are_the_same() -> None:
+    course = Course()
+    expected = plain(course, *[Course.step] * 4)
+    with course.running():
+        trace = course.record()
+        end = forward_end(trace)
+        swaps = [replace(each, release=end) for each in swap_all(trace)]
+        whole = sum(trace.storages[each].nbytes for each in items(trace))
+        with course.following_plan(trace, *swaps) as following:
+            for number in range(3):
+                course.step()
+                report = following.end_step()
+                assert report.deviation is None
+                assert report.events == len(trace.events)
+                assert course.moved() == (whole * (number + 1), whole * (number + 1))
+        assert course.swapper.rescue.count == 0
+    assert_same(course, expected)
+
+
+def test_release_when_the_copy_is_not_done_then_it_is_waited_for_at_the_event() -> None:
+    slow = Backend.cpu(copy_bytes_per_s=8 * MIB)
+    course = Course(backend=slow)
+    with course.running():
+        trace = course.record()
+        target = made_by(trace, "addmm")[0]
+        late = Decision(storage=target, action=Action.SWAP, release=forward_end(trace))
+        saved = event_of(trace, target, EventKind.SAVE)
+        last = max(
+            number
+            for number, event in enumerate(trace.events)
+            if event.operator <= forward_end(trace)
+        )
+        with course.following_plan(trace, late) as following:
+            states = States(course, [saved])
+            states.drain = lambda: None
+            course.hooks.packer.observer = states
+            course.step()
+            course.hooks.packer.observer = None
+            report = following.end_step()
+        assert report.deviation is None
+        assert states.states[saved][saved] is State.COPYING_OUT
+        assert states.states[last][saved] is State.OUT
+        assert report.stall_seconds > 0
+
+
+def test_release_when_none_is_named_then_the_copy_being_done_is_enough() -> None:
+    course = Course()
+    with course.running():
+        trace = course.record()
+        target = made_by(trace, "addmm")[0]
+        saved = event_of(trace, target, EventKind.SAVE)
+        with course.following_plan(trace, Decision(storage=target, action=Action.SWAP)):
+            states = watch(course, saved)
+    assert states[0] in {State.COPYING_OUT, State.OUT}
+    assert states[2] is State.OUT
+
+
+def test_prefetch_when_it_is_due_then_it_comes_and_not_before() -> None:
+    course = Course()
+    with course.running():
+        trace = course.record()
+        target = made_by(trace, "addmm")[0]
+        saved = event_of(trace, target, EventKind.SAVE)
+        used = event_of(trace, target, EventKind.USE)
+        due = used - 6
+        operator = trace.events[due].operator
+        decision = Decision(
+            storage=target, action=Action.SWAP, release=forward_end(trace), prefetch=operator
+        )
+        with course.following_plan(trace, decision) as following:
+            states = watch(course, saved)
+            report = following.end_step()
+    same = [n for n, event in enumerate(trace.events) if event.operator == operator]
+    assert states[same[-1] - 1 - saved] is State.OUT
+    assert states[same[-1] - saved] is State.COPYING_IN
+    assert states[used - saved] is State.CLEAN
+    assert (report.late_prefetches, report.refused_prefetches) == (0, 0)
+
+
+def test_prefetch_when_none_is_named_then_it_comes_where_it_is_used() -> None:
+    course = Course(backend=Backend.cpu(copy_bytes_per_s=32 * MIB))
+    with course.running():
+        trace = course.record()
+        target = made_by(trace, "addmm")[0]
+        saved = event_of(trace, target, EventKind.SAVE)
+        used = event_of(trace, target, EventKind.USE)
+        end = forward_end(trace)
+        swaps = [replace(each, release=end) for each in swap_all(trace)]
+        with course.following_plan(trace, *swaps) as following:
+            states = watch(course, saved)
+            report = following.end_step()
+    assert states[used - 1 - saved] is State.OUT
+    assert states[used - saved] is State.CLEAN
+    assert report.late_prefetches == len(swaps)
+    assert report.stall_seconds > 0
+
+
+def test_prefetch_when_there_is_no_room_then_it_is_tried_again_at_each_event() -> None:
+    course = Course()
+    device = course.installation.device
+    with course.running():
+        trace = course.record()
+        target = made_by(trace, "addmm")[0]
+        saved = event_of(trace, target, EventKind.SAVE)
+        used = event_of(trace, target, EventKind.USE)
+        decision = Decision(
+            storage=target,
+            action=Action.SWAP,
+            release=forward_end(trace),
+            prefetch=trace.events[used - 8].operator,
+        )
+        asked: list[int] = []
+
+        def has_planned_room(nbytes: int) -> bool:
+            asked.append(nbytes)
+            return len(asked) > 3
+
+        course.swapper.has_planned_room = has_planned_room  # type: ignore[method-assign]
+        with course.following_plan(trace, decision) as following:
+            states = watch(course, saved)
+            report = following.end_step()
+    assert device.budget_bytes == 0
+    assert asked == [trace.storages[target].nbytes] * 4
+    assert states.count(State.COPYING_IN) > 0
+    assert report.refused_prefetches == 3
+
+
+# ---- life ----------------------------------------------------------------------------------------
+
+
+def test_stop_when_a_step_is_under_way_then_what_is_out_comes_back() -> None:
+    course = Course()
+    expected = plain(course, *[Course.step] * 2)
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *swap_all(trace)) as following:
+            loss = course.forward()
+            course.swapper.scheduler.drain()
+        assert course.swapper.mover.follower is None
+        assert course.swapper.mover.out
+        course.backward(loss)
+        del loss
+        course.end()
+        with pytest.raises(SessionError):
+            following.end_step()
+    assert_same(course, expected)
+
+
+def test_following_when_all_is_gone_then_so_is_its_memory() -> None:
+    course = Course()
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *swap_all(trace)) as following:
+            course.step()
+            following.end_step()
+    known = weakref.ref(following)
+    scheduler = weakref.ref(course.swapper.scheduler)
+    del following, course
+    gc.collect()
+    assert known() is None
+    assert scheduler() is None
+
+
+def test_following_when_the_swapper_is_of_no_session_then_refused() -> None:
+    course = Course()
+    with course.running():
+        trace = course.record()
+        course.swapper.events = None
+        with pytest.raises(SessionError):
+            Following(course.swapper, course.model, trace, Plan(decisions=(), budget_bytes=1))

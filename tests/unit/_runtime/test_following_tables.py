@@ -1,0 +1,171 @@
+"""From a plan's operators to a step's events."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+
+from swapkit._native.sched import Tier
+from swapkit._runtime.following_tables import FIRST_SAVE, SAVE, USE, Run, Table, compile_plan
+from swapkit._runtime.tracking import ModuleTracker
+from swapkit.errors import PlanMismatch
+from swapkit.ir import plans
+from swapkit.ir.plans import Action, Decision, Plan
+from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
+
+
+class Linear(torch.nn.Module):
+    """Names a module: "Linear"."""
+
+
+def operator(
+    name: str, *, reads: tuple[int, ...] = (), writes: tuple[int, ...] = (), back: bool = False
+) -> Operator:
+    return Operator(
+        name=name,
+        seconds=1.0,
+        phase=Phase.BACKWARD if back else Phase.FORWARD,
+        module="" if back else "Linear",
+        reads=reads,
+        writes=writes,
+        is_repeatable=not back,
+    )
+
+
+def save(storage: int | None, before: int) -> Event:
+    return Event(kind=EventKind.SAVE, storage=storage, operator=before)
+
+
+def use(storage: int | None, before: int) -> Event:
+    return Event(kind=EventKind.USE, storage=storage, operator=before)
+
+
+# 0: a weight; 1 from 0, unsaved; 2 from 1; 3 from 2.
+TRACE = Trace(
+    operators=(
+        operator("one", reads=(0,), writes=(1,)),
+        operator("two", reads=(1,), writes=(2,)),
+        operator("three", reads=(2,), writes=(3,)),
+        operator("four", reads=(3,)),
+        operator("four back", reads=(3,), back=True),
+        operator("three back", back=True),
+        operator("three more", reads=(2,), back=True),
+        operator("two back", back=True),
+    ),
+    storages=(
+        Storage(nbytes=64, kind=Kind.STATE, death=8),
+        Storage(nbytes=128, birth=0, death=2),
+        Storage(nbytes=256, birth=1, death=7, is_saved=True, module="Linear"),
+        Storage(nbytes=512, birth=2, death=5, is_saved=True, module="Linear", index=1),
+    ),
+    events=(save(None, 0), save(2, 2), save(3, 3), save(2, 3), use(3, 4), use(2, 6), use(None, 7)),
+)
+
+
+MODEL = Linear()  # trackers keep no module alive
+
+
+def compiled(*decisions: Decision, trace: Trace = TRACE) -> Table:
+    tracker = ModuleTracker()
+    tracker.add_model(MODEL)
+    return compile_plan(trace, Plan(decisions=decisions, budget_bytes=1), tracker)
+
+
+def numbers(table: bytes, width: int) -> list[tuple[int, ...]]:
+    values = array("q", table).tolist()
+    return [tuple(values[at : at + width]) for at in range(0, len(values), width)]
+
+
+def test_events_when_a_trace_has_them_then_each_says_what_is_expected() -> None:
+    table = compiled()
+    tag = 1
+    assert numbers(table.events, 4) == [
+        (-1, 0, 0, SAVE),
+        (2, 256, tag, FIRST_SAVE),
+        (3, 512, tag, FIRST_SAVE),
+        (2, 0, 0, SAVE),
+        (3, 0, 0, USE),
+        (2, 0, 0, USE),
+        (-1, 0, 0, USE),
+    ]
+    assert table.event_count == 7
+    assert table.largest_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("release", "prefetch", "dues"),
+    [
+        (None, None, []),
+        # The last event before the operator; but not before what is saved was saved last.
+        (4, None, [(4, 2, 1)]),
+        (3, None, [(3, 2, 1)]),
+        (2, None, [(3, 2, 1)]),
+        (5, None, [(4, 2, 1)]),
+        # The last event right before the operator, or the first one after; but before the use.
+        (None, 4, [(4, 2, 0)]),
+        (None, 3, [(3, 2, 0)]),
+        (None, 5, [(4, 2, 0)]),
+        (4, 4, [(4, 2, 1), (4, 2, 0)]),
+    ],
+)
+def test_dues_when_a_plan_names_operators_then_events_stand_for_them(
+    release: int | None, prefetch: int | None, dues: list[tuple[int, int, int]]
+) -> None:
+    decision = Decision(
+        storage=2,
+        action=Action.SWAP,
+        tier=plans.Tier.DISK,
+        release=release,
+        prefetch=prefetch,
+    )
+    table = compiled(decision)
+    assert numbers(table.dues, 3) == dues
+    assert numbers(table.storages, 3)[2] == (3, Tier.DISK, 1)
+    assert numbers(table.storages, 3)[3] == (2, Tier.ANY, 0)
+    assert table.largest_bytes == 256
+    assert table.curve == ((1, 256), (1, 256))
+
+
+def test_dues_when_several_are_at_one_event_then_what_is_needed_first_comes_first() -> None:
+    table = compiled(
+        Decision(storage=2, action=Action.SWAP, release=4, prefetch=3),
+        Decision(storage=3, action=Action.SWAP, release=4, prefetch=3),
+    )
+    assert numbers(table.dues, 3) == [(3, 3, 0), (3, 2, 0), (4, 3, 1), (4, 2, 1)]
+
+
+def test_repeats_when_an_input_was_not_saved_then_its_operator_runs_again_too() -> None:
+    table = compiled(Decision(storage=2, action=Action.RECOMPUTE))
+    assert table.repeats == {
+        "Linear": {Run(1, "one", 0): (True,), Run(1, "two", 0): (True,)},
+    }
+    assert numbers(table.storages, 3)[2][2] == 2
+    # From a saved one: that is there.
+    table = compiled(Decision(storage=3, action=Action.RECOMPUTE))
+    assert table.repeats == {"Linear": {Run(2, "three", 0): (True,)}}
+
+
+def test_repeats_when_an_operator_is_in_no_module_then_its_result_is_swapped() -> None:
+    operators = tuple(
+        Operator(name=each.name, seconds=1.0, phase=each.phase, writes=each.writes)
+        for each in TRACE.operators
+    )
+    trace = Trace(operators=operators, storages=TRACE.storages, events=TRACE.events)
+    table = compiled(Decision(storage=2, action=Action.RECOMPUTE), trace=trace)
+    assert table.repeats == {}
+    assert numbers(table.storages, 3)[2][2] == 1
+
+
+def test_plan_when_it_is_not_one_for_the_trace_then_refused() -> None:
+    with pytest.raises(PlanMismatch, match="storage 4, which the trace lacks"):
+        compiled(Decision(storage=4, action=Action.SWAP))
+    with pytest.raises(PlanMismatch, match="no events"):
+        compiled(trace=Trace(operators=TRACE.operators, storages=TRACE.storages))
+
+
+def test_decisions_when_a_storage_has_no_events_then_they_are_not_ours() -> None:
+    table = compiled(Decision(storage=1, action=Action.SWAP, release=BEFORE + 1))
+    assert numbers(table.dues, 3) == []
+    assert numbers(table.storages, 3)[1][2] == 0
