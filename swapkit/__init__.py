@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from swapkit.api.contexts import budget
     from swapkit.api.functions import adapt_mem_func_wrapper
     from swapkit.api.operators import op
+    from swapkit.api.planning import plan, simulate
+    from swapkit.api.recording import record
     from swapkit.api.regions import checkpoint
     from swapkit.api.scopes import keep, offload
     from swapkit.api.statistics import memory_stats, memory_summary, reset_peak_memory_stats
@@ -51,7 +53,10 @@ __all__ = [
     "memory_summary",
     "offload",
     "op",
+    "plan",
+    "record",
     "reset_peak_memory_stats",
+    "simulate",
     "uninstall",
 ]
 
@@ -69,7 +74,10 @@ _LAZY = {
     "memory_summary": "swapkit.api.statistics",
     "offload": "swapkit.api.scopes",
     "op": "swapkit.api.operators",
+    "plan": "swapkit.api.planning",
+    "record": "swapkit.api.recording",
     "reset_peak_memory_stats": "swapkit.api.statistics",
+    "simulate": "swapkit.api.planning",
     "uninstall": "swapkit._runtime.allocators",
 }
 

@@ -1,8 +1,14 @@
 """Command line: `python -m swapkit COMMAND`."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swapkit.ir.machines import Machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)
+    _add_machine(commands)
     chosen = parser.parse_args(arguments)
     status: int = chosen.run(chosen)
     return status
@@ -46,6 +53,85 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         return run_demo(asked)
 
     parser.set_defaults(run=run)
+
+
+def _add_machine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare `machine`."""
+    parser = commands.add_parser(
+        "machine",
+        help="measure how fast this machine copies, and print what is known of it",
+        description="Measure how fast a device copies to the host and back while it computes. "
+        "What was measured is remembered; plans are made for it.",
+    )
+    parser.add_argument(
+        "--device", help='"cpu", or such as "cuda:1" (default: a GPU if there is one)'
+    )
+    parser.add_argument(
+        "--budget",
+        default="100%",
+        help='bytes, or a share of the device\'s memory: "10GiB", "80%%" (default: all)',
+    )
+    parser.add_argument("--host-limit", metavar="BYTES", help="most host memory for copies")
+    parser.add_argument("--disk", metavar="FOLDER", help="measure a disk, too")
+    parser.add_argument("--fresh", action="store_true", help="measure even if it is remembered")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write what swapkit.plan(machine=...) reads instead of a text (default: to stdout)",
+    )
+    parser.set_defaults(run=_run_machine)
+
+
+def _run_machine(arguments: argparse.Namespace) -> int:
+    from swapkit.errors import SwapkitError
+    from swapkit.ir.codec import encode_machine, write_machine
+    from swapkit.reporting.machines import format_machine
+
+    try:
+        machine = _find_machine(arguments)
+        if arguments.json not in {None, "-"}:
+            write_machine(arguments.json, machine)
+    except (SwapkitError, OSError) as error:
+        print(f"python -m swapkit machine: {error}", file=sys.stderr)
+        return 2
+    if arguments.json == "-":
+        print(json.dumps(encode_machine(machine), indent=2))
+    elif arguments.json is None:
+        print(format_machine(machine))
+    return 0
+
+
+def _find_machine(arguments: argparse.Namespace) -> "Machine":
+    from swapkit._runtime.allocators import choose_device
+    from swapkit._runtime.measuring import measure_machine
+    from swapkit._runtime.runtime import get_runtime
+    from swapkit.errors import InvalidArgument, Unsupported
+    from swapkit.units import parse_bytes
+
+    try:
+        name = choose_device(arguments.device or "cuda")
+    except Unsupported:
+        if arguments.device is not None:
+            raise
+        name = choose_device("cpu")
+    if arguments.disk is not None and not Path(arguments.disk).is_dir():
+        raise InvalidArgument(f"--disk {arguments.disk!r}: there is no such folder")
+    runtime = get_runtime()
+    device = runtime.device(name)
+    host_bytes = None
+    if arguments.host_limit is not None:
+        whole_bytes = runtime.cpu.backend.memory_info().total_bytes
+        host_bytes = parse_bytes(arguments.host_limit, whole_bytes=whole_bytes, name="--host-limit")
+    whole_bytes = device.backend.memory_info().total_bytes
+    return measure_machine(
+        device,
+        budget_bytes=parse_bytes(arguments.budget, whole_bytes=whole_bytes, name="--budget"),
+        host_bytes=host_bytes,
+        disk=None if arguments.disk is None else Path(arguments.disk),
+        fresh=arguments.fresh,
+    )
 
 
 if __name__ == "__main__":

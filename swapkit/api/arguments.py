@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, fields
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.allocators import choose_device, ensure_installation
@@ -15,7 +16,12 @@ from swapkit.api.scopes import offload
 from swapkit.config import flags
 from swapkit.config.environment import read_environment
 from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, ROLES, Settings
+from swapkit.errors import InvalidArgument
+from swapkit.planning.aims import AimedPolicy
+from swapkit.planning.bisecting import AdaptiveRecompute
+from swapkit.planning.stage_swap import StageSwapPolicy
 from swapkit.registry import Recompute, Row, Source, Swap
+from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +31,8 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.session import Session
     from swapkit.config.settings import Part
-    from swapkit.config.smart_swap import SmartSwapSource
+    from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
+    from swapkit.planning.planner import Policy
 
 _log = logging.getLogger(__name__)
 
@@ -34,23 +41,32 @@ _log = logging.getLogger(__name__)
 class Arguments(Settings):
     """What flags ask for, and how to have it. Made by `from_arguments`."""
 
-    def choose(self, model: torch.nn.Module, *, stage: int = 0) -> torch.nn.Module:
+    def choose(
+        self, model: torch.nn.Module, *, stage: int = 0, chunk: int = 0, chunks: int = 1
+    ) -> torch.nn.Module:
         """Make the choices that the flags name for the layers of a model.
 
         Args:
             model: its layers are the elements of its largest list of modules.
             stage: of the pipeline that this process is, where flags give a number for each stage.
+            chunk: of the stage, if it has several models that take turns (a virtual pipeline).
+            chunks: how many it has. --enable-recompute-layers-per-pp-rank counts their layers
+                together: the first of each chunk, then the second of each, and so on.
 
         Returns:
             The model.
 
         Raises:
-            InvalidArgument: it has no layers.
+            InvalidArgument: it has no layers, or there is no such chunk.
         """
+        if not 0 <= chunk < chunks:
+            raise InvalidArgument(f"chunk={chunk}: expected a number from 0 to {chunks - 1}")
         if not self.document:
             return model
         layers = list(find_layers(model).values())
-        chosen = [(part, list(_find_modules(part, layers, stage))) for part in self.document]
+        first, step = (chunk, chunks) if self.counts_per_stage else (0, 1)
+        numbered = dict(zip(count(first, step), layers))
+        chosen = [(part, list(_find_modules(part, numbered, stage))) for part in self.document]
         for part, found in chosen:
             if part.group > 1:
                 _log.warning("each layer is recomputed by itself, not %d at a time", part.group)
@@ -69,7 +85,7 @@ class Arguments(Settings):
         optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> Session:
-        """Make the choices for the model, and return a session with the limit that flags give.
+        """Make the choices for the model, and return a session that plans as flags ask for.
 
         Args:
             model: as of `swapkit.budget`, as the others.
@@ -82,14 +98,20 @@ class Arguments(Settings):
         Raises:
             SwapkitError: as `swapkit.budget`.
         """
-        where = choose_device(options.get("device"), model)
+        total_bytes = ensure_installation(choose_device(options.get("device"), model)).total_bytes
+        planned_bytes = self.resolve_limit(total_bytes)
+        usual = total_bytes if self.searches_threshold else planned_bytes
+        limit_bytes = parse_bytes(
+            options.pop("limit", usual), whole_bytes=total_bytes, name="limit"
+        )
+        steps = {"profile_steps": self.profile_steps, "search_steps": self.search_steps}
         asked = {
-            "policy": self.policy or "rescue",
+            "policy": self._choose_policy(limit_bytes, min(planned_bytes, limit_bytes)),
             "min_swap_bytes": self.min_swap_bytes,
-            "limit": self.resolve_limit(ensure_installation(where).total_bytes),
+            **{name: number for name, number in steps.items() if number is not None},
             **options,
         }
-        session = budget(asked.pop("limit"), model, optimizer, **asked)
+        session = budget(limit_bytes, model, optimizer, **asked)
         if model is not None:
             self.choose(model)
         if optimizer is not None and self.swap_optimizer:
@@ -97,6 +119,32 @@ class Arguments(Settings):
         if self.is_fixed_limit:
             session.add_hint(self.hint)
         return session
+
+    def _choose_policy(self, limit_bytes: int, planned_bytes: int) -> str | Policy:
+        """Return who plans, in a session with this limit."""
+        if self.searches_threshold:
+            return AdaptiveRecompute(limit_bytes=limit_bytes, most_bytes=planned_bytes)
+        if self.smart_swap is not None:
+            return _choose_swap(self.smart_swap)
+        return self.policy or "rescue"
+
+
+def _choose_swap(config: SmartSwapConfig) -> str | Policy:
+    """Return who plans for SmartSwap: our planner, within what the configuration limits."""
+    reduction_bytes, least_bytes = config.reduction_bytes, config.least_bytes
+    if not (config.has_stages or reduction_bytes or least_bytes):
+        return "swap"
+    stages = StageSwapPolicy(
+        bucket_bytes=config.bucket_bytes,
+        layers_per_stage=config.num_attn_layers_per_stage,
+        least_bytes=config.tensor_size_filter,
+    )
+    return AimedPolicy(
+        policy="swap",
+        reduction_bytes=reduction_bytes,
+        least_bytes=least_bytes,
+        stages=stages if config.has_stages else None,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -133,7 +181,7 @@ def from_arguments(
     """Return what parsed flags and the environment ask for.
 
     `choose(model)` makes the choices that they name; `budget(model, optimizer)` makes them, too,
-    and returns a session.
+    and returns a session that plans as they ask for.
 
     Args:
         args: what a parser gave; flags that it lacks have their defaults.
@@ -157,10 +205,10 @@ def from_arguments(
 
 
 def _find_modules(
-    part: Part, layers: list[torch.nn.Module], stage: int
+    part: Part, layers: dict[int, torch.nn.Module], stage: int
 ) -> Iterator[tuple[torch.nn.Module, Row]]:
-    """Yield the modules that a part means in these layers, each with its choice."""
-    for index, layer in enumerate(layers):
+    """Yield the modules that a part means in these layers, by number, each with its choice."""
+    for index, layer in layers.items():
         if not part.has_layer(index, stage=stage):
             continue
         found = _match(layer, part.pattern)

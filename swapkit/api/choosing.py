@@ -146,7 +146,7 @@ def _rows_of(path: str, part: Part, around: str | None) -> Iterator[tuple[Chosen
             by=row.source.value,
             holds=not reason,
             reason=reason,
-            operators=part.operators.seen[row] if row.operator and part.operators else None,
+            operators=part.count_of(row),
         )
         yield shown, row
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from swapkit._runtime.allocators import choose_device, ensure_installation
-from swapkit._runtime.session import Session, SessionConfig
+from swapkit._runtime.session import RESCUE, Session, SessionConfig
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
-from swapkit.errors import InvalidArgument, Unsupported
+from swapkit.errors import InvalidArgument
+from swapkit.ir.codec import read_planned
 from swapkit.units import parse_bytes
 
-POLICIES = ("rescue",)
-PLANNING_POLICIES = ("auto", "swap", "recompute")
+if TYPE_CHECKING:
+    from swapkit._runtime.installation import Installation
+    from swapkit.planning.planner import Policy
+
+POLICIES = ("auto", "swap", "recompute", RESCUE)
 # On a device whose memory is the host's, a host copy saves nothing: with a disk below it, the host
 # only holds what is on its way, this share of the budget and at least so many bytes.
 STAGING_SHARE = 1 / 8
@@ -27,12 +32,15 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     *,
-    policy: str = "rescue",
+    policy: str | Policy = "auto",
     host_limit: int | float | str | None = None,
     disk: str | os.PathLike[str] | None = None,
     disk_limit: int | float | str | None = None,
     device: str | torch.device | None = None,
     min_swap_bytes: int | str | None = None,
+    profile_steps: int = 2,
+    search_steps: int = 4,
+    plan: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Train inside a memory budget.
 
@@ -41,6 +49,11 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     would not fit, and brought back when backward needs them; results are bit for bit those of
     training without a budget. Installs the pool if that was not done; tensors made before are
     outside the budget, so call `swapkit.install()` before building the model.
+
+    So it is from the first step on. Unless the policy is `"rescue"`, the second step is recorded,
+    plans are made of that, the next steps try them, and the fastest that held is followed: it
+    keeps, swaps or recomputes each saved tensor so that the step is as fast as the budget allows.
+    A later step that is another, by the shapes of its inputs or by what it runs, gets its own.
 
     Budgets nest: the tightest limit holds, and each session keeps its own statistics. The block
     sees what its own thread saves for backward; backward may run on any thread. A forked child,
@@ -51,7 +64,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             control group's limit or of the physical memory).
         model: names its modules in reports and errors.
         optimizer: a step ends at its `step()`; without it call `session.mark_step()`.
-        policy: `"rescue"`: no plan; act when memory fills up.
+        policy: `"auto"`: keep, swap or recompute, whatever is fastest; `"swap"`, `"recompute"`: not
+            the other; `"rescue"`: no plan, act when memory fills up; or an object with a method
+            `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
         host_limit: most host memory for copies: bytes, or a share of the machine's memory. None:
             what there is; on a GPU, for which it is locked, three quarters of that; with `disk` on
             the CPU, whose memory is the host's, an eighth of `limit`.
@@ -62,6 +77,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             one, the current GPU if swapkit is installed on CUDA, else the CPU.
         min_swap_bytes: smaller saved storages are never moved; at least 1024. None: what the
             environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
+        profile_steps: steps before there is a plan; the last of them is recorded.
+        search_steps: plans that are tried, a step each, before one is settled on.
+        plan: file that `session.save_plan` wrote: followed from the first step on.
 
     Returns:
         The session, to be entered once.
@@ -70,7 +88,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         InvalidArgument: an argument is not understood or not possible.
         OverBudget: on entry, if more than `limit` is in use already.
         DiskError: on entry, if no file can be made in `disk`.
-        Unsupported: a policy or device that this version does not have.
+        PlanMismatch: on entry, if `plan` is for another model or a larger budget.
+        InvalidDocument: the file `plan` is malformed.
+        Unsupported: a device that this version does not have.
 
     Example:
         >>> import swapkit, torch
@@ -83,41 +103,72 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         >>> session.stats.steps, session.stats.peak_bytes <= session.stats.budget_bytes
         (1, True)
     """
-    if policy in PLANNING_POLICIES:
-        raise Unsupported(f"policy={policy!r} needs the planner, which this version does not have")
-    if policy not in POLICIES:
-        raise InvalidArgument(f"policy={policy!r}: expected one of {', '.join(POLICIES)}")
+    _check_policy(policy)
+    _check_count("profile_steps", profile_steps)
+    _check_count("search_steps", search_steps)
     _check_kind("model", model, torch.nn.Module)
     _check_kind("optimizer", optimizer, torch.optim.Optimizer)
     where = choose_device(device, model)
     installation = ensure_installation(where)
-    total_bytes = installation.total_bytes
     environment = read_environment()
-    least = environment.min_swap_bytes
-    if min_swap_bytes is not None:
-        least = parse_bytes(min_swap_bytes, name="min_swap_bytes")
-        if least < MIN_SWAP_BYTES:
-            raise InvalidArgument(
-                f"min_swap_bytes={min_swap_bytes!r}: the least possible is {MIN_SWAP_BYTES}"
-            )
-    limit_bytes = parse_bytes(limit, whole_bytes=total_bytes, name="limit")
-    if host_limit is not None:
-        host_bytes = installation.runtime.cpu.backend.memory_info().total_bytes
-        host_limit_bytes = parse_bytes(host_limit, whole_bytes=host_bytes, name="host_limit")
-    elif disk is not None and where.type == "cpu":
-        host_limit_bytes = max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))
-    else:
-        host_limit_bytes = 0
+    limit_bytes = parse_bytes(limit, whole_bytes=installation.total_bytes, name="limit")
     config = SessionConfig(
         device=where,
         limit_bytes=limit_bytes,
-        host_limit_bytes=host_limit_bytes,
-        min_swap_bytes=least,
+        host_limit_bytes=_host_limit(installation, host_limit, disk, limit_bytes),
+        min_swap_bytes=_least_bytes(min_swap_bytes, environment.min_swap_bytes),
         rescue_multiple=environment.swap_size_multiple,
         disk=None if disk is None else Path(disk),
         disk_limit_bytes=_parse_disk_limit(disk, disk_limit),
+        policy=policy,
+        profile_steps=profile_steps,
+        search_steps=search_steps,
+        saved_plan=None if plan is None else read_planned(plan),
     )
     return Session(config, model, optimizer)
+
+
+def _least_bytes(asked: int | str | None, usual: int) -> int:
+    """Return the bytes from which on a saved storage is moved."""
+    if asked is None:
+        return usual
+    least = parse_bytes(asked, name="min_swap_bytes")
+    if least < MIN_SWAP_BYTES:
+        raise InvalidArgument(f"min_swap_bytes={asked!r}: the least possible is {MIN_SWAP_BYTES}")
+    return least
+
+
+def _host_limit(
+    installation: Installation,
+    asked: int | float | str | None,
+    disk: str | os.PathLike[str] | None,
+    limit_bytes: int,
+) -> int:
+    """Return the most bytes of host copies; 0: what the machine has."""
+    if asked is not None:
+        host_bytes = installation.runtime.cpu.backend.memory_info().total_bytes
+        return parse_bytes(asked, whole_bytes=host_bytes, name="host_limit")
+    if disk is not None and installation.device.name.type == "cpu":
+        return max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))
+    return 0
+
+
+def _check_policy(policy: object) -> None:
+    is_one = policy in POLICIES if isinstance(policy, str) else callable(_plan_of(policy))
+    if not is_one:
+        names = ", ".join(POLICIES)
+        raise InvalidArgument(
+            f"policy={policy!r}: expected one of {names}, or an object with plan(trace, machine)"
+        )
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name}={value!r}: expected a whole number of at least 1")
+
+
+def _plan_of(policy: object) -> object:
+    return getattr(policy, "plan", None)
 
 
 def _parse_disk_limit(

@@ -158,15 +158,20 @@ def from_arguments(
     _warn_of_foreign(flags)
     size_mb = flags["adaptive-recompute-device-size"]
     chosen = _read_smart_swap(flags, smart_swap)
-    is_adaptive = _is_adaptive(flags)
     total = train_iters if train_iters is not None else getattr(args, "train_iters", None)
+    profile_steps = None if chosen is None else chosen.warmup_step
+    if _is_adaptive(flags):
+        profile_steps = _read_profile_steps(flags, total)
+    limit_bytes = None if chosen is None else chosen.limit_bytes
+    searches = bool(flags["adaptive-recompute-device-swap"])
     return Settings(
         policy=_choose_policy(flags),
-        limit_bytes=size_mb * MIB if size_mb > 0 else None,
-        is_fixed_limit=size_mb > 0 and not flags["adaptive-recompute-device-swap"],
-        profile_steps=_read_profile_steps(flags, total) if is_adaptive else None,
+        limit_bytes=size_mb * MIB if size_mb > 0 else limit_bytes,
+        is_fixed_limit=size_mb > 0 and not searches,
+        searches_threshold=searches,
+        profile_steps=profile_steps,
+        search_steps=None if chosen is None else chosen.search_steps,
         min_swap_bytes=environment.min_swap_bytes,
-        swap_size_multiple=environment.swap_size_multiple,
         document=(*_list_recomputed(flags), *_list_swapped(flags)),
         counts_per_stage=bool(flags["enable-recompute-layers-per-pp-rank"]),
         swap_optimizer=_swaps_optimizer(flags, chosen),

@@ -56,14 +56,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is asked for. None: nothing in particular."""
+    """What is asked for. None: nothing in particular.
+
+    SWAP_SIZE_MULTIPLE is not among it: no flag has to do with it, and a session asks the
+    environment itself.
+    """
 
     policy: str | None = None  # of `swapkit.budget`: "auto", "swap", "recompute"
     limit_bytes: int | None = None  # None: the device's memory; see `resolve_limit`
     is_fixed_limit: bool = False  # found by hand: if a step does not fit it, another is to be tried
+    searches_threshold: bool = False  # from the limit down; the device's memory is the limit then
     profile_steps: int | None = None
+    search_steps: int | None = None
     min_swap_bytes: int = MIN_SWAP_BYTES
-    swap_size_multiple: int = 1
     document: tuple[Part, ...] = ()
     counts_per_stage: bool = False  # layers are counted in stages; else in their virtual chunks
     swap_optimizer: bool = False

@@ -1,7 +1,7 @@
 """The settings of SmartSwap, `swap_policy_config`, under their original names.
 
-What they mean here is in a few methods of `SmartSwapConfig`; the other fields are read and checked,
-and left to the planner.
+What they mean here is in a few properties of `SmartSwapConfig`. The other fields are read and
+checked and change nothing: what they tune is measured, simulated or searched here.
 
 Source:
     MindSpeed, SmartSwap: `swap_policy_config.py`, the fields and their defaults.
@@ -91,34 +91,43 @@ class SmartSwapConfig:
         """Most bytes that a stage swaps; None: all that it can."""
         return None if self.swap_bucket_size < 0 else self.swap_bucket_size
 
-    def stages(self, num_layers: int) -> int:
-        """Return how many stages a forward has; the last may have fewer layers.
+    @property
+    def search_steps(self) -> int | None:
+        """Steps that try plans; None: nothing was said.
 
-        Args:
-            num_layers: of the model, those with attention.
-
-        Raises:
-            InvalidArgument: there are none.
+        The original makes one plan and tries it, which leaves nothing to choose.
         """
-        if num_layers < 1:
-            raise InvalidArgument(f"num_layers={num_layers}: expected at least 1")
-        return math.ceil(num_layers / self.num_attn_layers_per_stage)
+        steps = self.stable_step - self.warmup_step
+        return steps if steps > 1 else None
 
-    def target_bytes(self, peak_bytes: int, *, rescues: int = 0) -> int:
-        """Return the peak to aim at.
+    @property
+    def has_stages(self) -> bool:
+        """Whether it is said what stages swap, or what a stage is."""
+        is_said = self.bucket_bytes is not None or self.is_changed("num_attn_layers_per_stage")
+        return self.policy_v2 and is_said
 
-        Args:
-            peak_bytes: highest use without any swap; if memory ran out, what was needed.
-            rescues: steps in which memory ran out.
-        """
-        if rescues > 0:
-            spare_bytes = self.redundant_memory + (rescues - 1) * self.adjust_memory
-            return max(peak_bytes - spare_bytes, 0)
-        if self.target_mode:
-            return min(self.target_memory, peak_bytes)
-        return max(peak_bytes - self.reduction_memory, 0)
+    @property
+    def least_bytes(self) -> int | None:
+        """The bytes from which on a tensor is a candidate; None: nothing was said."""
+        return self.tensor_size_filter if self.is_changed("tensor_size_filter") else None
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The memory to come down to; None: none is named."""
+        return self.target_memory if self.target_mode else None
+
+    @property
+    def reduction_bytes(self) -> int:
+        """How much less than without any swap is to be in use. Version 1 always aims at that."""
+        is_aim = not self.policy_v2 or self.is_changed("reduction_memory")
+        return self.reduction_memory if is_aim and not self.target_mode else 0
+
+    def is_changed(self, name: str) -> bool:
+        """Return whether a field has another value than its default."""
+        return bool(getattr(self, name) != _DEFAULTS[name])
 
 
+_DEFAULTS = {field.name: field.default for field in fields(SmartSwapConfig)}
 SIZES = frozenset(
     {
         *("swap_bucket_size", "reduction_memory", "target_memory", "redundant_memory"),

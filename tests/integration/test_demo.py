@@ -20,6 +20,7 @@ def test_demo_when_run_at_half_the_peak_then_the_budget_holds_and_the_numbers_st
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-m", "swapkit", "demo", "--size", "tiny", "--budget", "50%"]
+    command += ["--sweep", "40%", "--sweep-steps", "1"]
     done = subprocess.run(
         [*command, "--json", "-", "--output", str(tmp_path / "out")],
         capture_output=True,
@@ -36,6 +37,7 @@ def test_demo_when_run_at_half_the_peak_then_the_budget_holds_and_the_numbers_st
     assert facts["d50.outcome"] == "OutOfMemoryError"
     assert "budget" in facts["d50.error"]
     check_budgeted(facts, budget_bytes)
+    check_sweep(facts)
     assert facts["b.bit_equal"]
     assert abs(facts["b.allocated_peak_bytes"] / facts["a.peak_bytes"] - 1) < 0.05
     assert (tmp_path / "out/chart.png").read_bytes().startswith(PNG)
@@ -56,3 +58,19 @@ def check_budgeted(facts: dict[str, Any], budget_bytes: int) -> None:
     if sys.platform == "linux":
         assert 0 < facts["e50.witness_peak_bytes"] <= budget_bytes
         assert facts["e50.witness_looks"] > 0
+
+
+def check_sweep(facts: dict[str, Any]) -> None:
+    """Every policy on both links: within the budget, stable in time, and equal."""
+    for link in ("fast", "slow"):
+        point = f"sweep.{link}.40"
+        for policy in ("rescue", "swap", "recompute", "auto"):
+            run = f"{point}.{policy}"
+            if facts[f"{run}.outcome"] != "finished":
+                assert policy == "recompute", "only that may not fit"
+                continue
+            assert facts[f"{run}.bit_equal"]
+            assert facts[f"{run}.stage"] == "stable"
+            assert 0 < facts[f"{run}.peak_bytes"] <= facts[f"{point}.budget_bytes"]
+        assert facts[f"{point}.auto.late_rescues"] == 0
+    assert facts["sweep.slow.40.bytes_per_s"] > facts["sweep.fast.40.bytes_per_s"] == 0

@@ -37,6 +37,8 @@ ROWS: list[tuple[str, str, dict[str, Any] | str, list[str]]] = [
     ("A8", f"{SWAP} {SIZE} 0", {"limit": DEVICE_BYTES, "policy": "recompute"}, []),
     ("A8", f"{SWAP} {SIZE} 1000000000", {"limit": DEVICE_BYTES}, []),
     ("A8", f"{SWAP} {SIZE} 1024", {"limit": GIB, "is_fixed_limit": False}, []),
+    ("A5", f"{SWAP} {SIZE} 1024", {"searches_threshold": True, "search_steps": None}, []),
+    ("A5", f"{SIZE} 1024", {"searches_threshold": False, "profile_steps": 10}, []),
     ("A8", f"{SIZE} 0", {"policy": None}, []),
     ("A9", f"{SIZE} 1024", {"policy": "recompute", "limit": GIB, "is_fixed_limit": True}, []),
     ("A10", SWAP, {"profile_steps": 10}, []),
@@ -79,10 +81,18 @@ ROWS: list[tuple[str, str, dict[str, Any] | str, list[str]]] = [
         {"min_swap_bytes": 1024},
         ["'abc' is not a number of at l"],
     ),
-    ("A15", "SWAP_SIZE_MULTIPLE=3", {"swap_size_multiple": 3}, []),
-    ("A15", "SWAP_SIZE_MULTIPLE=0", {"swap_size_multiple": 1}, ["SWAP_SIZE_MULTIPLE='0' is not a"]),
-    ("A15", "SWAP_SIZE_MULTIPLE=two", {"swap_size_multiple": 1}, ["SWAP_SIZE_MULTIPLE='two' is"]),
+    ("A15", "SWAP_SIZE_MULTIPLE=3", {"policy": None}, []),  # a session reads it itself
+    ("A15", "SWAP_SIZE_MULTIPLE=0", {"policy": None}, ["SWAP_SIZE_MULTIPLE='0' is not a number"]),
+    ("A15", "SWAP_SIZE_MULTIPLE=two", {"policy": None}, ["SWAP_SIZE_MULTIPLE='two' is not a numb"]),
     ("C9", "--smart-swap", {"policy": "swap", "smart_swap": SmartSwapConfig()}, []),
+    ("C9", "--smart-swap", {"limit": DEVICE_BYTES, "profile_steps": 2, "search_steps": None}, []),
+    ("C7", "--smart-swap --smart-swap-config {folder}/target.json", {"limit": GIB}, []),
+    (
+        "C1",
+        "--smart-swap --smart-swap-config {folder}/steps.json",
+        {"profile_steps": 4, "search_steps": 6},
+        [],
+    ),
     ("C9", "--smart-swap --smart-swap-config {folder}/absent.yaml", "it cannot be read", []),
     ("C9", "--smart-swap --smart-swap-config {folder}/bad.json", "SmartSwap has no no_such", []),
     ("C9", "--smart-swap-config {folder}/ok.json", {"smart_swap": None}, ["without --smart-swap"]),
@@ -185,6 +195,8 @@ def test_flags_when_given_then_the_effective_values_and_what_is_said(
 ) -> None:
     (tmp_path / "ok.json").write_text('{"policy_pref": "BETTER_MEMORY_SAVING"}')
     (tmp_path / "bad.json").write_text('{"no_such": 1}')
+    (tmp_path / "target.json").write_text('{"target_mode": true, "target_memory": "1GiB"}')
+    (tmp_path / "steps.json").write_text('{"warmup_step": 4, "stable_step": 10}')
     line = line.format(folder=tmp_path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

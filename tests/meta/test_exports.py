@@ -26,7 +26,10 @@ PUBLIC_NAMES = {
     "memory_summary",
     "offload",
     "op",
+    "plan",
+    "record",
     "reset_peak_memory_stats",
+    "simulate",
     "uninstall",
 }
 MOST_NAMES = 20

@@ -11,7 +11,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.runtime import get_runtime
-from swapkit.errors import InvalidArgument, Unsupported
+from swapkit.errors import InvalidArgument
 from tests.unit.scoped import copied
 
 if TYPE_CHECKING:
@@ -146,27 +146,45 @@ def test_stage_when_flags_count_by_stage_then_its_number_holds() -> None:
     assert len(swapkit.choices(second)) == 3
 
 
+def test_chunks_when_counted_by_stage_then_in_turns_else_each_by_itself() -> None:
+    text = "--recompute-granularity full --recompute-method block --recompute-num-layers 3"
+    for flag, numbers in (("", [3, 3]), ("--enable-recompute-layers-per-pp-rank", [2, 1])):
+        asked = parse(f"{text} {flag}")
+        chunks = [asked.choose(make_model(), chunk=chunk, chunks=2) for chunk in range(2)]
+        assert [len(swapkit.choices(model)) for model in chunks] == numbers
+    with pytest.raises(InvalidArgument, match="chunk=2: expected a number from 0 to 1"):
+        parse("").choose(make_model(), chunk=2, chunks=2)
+
+
 @pytest.mark.promise("A9")
 def test_budget_when_the_size_is_fixed_then_the_message_says_to_try_another() -> None:
-    model = make_model()
-    asked = parse("--adaptive-recompute-device-size 1024")
-    with pytest.raises(Unsupported, match="policy='recompute' needs the planner"):
-        asked.budget(model)
-    session = asked.budget(model, policy="rescue")
+    session = parse("--adaptive-recompute-device-size 1024").budget(make_model())
     assert session.limit_bytes == 1 << 30
     with session:
         assert "start again with another size" in session.hints()[0]
 
 
-def test_budget_when_choices_were_made_before_or_it_is_refused_then_made_once_or_not_at_all() -> (
-    None
-):
+@pytest.mark.promise("A8")
+@pytest.mark.parametrize("size", [-1, 0, 1, 10**9])
+def test_budget_when_the_threshold_is_searched_then_the_limit_is_the_devices(size: int) -> None:
+    asked = parse(f"--adaptive-recompute-device-swap --adaptive-recompute-device-size {size}")
+    whole = parse("").budget(make_model()).limit_bytes
+    assert asked.budget(make_model()).limit_bytes == whole
+    session = asked.budget(make_model(), limit="64MiB")
+    assert session.limit_bytes == 64 << 20
+
+
+def test_budget_when_it_is_refused_then_nothing_is_chosen() -> None:
     model, optimizer = make_model(), torch.optim.SGD(make_model().parameters())
     asked = parse("--adaptive-recompute-device-swap --recompute-norm --swap-optimizer")
-    with pytest.raises(Unsupported):
-        asked.budget(model, optimizer)
+    with pytest.raises(InvalidArgument, match="search_steps=0"):
+        asked.budget(model, optimizer, search_steps=0)
     assert len(swapkit.choices(model)) == 0
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_budget_when_choices_were_made_before_then_they_are_made_once() -> None:
+    model = make_model()
     asked = parse("--recompute-norm")
     asked.choose(model)
     asked.budget(model)

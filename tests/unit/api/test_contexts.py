@@ -49,17 +49,13 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
 
 
 @pytest.mark.usefixtures("installation")
-@pytest.mark.parametrize("policy", ["auto", "swap", "recompute"])
-def test_policy_when_it_needs_a_planner_then_unsupported(policy: str) -> None:
-    with pytest.raises(Unsupported, match=f"policy='{policy}' needs the planner"):
-        swapkit.budget("1GiB", policy=policy)
-
-
-@pytest.mark.usefixtures("installation")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"policy": "magic"}, "policy='magic': expected one of rescue"),
+        ({"policy": "magic"}, "policy='magic': expected one of auto, swap, recompute, rescue"),
+        ({"policy": object()}, "or an object with plan"),
+        ({"profile_steps": 0}, "profile_steps=0: expected a whole number of at least 1"),
+        ({"search_steps": 1.5}, "search_steps=1.5: expected a whole number of at least 1"),
         ({"limit": "plenty"}, "limit='plenty' is not understood"),
         ({"limit": 0}, "limit=0 is less than one byte"),
         ({"host_limit": "110%"}, "host_limit='110%': a share"),

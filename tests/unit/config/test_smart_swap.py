@@ -134,26 +134,34 @@ def test_preference_when_memory_saving_then_optimizer_states_move_too() -> None:
 
 
 @pytest.mark.promise("C10")
-@pytest.mark.parametrize(("layers", "each", "stages"), [(48, 1, 48), (48, 2, 24), (5, 2, 3)])
-def test_stages_when_layers_are_counted_then_layers_by_number(
-    layers: int, each: int, stages: int
-) -> None:
-    assert SmartSwapConfig(num_attn_layers_per_stage=each).stages(layers) == stages
-
-
-def test_stages_when_there_are_no_layers_then_invalid_argument() -> None:
-    with pytest.raises(InvalidArgument, match="num_layers=0"):
-        SmartSwapConfig().stages(0)
+def test_stages_when_something_is_said_of_them_then_they_count() -> None:
+    assert not SmartSwapConfig().has_stages
+    assert SmartSwapConfig(swap_bucket_size=0).has_stages
+    assert SmartSwapConfig(num_attn_layers_per_stage=2).has_stages
+    assert not SmartSwapConfig(swap_bucket_size=0, policy_v2=False).has_stages
 
 
 @pytest.mark.promise("C9")
-def test_target_when_asked_for_then_less_or_down_to_and_below_once_memory_ran_out() -> None:
+def test_aims_when_asked_for_then_less_or_down_to() -> None:
+    assert (SmartSwapConfig().reduction_bytes, SmartSwapConfig().limit_bytes) == (0, None)
+    assert SmartSwapConfig(policy_v2=False).reduction_bytes == 3 * GIB
     by_reduction = SmartSwapConfig(reduction_memory="4GiB")  # type: ignore[arg-type]
-    assert by_reduction.target_bytes(30 * GIB) == 26 * GIB
-    assert by_reduction.target_bytes(3 * GIB) == 0
-    by_target = SmartSwapConfig(target_mode=True, target_memory=20 * GIB)
-    assert by_target.target_bytes(30 * GIB) == 20 * GIB
-    assert by_target.target_bytes(10 * GIB) == 10 * GIB  # nothing to save
-    assert by_target.target_bytes(30 * GIB, rescues=1) == 28 * GIB
-    assert by_target.target_bytes(30 * GIB, rescues=3) == 28 * GIB - 600 * (1 << 20)
-    assert by_target.target_bytes(GIB, rescues=1) == 0
+    assert (by_reduction.reduction_bytes, by_reduction.limit_bytes) == (4 * GIB, None)
+    by_target = SmartSwapConfig(target_mode=True, target_memory=20 * GIB, policy_v2=False)
+    assert (by_target.reduction_bytes, by_target.limit_bytes) == (0, 20 * GIB)
+    assert SmartSwapConfig(target_memory=20 * GIB).limit_bytes is None
+
+
+@pytest.mark.promise("C9")
+def test_sizes_when_not_said_then_swapkits_own() -> None:
+    assert SmartSwapConfig().least_bytes is None
+    assert SmartSwapConfig(tensor_size_filter=4096).least_bytes == 4096
+
+
+@pytest.mark.promise("C1")
+@pytest.mark.parametrize(("warmup", "stable", "steps"), [(2, 3, None), (2, 10, 8), (5, 6, None)])
+def test_search_when_it_leaves_something_to_choose_then_so_many_steps(
+    warmup: int, stable: int, steps: int | None
+) -> None:
+    config = SmartSwapConfig(warmup_step=warmup, stable_step=stable)
+    assert config.search_steps == steps

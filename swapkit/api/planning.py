@@ -1,0 +1,134 @@
+"""`plan`, `simulate`: what a session does with a recorded step, without one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.allocators import KINDS, choose_device
+from swapkit._runtime.measuring import measure_machine
+from swapkit._runtime.runtime import get_runtime
+from swapkit.errors import InvalidArgument
+from swapkit.ir.codec import read_machine, read_trace
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import Trace
+from swapkit.planning.planner import make_plan
+from swapkit.simulation.timeline import simulate as run_simulation
+from swapkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from swapkit.ir.plans import Plan, Schedule
+    from swapkit.planning.planner import Policy
+
+
+def plan(
+    trace: Trace | str | os.PathLike[str],
+    budget: int | float | str | None = None,
+    *,
+    machine: Machine | str | os.PathLike[str] | None = None,
+    policy: str | Policy = "auto",
+    optimizer_states: bool = False,
+) -> Plan:
+    """Decide what is kept, swapped and recomputed in a recorded step, so that it fits a budget.
+
+    Args:
+        trace: of one step, as `swapkit.record` returns it, or the path of a file that holds one.
+        budget: most bytes of the device in use at once, `"10GiB"`, or a share of what the step has
+            in use at most without a plan, `"60%"` or 0.6. None: the machine's.
+        machine: links, host and disk, as `python -m swapkit machine --json` prints them, or the
+            path of such a file. None: this machine, measured once and remembered.
+        policy: `"auto"`, `"swap"`, `"recompute"`, or an object with `plan(trace, machine)`.
+        optimizer_states: whether these may be swapped, too.
+
+    Returns:
+        The plan, with what it is predicted to come to and a bound below which no plan can be.
+
+    Raises:
+        InfeasibleBudget: no plan fits; it names the smallest budget for which there is one.
+        InvalidArgument: an argument is not understood; `InvalidDocument` for a file's content.
+
+    Example:
+        >>> import swapkit, torch
+        >>> from swapkit.ir.machines import Machine
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+        >>> trace = swapkit.record(lambda: model(torch.ones(512, 64)).sum().backward(), model)
+        >>> link = Machine(budget_bytes=1 << 30, out_bytes_per_second=1e9, in_bytes_per_second=1e9)
+        >>> made = swapkit.plan(trace, "80%", machine=link)
+        >>> made.prediction.peak_bytes <= made.budget_bytes
+        True
+    """
+    read = _read_trace(trace)
+    return make_plan(
+        read, _read_machine(machine, read, budget), policy, optimizer_states=optimizer_states
+    )
+
+
+def simulate(
+    trace: Trace | str | os.PathLike[str],
+    plan: Plan,
+    *,
+    machine: Machine | str | os.PathLike[str] | None = None,
+) -> Schedule:
+    """Say when everything happens in a step under a plan, and what it comes to.
+
+    Args:
+        trace: as for `swapkit.plan`.
+        plan: for this trace.
+        machine: as for `swapkit.plan`; its budget is the plan's.
+
+    Returns:
+        The times of operators, transfers and stalls, and in `prediction` their sum.
+
+    Raises:
+        InfeasibleBudget: the step cannot run under the plan.
+        PlanMismatch: the plan is for another trace.
+        InvalidArgument: an argument is not understood; `InvalidDocument` for a file's content.
+    """
+    read = _read_trace(trace)
+    return run_simulation(read, plan, _read_machine(machine, read, plan.budget_bytes))
+
+
+def _read_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
+    if isinstance(trace, Trace):
+        return trace
+    if isinstance(trace, (str, os.PathLike)):
+        return read_trace(trace)
+    raise InvalidArgument(f"trace={trace!r}: expected what swapkit.record returned, or a path")
+
+
+def _read_machine(
+    machine: Machine | str | os.PathLike[str] | None,
+    trace: Trace,
+    budget: int | float | str | None,
+) -> Machine:
+    if isinstance(machine, (str, os.PathLike)):
+        machine = read_machine(machine)
+    elif machine is not None and not isinstance(machine, Machine):
+        raise InvalidArgument(f"machine={machine!r}: expected a swapkit.ir.machines.Machine")
+    if budget is None:
+        if machine is None:
+            raise InvalidArgument("budget=None: give a budget, or a machine that has one")
+        return machine
+    budget_bytes = parse_bytes(budget, whole_bytes=trace.peak_bytes, name="budget")
+    if machine is None:
+        machine = _measure(trace.device, budget_bytes)
+    return replace(machine, budget_bytes=budget_bytes)
+
+
+def _measure(name: str, budget_bytes: int) -> Machine:
+    """Return the machine that this is, with the device that a trace was recorded on.
+
+    Raises:
+        InvalidArgument: there is no such device here.
+    """
+    kind = torch.device(name).type
+    if kind not in KINDS or (kind == "cuda" and not torch.cuda.is_available()):
+        raise InvalidArgument(
+            f"machine=None: the trace is of {name}, which is not here: give machine=, a "
+            "swapkit.ir.machines.Machine with the speed of the link"
+        )
+    device = get_runtime().device(choose_device(kind))
+    return measure_machine(device, budget_bytes=budget_bytes)

@@ -1,0 +1,197 @@
+"""Recording one step: `record`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from swapkit._runtime.allocators import KINDS, choose_device, installed_pool
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.cost_model import hardware_named
+from swapkit._runtime.hooks import Hooks, innermost
+from swapkit._runtime.recorder import Recorder, Setting
+from swapkit._runtime.recorder_meta import standing_for
+from swapkit._runtime.recorder_saving import Watcher
+from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.tracking import ModuleTracker
+from swapkit.config.environment import MIN_SWAP_BYTES
+from swapkit.errors import InvalidArgument, SessionError
+from swapkit.ir.traces import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.cost_model import Hardware
+    from swapkit._runtime.device import DevicePool
+    from swapkit.ir.traces import Trace
+
+META = torch.device("meta")
+
+
+def record(
+    step: Callable[[], object],
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    device: str | torch.device | None = None,
+    hardware: Hardware | str | None = None,
+) -> Trace:
+    """Run one training step and return what it did: its operators, its memory, what it saved.
+
+    The step computes what it computes without being recorded, bit for bit, and a little slower. Let
+    another step run before: the first one allocates what stays.
+
+    A model on the `meta` device, or of fake tensors, is recorded without memory and without
+    computing anything, however large it is; `hardware` then says how long operators take, and
+    attention and dropout are those of its device. Of optimizers on a GPU `foreach=True` is usual,
+    which for meta tensors has to be said.
+
+    Args:
+        step: runs forward, backward and, if it is part of the step, the optimizer.
+        model: names modules; its parameters count from the start.
+        optimizer: its states count from the start.
+        device: where the step computes; None: where the model is, else the CPU. For tensors without
+            memory: what they stand for; None: the hardware's.
+        hardware: what tensors without memory are to run on: `"H100"`, `"H200"`, `"A100"`,
+            `"Ascend 910B"`, or a `Hardware`.
+
+    Returns:
+        The step, for `swapkit.plan`.
+
+    Raises:
+        InvalidArgument: an argument is not understood, `hardware` is missing or not wanted, or the
+            step has no backward: there is nothing to plan.
+        SessionError: a session is active on this thread.
+
+    Example:
+        >>> import swapkit, torch
+        >>> with torch.device("meta"):
+        ...     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+        ...     batch = torch.ones(512, 64)
+        >>> trace = swapkit.record(lambda: model(batch).sum().backward(), model, hardware="H100")
+        >>> [operator.name for operator in trace.operators][:3]
+        ['aten.addmm.default', 'aten.relu.default', 'aten.sum.default']
+    """
+    _check(step, model, optimizer)
+    setting = _setting(model, optimizer, device, hardware)
+    is_meta = setting.device == META
+    recorder = Recorder(setting)
+    with standing_for(setting.stands_for) if is_meta else contextlib.nullcontext():
+        _run(step, recorder)
+    trace = recorder.trace()
+    if all(operator.phase is not Phase.BACKWARD for operator in trace.operators):
+        raise InvalidArgument(
+            "step: no backward was seen in it, so there is nothing to plan: call backward() inside "
+            "of it, on the thread that calls record()"
+        )
+    return trace
+
+
+def _setting(
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    device: str | torch.device | None,
+    hardware: Hardware | str | None,
+) -> Setting:
+    place = _place(device, model)
+    is_modelled = place == META or _is_fake(model)
+    modelled = _hardware(hardware, place, is_modelled=is_modelled)
+    pool = None if is_modelled else _pool(place)
+    tracker = get_runtime().tracker if pool is not None else ModuleTracker()
+    if model is not None:
+        tracker.add_model(model)
+    stands_for = ""
+    if modelled is not None:
+        is_said = device is not None and torch.device(device) != META
+        stands_for = str(device) if is_said else modelled.device
+    return Setting(
+        device=place,
+        tracker=tracker,
+        pool=pool,
+        hardware=modelled,
+        root=model,
+        optimizer=optimizer,
+        stands_for=stands_for,
+    )
+
+
+def _run(step: Callable[[], object], recorder: Recorder) -> None:
+    watcher = Watcher(recorder, MIN_SWAP_BYTES)
+    hooks = Hooks(watcher, Choice(Action.PASS))  # type: ignore[arg-type]
+    recorder.start()
+    try:
+        hooks.enter()
+        try:
+            step()
+        finally:
+            hooks.leave()
+    finally:
+        recorder.stop()
+        watcher.stop()
+
+
+def _check(
+    step: object, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
+) -> None:
+    if not callable(step):
+        raise InvalidArgument(
+            f"step={step!r}: expected a function of no arguments that runs forward and backward"
+        )
+    for name, value, kind in (
+        ("model", model, torch.nn.Module),
+        ("optimizer", optimizer, torch.optim.Optimizer),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidArgument(f"{name}={value!r}: expected a {kind.__module__}.{kind.__name__}")
+    hooks = innermost()
+    if hooks is not None and hooks.choice.action is Action.AUTO:
+        raise SessionError(
+            "record() runs a step without a budget: call it outside of `with swapkit.budget(...)`, "
+            "which records by itself"
+        )
+
+
+def _place(device: str | torch.device | None, model: torch.nn.Module | None) -> torch.device:
+    """Return where the tensors of the step are."""
+    first = None if model is None else next(model.parameters(), None)
+    if first is not None and (first.device == META or isinstance(first, FakeTensor)):
+        return first.device
+    if device is None:
+        return choose_device(None) if first is None else first.device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"device={device!r} is not understood: {error}") from None
+
+
+def _is_fake(model: torch.nn.Module | None) -> bool:
+    return model is not None and any(isinstance(each, FakeTensor) for each in model.parameters())
+
+
+def _hardware(
+    hardware: Hardware | str | None, place: torch.device, *, is_modelled: bool
+) -> Hardware | None:
+    if is_modelled and hardware is None:
+        raise InvalidArgument(
+            "hardware=None: tensors without memory take no time: say what they stand for, such as "
+            "hardware='H100'"
+        )
+    if not is_modelled and hardware is not None:
+        raise InvalidArgument(
+            f"hardware={hardware!r}: what runs on {place} is timed; this is for a model on 'meta' "
+            "or of fake tensors"
+        )
+    return None if hardware is None else hardware_named(hardware)
+
+
+def _pool(place: torch.device) -> DevicePool | None:
+    """Return our pool below torch there, if there is one."""
+    if place.type not in KINDS:
+        return None
+    try:
+        return installed_pool(place)
+    except SessionError:
+        return None

@@ -1,0 +1,261 @@
+"""Texts about a plan: what happens where and why, what it comes to, and what other budgets would.
+
+A class of sites that are treated alike is one line: eighty layers that swap the same storage are
+`model.layers.0-79.mlp.up#0`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.ir.plans import Action
+from swapkit.reporting.machines import format_seconds
+from swapkit.reporting.text import format_table
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from swapkit.ir.plans import Plan
+    from swapkit.planning.reasons import Reason
+    from swapkit.planning.trade_offs import TradeOff
+
+MOST_LINES = 24
+MOST_RANGES = 4  # of numbers in one name
+OUTSIDE = "(outside of the model)"
+_ACTIONS = {Action.SWAP: "swap", Action.RECOMPUTE: "recompute", Action.KEEP: "keep"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteReport:
+    """Storages of one site, or of a class of them, that are treated alike."""
+
+    site: str  # such as "model.layers.0-79.mlp.up#0"
+    action: str  # "keep", "swap", "swap to disk" or "recompute"
+    why: str
+    count: int = 1
+    nbytes: int = 0  # of all of them
+    exposed_seconds: float = 0.0  # that computing waits for them, or makes them again
+
+
+def report_sites(reasons: Iterable[Reason]) -> tuple[SiteReport, ...]:
+    """Return what happens at each site: swapped ones first, kept ones last, by bytes."""
+    reports = [
+        SiteReport(
+            site=f"{reason.module or OUTSIDE}#{reason.index}",
+            action=_name_action(reason),
+            why=reason.why.value,
+            nbytes=reason.nbytes,
+            exposed_seconds=_cost(reason),
+        )
+        for reason in reasons
+    ]
+    order = list(_ACTIONS.values())
+    return tuple(
+        sorted(
+            group_sites(reports),
+            key=lambda each: (order.index(each.action.split(maxsplit=1)[0]), -each.nbytes),
+        )
+    )
+
+
+def _name_action(reason: Reason) -> str:
+    name = _ACTIONS[reason.action]
+    to_disk = reason.action is Action.SWAP and reason.tier.value == "disk"
+    return f"{name} to disk" if to_disk else name
+
+
+def _cost(reason: Reason) -> float:
+    """Return the seconds by which a storage makes the step longer."""
+    if reason.action is Action.RECOMPUTE:
+        return reason.recompute_seconds or 0.0
+    return reason.exposed_seconds
+
+
+def group_sites(reports: Iterable[SiteReport]) -> tuple[SiteReport, ...]:
+    """Join reports whose sites differ in numbers of modules only, and whose fate is the same.
+
+    Example:
+        >>> rows = [
+        ...     SiteReport(site=f"layers.{i}.up#0", action="swap", why="far", nbytes=4)
+        ...     for i in (0, 1, 2, 5)
+        ... ]
+        >>> [(row.site, row.count, row.nbytes) for row in group_sites(rows)]
+        [('layers.0-2,5.up#0', 4, 16)]
+    """
+    classes: defaultdict[tuple[object, ...], list[SiteReport]] = defaultdict(list)
+    for report in reports:
+        parts = report.site.split(".")
+        pattern = tuple("*" if part.isdecimal() else part for part in parts)
+        classes[pattern, report.action, report.why].append(report)
+    return tuple(
+        SiteReport(
+            site=_join_sites([each.site for each in members]),
+            action=members[0].action,
+            why=members[0].why,
+            count=sum(each.count for each in members),
+            nbytes=sum(each.nbytes for each in members),
+            exposed_seconds=sum(each.exposed_seconds for each in members),
+        )
+        for members in classes.values()
+    )
+
+
+def _join_sites(sites: Sequence[str]) -> str:
+    """Return one name for sites that differ in numbers only."""
+    columns = zip(*(site.split(".") for site in sites), strict=True)
+    joined = []
+    for column in columns:
+        different = set(column)
+        if len(different) == 1:
+            joined.append(column[0])
+        else:
+            joined.append(format_ranges(sorted({int(number) for number in different})))
+    return ".".join(joined)
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return rising numbers as ranges; of many ranges the first and the last ones.
+
+    Example:
+        >>> format_ranges([0, 1, 2, 5]), format_ranges(range(0, 40, 2))
+        ('0-2,5', '0,2,4,...,38')
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
+    if len(texts) > MOST_RANGES:
+        texts[MOST_RANGES - 1 : -1] = ["..."]
+    return ",".join(texts)
+
+
+def format_plan(plan: Plan, reasons: Iterable[Reason], *, step_seconds: float | None = None) -> str:
+    """Return what a plan does, site by site, and what it is predicted to come to.
+
+    Args:
+        plan: with its prediction, if there is one.
+        reasons: of `swapkit.planning.reasons.explain_decisions`.
+        step_seconds: that were measured; None: not known.
+    """
+    reports = report_sites(reasons)
+    lines = [
+        f"plan {plan.policy or 'of the user'}, budget {format_bytes(plan.budget_bytes)}",
+        *_format_prediction(plan, step_seconds),
+        "",
+        format_sites(reports),
+        "",
+        *format_totals(reports),
+    ]
+    return "\n".join(lines)
+
+
+def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
+    found = plan.prediction
+    lines = []
+    if found is not None:
+        lines.append(
+            f"predicted: step {format_seconds(found.seconds)}, peak "
+            f"{format_bytes(found.peak_bytes)}, of the step "
+            f"{format_seconds(found.stall_seconds)} waiting for copies and "
+            f"{format_seconds(found.recompute_seconds)} recomputing"
+        )
+        if plan.bound_seconds:
+            gap = found.seconds / plan.bound_seconds - 1
+            lines.append(
+                f"no plan for this budget takes less than {format_seconds(plan.bound_seconds)}: "
+                f"this one takes {gap:.2%} more"
+            )
+    if step_seconds is not None:
+        error = f", {step_seconds / found.seconds - 1:+.1%} beside the prediction" if found else ""
+        lines.append(f"measured: step {format_seconds(step_seconds)}{error}")
+    return lines
+
+
+def format_sites(reports: Sequence[SiteReport], *, most: int = MOST_LINES) -> str:
+    """Return a table of the first reports, and one line for the rest together."""
+    if not reports:
+        return "nothing that a plan could move was saved"
+    rows = [
+        (
+            report.site,
+            report.action,
+            str(report.count),
+            format_bytes(report.nbytes),
+            _format_exposed(report.exposed_seconds),
+            report.why,
+        )
+        for report in reports[:most]
+    ]
+    rest = reports[most:]
+    if rest:
+        rows.append(
+            (
+                f"{len(rest)} other {'class' if len(rest) == 1 else 'classes'}",
+                "",
+                str(sum(each.count for each in rest)),
+                format_bytes(sum(each.nbytes for each in rest)),
+                _format_exposed(sum(each.exposed_seconds for each in rest)),
+                "",
+            )
+        )
+    return format_table(("site", "what", "count", "bytes", "costs", "why"), rows)
+
+
+def _format_exposed(seconds: float) -> str:
+    return "-" if seconds == 0 else format_seconds(seconds)
+
+
+def format_totals(reports: Iterable[SiteReport]) -> list[str]:
+    """Return a line for each kind of action: how much, and what it costs."""
+    totals: dict[str, SiteReport] = {}
+    for report in reports:
+        before = totals.get(
+            report.action, SiteReport(site="", action=report.action, why="", count=0)
+        )
+        totals[report.action] = SiteReport(
+            site="",
+            action=report.action,
+            why="",
+            count=before.count + report.count,
+            nbytes=before.nbytes + report.nbytes,
+            exposed_seconds=before.exposed_seconds + report.exposed_seconds,
+        )
+    return [
+        f"{each.action}: {each.count} storages, {format_bytes(each.nbytes)}"
+        + (f", costs {format_seconds(each.exposed_seconds)}" if each.exposed_seconds else "")
+        for each in totals.values()
+    ]
+
+
+def format_trade_offs(trade_offs: Sequence[TradeOff], *, plan: Plan | None = None) -> str:
+    """Return what other budgets would come to, as a table.
+
+    Args:
+        trade_offs: from the smallest budget to the largest.
+        plan: the one in force: its step is what others are compared to. None: the last row's.
+    """
+    if not trade_offs:
+        return "what another budget would change: not known"
+    found = None if plan is None else plan.prediction
+    reference = trade_offs[-1].seconds if found is None else found.seconds
+    rows = [
+        (
+            format_bytes(each.budget_bytes),
+            format_seconds(each.seconds),
+            f"{each.seconds / reference - 1:+.1%}" if reference else "",
+            format_seconds(each.bound_seconds),
+            format_bytes(each.peak_bytes),
+            format_bytes(each.swapped_bytes),
+            format_seconds(each.recompute_seconds),
+        )
+        for each in trade_offs
+    ]
+    than = "the largest budget" if found is None else "now"
+    heads = ("budget", "step", f"than {than}", "bound", "peak", "swapped", "recomputed")
+    return "what another budget would change (predicted)\n" + format_table(heads, rows)

@@ -1,0 +1,286 @@
+"""Recording real steps: the memory that the pool saw, the bits that training has, large models."""
+
+from __future__ import annotations
+
+import gc
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import swapkit
+from swapkit._runtime.allocators import installed_pool
+from swapkit._runtime.device import CPU
+from swapkit._runtime.recorder import Recorder, Setting
+from swapkit._runtime.runtime import get_runtime
+from swapkit.api import recording
+from swapkit.api.recording import record
+from swapkit.errors import InvalidArgument, SessionError
+from swapkit.ir.checks import check_trace
+from swapkit.ir.traces import Kind, Phase, Trace
+from tests.programs import assert_same_bits
+from tests.support import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROUNDING = 512  # of blocks
+WIDTH = 128
+
+
+class Layer(nn.Module):
+    def __init__(self, *, again: bool = False) -> None:
+        super().__init__()
+        self.again = again
+        self.body = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), nn.Dropout(0.1)
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.again:
+            return x + checkpoint(self.body, x, use_reentrant=False)
+        return x + self.body(x)
+
+
+def training(*, again: bool = False) -> tuple[Callable[[], None], nn.Sequential, torch.optim.AdamW]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Layer(again=again) for _ in range(6)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(256, WIDTH)
+
+    def step() -> None:
+        for _ in range(2):
+            model(x).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, model, optimizer
+
+
+def memory_curve(trace: Trace) -> list[int]:
+    """The bytes in use while each operator runs, without its workspace."""
+    changes = [0] * (len(trace.operators) + 1)
+    for each in trace.storages:
+        changes[max(each.birth, 0)] += each.nbytes
+        changes[each.death] -= each.nbytes
+    curve, now = [], trace.base_bytes
+    for change in changes[:-1]:
+        now += change
+        curve.append(now)
+    return curve
+
+
+def counts(trace: Trace) -> list[int]:
+    """How many storages there are while each operator runs."""
+    return [
+        sum(each.birth <= k < each.death for each in trace.storages)
+        for k in range(len(trace.operators))
+    ]
+
+
+@pytest.fixture(autouse=True)
+def collected() -> None:
+    """Let what other tests left in cycles not lie in the pool."""
+    gc.collect()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+def test_memory_when_a_step_is_recorded_then_it_is_what_the_pool_had_in_use(
+    again: bool, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorders: list[Recorder] = []
+
+    class Kept(Recorder):
+        def __init__(self, setting: Setting) -> None:
+            super().__init__(setting)
+            recorders.append(self)
+
+    monkeypatch.setattr(recording, "Recorder", Kept)
+    with installed():
+        step, model, optimizer = training(again=again)
+        if not is_first:
+            step()
+        trace = record(step, model, optimizer)
+        check_trace(trace)
+        (recorder,) = recorders
+        measured = [recorder.workspaces.after[row.workspace] for row in recorder.rows]
+        errors = [real - said for real, said in zip(measured, memory_curve(trace), strict=True)]
+        assert max(memory_curve(trace)) > 2 << 20
+        # Each region keeps the state of random numbers, which no operator makes.
+        unseen_bytes = 2 * len(model) * 5120 if again else 0
+        for error, count in zip(errors, counts(trace), strict=True):
+            assert -ROUNDING <= error <= (count + 1) * ROUNDING + unseen_bytes
+
+
+def test_workspace_when_an_operator_needs_one_then_it_is_known() -> None:
+    with installed():
+        w = torch.randn(64, 64, requires_grad=True)
+        images = torch.randn(4, 8, 32, 32)
+
+        def step() -> None:
+            (torch.linalg.svdvals(w).sum() + images.sum()).backward()
+
+        trace = record(step)
+        name = "aten._linalg_svd.default"
+        (needing,) = [o for o in trace.operators if o.name == name and o.phase is Phase.FORWARD]
+        assert needing.workspace_bytes >= 64 * 64 * 4
+
+
+def test_base_when_the_pool_holds_more_than_is_seen_then_that_is_counted() -> None:
+    with installed():
+        step, model, optimizer = training()
+        without = record(step, model, optimizer).base_bytes
+        held = torch.ones(1 << 20)
+        assert record(step, model, optimizer).base_bytes >= without + held.nbytes
+
+
+def test_tensors_when_they_are_outside_the_pool_then_they_count_nothing() -> None:
+    outside = torch.randn(WIDTH, WIDTH, requires_grad=True)
+    with installed():
+        trace = record(lambda: (outside @ outside).exp().sum().backward())
+    sizes = [each.nbytes for each in trace.storages if each.kind is Kind.STATE or each.birth == -1]
+    assert sizes == [0]
+
+
+@pytest.mark.promise("A3")
+def test_training_when_it_is_recorded_then_it_has_the_same_bits() -> None:
+    def trained(*, recorded: bool) -> list[torch.Tensor]:
+        step, model, optimizer = training()
+        for _ in range(3):
+            _ = record(step, model, optimizer) if recorded else step()
+        return [each.detach().clone() for each in model.parameters()]
+
+    assert_same_bits(trained(recorded=True), trained(recorded=False))
+
+
+@pytest.mark.parametrize("limit_mib", [64, 4])
+def test_session_when_it_moves_what_is_recorded_then_storages_keep_their_numbers(
+    limit_mib: int,
+) -> None:
+    with installed():
+        step, model, optimizer = training()
+        step()
+        expected = record(step, model, optimizer)
+        limit = f"{limit_mib}MiB"
+        with swapkit.budget(limit, model, optimizer, policy="rescue") as session:
+            step()
+            runtime = get_runtime()
+            recorder = Recorder(
+                Setting(
+                    device=CPU,
+                    tracker=runtime.tracker,
+                    pool=installed_pool("cpu"),
+                    root=model,
+                    optimizer=optimizer,
+                )
+            )
+            assert session._active is not None
+            packer = session._active.hooks.packer
+            packer.observer = recorder.savings
+            recorder.start()
+            try:
+                step()
+            finally:
+                recorder.stop()
+                packer.observer = None
+            swapped_bytes = session.stats.swapped_in_bytes
+    trace = recorder.trace()
+    check_trace(trace)
+    assert (swapped_bytes > 0) == (limit_mib == 4)
+    assert trace.storages == expected.storages
+    assert trace.events == expected.events
+    assert trace.signature == expected.signature
+    assert [(o.name, o.reads, o.writes, o.microbatch) for o in trace.operators] == [
+        (o.name, o.reads, o.writes, o.microbatch) for o in expected.operators
+    ]
+
+
+def test_record_when_a_session_is_active_then_it_is_refused() -> None:
+    with installed(), swapkit.budget("1GiB"), pytest.raises(SessionError, match="outside of"):
+        record(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((3,), "a function of no arguments"),
+        ((lambda: None,), "no backward was seen"),
+        ((lambda: None, 3), "model=3"),
+        ((lambda: None, None, 3), "optimizer=3"),
+    ],
+)
+def test_record_when_an_argument_is_not_understood_then_it_says_which(
+    arguments: Any, words: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        record(*arguments)
+    with pytest.raises(InvalidArgument, match="device='nowhere'"):
+        record(lambda: None, device="nowhere")
+
+
+def test_model_of_transformers_when_it_is_recorded_then_layers_have_their_names() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(_llama(transformers, layers=2, width=64))
+    ids = torch.randint(0, 100, (2, 32))
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+
+    trace = record(step, model)
+    check_trace(trace)
+    assert trace.label == "LlamaForCausalLM"
+    modules = {each.module for each in trace.operators if each.phase is Phase.FORWARD}
+    assert {"model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "lm_head"} <= modules
+    saved = {each.module for each in trace.storages if each.is_saved}
+    assert {"model.layers.0.mlp.act_fn", "model.layers.1.mlp.act_fn"} <= saved
+
+
+@pytest.mark.parametrize("length", [4096, 16384, 131072])
+def test_llama_when_it_is_on_meta_then_no_storage_grows_with_the_square_of_the_length(
+    length: int,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    # Transformers makes a mask for `sdpa` where it cannot look whether it needs one.
+    transformers.AttentionInterface.register("causal", sdpa_attention_forward)
+    layers, width = 2, 512
+    with torch.device("meta"):
+        config = _llama(transformers, layers=layers, width=width, attention="causal")
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+        ids = torch.zeros(1, length, dtype=torch.long)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trace = record(step, model, optimizer, hardware="H100")
+    check_trace(trace)
+    names = [each.name for each in trace.operators]
+    assert names.count("aten._scaled_dot_product_flash_attention.default") == layers
+    assert names.count("aten._scaled_dot_product_flash_attention_backward.default") == layers
+    assert max(each.nbytes for each in trace.storages) <= length * width * 16
+    attention_flops = 2 * length**2 * width
+    forward = next(o for o in trace.operators if "flash_attention.default" in o.name)
+    assert forward.seconds >= attention_flops / 540e12
+    assert math.isclose(forward.seconds, attention_flops / 540e12, rel_tol=0.5) or length < 16384
+
+
+def _llama(transformers: Any, *, layers: int, width: int, attention: str = "sdpa") -> Any:
+    return transformers.LlamaConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        attn_implementation=attention,
+    )

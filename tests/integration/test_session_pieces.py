@@ -1,0 +1,78 @@
+"""Pieces of one storage that are changed one by one, as recurrent cells do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from swapkit.ir.plans import Action, Decision, Plan
+from swapkit.ir.traces import BEFORE
+from swapkit.simulation.validation.gaps import find_gaps, find_touches
+from tests.sessions import make_training, train_both
+from tests.support import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import Trace
+    from tests.sessions import Training
+
+WIDTH = 64
+
+
+class Cell(nn.Module):
+    """Changes the second piece of a storage after the first was saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, value = self.linear(x).unsafe_chunk(2, 1)
+        result: torch.Tensor = gate.sigmoid_() * value.tanh_()
+        return result
+
+
+@pytest.fixture(autouse=True)
+def _pool() -> Iterator[None]:
+    with installed():
+        yield
+
+
+def make_cells() -> Training:
+    return make_training(lambda: nn.Sequential(*[Cell() for _ in range(6)]))
+
+
+class SwapAll:
+    """Swaps whatever may be swapped."""
+
+    def plan(self, trace: Trace, machine: Machine) -> Plan:
+        decisions = tuple(
+            Decision(storage=number, action=Action.SWAP)
+            for number in sorted(find_gaps(trace, find_touches(trace)))
+            if trace.storages[number].birth != BEFORE
+        )
+        return Plan(decisions=decisions, budget_bytes=machine.budget_bytes)
+
+
+@pytest.mark.parametrize("policy", ["auto", "swap", SwapAll()], ids=["auto", "swap", "own"])
+def test_pieces_when_changed_after_another_was_saved_then_same_bits(policy: str | SwapAll) -> None:
+    log = train_both(make_cells, 0.8, 10, policy=policy)
+    assert log.session.plan is not None or log.stages[-1] == "stable"
+
+
+def test_recurrent_model_when_planned_then_same_bits() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.LSTM(WIDTH, WIDTH, num_layers=2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.cells(x.unflatten(0, (16, -1)))[0]
+            return result.flatten(0, 1)
+
+    train_both(lambda: make_training(Recurrent), 0.7, 10)

@@ -1,0 +1,87 @@
+"""`python -m swapkit machine` prints what is known of this machine, and refuses with a reason."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from swapkit import __main__ as command_line
+from swapkit._runtime import measuring
+from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.speeds import Speeds
+from swapkit.ir.codec import decode_machine, read_machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEEDS = Speeds(
+    out_bytes_per_second=3e9,
+    in_bytes_per_second=4e9,
+    out_latency_seconds=1e-5,
+    in_latency_seconds=2e-5,
+    duplex=1.5,
+    interference=0.1,
+)
+OPTIONS = ("--device", "cpu", "--budget", "1GiB")
+
+
+@pytest.fixture(autouse=True)
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let measuring take no time; the list grows with each."""
+    calls: list[int] = []
+
+    def measure(*_: object, **__: object) -> Speeds:
+        calls.append(1)
+        return SPEEDS
+
+    get_runtime()  # compiled in the usual cache
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measuring, "measure_speeds", measure)
+    return calls
+
+
+def test_machine_when_asked_for_then_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["machine", *OPTIONS, "--host-limit", "2GiB"]) == 0
+    said = capsys.readouterr().out
+    assert "3.00 GB/s, 10.0 us a copy beside it" in said
+    assert "1.00 GiB" in said
+    assert "2.00 GiB" in said
+
+
+def test_machine_when_asked_for_as_json_then_what_plans_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command_line.main(["machine", *OPTIONS, "--json"]) == 0
+    machine = decode_machine(json.loads(capsys.readouterr().out))
+    assert (machine.budget_bytes, machine.in_bytes_per_second) == (1 << 30, 4e9)
+    file = tmp_path / "machine.json"
+    assert command_line.main(["machine", *OPTIONS, "--json", str(file)]) == 0
+    assert read_machine(file) == machine
+    assert capsys.readouterr().out == ""
+
+
+def test_machine_when_asked_twice_then_measured_once_unless_fresh(measured: list[int]) -> None:
+    for options in ([], [], ["--fresh"]):
+        assert command_line.main(["machine", *OPTIONS, *options]) == 0
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--device", "abacus"], "abacus"),
+        (["--budget", "much"], "--budget='much'"),
+        (["--disk", "no/such/folder"], "there is no such folder"),
+        (["--host-limit", "0"], "--host-limit"),
+        (["--json", "no/such/folder/file.json"], "no/such/folder"),
+    ],
+)
+def test_machine_when_something_makes_no_sense_then_status_2_and_the_reason(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["machine", *OPTIONS, *options]) == 2
+    said = capsys.readouterr()
+    assert reason in said.err
+    assert said.out == ""
