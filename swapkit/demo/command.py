@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swapkit.demo.children import RunFailedError
+from swapkit.demo.export import as_record
 from swapkit.demo.options import DemoOptions, OptionError
 from swapkit.demo.race import race, unit_count
-from swapkit.demo.record import as_record
 from swapkit.demo.results import RunResult, problems
+from swapkit.demo.sweep import Point, sweep
+from swapkit.demo.sweep import unit_count as sweep_unit_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +43,7 @@ def run_demo(options: DemoOptions) -> int:
     console = _console(options)
     start = time.monotonic()
     try:
-        results = _race_with_bar(console, options)
+        results, points = _run_with_bar(console, options)
     except OptionError as error:
         console.print(f"python -m swapkit demo: {error}", style="red", markup=False)
         return EXIT_USAGE
@@ -51,7 +53,7 @@ def run_demo(options: DemoOptions) -> int:
     except KeyboardInterrupt:
         console.print("Interrupted; all runs were ended.", style="red")
         return EXIT_INTERRUPTED
-    return _tell(console, results, options, seconds=time.monotonic() - start)
+    return _tell(console, results, points, options, seconds=time.monotonic() - start)
 
 
 def _console(options: DemoOptions) -> "Console":
@@ -64,34 +66,47 @@ def _console(options: DemoOptions) -> "Console":
     return console
 
 
-def _race_with_bar(console: "Console", options: DemoOptions) -> tuple[RunResult, ...]:
+def _run_with_bar(
+    console: "Console", options: DemoOptions
+) -> tuple[tuple[RunResult, ...], tuple[Point, ...]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("starting", total=unit_count(options))
+        total = unit_count(options) + sweep_unit_count(options)
+        task = bar.add_task("starting", total=total)
 
         def progress(what: str, units: int) -> None:
             bar.update(task, description=what, advance=units)
 
         results = race(options, progress)
-        bar.update(task, description="done", completed=unit_count(options))
-    return results
+        points = sweep(options, progress)
+        bar.update(task, description="done", completed=total)
+    return results, points
 
 
 def _tell(
-    console: "Console", results: tuple[RunResult, ...], options: DemoOptions, *, seconds: float
+    console: "Console",
+    results: tuple[RunResult, ...],
+    points: tuple[Point, ...],
+    options: DemoOptions,
+    *,
+    seconds: float,
 ) -> int:
-    """Print the table, draw the chart, write the JSON."""
+    """Print the tables, draw the chart, write the JSON."""
     from swapkit.demo.chart import draw_chart
-    from swapkit.demo.table import show
+    from swapkit.demo.sweep_table import point_problems, show_sweep
+    from swapkit.demo.table import show, show_verdict
 
-    found = problems(results)
-    show(console, results, found, steps=options.steps)
+    found = (*problems(results), *(each for point in points for each in point_problems(point)))
+    show(console, results, steps=options.steps)
+    show_sweep(console, points)
+    show_verdict(console, found)
     options.output.mkdir(parents=True, exist_ok=True)
     chart, result_file = options.output / "chart.png", options.output / "result.json"
     draw_chart(results, chart)
-    text = json.dumps(as_record(results, options, seconds=seconds), indent=1)
+    record = as_record(results, points, found, options, seconds=seconds)
+    text = json.dumps(record, indent=1)
     result_file.write_text(text, encoding="utf-8")
     if options.json == "-":
         sys.stdout.write(text + "\n")

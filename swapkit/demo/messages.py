@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from swapkit.demo.sizes import UNTIMED_STEPS
+
 Series = tuple[tuple[float, int], ...]
 """Device bytes in use over one step: (seconds since the step began, bytes)."""
 
@@ -31,7 +33,13 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """Everything that a run needs to know when it starts."""
+    """Everything that a run needs to know when it starts.
+
+    Args:
+        policy: of the session, if there is one.
+        bytes_per_s: of the link to the host, in each direction; 0: as fast as memory.
+        untimed: steps at the beginning that are not timed.
+    """
 
     label: str
     kind: RunKind
@@ -40,6 +48,9 @@ class RunSpec:
     seed: int
     threads: int
     parent_pid: int
+    policy: str = "rescue"
+    bytes_per_s: float = 0.0
+    untimed: int = UNTIMED_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,7 @@ class Warmed:
         series: device bytes of the last untimed step.
         step_seconds: how long each step took.
         peak_bytes: most tensor bytes alive at once; 0 where the pool counts them.
+        pool_peak_bytes: most bytes of the pool in use at once; 0 without one.
         state_bytes: parameters, gradients and optimizer states.
     """
 
@@ -72,6 +84,7 @@ class Warmed:
     series: Series
     step_seconds: tuple[float, ...]
     peak_bytes: int
+    pool_peak_bytes: int
     state_bytes: int
 
 
@@ -111,6 +124,10 @@ class Finished:
         swapped_in_bytes: copied back.
         host_peak_bytes: most bytes of host copies at once.
         stall_seconds: that the training waited for copies.
+        stage: of the session.
+        late_rescues: rescues in timed steps.
+        predicted_share: what the plan was to take, by what the step took without a limit.
+        bound_share: what no plan could beat, likewise.
         torch_version: of the torch that was used.
     """
 
@@ -122,6 +139,10 @@ class Finished:
     swapped_in_bytes: int = 0
     host_peak_bytes: int = 0
     stall_seconds: float = 0.0
+    stage: str = ""
+    late_rescues: int = 0
+    predicted_share: float | None = None
+    bound_share: float | None = None
     torch_version: str = ""
 
 

@@ -11,6 +11,8 @@ from swapkit.errors import InvalidArgument
 from swapkit.units import format_bytes, parse_bytes
 
 DEFAULT_BUDGETS = ("60%", "45%")
+DEFAULT_SHARES = "80%,60%,45%,30%,20%"
+SWEEP_STEPS = 5
 _ANY_WHOLE_BYTES = 1 << 40
 
 
@@ -66,6 +68,36 @@ class DemoOptions:
     json: str | None
     seed: int
     threads: int
+    shares: tuple[float, ...]
+    sweep_steps: int
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Read the budgets of the sweep.
+
+    Args:
+        text: "80%,45%", or "none".
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if text.strip() == "none":
+        return ()
+    shares = []
+    for part in text.split(","):
+        number = part.strip().removesuffix("%")
+        try:
+            share = float(number) / 100
+        except ValueError:
+            share = 0.0
+        if not part.strip().endswith("%") or not 0 < share < 1:
+            msg = (
+                f"--sweep {text!r}: possible are shares of the activations with commas between "
+                'them, each above 0% and below 100%, as in "80%,45%", and "none"'
+            )
+            raise OptionError(msg)
+        shares.append(share)
+    return tuple(dict.fromkeys(shares))
 
 
 def parse_budget(text: str) -> Budget:
@@ -133,6 +165,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, help="timed steps of every run")
     parser.add_argument(
+        "--sweep",
+        default=DEFAULT_SHARES,
+        metavar="SHARES",
+        help="budgets at which all policies are compared: shares of the activations, or none "
+        f"(default: {DEFAULT_SHARES.replace('%', '%%')})",
+    )
+    parser.add_argument(
+        "--sweep-steps",
+        type=int,
+        default=SWEEP_STEPS,
+        help=f"timed steps of every run of the sweep (default: {SWEEP_STEPS})",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         default=Path("swapkit-demo"),
@@ -161,6 +206,9 @@ def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
     if steps < 1:
         msg = f"--steps {steps}: at least 1 timed step is needed"
         raise OptionError(msg)
+    if arguments.sweep_steps < 1:
+        msg = f"--sweep-steps {arguments.sweep_steps}: at least 1 timed step is needed"
+        raise OptionError(msg)
     threads = processors() if arguments.threads is None else arguments.threads
     if not 1 <= threads <= processors():
         msg = f"--threads {threads}: possible are 1 to {processors()}, the processors there are"
@@ -176,4 +224,6 @@ def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
         json=arguments.json,
         seed=arguments.seed,
         threads=threads,
+        shares=parse_shares(arguments.sweep),
+        sweep_steps=arguments.sweep_steps,
     )

@@ -32,6 +32,11 @@ class PlainAllocator:
         self.stop_watching()
         return self._live.peak_bytes
 
+    @property
+    def pool_peak_bytes(self) -> int:
+        """0: there is no pool."""
+        return 0
+
     def session(
         self,
         model: nn.Module,  # noqa: ARG002 - nothing manages this run's memory

@@ -14,6 +14,7 @@ from swapkit._native.pool import Ring
 from swapkit._runtime.allocators import require_installation
 from swapkit.demo.curve import thin_out
 from swapkit.demo.messages import Finished, SegmentRanges, Series
+from swapkit.testing import slow_link
 
 if TYPE_CHECKING:
     from swapkit._runtime.session import Session
@@ -36,6 +37,8 @@ class PoolAllocator:
         *,
         cap_bytes: int | None,
         budget_bytes: int | None,
+        policy: str,
+        bytes_per_s: float,
     ) -> None:
         """Put the pool below every tensor made from now on.
 
@@ -43,11 +46,16 @@ class PoolAllocator:
             tell: called with the segments' ranges, on another thread too.
             cap_bytes: limit of the pool itself, None for none.
             budget_bytes: limit of the session, None for no session.
+            policy: of the session.
+            bytes_per_s: of the link to the host; 0: as fast as memory.
         """
         swapkit.install(limit=cap_bytes)
         self._pool = require_installation().pool
         self._tell = tell
         self._budget_bytes = budget_bytes
+        self._policy = policy
+        self._bytes_per_s = bytes_per_s
+        self._early_rescues = 0
         self._session: Session | None = None
         self._ring: Ring | None = None
         self._start_ns = 0
@@ -62,6 +70,11 @@ class PoolAllocator:
         """0: the pool's statistics have it, see `finished`."""
         return 0
 
+    @property
+    def pool_peak_bytes(self) -> int:
+        """Most bytes in use at once so far."""
+        return swapkit.memory_stats()["allocated_bytes.all.peak"]
+
     def session(self, model: nn.Module, optimizer: Optimizer) -> AbstractContextManager[object]:
         """Train within the budget, if there is one.
 
@@ -69,10 +82,14 @@ class PoolAllocator:
             model: to train.
             optimizer: of the model's parameters.
         """
-        if self._budget_bytes is None:
-            return nullcontext()
-        self._session = swapkit.budget(self._budget_bytes, model, optimizer, policy="rescue")
-        return self._session
+        return nullcontext() if self._budget_bytes is None else self._begin(model, optimizer)
+
+    @contextmanager
+    def _begin(self, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+        assert self._budget_bytes is not None
+        made = swapkit.budget(self._budget_bytes, model, optimizer, policy=self._policy)
+        with slow_link(bytes_per_s=self._bytes_per_s), made as self._session:
+            yield
 
     @contextmanager
     def watched_step(self) -> Iterator[None]:
@@ -98,6 +115,8 @@ class PoolAllocator:
         """Detach the ring; may be called again."""
         if self._ring is not None:
             self._pool.detach()
+        if self._session is not None:
+            self._early_rescues = self._session.stats.oom_rescues
 
     def finished(self, *, digest: str) -> Finished:
         """Sum the run up.
@@ -114,7 +133,8 @@ class PoolAllocator:
                 reserved_peak_bytes=reserved_peak_bytes,
                 allocated_peak_bytes=allocated_peak_bytes,
             )
-        stats = self._session.stats
+        stats, trace = self._session.stats, self._session.trace
+        plain_seconds = 0.0 if trace is None else trace.seconds
         return Finished(
             digest=digest,
             reserved_peak_bytes=reserved_peak_bytes,
@@ -124,6 +144,10 @@ class PoolAllocator:
             swapped_in_bytes=stats.swapped_in_bytes,
             host_peak_bytes=stats.host_peak_bytes,
             stall_seconds=stats.stall_seconds,
+            stage=self._session.stage,
+            late_rescues=stats.oom_rescues - self._early_rescues,
+            predicted_share=_share(stats.predicted_step_seconds, plain_seconds),
+            bound_share=_share(stats.bound_step_seconds, plain_seconds),
         )
 
     def close(self) -> None:
@@ -141,3 +165,7 @@ class PoolAllocator:
         if ranges != self._told:
             self._told = ranges
             self._tell(SegmentRanges(ranges=ranges))
+
+
+def _share(seconds: float | None, whole_seconds: float) -> float | None:
+    return seconds / whole_seconds if seconds is not None and whole_seconds > 0 else None

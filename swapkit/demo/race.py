@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from swapkit.demo.children import Child, RunFailedError
 from swapkit.demo.messages import (
@@ -84,6 +85,7 @@ class Entrant:
             losses=tuple(self.losses),
             seconds=tuple(self.seconds),
             peak_bytes=counted_bytes or finished.reserved_peak_bytes,
+            state_bytes=warmed.state_bytes if warmed else 0,
             finished=finished,
             out_of_memory=failure,
             series=warmed.series if warmed else failure.series if failure else (),
@@ -125,7 +127,7 @@ def race(options: DemoOptions, progress: Progress) -> tuple[RunResult, ...]:
         OptionError: a budget is not between what is possible and what is needed.
         RunFailedError: a run crashed.
     """
-    with _entrants(options) as enter:
+    with enter_runs(options, size=options.size) as enter:
         reference = enter("a", RunKind.PLAIN, None)
         _warm(reference, progress)
         if reference.warmed is None:
@@ -147,7 +149,7 @@ def race(options: DemoOptions, progress: Progress) -> tuple[RunResult, ...]:
             _warm(entrants[-1], progress)
             if kind == RunKind.CAPPED:
                 entrants[-1].finish()
-        _take_turns(entrants, options.steps, progress)
+        take_turns(entrants, options.steps, progress)
         for entrant in entrants:
             if entrant.finished is None:
                 entrant.finish()
@@ -163,20 +165,43 @@ def _others(budgets: Sequence[tuple[str, int]]) -> Iterator[tuple[str, RunKind, 
         yield f"e{label}", RunKind.BUDGETED, budget_bytes
 
 
+class Enter(Protocol):
+    """Starts a run."""
+
+    def __call__(
+        self, label: str, kind: RunKind, budget_bytes: int | None, policy: str = "rescue"
+    ) -> Entrant:
+        """Start the process of a run, which waits for its first command."""
+
+
 @contextmanager
-def _entrants(options: DemoOptions) -> Iterator[Callable[[str, RunKind, int | None], Entrant]]:
-    """A function that starts runs; whatever happens, none outlives this context."""
+def enter_runs(
+    options: DemoOptions, *, size: str, untimed: int = UNTIMED_STEPS, bytes_per_s: float = 0.0
+) -> Iterator[Enter]:
+    """A function that starts runs; whatever happens, none outlives this context.
+
+    Args:
+        options: of the demo.
+        size: of the model.
+        untimed: steps at the beginning that are not timed.
+        bytes_per_s: of the link to the host; 0: as fast as memory.
+    """
     with ExitStack() as stack:
 
-        def enter(label: str, kind: RunKind, budget_bytes: int | None) -> Entrant:
+        def enter(
+            label: str, kind: RunKind, budget_bytes: int | None, policy: str = "rescue"
+        ) -> Entrant:
             spec = RunSpec(
                 label=label,
                 kind=kind,
                 budget_bytes=budget_bytes,
-                size=options.size,
+                size=size,
                 seed=options.seed,
                 threads=options.threads,
                 parent_pid=os.getpid(),
+                policy=policy,
+                bytes_per_s=bytes_per_s,
+                untimed=untimed,
             )
             child = Child(spec)
             stack.callback(child.kill)
@@ -191,8 +216,14 @@ def _warm(entrant: Entrant, progress: Progress) -> None:
     progress(f"{entrant.child.spec.label}: first steps", WARM_UNITS)
 
 
-def _take_turns(entrants: Sequence[Entrant], steps: int, progress: Progress) -> None:
-    """Train the timed steps: every round one of each, every other round in reverse."""
+def take_turns(entrants: Sequence[Entrant], steps: int, progress: Progress) -> None:
+    """Train the timed steps: every round one of each, every other round in reverse.
+
+    Args:
+        entrants: that were warmed; those that are finished or out of memory do nothing.
+        steps: of each.
+        progress: told how it goes.
+    """
     for index in range(steps):
         for entrant in entrants if index % 2 == 0 else reversed(entrants):
             if entrant.finished is None and entrant.out_of_memory is None:

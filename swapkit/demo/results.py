@@ -17,6 +17,7 @@ class RunResult:
         losses: of all its steps, as `float.hex` writes them.
         seconds: of its timed steps.
         peak_bytes: tensor bytes on torch's own allocator, else bytes reserved by the pool.
+        state_bytes: parameters, gradients and optimizer states; 0 if memory ran out before.
         finished: what it summed up; None if it ran out of memory.
         out_of_memory: how it ran out of memory; None if it did not.
         series: device bytes over its last untimed step, or over the step that failed.
@@ -30,6 +31,7 @@ class RunResult:
     losses: tuple[str, ...]
     seconds: tuple[float, ...]
     peak_bytes: int
+    state_bytes: int
     finished: Finished
     out_of_memory: OutOfMemory | None
     series: Series

@@ -32,5 +32,6 @@ class ModelSize:
 SIZES = {
     "tiny": ModelSize(dim=128, layers=4, heads=4, hidden=352, tokens=256, batch=6, steps=3),
     "small": ModelSize(dim=256, layers=8, heads=4, hidden=704, tokens=512, batch=8, steps=7),
+    "sweep": ModelSize(dim=192, layers=8, heads=4, hidden=512, tokens=256, batch=6, steps=3),
     "medium": ModelSize(dim=512, layers=12, heads=8, hidden=1408, tokens=512, batch=8, steps=5),
 }

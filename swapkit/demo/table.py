@@ -105,15 +105,12 @@ def footnotes(results: Sequence[RunResult], *, steps: int) -> tuple[str, ...]:
     )
 
 
-def show(
-    console: Console, results: Sequence[RunResult], found: Sequence[str], *, steps: int
-) -> None:
-    """Print the failures' texts, the table, its footnotes and the verdict.
+def show(console: Console, results: Sequence[RunResult], *, steps: int) -> None:
+    """Print the failures' texts, the table and its footnotes.
 
     Args:
         console: where to.
         results: of all runs, the one on torch's own allocator first.
-        found: what is not as it should be.
         steps: timed steps of every run.
     """
     for result in results:
@@ -125,6 +122,15 @@ def show(
     for note in footnotes(results, steps=steps):
         console.print(note, style="dim", markup=False, highlight=False)
     console.print()
+
+
+def show_verdict(console: Console, found: Sequence[str]) -> None:
+    """Print whether all is as it should be.
+
+    Args:
+        console: where to.
+        found: what is not.
+    """
     for problem in found:
         console.print(f"BROKEN: {problem}", style="bold red", markup=False, highlight=False)
     if not found:

@@ -32,7 +32,7 @@ from swapkit.demo.messages import (
 )
 from swapkit.demo.model import LanguageModel, next_byte_loss
 from swapkit.demo.plain_allocator import PlainAllocator
-from swapkit.demo.sizes import SIZES, UNTIMED_STEPS, ModelSize
+from swapkit.demo.sizes import SIZES, ModelSize
 from swapkit.demo.text import batch_windows, standard_library_text
 
 _LEARNING_RATE = 1e-3
@@ -45,6 +45,10 @@ class Allocator(Protocol):
     @property
     def peak_bytes(self) -> int:
         """Most tensor bytes alive at once, 0 if the pool counts them."""
+
+    @property
+    def pool_peak_bytes(self) -> int:
+        """Most bytes of the pool in use at once, 0 if there is none."""
 
     def session(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
@@ -175,7 +179,7 @@ class Run:
         )
         self._stack.enter_context(allocator.session(training.model, training.optimizer))
         losses, seconds = [], []
-        for _ in range(UNTIMED_STEPS):
+        for _ in range(self._spec.untimed):
             start = time.perf_counter()
             with allocator.watched_step():
                 losses.append(training.step())
@@ -186,6 +190,7 @@ class Run:
             series=allocator.series(),
             step_seconds=tuple(seconds),
             peak_bytes=allocator.peak_bytes,
+            pool_peak_bytes=allocator.pool_peak_bytes,
             state_bytes=training.state_bytes(),
         )
 
@@ -200,6 +205,8 @@ class Run:
             self._channel.send,
             cap_bytes=budget_bytes if kind == RunKind.CAPPED else None,
             budget_bytes=budget_bytes if kind == RunKind.BUDGETED else None,
+            policy=self._spec.policy,
+            bytes_per_s=self._spec.bytes_per_s,
         )
 
     def _step(self) -> Stepped:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from swapkit import __main__ as command_line
-from swapkit.demo.table import show
+from swapkit.demo.table import show, show_verdict
 from tests.unit.demo.test_results import BUDGETED, CAPPED, PLAIN, POOL
 
 
@@ -34,7 +34,8 @@ def test_demo_when_an_option_makes_no_sense_then_status_2(
 def test_table_when_shown_then_has_every_run_and_every_problem() -> None:
     console = Console(width=110, record=True, file=io.StringIO())
     results = (PLAIN, POOL, CAPPED, BUDGETED)
-    show(console, results, ("e60 broke",), steps=3)
+    show(console, results, steps=3)
+    show_verdict(console, ("e60 broke",))
     shown = console.export_text()
     assert "d60: torch.OutOfMemoryError in step 1" in shown
     assert "BROKEN: e60 broke" in shown

@@ -38,6 +38,7 @@ MESSAGES: tuple[Message, ...] = (
         series=SERIES,
         step_seconds=(0.2, 0.1),
         peak_bytes=2**40,
+        pool_peak_bytes=2**39,
         state_bytes=7,
     ),
     Stepped(loss="0x1.8p+0", seconds=0.1),

@@ -35,6 +35,21 @@ def test_options_when_none_is_given_then_the_defaults() -> None:
     assert options.json is None
     assert options.seed == 0
     assert options.threads == processors()
+    assert options.shares == (0.8, 0.6, 0.45, 0.3, 0.2)
+    assert options.sweep_steps == 5
+
+
+def test_sweep_when_given_then_its_shares_once() -> None:
+    assert read("--sweep", "50%, 20%,50%").shares == (0.5, 0.2)
+    assert read("--sweep", "none").shares == ()
+
+
+@pytest.mark.parametrize("text", ["", "50", "0%", "100%", "half", "50%,"])
+def test_sweep_when_it_is_none_then_says_what_is_possible(text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        read("--sweep", text)
+    assert repr(text) in str(caught.value)
+    assert '"80%,45%"' in str(caught.value)
 
 
 def test_budgets_when_repeated_and_in_lists_then_all_once() -> None:
@@ -75,6 +90,7 @@ def test_budget_when_out_of_reach_then_says_the_bounds(text: str) -> None:
     [
         (("--size", "huge"), "--size 'huge': there is no such size; possible: tiny, small"),
         (("--steps", "0"), "--steps 0: at least 1"),
+        (("--sweep-steps", "0"), "--sweep-steps 0: at least 1"),
         (("--threads", "0"), f"--threads 0: possible are 1 to {processors()}"),
         (("--threads", "9999"), f"--threads 9999: possible are 1 to {processors()}"),
     ],

@@ -28,6 +28,7 @@ def make(label: str, kind: RunKind, *, failed: bool = False) -> RunResult:
         losses=("0x1p+2", "0x1p+1"),
         seconds=(1.0, 2.0, 4.0),
         peak_bytes=BUDGET_BYTES if limited else 1000 << 20,
+        state_bytes=100 << 20,
         finished=Finished(digest="abc"),
         out_of_memory=FAILURE if failed else None,
         series=(),
