@@ -1,0 +1,124 @@
+"""The seeds' own models and pipelines, simulated: recorded on the meta device, planned, composed.
+
+A stage is recorded twice: as it is, and with `torch.utils.checkpoint` around every layer. The
+budget is what the second one needs at its peak, and the share on top that stands free there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks._planner_instances import measure_memory
+from benchmarks._planner_models import SHAPES, Shape, build, make_inputs, run
+from swapkit.api.recording import record
+from swapkit.errors import InfeasibleBudget
+from swapkit.ir.machines import Machine
+from swapkit.ir.pipelines import compose_pipeline
+from swapkit.planning.planner import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit.ir.timetables import ScheduleName
+    from swapkit.ir.traces import Trace
+
+HARDWARE = "Ascend 910B"
+LATENCY_SECONDS = 10e-6
+# S3's models are cut out of GPT-175B; ours have the same width, heads and parameters a layer.
+GPT = Shape(layers=8, width=12288, heads=96, key_heads=96, hidden=32768, vocabulary=50304)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The first stage of a pipeline, or all of a model; `layers`: of a chunk."""
+
+    shape: Shape
+    layers: int
+    tokens: int
+    batch: int
+    schedule: ScheduleName = "accumulation"
+    stages: int = 1
+    microbatches: int = 1
+    chunks: int = 1
+
+
+S0 = Stage(shape=SHAPES["7b"], layers=32, tokens=4096, batch=1)
+S2 = Stage(shape=SHAPES["13b"], layers=40, tokens=16384, batch=1)
+S3 = Stage(shape=GPT, layers=8, tokens=8192, batch=10, microbatches=4)
+S3_PIPELINE = Stage(
+    shape=GPT, layers=2, tokens=8192, batch=3, schedule="1f1b", stages=4, microbatches=3
+)
+S3_INTERLEAVED = Stage(
+    shape=GPT, layers=1, tokens=8192, batch=2, schedule="interleaved", stages=4, microbatches=4,
+    chunks=2,
+)  # fmt: skip
+
+
+def compose(stage: Stage, *, recompute: bool) -> Trace:
+    """Return the step of a stage; gradients are there before."""
+    is_whole = stage.stages == 1
+    shape = replace(stage.shape, layers=stage.layers)
+    model = build(shape, tokens=stage.tokens, is_first=is_whole, is_last=is_whole)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    if recompute:
+        for layer in model.layers:
+            layer.forward = _checkpointed(layer.forward)
+    inputs = make_inputs(model, shape.width, batch=stage.batch, tokens=stage.tokens)
+    recorded = record(lambda: run(model, inputs), model, hardware=HARDWARE)
+    return compose_pipeline(
+        [recorded] * stage.chunks,
+        schedule=stage.schedule,
+        stages=stage.stages,
+        stage=0,
+        microbatches=stage.microbatches,
+    )
+
+
+def _checkpointed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def checkpointed(*args: Any) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(
+            forward, *args, use_reentrant=False, preserve_rng_state=False
+        )
+        return result
+
+    return checkpointed
+
+
+def simulate_claim(
+    stage: Stage, *, policy: str, spare: float, link_bytes_per_s: float
+) -> dict[str, float | None]:
+    """Return the gains over full recompute; null: no plan fits.
+
+    Args:
+        stage: of the seed.
+        policy: of the planner.
+        spare: share of the memory that stands free under full recompute.
+        link_bytes_per_s: of each direction.
+    """
+    plain, full = compose(stage, recompute=False), compose(stage, recompute=True)
+    budget_bytes = int(measure_memory(full)[1] / (1 - spare))
+    machine = Machine(
+        budget_bytes=budget_bytes,
+        out_bytes_per_second=link_bytes_per_s,
+        in_bytes_per_second=link_bytes_per_s,
+        out_latency_seconds=LATENCY_SECONDS,
+        in_latency_seconds=LATENCY_SECONDS,
+    )
+    figures: dict[str, float | None] = {
+        "budget_bytes": budget_bytes,
+        "peak_bytes": measure_memory(plain)[1],
+        "full_seconds": full.seconds,
+        "most": full.seconds / plain.seconds - 1,
+        "gain": None,
+    }
+    try:
+        plan = make_plan(plain, machine, policy)
+    except InfeasibleBudget:
+        return figures
+    assert plan.prediction is not None
+    return {**figures, "gain": full.seconds / plan.prediction.seconds - 1}

@@ -1,0 +1,176 @@
+"""What following a plan costs the thread that trains, beside a session without one.
+
+A module that is a chain of `sin` on small tensors, one saved tensor an operator, forward and
+backward, one compute thread; the rounds are interleaved. Microseconds for each saved tensor, that
+is two events, over the plain run:
+
+- session: inside `swapkit.budget(..., policy="rescue")`, memory far from full;
+- keep: following a plan that keeps everything: what every event pays;
+- offload: `swapkit.offload()`: copied out, released, copied back (4 KiB: the copies are included);
+- swap: following a plan that swaps everything, likewise;
+- watch: following a plan that recomputes the first operator alone: what the others pay for being
+  seen;
+- mode: a session, and a dispatch mode of torch that does nothing: the least that seeing costs;
+- recompute: following a plan that recomputes every second operator, running these included.
+
+`--json FILE` writes one flat object: `session_us`, `keep_us`, ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import swapkit
+from swapkit._runtime.following import Following
+from swapkit._runtime.recorder import Recorder, Setting
+from swapkit.ir.plans import Action, Decision, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from swapkit._runtime.session import Session
+    from swapkit.ir.traces import Trace
+
+SAVES = 400
+ELEMENTS = 1024  # 4 KiB a tensor
+
+
+class Chain(torch.nn.Module):
+    """Operators that save one tensor each."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(SAVES):
+            x = x.sin()
+        return x
+
+
+class Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The least that a mode does."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        return func(*args, **(kwargs or {}))
+
+
+class Bench:
+    """The chain, in a session and without."""
+
+    def __init__(self) -> None:
+        self.model = Chain()
+        self.x = torch.randn(ELEMENTS, requires_grad=True)
+        self.gradient = torch.ones(ELEMENTS)
+        self.trace: Trace | None = None
+
+    def step(self, scope: AbstractContextManager[None] | None = None) -> float:
+        begin = time.perf_counter()
+        with scope or contextlib.nullcontext():
+            y: torch.Tensor = self.model(self.x)
+        y.backward(self.gradient)  # type: ignore[no-untyped-call]
+        return time.perf_counter() - begin
+
+    def in_session(
+        self,
+        decisions: Callable[[list[int]], list[Decision]] | None,
+        scope: AbstractContextManager[None] | None = None,
+    ) -> float:
+        """Run a step in a session, and return the second one's time; None: without a plan."""
+        with swapkit.budget("1GiB", self.model, policy="rescue") as session:
+            self.step()
+            if decisions is None:
+                return self.step(scope)
+            if self.trace is None:
+                self.trace = record(session, self)
+            saved = [n for n, each in enumerate(self.trace.storages) if each.is_saved]
+            plan = Plan(decisions=tuple(decisions(saved)), budget_bytes=1 << 30)
+            swapper = session._active.swapper  # type: ignore[union-attr] # noqa: SLF001
+            following = Following(swapper, self.model, self.trace, plan)
+            following.start()
+            self.step()
+            following.end_step()
+            seconds = self.step()
+            report = following.end_step()
+            following.stop()
+            assert report.deviation is None, report.deviation
+            return seconds
+
+
+def record(session: Session, bench: Bench) -> Trace:
+    active = session._active  # noqa: SLF001
+    assert active is not None
+    installation = active.installation
+    recorder = Recorder(
+        Setting(
+            device=torch.device("cpu"),
+            tracker=installation.tracker,
+            pool=installation.device.pool,
+            root=bench.model,
+        )
+    )
+    recorder.start()
+    active.hooks.packer.observer = recorder.savings
+    bench.step()
+    active.hooks.packer.observer = None
+    recorder.stop()
+    return recorder.trace()
+
+
+def all_to(action: Action, part: slice) -> Callable[[list[int]], list[Decision]]:
+    return lambda saved: [Decision(storage=each, action=action) for each in saved[part]]
+
+
+def measure(rounds: int) -> dict[str, float]:
+    bench = Bench()
+    ways: dict[str, Callable[[], float]] = {
+        "plain": bench.step,
+        "session": lambda: bench.in_session(None),
+        "keep": lambda: bench.in_session(lambda _: []),
+        "offload": lambda: bench.step(swapkit.offload()),
+        "swap": lambda: bench.in_session(all_to(Action.SWAP, slice(None))),
+        "mode": lambda: bench.in_session(None, Passing()),  # type: ignore[no-untyped-call]
+        "watch": lambda: bench.in_session(all_to(Action.RECOMPUTE, slice(1, 2))),
+        "recompute": lambda: bench.in_session(all_to(Action.RECOMPUTE, slice(1, None, 2))),
+    }
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for name, run in ways.items():
+            seconds[name].append(run())
+    plain_seconds = statistics.median(seconds["plain"])
+    return {
+        f"{name}_us": (statistics.median(values) - plain_seconds) / SAVES * 1e6
+        for name, values in seconds.items()
+        if name != "plain"
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    swapkit.install()
+    figures = measure(options.rounds)
+    for name, value in figures.items():
+        print(f"{name.removesuffix('_us'):12}{value:8.2f} us a saved tensor")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
