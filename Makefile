@@ -24,7 +24,7 @@ WHEELS ?=
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
-SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption groups hooks marking mover swapper swapper_storages) \
+SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption following following_deviations following_memory following_recompute groups hooks marking mover packer repeating swapper swapper_storages) \
 	tests/unit/_runtime/recompute/test_recipes.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
