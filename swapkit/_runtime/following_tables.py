@@ -77,11 +77,10 @@ def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
     lives = _event_lives(trace)
     paths = {tracker.name_of(module) for module in tracker.modules()}
     chains = _Chains(trace, decisions, paths)
-    changing = _find_changing(trace, lives)
+    movable = lives.keys() - _find_changing(trace, lives)
     planned = {
-        storage: _possible(decision, chains)
-        for storage, decision in decisions.items()
-        if storage in lives and storage not in changing
+        storage: _possible(decisions[storage], chains)
+        for storage in sorted(movable & decisions.keys())
     }
     rows = list(_event_rows(trace, lives, tracker))
     return Table(
@@ -91,10 +90,8 @@ def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
         event_count=len(rows),
         repeats=chains.by_module(),
         curve=_curve(rows, planned),
-        largest_bytes=max(
-            (trace.storages[each].nbytes for each in planned), default=0
-        ),
-    )  # fmt: skip
+        largest_bytes=max((trace.storages[each].nbytes for each in planned), default=0),
+    )
 
 
 def _possible(decision: Decision, chains: _Chains) -> Decision:
