@@ -141,6 +141,7 @@ def test_base_when_the_pool_holds_more_than_is_seen_then_that_is_counted() -> No
 
 
 def test_tensors_when_they_are_outside_the_pool_then_they_count_nothing() -> None:
+    swapkit.uninstall()  # whoever installed it
     outside = torch.randn(WIDTH, WIDTH, requires_grad=True)
     with installed():
         trace = record(lambda: (outside @ outside).exp().sum().backward())
