@@ -65,7 +65,8 @@ def test_pieces_when_changed_after_another_was_saved_then_same_bits(policy: str 
     assert log.session.plan is not None or log.stages[-1] == "stable"
 
 
-def test_recurrent_model_when_planned_then_same_bits() -> None:
+@pytest.mark.parametrize(("policy", "share"), [("auto", 0.7), ("recompute", 0.95)])
+def test_recurrent_model_when_planned_then_same_bits(policy: str, share: float) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -75,4 +76,4 @@ def test_recurrent_model_when_planned_then_same_bits() -> None:
             result: torch.Tensor = self.cells(x.unflatten(0, (16, -1)))[0]
             return result.flatten(0, 1)
 
-    train_both(lambda: make_training(Recurrent), 0.7, 10)
+    train_both(lambda: make_training(Recurrent), share, 10, policy=policy)

@@ -39,6 +39,8 @@ _storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignor
 NO_TASK = -1
 _PASS = Choice(Action.PASS)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# What these make depends on whether gradients are recorded; a recipe runs without.
+_GRAD_DEPENDENT = {torch.ops.aten.mkldnn_rnn_layer.default}
 
 # By result: a recipe lives as long as that, or as what stands for it in a graph.
 _by_result: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -48,6 +50,8 @@ _all: weakref.WeakValueDictionary[int, Recipe] = weakref.WeakValueDictionary()
 def is_repeatable(function: Operator, leaves: Sequence[object]) -> bool:
     """Return whether an operator can be repeated with the same results, and gains anything."""
     if isinstance(function, HigherOrderOperator) or not can_keep(function):
+        return False
+    if function in _GRAD_DEPENDENT:
         return False
     return all(
         type(leaf) in _PLAIN if isinstance(leaf, torch.Tensor)
