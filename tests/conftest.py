@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # Before torch is loaded: the tensors of tests are small, and threads that share them out only wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,6 +30,23 @@ def has_npu() -> bool:
     import torch
 
     return bool(getattr(getattr(torch, "npu", None), "is_available", bool)())
+
+
+def is_pool_installed() -> bool:
+    allocators = sys.modules.get("swapkit._runtime.allocators")
+    cpu = None if allocators is None else allocators._cpu
+    return cpu is not None and cpu.active
+
+
+@pytest.fixture(autouse=True)
+def _pool_as_before() -> Iterator[None]:
+    """A session installs the pool where that was not done: take it away from the next test."""
+    was_installed = is_pool_installed()
+    yield
+    if is_pool_installed() and not was_installed:
+        import swapkit
+
+        swapkit.uninstall()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

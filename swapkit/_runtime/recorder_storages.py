@@ -138,7 +138,12 @@ class Storages:
         """Whether it is the device's memory and, where a pool is below torch, the pool's."""
         if device.type != self._device.type:
             return False
-        return self._pool is None or self._pool.owns(storage.data_ptr())
+        if self._pool is None:
+            return True
+        try:
+            return self._pool.owns(storage.data_ptr())
+        except RuntimeError:
+            return False  # of a tensor that is made of others, and has no memory itself
 
 
 def tensors_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:
