@@ -18,19 +18,19 @@ is two events, over the plain run:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import statistics
+import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import swapkit
+from benchmarks._per_saved_tensor import PLAIN, measure_ways, run_command
 from swapkit._runtime.following import Following
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit.ir.plans import Action, Decision, Plan
@@ -137,7 +137,7 @@ def all_to(action: Action, part: slice) -> Callable[[list[int]], list[Decision]]
 def measure(rounds: int) -> dict[str, float]:
     bench = Bench()
     ways: dict[str, Callable[[], float]] = {
-        "plain": bench.step,
+        PLAIN: bench.step,
         "session": lambda: bench.in_session(None),
         "keep": lambda: bench.in_session(lambda _: []),
         "offload": lambda: bench.step(swapkit.offload()),
@@ -146,31 +146,8 @@ def measure(rounds: int) -> dict[str, float]:
         "watch": lambda: bench.in_session(all_to(Action.RECOMPUTE, slice(1, 2))),
         "recompute": lambda: bench.in_session(all_to(Action.RECOMPUTE, slice(1, None, 2))),
     }
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds):
-        for name, run in ways.items():
-            seconds[name].append(run())
-    plain_seconds = statistics.median(seconds["plain"])
-    return {
-        f"{name}_us": (statistics.median(values) - plain_seconds) / SAVES * 1e6
-        for name, values in seconds.items()
-        if name != "plain"
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    swapkit.install()
-    figures = measure(options.rounds)
-    for name, value in figures.items():
-        print(f"{name.removesuffix('_us'):12}{value:8.2f} us a saved tensor")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return measure_ways(ways, rounds=rounds, saves=SAVES)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(__doc__.splitlines()[0], measure, rounds=40)

@@ -15,19 +15,19 @@ thread; the rounds are interleaved. Microseconds for each saved tensor, over the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import statistics
+import sys
 import time
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import swapkit
+from benchmarks._per_saved_tensor import PLAIN, measure_ways, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def identity(value: Any) -> Any:  # noqa: ANN401 - a hook gets and returns anyth
 
 
 SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "plain": contextlib.nullcontext,
+    PLAIN: contextlib.nullcontext,
     "identity": lambda: torch.autograd.graph.saved_tensors_hooks(identity, identity),
     "keep": swapkit.keep,
     "small": partial(swapkit.offload, min_bytes=8 * ELEMENTS),
@@ -52,9 +52,12 @@ SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def step(x: torch.Tensor, gradient: torch.Tensor, scope: AbstractContextManager[Any]) -> float:
+def step_in(
+    x: torch.Tensor, gradient: torch.Tensor, scope: Callable[[], AbstractContextManager[Any]]
+) -> float:
+    entered = scope()
     begin = time.perf_counter()
-    with scope:
+    with entered:
         y = x
         for _ in range(SAVES):
             y = y.sin()
@@ -65,31 +68,9 @@ def step(x: torch.Tensor, gradient: torch.Tensor, scope: AbstractContextManager[
 def measure(rounds: int) -> dict[str, float]:
     x = torch.randn(ELEMENTS, requires_grad=True)
     gradient = torch.ones(ELEMENTS)
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds):
-        for name, scope in SCOPES.items():
-            seconds[name].append(step(x, gradient, scope()))
-    plain_seconds = statistics.median(seconds["plain"])
-    return {
-        f"{name}_us": (statistics.median(values) - plain_seconds) / SAVES * 1e6
-        for name, values in seconds.items()
-        if name != "plain"
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    swapkit.install()
-    figures = measure(options.rounds)
-    for name, value in figures.items():
-        print(f"{name.removesuffix('_us'):12}{value:8.2f} us a saved tensor")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    ways = {name: partial(step_in, x, gradient, scope) for name, scope in SCOPES.items()}
+    return measure_ways(ways, rounds=rounds, saves=SAVES)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(__doc__.splitlines()[0], measure, rounds=100)

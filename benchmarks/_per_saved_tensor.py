@@ -1,0 +1,59 @@
+"""What ways to run a step cost for each saved tensor: measured in turns, over the plain way."""
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+import swapkit
+
+PLAIN = "plain"
+
+
+def measure_ways(
+    ways: Mapping[str, Callable[[], float]], *, rounds: int, saves: int
+) -> dict[str, float]:
+    """Return for each way but the plain one, microseconds a saved tensor beyond that.
+
+    Args:
+        ways: each runs a step and returns its seconds; one is `PLAIN`.
+        rounds: in each of which every way runs once.
+        saves: tensors that a step saves.
+    """
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for name, run in ways.items():
+            seconds[name].append(run())
+    plain_seconds = statistics.median(seconds[PLAIN])
+    return {
+        f"{name}_us": (statistics.median(values) - plain_seconds) / saves * 1e6
+        for name, values in seconds.items()
+        if name != PLAIN
+    }
+
+
+def run_command(
+    description: str, measure: Callable[[int], dict[str, float]], *, rounds: int
+) -> None:
+    """Measure as the command line says, and print it.
+
+    Args:
+        description: of the benchmark.
+        measure: returns the figures of so many rounds.
+        rounds: when the command line names no number.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    swapkit.install()
+    figures = measure(options.rounds)
+    for name, value in figures.items():
+        print(f"{name.removesuffix('_us'):12}{value:8.2f} us a saved tensor")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
