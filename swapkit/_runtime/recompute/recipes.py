@@ -30,7 +30,7 @@ from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from swapkit._runtime.operators import Operator
 
@@ -39,8 +39,8 @@ _storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignor
 NO_TASK = -1
 _PASS = Choice(Action.PASS)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-# What these make depends on whether gradients are recorded; a recipe runs without.
-_GRAD_DEPENDENT = {torch.ops.aten.mkldnn_rnn_layer.default}
+# Who counts versions and views.
+_VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
 
 # By result: a recipe lives as long as that, or as what stands for it in a graph.
 _by_result: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -50,8 +50,6 @@ _all: weakref.WeakValueDictionary[int, Recipe] = weakref.WeakValueDictionary()
 def is_repeatable(function: Operator, leaves: Sequence[object]) -> bool:
     """Return whether an operator can be repeated with the same results, and gains anything."""
     if isinstance(function, HigherOrderOperator) or not can_keep(function):
-        return False
-    if function in _GRAD_DEPENDENT:
         return False
     return all(
         type(leaf) in _PLAIN if isinstance(leaf, torch.Tensor)
@@ -73,8 +71,7 @@ class Call:
         self._runtime = get_runtime()
         self._swapper = self._runtime.current_swapper()
         # Below autograd an alias has a version counter of its own, unless torch is told otherwise.
-        key = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
-        with torch._C._SetExcludeDispatchKeyGuard(key, False):  # noqa: FBT003, SLF001
+        with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):  # noqa: FBT003, SLF001
             pack = self._packer()
             self._leaves = [
                 (True, pack(leaf)) if isinstance(leaf, torch.Tensor) else (False, leaf)
@@ -102,7 +99,7 @@ class Call:
             ) from None
         args, kwargs = tree_unflatten(leaves, self._spec)
         again = contextlib.nullcontext() if self._random is None else self._random.again()
-        with torch.no_grad(), torch._C._DisableAutocast(), again:  # noqa: SLF001
+        with _below_autograd(), again:
             results = self.function(*args, **kwargs)
         with self._runtime.lock:  # backward may run on several threads
             self._swapper.recomputed_regions += 1
@@ -124,6 +121,21 @@ class Call:
             return keep(operand)
 
         return pack
+
+
+@contextlib.contextmanager
+def _below_autograd() -> Iterator[None]:
+    """Let operators run as they did in forward below autograd, which wanted gradients.
+
+    What some of them make depends on whether gradients are wanted.
+    """
+    with (
+        torch.enable_grad(),
+        torch._C._AutoDispatchBelowAutograd(),  # noqa: SLF001
+        torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, True),  # noqa: FBT003, SLF001
+        torch._C._DisableAutocast(),  # noqa: SLF001
+    ):
+        yield
 
 
 def _is_intact(packed: Any) -> bool:  # noqa: ANN401 - a SavedTensor, or what stands for one
