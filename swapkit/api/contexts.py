@@ -154,7 +154,9 @@ def _host_limit(
 
 
 def _check_policy(policy: object) -> None:
-    is_one = policy in POLICIES if isinstance(policy, str) else callable(_plan_of(policy))
+    is_one = (
+        policy in POLICIES if isinstance(policy, str) else callable(getattr(policy, "plan", None))
+    )
     if not is_one:
         names = ", ".join(POLICIES)
         raise InvalidArgument(
@@ -165,10 +167,6 @@ def _check_policy(policy: object) -> None:
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{name}={value!r}: expected a whole number of at least 1")
-
-
-def _plan_of(policy: object) -> object:
-    return getattr(policy, "plan", None)
 
 
 def _parse_disk_limit(
