@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -38,15 +39,29 @@ def is_pool_installed() -> bool:
     return cpu is not None and cpu.active
 
 
-@pytest.fixture(autouse=True)
-def _pool_as_before() -> Iterator[None]:
-    """A session installs the pool where that was not done: take it away from the next test."""
+@contextlib.contextmanager
+def keep_pool() -> Iterator[None]:
+    """Take the pool away again if it is installed inside."""
     was_installed = is_pool_installed()
     yield
     if is_pool_installed() and not was_installed:
         import swapkit
 
         swapkit.uninstall()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pool_as_before_module() -> Iterator[None]:
+    """A fixture of a module may install the pool."""
+    with keep_pool():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _pool_as_before() -> Iterator[None]:
+    """A session installs the pool where that was not done."""
+    with keep_pool():
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

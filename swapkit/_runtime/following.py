@@ -286,8 +286,7 @@ class Curve:
             return
         if group.state == RESIDENT:
             self._mover.send(group)
-            if group.state != RESIDENT:
-                self._moved_bytes += group.nbytes
+            self._moved_bytes += group.nbytes
 
     def _goal(self) -> int:
         """Return the bytes that the plan has sent out by the end of the module's saves."""

@@ -74,7 +74,8 @@ class Scope:
             hooks.leave()
         finally:
             get_runtime().tracker.stop()
-        hooks.swapper.end_scope()
+        if all(scope.choice.action is not Action.SWAP for scope in _open.stack):
+            hooks.swapper.end_scope()
 
 
 @untraced

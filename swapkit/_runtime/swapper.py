@@ -69,7 +69,7 @@ class Swapper:
         return self.mover.packer(choice).pack
 
     def end_scope(self) -> None:
-        """Nothing more is saved in a scope for now: what has waited for neighbours goes."""
+        """Nothing more is saved in a scope for now: what has waited leaves."""
         with self._lock:
             self.mover.release_done(True)  # noqa: FBT003 - positional only
 

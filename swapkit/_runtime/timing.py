@@ -139,7 +139,12 @@ class Timing:
         while thread.leaving and thread.leaving[0][0] <= operator:
             planned, _, reference = heapq.heappop(thread.leaving)
             group = reference()
-            if group is not None and group.operator + self._delay(group) <= planned:
+            if group is None or group.operator + self._delay(group) > planned:
+                continue
+            if group.state == RESIDENT and not group.is_exclusive:
+                # Others may write to it yet, and would keep its memory: at the next operator again.
+                heapq.heappush(thread.leaving, (operator + 1, next(self._order), reference))
+            else:
                 self._release(group, operator)
 
     def _delay(self, group: StorageGroup) -> int:
@@ -148,7 +153,7 @@ class Timing:
     def _release(self, group: StorageGroup, operator: int) -> None:
         swapper = self._swapper
         if group.state == RESIDENT:
-            swapper.mover.copy_out(group)  # a part, after its neighbours had their turn
+            swapper.mover.copy_out(group)  # it has waited for neighbours, or for others to let go
         if group.state == COPYING_OUT:
             swapper.mover.finish_out(group)
         if group.state == CLEAN and group.is_on_device:

@@ -228,9 +228,10 @@ def test_process_when_killed_then_leaves_no_file_and_no_space(own_disk: Path) ->
 
         swapkit.install()
         session = swapkit.budget("1GiB", disk={str(own_disk)!r}, host_limit="4MiB")
-        with session, swapkit.offload(to="disk"):
-            x = torch.ones(1 << 18, requires_grad=True)
-            kept = [x.exp() for _ in range(6)]
+        with session:
+            with swapkit.offload(to="disk"):
+                x = torch.ones(1 << 18, requires_grad=True)
+                kept = [x.exp() for _ in range(6)]
             while session.stats.disk_peak_bytes < 4 << 20:
                 time.sleep(0.01)
             print("written", flush=True)

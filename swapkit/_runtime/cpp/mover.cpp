@@ -5,6 +5,7 @@
 #include "following.hpp"
 #include "streams.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -23,6 +24,9 @@ static constexpr std::size_t ahead_bytes = std::size_t{64} << 20;
 static constexpr std::size_t stash_groups = 64;
 static constexpr std::size_t stash_least_groups = 2;
 static constexpr std::size_t stash_bytes = std::size_t{256} << 20;
+
+// So many of those that wait are looked at whenever another one is saved.
+static constexpr std::size_t looks = 64;
 
 // Next uses count down from here: what was saved last is needed first.
 static constexpr std::uint64_t last_use = std::uint64_t{1} << 63;
@@ -48,8 +52,9 @@ static void forget_key(Mover *mover, Group *group) {
 }
 
 static void stop_leaving(Mover *mover, Group *group) {
-    if (group->leaving != 0) {
-        erase(mover->books->leaving, std::exchange(group->leaving, 0), group);
+    if (group->turn != 0) {
+        erase(mover->books->waiting, group->turn, group);
+        erase(mover->books->leaving, std::exchange(group->turn, 0), group);
         mover->books->leaving_bytes -= std::exchange(group->leaving_bytes, 0);
     }
 }
@@ -344,18 +349,70 @@ static bool is_stash_full(const Mover *mover) {
             (books.leaving.size() > stash_least_groups && books.leaving_bytes > stash_bytes));
 }
 
+// Whether the bytes of a group that waits can be copied. Others that hold its storage may write to
+// it yet: to pieces with versions of their own, or in the operator that saved it.
+static bool may_leave(const Mover *mover, const Group *group) {
+    // Its neighbours first: they may be of the same storage.
+    bool is_last = group->turn == mover->books->turns;
+    return group_is_exclusive(group) && !(is_last && group_is_partial(group));
+}
+
+// Start copying out a group that has waited for it.
+static bool leave(Mover *mover, Group *group) {
+    Books &books = *mover->books;
+    std::uint64_t turn = group->turn;
+    int started = group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
+    if (started < 0) {
+        return false;
+    }
+    books.waiting.erase(turn);
+    if (started == 0 || group->terms.prefetch != no_prefetch) { // `timing.py` releases it
+        group->turn = 0;
+        return true;
+    }
+    books.leaving[turn] = group;
+    group->leaving_bytes = group->nbytes;
+    books.leaving_bytes += group->nbytes;
+    return true;
+}
+
+static bool leave_all(Mover *mover) {
+    BySerial &waiting = mover->books->waiting;
+    while (!waiting.empty()) {
+        auto group = Ref<Group>::share(waiting.begin()->second);
+        if (!leave(mover, group.get())) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Start copying out those that can be, of a few in their turn.
+static bool leave_some(Mover *mover) {
+    Books &books = *mover->books;
+    std::size_t count = std::min(looks, books.waiting.size());
+    for (std::size_t i = 0; i < count; i++) {
+        auto next = books.waiting.upper_bound(books.looked_at);
+        next = next == books.waiting.end() ? books.waiting.begin() : next;
+        if (next == books.waiting.end()) {
+            return true;
+        }
+        books.looked_at = next->first;
+        auto group = Ref<Group>::share(next->second);
+        if (may_leave(mover, group.get()) && !leave(mover, group.get())) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool release_done(Mover *mover, bool is_end) {
+    if (!(is_end ? leave_all(mover) : leave_some(mover))) {
+        return false;
+    }
     BySerial &leaving = mover->books->leaving;
     while (!leaving.empty()) {
         auto group = Ref<Group>::share(leaving.begin()->second);
-        if (group_state(group.get()) == SK_GROUP_RESIDENT) {
-            if (group_is_partial(group.get()) && leaving.size() == 1 && !is_end) {
-                return true; // its neighbours first: they may be of the same storage
-            }
-            if (copy_out(mover, group.get()) < 0) {
-                return false;
-            }
-        }
         int is_done = poll_out(mover, group.get());
         if (is_done == 0 && is_stash_full(mover)) {
             is_done = finish_out(mover, group.get()) < 0 ? -1 : 1;
@@ -386,22 +443,13 @@ bool send(Mover *mover, Group *group) {
     if (in_backward != 0) {
         return in_backward > 0; // recomputed: it is needed in a moment
     }
-    bool is_timed = group->terms.prefetch != no_prefetch;
-    if (is_timed && !call_method<"note_timed">(mover->policy, as_object(group))) {
+    if (group->terms.prefetch != no_prefetch &&
+        !call_method<"note_timed">(mover->policy, as_object(group))) {
         return false;
     }
-    if (group_state(group) == SK_GROUP_RESIDENT && !group_is_partial(group) &&
-        copy_out(mover, group) < 0) {
-        return false;
-    }
-    if (is_timed) {
-        return true;
-    }
-    if (group->leaving == 0) {
-        group->leaving = ++mover->books->turns;
-        mover->books->leaving[group->leaving] = group;
-        group->leaving_bytes = group->nbytes;
-        mover->books->leaving_bytes += group->nbytes;
+    if (group->turn == 0) {
+        group->turn = ++mover->books->turns;
+        mover->books->waiting[group->turn] = group;
     }
     return release_done(mover, false);
 }

@@ -35,8 +35,10 @@ struct Books {
     std::unordered_map<Key, Group *, KeyHash> index; // of those that a tensor may join
     BySerial resident;                               // storage on the device
     BySerial out;     // those that are not, and come back as early as memory allows
-    BySerial leaving; // released when copied, by their turn
+    BySerial waiting; // by their turn: to be copied once nobody else may write to their storages
+    BySerial leaving; // of these, those whose copies were started: released when they are done
     std::size_t leaving_bytes = 0;
+    std::uint64_t looked_at = 0; // the turn of the last that was asked whether it waits any longer
     std::deque<Coming> coming; // the soonest first
     std::size_t coming_bytes = 0;
     std::uint64_t pass_serial = 0; // where the backward pass under way began
@@ -101,10 +103,10 @@ int finish_out(Mover *mover, Group *group);
 int set_aside(Mover *mover, Group *group);
 // Give up the memory of a clean group.
 bool release(Mover *mover, Group *group);
-// Start a planned swap, and end those whose copies are done.
+// Let a group leave as soon as only the graph has its storage, and as `release_done`.
 bool send(Mover *mover, Group *group);
-// Release the groups at the head of the queue whose copies are done. `is_end`: nothing more is
-// saved for now, and what has waited for neighbours goes.
+// Start copies that waited, and release the groups at the head of the queue whose copies are done.
+// `is_end`: nothing more is saved for now, and all that waited leaves.
 bool release_done(Mover *mover, bool is_end);
 // Start bringing a group back if there is room for it. 0: there is none.
 int bring_early(Mover *mover, Group *group);

@@ -87,7 +87,7 @@ struct Group {
     Handle *handles; // borrowed; they leave when they go
     std::size_t nhandles;
     std::uint64_t serial;  // in the order in which groups were saved; 0: not yet
-    std::uint64_t leaving; // its turn among those that are released when copied; 0: it is not
+    std::uint64_t turn;    // among those that wait or leave (`mover.hpp`); 0: it does neither
     std::size_t leaving_bytes;
     std::int64_t operation; // the last operator that saved it
     std::int64_t stream;    // in whose order its bytes are valid

@@ -71,7 +71,8 @@ def state_of(handle: SavedTensor) -> State:
 
 
 def settle(swapper: Swapper) -> None:
-    """Let all copies end, and what waits for them happen."""
+    """Let all that waits be copied and all copies end, and what waits for them happen."""
+    swapper.end_scope()
     swapper.scheduler.drain()
     for group in swapper.mover.resident:
         swapper.mover.poll_out(group)

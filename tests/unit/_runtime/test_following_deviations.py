@@ -286,7 +286,9 @@ def test_curve_when_a_step_has_another_shape_then_as_many_bytes_leave_by_then() 
         moved = bytes_out_of(course, *swaps, trace=trace)
         assert 0.7 * some < moved <= some
         moved = bytes_out_of(course, *everything(trace), trace=trace)
-        assert moved == whole
+        batch = 4 * WIDTH * TOKENS // 2
+        held = 2 * batch  # the batch itself, and what backward begins with
+        assert moved == whole - held
 
 
 def test_curve_when_a_module_is_reached_then_its_bytes_are_the_goal() -> None:

@@ -171,6 +171,7 @@ def test_swap_when_automatic_then_released_when_copied_and_not_before(
     before = in_use(installation)
     first = save(swapper, MIB, SWAP)
     second = save(swapper, MIB, SWAP, seed=1)
+    swapper.end_scope()
     assert [state_of(first), state_of(second)] == [State.COPYING_OUT] * 2
     assert in_use(installation) == before + 2 * MIB
     slow.release_copies(1)
@@ -180,8 +181,7 @@ def test_swap_when_automatic_then_released_when_copied_and_not_before(
     assert state_of(second) == State.COPYING_OUT
     assert in_use(installation) == before + 2 * MIB
     slow.release_copies()
-    swapper.scheduler.drain()
-    swapper.end_scope()
+    settle(swapper)
     assert [state_of(second), state_of(third)] == [State.OUT] * 2
     assert in_use(installation) == before
 
