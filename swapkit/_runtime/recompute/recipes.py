@@ -1,8 +1,8 @@
 """Computing what one operator made again, from what it was given.
 
-An operator is repeated alone, below autograd: with the operands, the random numbers and the casts
-that it had, so its results have the same bits. One that writes to its operands, or whose results
-are views of them, cannot be repeated; nothing would be gained by it either.
+An operator is repeated alone, below autograd: with the operands, the random numbers, the casts and
+the settings that it had, so its results have the same bits. One that writes to its operands, or
+whose results are views of them, cannot be repeated; nothing would be gained by it either.
 
 Operands may change later in ways that plain autograd would not mind, since it keeps the result. So
 a recipe is *settled* before an operator that is seen changes one of its tensors: from then on it
@@ -26,6 +26,7 @@ from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
 from swapkit._runtime.operators import can_keep
 from swapkit._runtime.recompute.random_states import RandomState, may_be_random
+from swapkit._runtime.recompute.settings import Settings
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
 
@@ -67,6 +68,7 @@ class Call:
         leaves, self._spec = tree_flatten((args, kwargs))
         operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.storages = frozenset(filter(None, map(_storage_of, operands)))
+        self._settings = Settings()
         self._random = RandomState(leaves) if may_be_random(function) else None
         self._runtime = get_runtime()
         self._swapper = self._runtime.current_swapper()
@@ -99,7 +101,7 @@ class Call:
             ) from None
         args, kwargs = tree_unflatten(leaves, self._spec)
         again = contextlib.nullcontext() if self._random is None else self._random.again()
-        with _below_autograd(), again:
+        with _below_autograd(), self._settings.again(), again:
             results = self.function(*args, **kwargs)
         with self._runtime.lock:  # backward may run on several threads
             self._swapper.recomputed_regions += 1

@@ -1,10 +1,11 @@
 """Recomputed regions: a function that runs again in backward instead of keeping what it saves.
 
 A region stands on torch's own non-reentrant checkpoint, which restores random numbers, autocast
-and the device, and stops early. What torch keeps of a region is handed to it here as tensors, by
-position, wherever the user has put them: so they are saved tensors like any others, which scopes
-and budgets move, and nothing else holds them. The first run sees the very objects of the user's
-call; a recomputation sees copies of the containers that held tensors.
+and the device, and stops early; `settings.py` restores other settings. What torch keeps of a region
+is handed to it here as tensors, by position, wherever the user has put them: so they are saved
+tensors like any others, which scopes and budgets move, and nothing else holds them. The first run
+sees the very objects of the user's call; a recomputation sees copies of the containers that held
+tensors.
 
 What runs in a region runs twice. As with torch's checkpoint a batch norm counts its batch twice,
 and so does whatever else the function changes. Where no gradient is recorded, and inside of
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.caches import find_caches
+from swapkit._runtime.recompute.settings import Settings
 from swapkit._runtime.recompute.watching import make_watcher
 from swapkit._runtime.runtime import get_runtime
 
@@ -113,6 +115,7 @@ class Region:
         self._watcher = make_watcher(terms, self._swapper, _module_of(function, args))
         self._slices: Slices | None = None
         self._group = terms.slice_group
+        self._settings = Settings()
 
     @untraced
     def take_tensors(self) -> list[torch.Tensor]:
@@ -146,7 +149,8 @@ class Region:
         del tensors, whole
         if self._caches is not None:
             args, kwargs = self._caches.replace(args, kwargs)
-        with contextlib.nullcontext() if self._watcher is None else self._watcher.replaying():
+        watched = contextlib.nullcontext() if self._watcher is None else self._watcher.replaying()
+        with self._settings.again(), watched:
             function(*args, **kwargs)
 
 

@@ -1,0 +1,108 @@
+"""Torch's settings that decide which bits an operator makes, for what is computed again.
+
+A program may change them for a part of its forward, as `torch.backends.mkldnn.flags` or
+`sdpa_kernel` do; in backward they would be as they are then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PRECISIONS = [
+    (backend, operators)
+    for backend in ("generic", "cuda", "mkldnn")
+    for operators in (("all",) if backend == "generic" else ("all", "matmul", "conv", "rnn"))
+]
+_SWITCHES = {
+    "_get_float32_matmul_precision": "_set_float32_matmul_precision",  # sets precisions, too
+    "_get_mkldnn_enabled": "_set_mkldnn_enabled",
+    "_get_mkldnn_deterministic": "_set_mkldnn_deterministic",
+    "_get_cudnn_enabled": "_set_cudnn_enabled",
+    "_get_cudnn_benchmark": "_set_cudnn_benchmark",
+    "_get_cudnn_deterministic": "_set_cudnn_deterministic",
+    "_get_cublas_allow_fp16_accumulation": "_set_cublas_allow_fp16_accumulation",
+    "_get_cublas_allow_fp16_reduced_precision_reduction": (
+        "_set_cublas_allow_fp16_reduced_precision_reduction"
+    ),
+    "_get_cublas_allow_bf16_reduced_precision_reduction": (
+        "_set_cublas_allow_bf16_reduced_precision_reduction"
+    ),
+    "_get_cpu_allow_fp16_reduced_precision_reduction": (
+        "_set_cpu_allow_fp16_reduced_precision_reduction"
+    ),
+    "_get_flash_sdp_enabled": "_set_sdp_use_flash",
+    "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
+    "_get_math_sdp_enabled": "_set_sdp_use_math",
+    "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+    "_get_math_sdp_allow_fp16_bf16_reduction": "_set_math_sdp_allow_fp16_bf16_reduction",
+}
+
+
+class _Setting(NamedTuple):
+    get: Callable[[], Any]
+    put: Callable[..., Any]  # parts of a value one by one
+
+
+def _find() -> list[_Setting]:
+    """Return those that this torch has; where one sets others as well, it comes first."""
+    functions = vars(torch._C)  # noqa: SLF001
+    found = [
+        _Setting(functions[get], functions[put])
+        for get, put in _SWITCHES.items()
+        if get in functions and put in functions
+    ]
+    get = functions.get("_get_fp32_precision_getter")
+    put = functions.get("_set_fp32_precision_setter")
+    if get is not None and put is not None:
+        found += [_Setting(partial(get, *each), partial(put, *each)) for each in _PRECISIONS]
+    return found
+
+
+_all = _find()
+
+
+def _read() -> tuple[Any, ...]:
+    try:
+        return tuple(setting.get() for setting in _all)
+    except RuntimeError:  # precisions that were set one by one have no name together
+        return tuple(_read_one(setting) for setting in _all)
+
+
+def _read_one(setting: _Setting) -> Any:  # noqa: ANN401 - of whatever kind it is
+    try:
+        return setting.get()
+    except RuntimeError:
+        return None
+
+
+def _change(then: tuple[Any, ...]) -> None:
+    for setting, wanted in zip(_all, then, strict=True):
+        if wanted is not None and _read_one(setting) != wanted:
+            setting.put(*wanted if isinstance(wanted, tuple) else (wanted,))
+
+
+class Settings:
+    """The settings of this moment."""
+
+    def __init__(self) -> None:
+        self._then = _read()
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Let them hold again, and afterwards those that would have held."""
+        now = _read()
+        if now == self._then:
+            yield
+            return
+        _change(self._then)
+        try:
+            yield
+        finally:
+            _change(now)
