@@ -122,7 +122,7 @@ class OutOfDisk(SwapkitError, OSError):
 
 
 class DiskError(SwapkitError, OSError):
-    """The disk tier could not read or write its file."""
+    """A file, such as the disk tier's, could not be read or written."""
 
 
 class BackendError(SwapkitError, RuntimeError):

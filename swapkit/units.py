@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import reprlib
 
 from swapkit.errors import InvalidArgument
 
 MOST_BYTES = 1 << 60
+MOST_DIGITS = 30  # of an amount that is looked at closely; more are too many in every unit
 _FACTORS = {
     "b": 1,
     "kb": 10**3,
@@ -22,6 +24,8 @@ _FACTORS = {
 }
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|[a-z]+)?\s*", re.IGNORECASE)
 _ACCEPTED = 'bytes (an int), "10GiB", "500MB", "80%", or a fraction such as 0.8'
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
 
 
 def parse_bytes(amount: int | float | str, *, whole_bytes: int | None = None, name: str) -> int:
@@ -36,7 +40,8 @@ def parse_bytes(amount: int | float | str, *, whole_bytes: int | None = None, na
         At least 1.
 
     Raises:
-        InvalidArgument: the amount is not understood, not positive, or a share without a whole.
+        InvalidArgument: the amount is not understood, not positive, more than any device has, or a
+            share without a whole.
 
     Example:
         >>> parse_bytes("1.5GiB", name="limit")
@@ -53,9 +58,11 @@ def parse_bytes(amount: int | float | str, *, whole_bytes: int | None = None, na
     else:
         nbytes = _parse_text(amount, name)
     if nbytes < 1:
-        raise InvalidArgument(f"{name}={amount!r} is less than one byte; expected {_ACCEPTED}")
+        raise InvalidArgument(f"{name}={show(amount)} is less than one byte; expected {_ACCEPTED}")
     if nbytes > MOST_BYTES:
-        raise InvalidArgument(f"{name}={amount!r} is more than any device has")
+        raise InvalidArgument(
+            f"{name}={show(amount)} is more than any device has; expected {_ACCEPTED}"
+        )
     return nbytes
 
 
@@ -66,11 +73,26 @@ def _plain_number(amount: object) -> int | float | None:
     if isinstance(amount, numbers.Integral):
         return int(amount)
     if isinstance(amount, numbers.Real):
-        return float(amount)
+        return _as_float(amount)
     match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
     if match is None or match[2] is not None:
         return None
-    return float(match[1]) if "." in match[1] else int(match[1])
+    return _read_digits(match[1])
+
+
+def _as_float(amount: numbers.Real) -> float:
+    try:
+        return float(amount)
+    except OverflowError:  # a fraction of very many digits
+        return math.inf
+
+
+def _read_digits(text: str) -> int | float:
+    """Return a number; what is more than any device has may stand for any such number."""
+    if "." in text:
+        return min(float(text), 2.0 * MOST_BYTES)
+    digits = text.lstrip("0") or "0"
+    return int(digits) if len(digits) <= MOST_DIGITS else 2 * MOST_BYTES
 
 
 def _share_of(amount: object, number: float | None) -> float | None:
@@ -83,15 +105,17 @@ def _share_of(amount: object, number: float | None) -> float | None:
 
 def _apply_share(amount: object, share: float, whole_bytes: int | None, name: str) -> int:
     if whole_bytes is None:
-        raise InvalidArgument(f"{name}={amount!r}: a share is not possible here; give bytes")
+        raise InvalidArgument(f"{name}={show(amount)}: a share is not possible here; give bytes")
     if not 0 < share <= 1:
-        raise InvalidArgument(f"{name}={amount!r}: a share must lie above 0 and be at most 100 %")
+        raise InvalidArgument(
+            f"{name}={show(amount)}: a share must lie above 0 and be at most 100 %"
+        )
     return int(whole_bytes * share)
 
 
-def _whole_number(amount: object, number: float, name: str) -> int:
-    if not math.isfinite(number) or number != int(number):
-        raise InvalidArgument(f"{name}={amount!r} is not a whole number; expected {_ACCEPTED}")
+def _whole_number(amount: object, number: int | float, name: str) -> int:
+    if isinstance(number, float) and not number.is_integer():
+        raise InvalidArgument(f"{name}={show(amount)} is not a whole number; expected {_ACCEPTED}")
     return int(number)
 
 
@@ -99,8 +123,21 @@ def _parse_text(amount: object, name: str) -> int:
     match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
     factor = _FACTORS.get(match[2].lower()) if match is not None else None
     if match is None or factor is None:
-        raise InvalidArgument(f"{name}={amount!r} is not understood; expected {_ACCEPTED}")
-    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+        raise InvalidArgument(f"{name}={show(amount)} is not understood; expected {_ACCEPTED}")
+    return int(_read_digits(match[1]) * factor)
+
+
+def show(value: object) -> str:
+    """Return a value in at most about a line.
+
+    Example:
+        >>> show("10 gallons")
+        "'10 gallons'"
+    """
+    try:
+        return _SHOWN.repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return "a number of very many digits"
 
 
 def format_bytes(nbytes: float) -> str:

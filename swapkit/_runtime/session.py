@@ -184,7 +184,8 @@ class Session:
 
         Raises:
             SessionError: there is no plan yet.
-            OSError: the file cannot be written.
+            InvalidArgument: `path` is no path.
+            DiskError: the file cannot be written. An `OSError`.
         """
         course = self._look()
         if course.plan is None or course.trace is None:

@@ -106,7 +106,8 @@ class Arguments(Settings):
         )
         steps = {"profile_steps": self.profile_steps, "search_steps": self.search_steps}
         asked = {
-            "policy": self._choose_policy(limit_bytes, min(planned_bytes, limit_bytes)),
+            "policy": self._choose_policy(limit_bytes, min(planned_bytes, limit_bytes))
+            or ("rescue" if options.get("plan") is None else "auto"),
             "min_swap_bytes": self.min_swap_bytes,
             **{name: number for name, number in steps.items() if number is not None},
             **options,
@@ -120,13 +121,13 @@ class Arguments(Settings):
             session.add_hint(self.hint)
         return session
 
-    def _choose_policy(self, limit_bytes: int, planned_bytes: int) -> str | Policy:
-        """Return who plans, in a session with this limit."""
+    def _choose_policy(self, limit_bytes: int, planned_bytes: int) -> str | Policy | None:
+        """Return who plans, in a session with this limit; None: no flag says."""
         if self.searches_threshold:
             return AdaptiveRecompute(limit_bytes=limit_bytes, most_bytes=planned_bytes)
         if self.smart_swap is not None:
             return _choose_swap(self.smart_swap)
-        return self.policy or "rescue"
+        return self.policy
 
 
 def _choose_swap(config: SmartSwapConfig) -> str | Policy:

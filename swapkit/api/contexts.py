@@ -11,13 +11,17 @@ import torch
 
 from swapkit._runtime.allocators import choose_device, ensure_installation
 from swapkit._runtime.session import RESCUE, Session, SessionConfig
+from swapkit.api.files import read_argument
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
 from swapkit.ir.codec import read_planned
-from swapkit.units import parse_bytes
+from swapkit.planning.planner import check_policy
+from swapkit.units import parse_bytes, show
 
 if TYPE_CHECKING:
     from swapkit._runtime.installation import Installation
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
 
 POLICIES = ("auto", "swap", "recompute", RESCUE)
@@ -25,6 +29,7 @@ POLICIES = ("auto", "swap", "recompute", RESCUE)
 # only holds what is on its way, this share of the budget and at least so many bytes.
 STAGING_SHARE = 1 / 8
 STAGING_BYTES = 64 << 20
+_PLAN = "the path of a file that session.save_plan, or swapkit.ir.codec.write_planned, wrote"
 
 
 def budget(  # noqa: PLR0913 - keyword arguments of the main interface
@@ -79,7 +84,8 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
         profile_steps: steps before there is a plan; the last of them is recorded.
         search_steps: plans that are tried, a step each, before one is settled on.
-        plan: file that `session.save_plan` wrote: followed from the first step on.
+        plan: file that `session.save_plan` wrote: followed from the first step on; when steps
+            are others later, `policy` plans again, which must not be `"rescue"`.
 
     Returns:
         The session, to be entered once.
@@ -103,7 +109,8 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         >>> session.stats.steps, session.stats.peak_bytes <= session.stats.budget_bytes
         (1, True)
     """
-    _check_policy(policy)
+    check_policy(policy, POLICIES)
+    saved_plan = _read_plan(plan, policy)
     _check_count("profile_steps", profile_steps)
     _check_count("search_steps", search_steps)
     _check_kind("model", model, torch.nn.Module)
@@ -123,7 +130,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         policy=policy,
         profile_steps=profile_steps,
         search_steps=search_steps,
-        saved_plan=None if plan is None else read_planned(plan),
+        saved_plan=saved_plan,
     )
     return Session(config, model, optimizer)
 
@@ -153,15 +160,17 @@ def _host_limit(
     return 0
 
 
-def _check_policy(policy: object) -> None:
-    is_one = (
-        policy in POLICIES if isinstance(policy, str) else callable(getattr(policy, "plan", None))
-    )
-    if not is_one:
-        names = ", ".join(POLICIES)
+def _read_plan(plan: object, policy: str | Policy) -> tuple[Trace, Plan] | None:
+    """Return what a file holds that is to be followed, if there is one."""
+    if plan is None:
+        return None
+    if policy == RESCUE:
+        others = ", ".join(repr(name) for name in POLICIES if name != RESCUE)
         raise InvalidArgument(
-            f"policy={policy!r}: expected one of {names}, or an object with plan(trace, machine)"
+            f"plan={show(plan)}: policy={RESCUE!r} follows no plan; leave plan= out, or give "
+            f"policy={others}, or an object with plan(trace, machine)"
         )
+    return read_argument("plan", plan, read_planned, _PLAN)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,17 +11,26 @@ import torch
 from swapkit._runtime.allocators import KINDS, choose_device
 from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.runtime import get_runtime
-from swapkit.errors import InvalidArgument
+from swapkit.api.files import read_argument
+from swapkit.errors import InvalidArgument, InvalidDocument, InvalidType
+from swapkit.ir.checks import check_machine, check_plan
 from swapkit.ir.codec import read_machine, read_trace
 from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning.planner import make_plan
 from swapkit.simulation.timeline import simulate as run_simulation
-from swapkit.units import parse_bytes
+from swapkit.units import parse_bytes, show
 
 if TYPE_CHECKING:
-    from swapkit.ir.plans import Plan, Schedule
+    import os
+    from collections.abc import Iterator
+
+    from swapkit.ir.plans import Schedule
     from swapkit.planning.planner import Policy
+
+_TRACE = "what swapkit.record returned, or the path of a file that holds one"
+_MACHINE = "a swapkit.ir.machines.Machine, or the path of a file that holds one"
 
 
 def plan(
@@ -88,15 +97,30 @@ def simulate(
         InvalidArgument: an argument is not understood; `InvalidDocument` for a file's content.
     """
     read = _read_trace(trace)
+    _check_plan(plan)
     return run_simulation(read, plan, _read_machine(machine, read, plan.budget_bytes))
 
 
 def _read_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
     if isinstance(trace, Trace):
         return trace
-    if isinstance(trace, (str, os.PathLike)):
-        return read_trace(trace)
-    raise InvalidArgument(f"trace={trace!r}: expected what swapkit.record returned, or a path")
+    return read_argument("trace", trace, read_trace, _TRACE)
+
+
+def _check_plan(plan: object) -> None:
+    if not isinstance(plan, Plan):
+        raise InvalidType(f"plan={show(plan)}: expected what swapkit.plan returned")
+    with _inside("plan"):
+        check_plan(plan)
+
+
+@contextlib.contextmanager
+def _inside(name: str) -> Iterator[None]:
+    """Put the name of the argument before the place that an error names."""
+    try:
+        yield
+    except InvalidDocument as error:
+        raise InvalidDocument(f"{name}: {error}") from None
 
 
 def _read_machine(
@@ -104,10 +128,11 @@ def _read_machine(
     trace: Trace,
     budget: int | float | str | None,
 ) -> Machine:
-    if isinstance(machine, (str, os.PathLike)):
-        machine = read_machine(machine)
-    elif machine is not None and not isinstance(machine, Machine):
-        raise InvalidArgument(f"machine={machine!r}: expected a swapkit.ir.machines.Machine")
+    if isinstance(machine, Machine):
+        with _inside("machine"):
+            check_machine(machine)
+    elif machine is not None:
+        machine = read_argument("machine", machine, read_machine, _MACHINE)
     if budget is None:
         if machine is None:
             raise InvalidArgument("budget=None: give a budget, or a machine that has one")

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swapkit.errors import InvalidDocument
 from swapkit.ir.checks import check_machine, check_plan, check_trace
 from swapkit.ir.documents import read_document, write_document
-from swapkit.ir.fields import SHAPES, Shape, refuse, show
+from swapkit.ir.fields import SHAPES, Shape, refuse
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Decision, Plan, Prediction
 from swapkit.ir.traces import VERSION, Event, Operator, Storage, Trace
+from swapkit.units import show
 
 if TYPE_CHECKING:
     import os
@@ -148,7 +149,7 @@ def decode_planned(document: object) -> tuple[Trace, Plan]:
 
 
 def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
-    """Write the document of a trace; raises InvalidDocument, OSError."""
+    """Write the document of a trace; raises InvalidDocument, DiskError."""
     write_document(path, encode_trace(trace))
 
 
@@ -159,7 +160,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def write_machine(path: str | os.PathLike[str], machine: Machine) -> None:
-    """Write the document of a machine; raises InvalidDocument, OSError."""
+    """Write the document of a machine; raises InvalidDocument, DiskError."""
     write_document(path, encode_machine(machine))
 
 
@@ -170,7 +171,7 @@ def read_machine(path: str | os.PathLike[str]) -> Machine:
 
 
 def write_plan(path: str | os.PathLike[str], plan: Plan) -> None:
-    """Write the document of a plan; raises InvalidDocument, OSError."""
+    """Write the document of a plan; raises InvalidDocument, DiskError."""
     write_document(path, encode_plan(plan))
 
 
@@ -181,7 +182,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def write_planned(path: str | os.PathLike[str], trace: Trace, plan: Plan) -> None:
-    """Write a plan together with its trace; raises InvalidDocument, OSError."""
+    """Write a plan together with its trace; raises InvalidDocument, DiskError."""
     write_document(path, encode_planned(trace, plan))
 
 

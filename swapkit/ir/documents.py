@@ -8,7 +8,8 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from swapkit.errors import InvalidDocument
+from swapkit.errors import DiskError, InvalidArgument, InvalidDocument, InvalidType
+from swapkit.units import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,10 +49,41 @@ def write_document(path: str | os.PathLike[str], document: dict[str, object]) ->
     """Write a document of plain values: all of it, or nothing.
 
     Raises:
-        OSError: it cannot be written; what was there before still is.
+        InvalidArgument: that is no path.
+        DiskError: it cannot be written; what was there before still is. An `OSError`.
     """
-    target = Path(os.path.realpath(path))
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    target = _find_target(path)
+    try:
+        _replace(target, document)
+    except OSError as error:
+        raise DiskError(f"path={os.fspath(path)!r}: {_explain(error, target)}") from error
+
+
+def _find_target(path: object) -> Path:
+    """Return the file that is meant, behind all links."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidType(f"path={show(path)}: expected the path of the file to write")
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InvalidArgument(f"path={show(name)}: expected the path of the file to write")
+    return Path(os.path.realpath(name))
+
+
+def _explain(error: OSError, target: Path) -> str:
+    """Return why a file cannot be written, and what to try; the part beside it stays unnamed."""
+    folder = target.parent
+    if os.path.isdir(target):
+        return "this is a folder; give the path of a file in it"
+    if not os.path.lexists(folder):
+        return f"the folder {str(folder)!r} does not exist; make it first, or give another path"
+    if not os.path.isdir(folder):
+        return f"{str(folder)!r} is no folder; give another path"
+    return f"it cannot be written: {error.strerror or error}; give another path"
+
+
+def _replace(target: Path, document: dict[str, object]) -> None:
+    """Write a file beside another and put it in its place."""
+    part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
         with part.open("x", encoding="utf-8") as file:
             file.writelines(_render(document, ""))

@@ -7,7 +7,6 @@ alone what it cannot turn: whoever checks the result then says what is wrong.
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,7 +15,7 @@ from swapkit.ir import machines, plans, traces
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
-from swapkit.units import MOST_BYTES
+from swapkit.units import MOST_BYTES, show
 
 if TYPE_CHECKING:
     import enum
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 MOST_COUNT = (1 << 31) - 1  # operators and storages are numbered by 32 bits
 MOST_SECONDS = 1e9
 MOST_BYTES_PER_SECOND = 1e18
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
 
 
 class Rule:
@@ -294,11 +291,3 @@ SHAPES: dict[type, Shape] = {
 def refuse(where: str, expectation: str, value: object) -> NoReturn:
     """Raise an InvalidDocument that says where, what was expected and what was there."""
     raise InvalidDocument(f"{where}: expected {expectation}, got {show(value)}")
-
-
-def show(value: object) -> str:
-    """Return a value in at most about a line."""
-    try:
-        return _SHOWN.repr(value)
-    except ValueError:  # an int of more digits than Python prints
-        return "a number of very many digits"

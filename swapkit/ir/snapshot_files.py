@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeVar
 
 from swapkit.errors import InvalidDocument
-from swapkit.ir.fields import refuse, show
-from swapkit.units import MOST_BYTES
+from swapkit.ir.fields import refuse
+from swapkit.units import MOST_BYTES, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,11 @@ is mostly within a fraction of a per cent of the bound that the same program giv
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType
+from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
 from swapkit.ir.plans import Action, Plan, Tier
 from swapkit.planning.bound import lower_bound
 from swapkit.planning.solving import Failure, Solution, plan_problem
@@ -19,7 +20,7 @@ from swapkit.planning.trials import Trials
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import as_plan, simulate
 from swapkit.simulation.validator import find_violations
-from swapkit.units import format_bytes
+from swapkit.units import format_bytes, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +30,15 @@ if TYPE_CHECKING:
     from swapkit.planning.feasibility import Least
     from swapkit.simulation.problems import Problem
 
-__all__ = ["POLICIES", "Policy", "TradeOff", "make_candidates", "make_plan", "trade_offs"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "TradeOff",
+    "check_policy",
+    "make_candidates",
+    "make_plan",
+    "trade_offs",
+]
 
 POLICIES = ("auto", "swap", "recompute")
 NAMED_OPERATORS = 4  # most that an error names
@@ -37,6 +46,7 @@ REASONS_SHOWN = 3
 # What other plans for a session to try assume: a link at this share of its speed, computing slowed
 # down so much by copies, and this share of the budget.
 LINK_SHARE, INTERFERENCE, BUDGET_SHARE = 0.75, 0.1, 0.97
+WORTH = 1.3  # times the best prediction: what a candidate may come to
 
 
 class Policy(Protocol):
@@ -66,11 +76,13 @@ def make_plan(
         optimizer_states: whether they may be swapped, too.
 
     Raises:
-        InfeasibleBudget: there is none; the error names the smallest budget that has one.
+        InfeasibleBudget: there is none; the error names the smallest budget that has one, or that
+            the plan of the given policy needs.
         InvalidArgument: an unknown policy, or its plan is not legal.
     """
+    check_policy(policy)
     if not isinstance(policy, str):
-        return _check_own(trace, machine, policy.plan(trace, machine))
+        return _ask_own(trace, machine, policy)
     problem = restrict(lower(trace, optimizer_states=optimizer_states), policy)
     solution = solve_or_raise(trace, problem, machine, policy)
     plan = as_plan(
@@ -113,7 +125,7 @@ def make_candidates(
         if isinstance(solution, Failure):
             continue
         other = _adapt(trace, allowed, machine, solution, restricted)
-        if other is not None:
+        if other is not None and _predicted_seconds(other) <= WORTH * _predicted_seconds(plain):
             plans.setdefault(_outline(other), replace(other, bound_seconds=plain.bound_seconds))
     return tuple(sorted(plans.values(), key=_predicted_seconds))
 
@@ -145,12 +157,43 @@ def restrict(problem: Problem, policy: str) -> Problem:
         InvalidArgument: an unknown policy.
     """
     if policy not in POLICIES:
-        names = ", ".join(map(repr, POLICIES))
-        raise InvalidArgument(f"policy={policy!r}: expected {names} or an object with a plan()")
+        raise _unknown(policy, POLICIES)
     return replace(
         problem,
         can_swap=problem.can_swap & (policy != "recompute"),
         can_recompute=problem.can_recompute & (policy != "swap"),
+    )
+
+
+def check_policy(policy: object, names: Sequence[str] = POLICIES) -> None:
+    """Check that a policy has one of these names, or can make plans.
+
+    Raises:
+        InvalidArgument: neither holds.
+    """
+    is_one = policy in names if isinstance(policy, str) else _makes_plans(policy)
+    if not is_one:
+        raise _unknown(policy, names)
+
+
+def _makes_plans(policy: object) -> bool:
+    """Tell whether there is a plan() that takes a trace and a machine; a class has none itself."""
+    method = getattr(policy, "plan", None)
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
+
+
+def _unknown(policy: object, names: Sequence[str]) -> InvalidArgument:
+    expected = ", ".join(map(repr, names))
+    return InvalidArgument(
+        f"policy={show(policy)}: expected {expected}, or an object with plan(trace, machine)"
     )
 
 
@@ -189,23 +232,30 @@ def _explain_failure(
     return InfeasibleBudget(message, least_bytes=least.budget_bytes, operators=tuple(names))
 
 
-def _check_own(trace: Trace, machine: Machine, plan: object) -> Plan:
+def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:
     """Return a user's plan, with what it comes to, if nothing is wrong with it."""
+    plan: object = policy.plan(trace, machine)
     if not isinstance(plan, Plan):
-        raise InvalidType(f"the policy returned a {type(plan).__name__}, expected a Plan")
+        who, what = type(policy).__name__, f"expected a Plan, of {Plan.__module__}"
+        raise InvalidType(f"plan() of the policy {who} returned {show(plan)}: {what}")
+    _refuse_illegal(find_violations(trace, plan, machine))
     if 0 < plan.budget_bytes < machine.budget_bytes:
         machine = replace(machine, budget_bytes=plan.budget_bytes)
-    violations = find_violations(trace, plan, machine)
-    if not violations:
+    try:
         schedule = simulate(trace, plan, machine)
-        plan = replace(plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction)
-        violations = find_violations(trace, plan, machine, schedule)
+    except PlanMismatch as error:  # legal, but nothing that is ever done
+        raise InvalidArgument(f"the policy's plan is not possible: {error}") from None
+    plan = replace(plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction)
+    _refuse_illegal(find_violations(trace, plan, machine, schedule))
+    return plan
+
+
+def _refuse_illegal(violations: Sequence[str]) -> None:
     if violations:
         more = len(violations) - REASONS_SHOWN
         rest = f"; and {more} more" if more > 0 else ""
         reasons = "; ".join(violations[:REASONS_SHOWN])
         raise InvalidArgument(f"the policy's plan is not legal: {reasons}{rest}")
-    return plan
 
 
 def _assume(machine: Machine, policy: str) -> Iterator[tuple[Machine, str]]:
@@ -216,11 +266,11 @@ def _assume(machine: Machine, policy: str) -> Iterator[tuple[Machine, str]]:
         in_bytes_per_second=machine.in_bytes_per_second * LINK_SHARE,
     )
     yield slower, policy
-    yield replace(machine, budget_bytes=int(machine.budget_bytes * BUDGET_SHARE)), policy
-    yield replace(slower, interference=machine.interference + INTERFERENCE), policy
-    if policy == "auto":
+    if policy == "auto":  # in case only one of them costs more than was measured
         yield machine, "recompute"
         yield machine, "swap"
+    yield replace(machine, budget_bytes=int(machine.budget_bytes * BUDGET_SHARE)), policy
+    yield replace(slower, interference=machine.interference + INTERFERENCE), policy
 
 
 def _adapt(

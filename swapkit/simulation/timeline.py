@@ -137,7 +137,7 @@ def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Ind
             message = f"storage {decision.storage} is never idle: it can only be kept"
             raise PlanMismatch(message)
         if decision.action is Action.RECOMPUTE and not problem.can_recompute[item]:
-            message = f"storage {decision.storage} cannot be recomputed"
+            message = f"storage {decision.storage} cannot be recomputed: keep or swap it"
             raise PlanMismatch(message)
         actions[item] = _NUMBERS[decision.action, decision.tier]
         if decision.prefetch is not None:

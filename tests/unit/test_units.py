@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from swapkit.errors import InvalidArgument
-from swapkit.units import format_bytes, parse_bytes
+from swapkit.units import MOST_BYTES, format_bytes, parse_bytes, show
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,8 @@ from swapkit.units import format_bytes, parse_bytes
         (".5MiB", 2**19),
         ("2TiB", 2**41),
         ("9007199254740993", 9007199254740993),  # more than a float holds
+        ("0" * 5000 + "1KiB", 1024),
+        (MOST_BYTES, MOST_BYTES),
     ],
 )
 def test_parse_when_bytes_are_written_then_they_are_read(amount: float | str, nbytes: int) -> None:
@@ -48,7 +52,7 @@ def test_parse_when_there_is_no_whole_then_a_share_is_refused(amount: float | st
         parse_bytes(amount, name="host_limit")
 
 
-@pytest.mark.parametrize("amount", [0.0, -0.25, "0%", "101%"])
+@pytest.mark.parametrize("amount", [0.0, -0.25, float("-inf"), "0%", "101%", "9" * 5000 + "%"])
 def test_parse_when_a_share_is_out_of_range_then_the_range_is_named(amount: float | str) -> None:
     with pytest.raises(InvalidArgument, match="a share must lie above 0 and be at most 100 %"):
         parse_bytes(amount, whole_bytes=1000, name="limit")
@@ -62,13 +66,31 @@ def test_parse_when_text_is_not_an_amount_then_the_forms_are_listed(amount: str)
         parse_bytes(amount, whole_bytes=1000, name="limit")
 
 
-@pytest.mark.parametrize("amount", [float("nan"), float("inf"), 1.5])
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), 1.5, Fraction(10**400, 3)])
 def test_parse_when_a_number_is_not_whole_then_refused(amount: float) -> None:
     with pytest.raises(InvalidArgument, match="not a whole number"):
         parse_bytes(amount, whole_bytes=1000, name="limit")
 
 
-@pytest.mark.parametrize("amount", [0, -5, "0", "0GiB"])
+@pytest.mark.parametrize(
+    "amount",
+    [
+        MOST_BYTES + 1,
+        10**400,
+        10**5000,
+        1e300,
+        "1048577TiB",
+        *("9" * digits + rest for digits in (400, 5000) for rest in ("", "GiB", ".0", ".5GiB")),
+    ],
+    ids=lambda amount: show(amount)[:20],
+)
+def test_parse_when_more_than_any_device_has_then_refused_in_a_line(amount: float | str) -> None:
+    with pytest.raises(InvalidArgument, match=r'limit=.* more than any device has; .*"10GiB"') as e:
+        parse_bytes(amount, whole_bytes=1000, name="limit")
+    assert len(str(e.value)) < 200
+
+
+@pytest.mark.parametrize("amount", [0, -5, -(10**400), "0", "0" * 5000, "0GiB"])
 def test_parse_when_less_than_a_byte_then_refused(amount: int | str) -> None:
     with pytest.raises(InvalidArgument, match="less than one byte"):
         parse_bytes(amount, whole_bytes=1000, name="limit")
@@ -79,7 +101,7 @@ def test_parse_when_a_share_is_less_than_a_byte_then_refused() -> None:
         parse_bytes(0.5, whole_bytes=1, name="limit")
 
 
-@pytest.mark.parametrize("amount", [True, None, b"10GiB", [1]])
+@pytest.mark.parametrize("amount", [True, False, None, b"10GiB", [1], 1j])
 def test_parse_when_neither_number_nor_text_then_refused(amount: object) -> None:
     with pytest.raises(InvalidArgument, match=r"limit=.*expected bytes"):
         parse_bytes(amount, name="limit")  # type: ignore[arg-type]

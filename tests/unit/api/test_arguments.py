@@ -12,9 +12,13 @@ from torch import nn
 import swapkit
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument
+from swapkit.ir.codec import write_planned
+from tests.unit.ir.values import PLAN, TRACE
 from tests.unit.scoped import copied
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from swapkit.api.arguments import Arguments
 
 SIDE = 32
@@ -181,6 +185,16 @@ def test_budget_when_it_is_refused_then_nothing_is_chosen() -> None:
         asked.budget(model, optimizer, search_steps=0)
     assert len(swapkit.choices(model)) == 0
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_budget_when_a_saved_plan_is_given_then_who_plans_again_is_no_rescue(
+    tmp_path: Path,
+) -> None:
+    write_planned(tmp_path / "plan.json", TRACE, PLAN)
+    asked = parse("--recompute-norm")
+    assert asked.budget(make_model())._config.policy == "rescue"
+    config = asked.budget(make_model(), plan=tmp_path / "plan.json")._config
+    assert (config.policy, config.saved_plan) == ("auto", (TRACE, PLAN))
 
 
 def test_budget_when_choices_were_made_before_then_they_are_made_once() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import swapkit
-from swapkit.errors import InvalidArgument, Unsupported
+from swapkit._runtime.course import Course
+from swapkit.errors import DiskError, InvalidArgument, Unsupported
+from swapkit.ir.codec import write_planned
+from swapkit.ir.plans import Plan
 from tests.support import MIB, limit_above_reserved
+from tests.unit.ir.values import PLAN, TRACE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from swapkit._runtime.installation import Installation
     from swapkit._runtime.session import SessionConfig
 
@@ -52,12 +56,27 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"policy": "magic"}, "policy='magic': expected one of auto, swap, recompute, rescue"),
+        ({"policy": "magic"}, "policy='magic': expected 'auto', 'swap', 'recompute', 'rescue'"),
         ({"policy": object()}, "or an object with plan"),
+        ({"plan": 5}, "plan=5: expected the path of a file that session.save_plan"),
+        ({"plan": True}, "plan=True: expected the path of a file"),
+        ({"plan": b"plan.json"}, "plan=b'plan.json': expected the path of a file"),
+        ({"plan": swapkit.plan}, "plan=<function plan .*: expected the path of a file"),
+        ({"plan": Plan}, "plan=<class .*Plan'>: expected the path of a file"),
+        ({"plan": PLAN}, r"plan=Plan\(.*: expected the path .* or swapkit.ir.codec.write_planned"),
+        ({"plan": ""}, "plan='': expected the path of a file"),
+        ({"plan": "a\0b"}, "expected the path of a file"),
+        ({"plan": "missing-file.json"}, "plan='missing-file.json': there is no such file in '/"),
+        ({"plan": Path("/nowhere/x")}, "plan='/nowhere/x': there is no such file; expected"),
+        ({"plan": "/tmp"}, "plan='/tmp': this is a folder; expected the path"),
+        ({"plan": "x" * 300}, "it cannot be read: File name too long; expected the path"),
+        ({"plan": "x", "policy": "rescue"}, "plan='x': policy='rescue' follows no plan; leave"),
         ({"profile_steps": 0}, "profile_steps=0: expected a whole number of at least 1"),
         ({"search_steps": 1.5}, "search_steps=1.5: expected a whole number of at least 1"),
         ({"limit": "plenty"}, "limit='plenty' is not understood"),
         ({"limit": 0}, "limit=0 is less than one byte"),
+        ({"limit": 10**400}, "limit=1000.* is more than any device has"),
+        ({"host_limit": 10**5000}, "host_limit=.* is more than any device has"),
         ({"host_limit": "110%"}, "host_limit='110%': a share"),
         ({"min_swap_bytes": 1023}, "min_swap_bytes=1023: the least possible is 1024"),
         ({"min_swap_bytes": "10%"}, "min_swap_bytes='10%': a share is not possible"),
@@ -72,6 +91,41 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
 def test_argument_when_wrong_then_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         swapkit.budget(**{"limit": "1GiB", **options})
+
+
+@pytest.mark.usefixtures("installation")
+@pytest.mark.parametrize("policy", ["auto", "swap", "recompute"])
+def test_saved_plan_when_the_policy_plans_then_taken(policy: str, tmp_path: Path) -> None:
+    write_planned(tmp_path / "plan.json", TRACE, PLAN)
+    config = config_of(policy=policy, plan=tmp_path / "plan.json")
+    assert config.saved_plan == (TRACE, PLAN)
+    assert config.policy == policy
+
+
+@pytest.mark.usefixtures("installation")
+@pytest.mark.parametrize(
+    ("path", "error", "text"),
+    [
+        ("{0}/none/x", DiskError, "path='{0}/none/x': the folder '{0}/none' does not exist; make"),
+        ("{0}/file/x", DiskError, "path='{0}/file/x': '{0}/file' is no folder; give another path"),
+        ("/", DiskError, "path='/': this is a folder; give the path of a file in it"),
+        ("{0}", DiskError, "path='{0}': this is a folder; give the path of a file in it"),
+        ("{0}/" + "x" * 300, DiskError, "it cannot be written: File name too long; give another"),
+        ("", InvalidArgument, "path='': expected the path of the file to write"),
+        ("a\0b", InvalidArgument, "expected the path of the file to write"),
+        (None, InvalidArgument, "path=None: expected the path of the file to write"),
+    ],
+)
+def test_plan_when_it_cannot_be_saved_then_the_path_asked_for_is_named(
+    path: str | None, error: type[Exception], text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    session = swapkit.budget("1GiB")
+    session._course = Course(plan=PLAN, trace=TRACE)
+    with pytest.raises(error, match=re.escape(text.format(tmp_path))) as caught:
+        session.save_plan(path if path is None else path.format(tmp_path))  # type: ignore[arg-type]
+    assert ".part" not in str(caught.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.usefixtures("installation")

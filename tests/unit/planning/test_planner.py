@@ -51,6 +51,13 @@ class Fixed:
         return self.result
 
 
+class Greedy:
+    """No policy: its plan() takes something else."""
+
+    def plan(self) -> None:
+        raise AssertionError
+
+
 @pytest.mark.promise("A1")
 @pytest.mark.promise("D1")
 @pytest.mark.parametrize("policy", POLICIES)
@@ -132,6 +139,13 @@ def test_policy_when_unknown_then_error_names_those_there_are() -> None:
         make_plan(trace(), machine_with(1.0), "fast")
 
 
+@pytest.mark.parametrize("policy", [None, 5, [], make_plan, Fixed, Greedy(), replace])
+def test_policy_when_it_cannot_plan_then_error_says_what_can(policy: object) -> None:
+    expected = r"^policy=.*: expected 'auto', .* or an object with plan\(trace, machine\)$"
+    with pytest.raises(InvalidArgument, match=expected):
+        make_plan(trace(), machine_with(1.0), policy)  # type: ignore[arg-type]
+
+
 def test_own_policy_when_its_plan_is_legal_then_completed() -> None:
     machine = machine_with(0.7)
     plain = replace(make_plan(trace(), machine), prediction=None, bound_seconds=None)
@@ -157,9 +171,45 @@ def test_own_policy_when_its_plan_is_over_the_budget_then_infeasible() -> None:
         make_plan(trace(), machine, Fixed(plan))
 
 
-def test_own_policy_when_it_makes_no_plan_then_error() -> None:
-    with pytest.raises(InvalidType, match="expected a Plan"):
-        make_plan(trace(), machine_with(0.5), Fixed(None))  # type: ignore[arg-type]
+@pytest.mark.parametrize("result", [None, 5, Plan, {"decisions": ()}])
+def test_own_policy_when_it_makes_no_plan_then_error(result: object) -> None:
+    with pytest.raises(InvalidType, match=r"plan\(\) of the policy Fixed returned .* a Plan, of"):
+        make_plan(trace(), machine_with(0.5), Fixed(result))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("budget_bytes", "x"),
+        ("budget_bytes", None),
+        ("budget_bytes", True),
+        ("budget_bytes", 10**400),
+        ("decisions", None),
+        ("decisions", []),
+        ("decisions", (5,)),
+        ("bound_seconds", float("nan")),
+        ("prediction", "x"),
+        ("version", 2),
+    ],
+)
+def test_own_policy_when_a_field_of_its_plan_is_wrong_then_error_names_the_field(
+    field: str, value: object
+) -> None:
+    machine = machine_with(0.9)
+    plan = replace(make_plan(trace(), machine), **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=rf"the policy's plan is not legal: {field}\b.*: exp"):
+        make_plan(trace(), machine, Fixed(plan))
+
+
+def test_own_policy_when_it_recomputes_what_is_never_recomputed_then_invalid_argument() -> None:
+    machine = machine_with(1.0)
+    problem = lower(trace())
+    anchor = int(problem.item_storages[~problem.can_recompute][0])
+    decisions = (Decision(storage=anchor, action=Action.RECOMPUTE),)
+    plan = Plan(decisions=decisions, budget_bytes=machine.budget_bytes)
+    assert find_violations(trace(), plan, machine) == []
+    with pytest.raises(InvalidArgument, match=f"storage {anchor} cannot be recomputed: keep or sw"):
+        make_plan(trace(), machine, Fixed(plan))
 
 
 @pytest.mark.promise("C1")
