@@ -23,4 +23,5 @@ class Course:
     machine: Machine | None = None  # that plans are made for
     why_none: str = ""  # why there is no plan and will be none
     replans: int = 0  # how often another plan was needed
+    pace: float = 1.0  # how long steps have taken, by what was recorded and predicted for them
     step_seconds: float | None = None  # median of the latest steps, from their first forward on

@@ -47,7 +47,7 @@ class SessionStats:
     `recomputed_regions` counts every time that a part, or a single operator, was recomputed.
     `step_seconds` is the median of the latest steps, each from its first forward on; what is
     predicted is for the plan that is followed: None where there is none. No plan for the budget
-    takes less than `bound_step_seconds`.
+    takes less than `bound_step_seconds`; without a budget it would be `unlimited_step_seconds`.
     """
 
     budget_bytes: int
@@ -65,6 +65,7 @@ class SessionStats:
     predicted_step_seconds: float | None = None
     predicted_peak_bytes: int | None = None
     bound_step_seconds: float | None = None
+    unlimited_step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,9 @@ class Session:
             predicted_step_seconds=None if predicted is None else predicted.seconds,
             predicted_peak_bytes=None if predicted is None else predicted.peak_bytes,
             bound_step_seconds=None if plan is None else plan.bound_seconds,
+            unlimited_step_seconds=(
+                None if plan is None or course.trace is None else course.trace.seconds * course.pace
+            ),
         )
 
     def mark_step(self) -> None:

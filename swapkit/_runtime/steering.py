@@ -146,6 +146,7 @@ class Steering:
         return Course(
             stage=self._learner.stage,
             plan=None if case is None or case.chosen is None else pace(case.chosen, case.pace),
+            pace=1.0 if case is None else case.pace,
             trace=None if case is None else case.trace,
             machine=self._machine,
             why_none="" if case is None else case.why_none,

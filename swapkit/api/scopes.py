@@ -100,8 +100,9 @@ def offload(
         to: `"host"`, or `"disk"` in a session that has one.
         prefetch: None: memory is given up as soon as the copy is done, and copies come back as
             early as memory allows. Otherwise a number n >= 1 of operators, counted in nodes of the
-            graph: memory is given up 3n operators after the copy began, waiting for it if need be,
-            and the copy back begins n operators before the first use.
+            graph: memory is given up 3n operators after it was saved, waiting for the copy if need
+            be, or as soon as nobody but the graph has it; and the copy back begins n operators
+            before the first use.
         min_bytes: smaller storages stay; at least what the environment variable
             MIN_SWAP_TENSOR_SIZE says, or 1024 bytes.
 

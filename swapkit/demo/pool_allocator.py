@@ -133,8 +133,8 @@ class PoolAllocator:
                 reserved_peak_bytes=reserved_peak_bytes,
                 allocated_peak_bytes=allocated_peak_bytes,
             )
-        stats, trace = self._session.stats, self._session.trace
-        plain_seconds = 0.0 if trace is None else trace.seconds
+        stats = self._session.stats
+        plain_seconds = stats.unlimited_step_seconds
         return Finished(
             digest=digest,
             reserved_peak_bytes=reserved_peak_bytes,
@@ -167,5 +167,5 @@ class PoolAllocator:
             self._tell(SegmentRanges(ranges=ranges))
 
 
-def _share(seconds: float | None, whole_seconds: float) -> float | None:
-    return seconds / whole_seconds if seconds is not None and whole_seconds > 0 else None
+def _share(seconds: float | None, whole_seconds: float | None) -> float | None:
+    return seconds / whole_seconds if seconds is not None and whole_seconds else None

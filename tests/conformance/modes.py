@@ -191,11 +191,12 @@ def frozen_objects() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Wait for copies that are under way, and let go of what they were made of."""
+    """Let copies that have waited begin; wait for them, and let go of what they were made of."""
     runtime = get_runtime()
     with hidden():
         swapper = runtime.current_swapper()
     with runtime.lock:
+        swapper.mover.release_done(False)
         swapper.scheduler.drain()
         swapper.mover.release_done(False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -275,7 +276,9 @@ def test_prefetch_when_given_then_release_thrice_as_late_and_copy_back_so_much_a
             loss = get_loss(model)
             forward = list(moves)
             loss.backward()
-        assert set(ahead(forward, "release")) == {3 * distance}
+        released = ahead(forward, "release")
+        # Later what the model has in variables till then, such as residuals.
+        assert 3 * distance == min(released) == statistics.mode(released)
         assert set(ahead(moves[len(forward) :], "prefetch")) == {distance}
 
 

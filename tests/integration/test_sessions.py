@@ -93,6 +93,8 @@ def test_training_when_a_plan_is_searched_then_same_bits_stable_soon_and_no_resc
     assert stats.bound_step_seconds is not None
     assert stats.step_seconds is not None
     assert stats.predicted_step_seconds >= stats.bound_step_seconds * 0.999
+    assert stats.unlimited_step_seconds is not None
+    assert stats.bound_step_seconds >= stats.unlimited_step_seconds * 0.999
 
 
 def test_training_when_a_user_plans_then_that_plan_is_followed() -> None:
