@@ -2,10 +2,10 @@
 
 With a distance of n operators, the memory of a saved tensor is released 3n operators after it was
 saved, waiting for its copy if need be, or later if others than the graph still have it then; and
-the copy back starts n operators before the first use in backward. An operator is an autograd node; its number rises in forward and
-falls in backward (`cpp/operators.cpp`). Not every node of forward runs in backward, so which ones
-are n before a use is learned: from the pass before that started alike, and counted by numbers until
-there was one.
+the copy back starts n operators before the first use in backward. An operator is an autograd node;
+its number rises in forward and falls in backward (`cpp/operators.cpp`). Not every node of forward
+runs in backward, so which ones are n before a use is learned: from the pass before that started
+alike, and counted by numbers until there was one.
 
 Source:
     MindFormers, fine-grained activation swap: `backward_prefetch`.

@@ -48,6 +48,6 @@ def test_model_when_copied_in_every_stage_then_the_copy_trains_and_counts_as_ano
             assert_equal(loaded, training.model)
             torch.save(training.model, io.BytesIO())
             del again, loaded
-            gc.collect()  # a model with choices is in a cycle, and copies would count in the next step
+            gc.collect()  # a model with choices is in a cycle, whose memory the next step would see
     assert stages >= {"search", "stable"}
     assert training.outcome() == plain.outcome
