@@ -165,7 +165,7 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
         return send(mover, group);
     }
     if (mover == packer->mover && packer->is_following()) {
-        return true; // a plan decides
+        return release_done(mover, false); // else a plan decides
     }
     PyObject *added = joined.is_new ? as_object(group) : Py_None;
     return call_method<"note_automatic">(mover->policy, added) && release_done(mover, false);
