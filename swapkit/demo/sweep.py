@@ -1,13 +1,14 @@
 """Every policy at every budget: step times over a sweep, on a fast and on a slow link to the host.
 
 The runs of one budget and one link take turns step by step, so that all meet the same noise: no
-limit, full recompute, and a session with each policy.
+limit, full recompute, and a session with each policy. Only half of the processors compute: copies
+need some, too, on a CPU, where other devices have engines for them.
 """
 
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swapkit.demo.children import RunFailedError
 from swapkit.demo.messages import RunKind
@@ -99,6 +100,7 @@ def sweep(options: DemoOptions, progress: Progress) -> tuple[Point, ...]:
     Raises:
         RunFailedError: a run crashed.
     """
+    options = replace(options, threads=max(1, options.threads // 2))
     fast = [_run_point(options, share, FAST_LINK, progress) for share in options.shares]
     if not fast:
         return ()

@@ -82,7 +82,8 @@ def show_sweep(console: Console, points: Sequence[Point]) -> None:
         "not lose. [6] The most that any plan could, by the lower bound of auto's plan.",
         f"The slow link is one over which swapping everything would cost {SLOWDOWN:.0%} of the "
         "step. Steps take turns as above; each run's first "
-        f"{UNTIMED} steps are not timed, in which it learns.",
+        f"{UNTIMED} steps are not timed, in which it learns. Half of the processors compute, the "
+        "others are for copies.",
     ):
         console.print(note, style="dim", markup=False, highlight=False)
     console.print()
