@@ -39,7 +39,7 @@ struct Books {
     BySerial leaving; // of these, those whose copies were started: released when they are done
     std::size_t leaving_bytes = 0;
     std::uint64_t looked_at = 0; // the turn of the last that was asked whether it waits any longer
-    std::deque<Coming> coming; // the soonest first
+    std::deque<Coming> coming;   // the soonest first
     std::size_t coming_bytes = 0;
     std::uint64_t pass_serial = 0; // where the backward pass under way began
     std::uint64_t serials = 0, turns = 0;

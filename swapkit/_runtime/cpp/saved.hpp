@@ -86,8 +86,8 @@ struct Group {
     const sk_group_state *state_at;
     Handle *handles; // borrowed; they leave when they go
     std::size_t nhandles;
-    std::uint64_t serial;  // in the order in which groups were saved; 0: not yet
-    std::uint64_t turn;    // among those that wait or leave (`mover.hpp`); 0: it does neither
+    std::uint64_t serial; // in the order in which groups were saved; 0: not yet
+    std::uint64_t turn;   // among those that wait or leave (`mover.hpp`); 0: it does neither
     std::size_t leaving_bytes;
     std::int64_t operation; // the last operator that saved it
     std::int64_t stream;    // in whose order its bytes are valid

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from tests.operators import Body
 
+onednn: Any = torch.backends.mkldnn
 # `torch.backends` has them as attributes; a value that is not what they are at first.
 CHANGES: list[tuple[Any, str, object]] = [
-    (torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
-    (torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+    (onednn.matmul, "fp32_precision", "bf16"),
+    (onednn.conv, "fp32_precision", "bf16"),
     (torch.backends.cudnn, "benchmark", True),
     (torch.backends.cudnn, "deterministic", True),
     (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", (False, False)),
@@ -88,8 +89,9 @@ def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def without_onednn(body: Body) -> Body:
     def run(*args: torch.Tensor) -> torch.Tensor:
-        with torch.backends.mkldnn.flags(enabled=False):
-            return body(*args)
+        with onednn.flags(enabled=False):
+            made: torch.Tensor = body(*args)
+            return made
 
     return run
 
