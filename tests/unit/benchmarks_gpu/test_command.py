@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,14 @@ report.row("t", "second", {"ratio": 2.0})
     assert report_path(tmp_path, "pool").exists()
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 def test_process_when_it_runs_too_long_then_ended_with_what_it_started(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
@@ -166,8 +175,11 @@ def test_process_when_it_runs_too_long_then_ended_with_what_it_started(tmp_path:
     assert done.timed_out
     assert not done.ok
     assert done.describe().startswith("stopped after")
-    status = Path(f"/proc/{int(pid_file.read_text(encoding='utf-8'))}/stat")
-    assert not status.exists() or status.read_text(encoding="utf-8").split()[2] == "Z"
+    pid = int(pid_file.read_text(encoding="utf-8"))
+    deadline = time.monotonic() + 60  # a process that was killed dies when it next has a turn
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_alive(pid)
 
 
 def test_process_when_it_fails_then_the_error_is_told(tmp_path: Path) -> None:
