@@ -285,6 +285,7 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     if (!raise_interruption()) {
         return nullptr;
     }
+    auto own = Ref<>::share(self); // as for `unpack`
     auto *packer = reinterpret_cast<Packer *>(self);
     saved_new = false;
     Ref<> packed = Ref<>::steal(pack_now(self, tensor));
@@ -295,8 +296,8 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
 }
 
 PyObject *packer_unpack(PyObject *self, PyObject *packed) {
+    auto own = Ref<>::share(self), kept = Ref<>::share(packed); // a thread may let go of the graph
     auto *packer = reinterpret_cast<Packer *>(self);
-    auto kept = Ref<>::share(packed); // autograd may let go of it meanwhile
     Mover *mover = packer->mover;
     bool is_followed = packer->is_following();
     unsigned long long waits = mover->waits;
