@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,9 @@ from swapkit._runtime.allocators import KINDS, choose_device
 from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.runtime import get_runtime
 from swapkit.api.files import read_argument
-from swapkit.errors import InvalidArgument, InvalidDocument, InvalidType
+from swapkit.errors import InvalidArgument, InvalidType
 from swapkit.ir.checks import check_machine, check_plan
-from swapkit.ir.codec import read_machine, read_trace
+from swapkit.ir.codec import inside, read_machine, read_trace
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
@@ -24,7 +23,6 @@ from swapkit.units import parse_bytes, show
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
 
     from swapkit.ir.plans import Schedule
     from swapkit.planning.planner import Policy
@@ -110,17 +108,8 @@ def _read_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
 def _check_plan(plan: object) -> None:
     if not isinstance(plan, Plan):
         raise InvalidType(f"plan={show(plan)}: expected what swapkit.plan returned")
-    with _inside("plan"):
+    with inside("plan: "):
         check_plan(plan)
-
-
-@contextlib.contextmanager
-def _inside(name: str) -> Iterator[None]:
-    """Put the name of the argument before the place that an error names."""
-    try:
-        yield
-    except InvalidDocument as error:
-        raise InvalidDocument(f"{name}: {error}") from None
 
 
 def _read_machine(
@@ -129,7 +118,7 @@ def _read_machine(
     budget: int | float | str | None,
 ) -> Machine:
     if isinstance(machine, Machine):
-        with _inside("machine"):
+        with inside("machine: "):
             check_machine(machine)
     elif machine is not None:
         machine = read_argument("machine", machine, read_machine, _MACHINE)

@@ -140,9 +140,9 @@ def decode_planned(document: object) -> tuple[Trace, Plan]:
     """
     shape = Shape(title=PLANNED, version=VERSION, rules={})
     content = _decode_head(document, shape, ("trace", "plan"))
-    with _inside("trace."):
+    with inside("trace."):
         trace = decode_trace(content["trace"])
-    with _inside("plan."):
+    with inside("plan."):
         plan = decode_plan(content["plan"])
         check_plan(plan, trace)
     return trace, plan
@@ -155,7 +155,7 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace; raises InvalidDocument, OSError if there is no file to read."""
-    with _inside(f"{path}: "):
+    with inside(f"{path}: "):
         return decode_trace(read_document(path))
 
 
@@ -166,7 +166,7 @@ def write_machine(path: str | os.PathLike[str], machine: Machine) -> None:
 
 def read_machine(path: str | os.PathLike[str]) -> Machine:
     """Read a machine; raises InvalidDocument, OSError if there is no file to read."""
-    with _inside(f"{path}: "):
+    with inside(f"{path}: "):
         return decode_machine(read_document(path))
 
 
@@ -177,7 +177,7 @@ def write_plan(path: str | os.PathLike[str], plan: Plan) -> None:
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan; raises InvalidDocument, OSError if there is no file to read."""
-    with _inside(f"{path}: "):
+    with inside(f"{path}: "):
         return decode_plan(read_document(path))
 
 
@@ -188,13 +188,13 @@ def write_planned(path: str | os.PathLike[str], trace: Trace, plan: Plan) -> Non
 
 def read_planned(path: str | os.PathLike[str]) -> tuple[Trace, Plan]:
     """Read a trace and the plan for it; raises InvalidDocument, OSError if there is no file."""
-    with _inside(f"{path}: "):
+    with inside(f"{path}: "):
         return decode_planned(read_document(path))
 
 
 @contextlib.contextmanager
-def _inside(prefix: str) -> Iterator[None]:
-    """Put `prefix` before the place that an error names."""
+def inside(prefix: str) -> Iterator[None]:
+    """Put `prefix` before the place that an InvalidDocument from inside names."""
     try:
         yield
     except InvalidDocument as error:
