@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
-from swapkit.ir.plans import Action, Plan, Tier
+from swapkit.ir.plans import Action, Decision, Plan, Tier
 from swapkit.planning.bound import lower_bound
 from swapkit.planning.solving import Failure, Solution, plan_problem
 from swapkit.planning.trade_offs import SHARES, TradeOff, measure_trade_offs
 from swapkit.planning.trials import Trials
 from swapkit.simulation.lowering import lower
-from swapkit.simulation.timeline import as_plan, simulate
+from swapkit.simulation.timeline import as_plan, set_moments, simulate
 from swapkit.simulation.validator import find_violations
 from swapkit.units import format_bytes, show
 
@@ -54,6 +54,9 @@ class Policy(Protocol):
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
         """Return what to do with the storages of a trace.
+
+        If no decision names a `release` or a `prefetch`, each copy back starts as early as there is
+        room for it.
 
         Args:
             trace: a recorded step.
@@ -242,12 +245,18 @@ def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:
     if 0 < plan.budget_bytes < machine.budget_bytes:
         machine = replace(machine, budget_bytes=plan.budget_bytes)
     try:
+        if not any(_has_moment(each) for each in plan.decisions):
+            plan = set_moments(trace, plan, machine)
         schedule = simulate(trace, plan, machine)
     except PlanMismatch as error:  # legal, but nothing that is ever done
         raise InvalidArgument(f"the policy's plan is not possible: {error}") from None
     plan = replace(plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction)
     _refuse_illegal(find_violations(trace, plan, machine, schedule))
     return plan
+
+
+def _has_moment(decision: Decision) -> bool:
+    return decision.release is not None or decision.prefetch is not None
 
 
 def _refuse_illegal(violations: Sequence[str]) -> None:

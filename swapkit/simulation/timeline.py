@@ -31,6 +31,7 @@ __all__ = [
     "as_plan",
     "predict",
     "run",
+    "set_moments",
     "simulate",
 ]
 
@@ -101,12 +102,30 @@ def simulate(trace: Trace, plan: Plan, machine: Machine) -> Schedule:
         InfeasibleBudget: some operator can never begin.
         PlanMismatch: the plan decides about something that is never idle, or cannot be recomputed.
     """
+    problem, actions, result = _run_plan(trace, plan, machine, is_timed=True)
+    return make_schedule(trace, problem, actions, result, predict(result))
+
+
+def set_moments(trace: Trace, plan: Plan, machine: Machine) -> Plan:
+    """Return a plan that does the same, with each copy back as early as there is room for it.
+
+    Raises:
+        InfeasibleBudget, PlanMismatch: as for `simulate`.
+    """
+    problem, actions, result = _run_plan(trace, plan, machine, is_timed=False)
+    return as_plan(trace, problem, machine, actions, result, policy=plan.policy)
+
+
+def _run_plan(
+    trace: Trace, plan: Plan, machine: Machine, *, is_timed: bool
+) -> tuple[Problem, NDArray[np.int8], Run]:
     problem = _lower_for(trace, plan)
-    actions, prefetches = _read_decisions(problem, plan)
+    actions, named = _read_decisions(problem, plan)
+    prefetches = named if is_timed else None
     result = run(problem, machine, actions, prefetches=prefetches)
     if result.stuck_slot >= 0:
         raise _explain(trace, problem, machine, (actions, prefetches))
-    return make_schedule(trace, problem, actions, result, predict(result))
+    return problem, actions, result
 
 
 def _lower_for(trace: Trace, plan: Plan) -> Problem:
@@ -150,7 +169,7 @@ def _explain(
     trace: Trace,
     problem: Problem,
     machine: Machine,
-    decided: tuple[NDArray[np.int8], Indexes],
+    decided: tuple[NDArray[np.int8], Indexes | None],
 ) -> InfeasibleBudget:
     """Return the error for a plan that gets stuck, with the least budget that is enough."""
     actions, prefetches = decided

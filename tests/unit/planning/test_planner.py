@@ -154,6 +154,29 @@ def test_own_policy_when_its_plan_is_legal_then_completed() -> None:
     assert plan.prediction == simulate(trace(), plain, machine).prediction
 
 
+def test_own_policy_when_it_names_no_moment_then_copies_back_start_ahead() -> None:
+    machine = machine_with(0.7)
+    full = make_plan(trace(), machine, "swap")
+    bare = [replace(each, release=None, prefetch=None) for each in full.decisions]
+    on_demand = replace(full, decisions=tuple(bare))
+    plan = make_plan(trace(), machine, Fixed(on_demand))
+    assert [(each.storage, each.action) for each in plan.decisions] == [
+        (each.storage, each.action) for each in bare
+    ]
+    assert plan.prediction is not None
+    assert plan.prediction.stall_seconds < 0.5 * (
+        simulate(trace(), on_demand, machine).prediction.stall_seconds
+    )
+
+
+def test_own_policy_when_it_names_a_moment_then_all_its_moments_hold() -> None:
+    machine = machine_with(0.7)
+    full = make_plan(trace(), machine, "swap")
+    bare = (full.decisions[0], *(replace(each, prefetch=None) for each in full.decisions[1:]))
+    plan = make_plan(trace(), machine, Fixed(replace(full, decisions=bare)))
+    assert plan.decisions == bare
+
+
 def test_own_policy_when_its_plan_is_illegal_then_refused_with_reasons() -> None:
     machine = machine_with(0.7)
     weight = next(number for number, each in enumerate(trace().storages) if each.kind is Kind.STATE)
