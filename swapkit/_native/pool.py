@@ -43,6 +43,7 @@ COUNT_NAMES = (
     "expandable_segments",
     "num_garbage_collections",
     "garbage_collected_bytes",
+    "moved_bytes",
 )
 
 

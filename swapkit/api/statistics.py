@@ -16,7 +16,8 @@ def memory_stats(device: str | torch.device | None = None) -> dict[str, int]:
 
     Byte counts come as `NAME.POOL.FIELD`, for example `allocated_bytes.all.peak`; POOL is `all`,
     `small_pool` or `large_pool`, FIELD `current`, `peak`, `allocated` or `freed`. Besides torch's
-    there are `num_rescues`, `rescued_bytes` and `budget_bytes` (0: no budget), and what
+    there are `num_rescues`, `rescued_bytes`, `budget_bytes` (0: no budget) and
+    `moved_bytes` (of free memory, to where a request could use them), and what
     `PYTORCH_ALLOC_CONF` has come to: `max_split_size` (-1: none), `expandable_segments`,
     `num_garbage_collections` and `garbage_collected_bytes`.
 

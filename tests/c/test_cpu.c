@@ -143,6 +143,58 @@ SK_TEST(cpu, test_commit_when_not_populating_then_pages_come_with_the_first_touc
     populate_check(false, 0);
 }
 
+/* Whether the kernel lets anybody read a byte. */
+static bool can_read(const void *address) {
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    bool can = write(ends[1], address, 1) == 1;
+    CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+    return can;
+}
+
+static void range_move(sk_backend *backend, char *from, char *to, size_t nbytes) {
+    size_t before = device_bytes(backend);
+    CHECK_OK(backend->ops.range_move(backend->self, from, to, nbytes));
+    CHECK_EQUAL(before, device_bytes(backend));
+    CHECK(!can_read(from) && !can_read(from + nbytes - 1));
+    CHECK(can_read(to) && can_read(to + nbytes - 1));
+}
+
+SK_TEST(cpu, test_move_when_memory_has_pages_then_they_go_along_and_nothing_stays) {
+    sk_backend *backend = make_cpu(CAPACITY);
+    void *start = NULL;
+    CHECK_OK(backend->ops.range_reserve(backend->self, RANGE_BYTES, &start));
+    char *range = start;
+    CHECK_OK(backend->ops.range_commit(backend->self, range, MIB));
+    memset(range, 1, MIB);
+    /* Both halves of what lies at 2 MiB then come from somewhere else. */
+    range_move(backend, range, range + 2 * MIB + MIB / 2, MIB / 2);
+    range_move(backend, range + MIB / 2, range + 2 * MIB, MIB / 2);
+    CHECK_EQUAL(0, resident_parts(range, 2 * MIB));
+    range_move(backend, range + 2 * MIB, range, MIB);
+    CHECK_EQUAL(PARTS / (RANGE_BYTES / MIB), resident_parts(range, RANGE_BYTES));
+    memset(range, 2, MIB);
+    CHECK_OK(backend->ops.range_decommit(backend->self, range, MIB));
+    CHECK_EQUAL(0, resident_parts(range, RANGE_BYTES));
+    CHECK_OK(backend->ops.range_release(backend->self, range, RANGE_BYTES));
+    sk_backend_close(backend);
+}
+
+SK_TEST(cpu, test_move_when_it_is_little_of_much_memory_then_refused_and_nothing_changes) {
+    sk_backend *backend = make_cpu(1024 * (size_t)MIB);
+    void *start = NULL;
+    const size_t much = 1023 * (size_t)MIB;
+    CHECK_OK(backend->ops.range_reserve(backend->self, much + GRANULE, &start));
+    char *range = start;
+    CHECK_OK(backend->ops.range_commit(backend->self, range, much));
+    CHECK_STATUS(SK_UNSUPPORTED,
+                 backend->ops.range_move(backend->self, range, range + much, GRANULE));
+    CHECK(can_read(range) && !can_read(range + much));
+    CHECK_OK(backend->ops.range_decommit(backend->self, range, much));
+    CHECK_OK(backend->ops.range_release(backend->self, range, much + GRANULE));
+    sk_backend_close(backend);
+}
+
 /* The policy of the range that a backend reserves, and in `nodes` which nodes it names. */
 static int policy_of_range(uint64_t numa_nodes, uint64_t *nodes) {
     enum { BY_ADDRESS = 2, NODES = 1024 };

@@ -26,6 +26,30 @@ static void pieces_take_and_free_two(fixture *f, void *pieces[PIECES]) {
     give(f, pieces[2]);
 }
 
+SK_TEST(reclaim, test_take_when_free_memory_lies_apart_then_it_is_moved_together) {
+    fixture f = fixture_open(16 * MIB, false);
+    void *pieces[PIECES];
+    pieces_take(&f, pieces);
+    pattern_write(pieces[1], 4 * MIB, 1);
+    pattern_write(pieces[3], 4 * MIB, 3);
+    give(&f, pieces[0]);
+    give(&f, pieces[2]);
+    sk_pool_stats before = stats_of(&f);
+    void *taken = take(&f, 8 * MIB, NULL);
+    sk_pool_stats after = stats_of(&f);
+    pattern_write(taken, 8 * MIB, 8);
+    bool moves = !device_is_cuda();
+    CHECK_EQUAL(moves ? 8 * MIB : 0, after.moved_bytes);
+    CHECK_EQUAL(moves ? 0 : 2, after.num_device_free - before.num_device_free);
+    CHECK_EQUAL(16 * MIB, after.reserved_bytes[0].peak);
+    CHECK(pattern_holds(pieces[1], 4 * MIB, 1) && pattern_holds(pieces[3], 4 * MIB, 3));
+    CHECK(pattern_holds(taken, 8 * MIB, 8));
+    give(&f, taken);
+    give(&f, pieces[1]);
+    give(&f, pieces[3]);
+    fixture_close(&f);
+}
+
 SK_TEST(reclaim, test_take_when_idle_memory_is_enough_then_copies_in_flight_are_not_awaited) {
     need_host_order(); /* else nobody knows that the NULL stream is idle */
     fixture f = fixture_open_gated(24 * MIB, false);

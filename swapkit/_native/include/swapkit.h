@@ -110,6 +110,9 @@ typedef struct sk_backend_ops {
     size_t host_lock_bytes;
     sk_status (*host_lock)(void *self, void *address, size_t nbytes);
     sk_status (*host_unlock)(void *self, void *address, size_t nbytes);
+    /* Optional: let memory committed at `from` lie at `to`, as a decommit there and a commit here
+     * would, only faster. What it holds is lost. A failure changes nothing. */
+    sk_status (*range_move)(void *self, void *from, void *to, size_t nbytes);
 } sk_backend_ops;
 
 /* Validate `ops` (sizes, mandatory members, both-or-none groups) and make a backend of them; absent
@@ -237,6 +240,7 @@ typedef struct sk_pool_stats {
     int64_t expandable_segments;     /* 1: of virtual memory, 0: whole ones */
     int64_t num_garbage_collections; /* that gave something back */
     int64_t garbage_collected_bytes;
+    int64_t moved_bytes; /* of free memory, to other addresses */
 } sk_pool_stats;
 
 typedef enum sk_block_state { SK_BLOCK_IN_USE, SK_BLOCK_PENDING, SK_BLOCK_CACHED } sk_block_state;

@@ -16,6 +16,11 @@ static sk_status unsupported_range(void *self, void *address, size_t nbytes) {
     return sk__fail(SK_UNSUPPORTED, "backend: it has no virtual memory");
 }
 
+static sk_status unsupported_range_move(void *self, void *from, void *to, size_t nbytes) {
+    (void)self, (void)from, (void)to, (void)nbytes;
+    return sk__fail(SK_UNSUPPORTED, "backend: it cannot move memory to other addresses");
+}
+
 static sk_status unsupported_memory_alloc(void *self, size_t nbytes, void **out) {
     (void)self, (void)nbytes, (void)out;
     return sk__fail(SK_UNSUPPORTED, "backend: it has no whole segments, only virtual memory");
@@ -119,6 +124,9 @@ static void defaults_fill(sk_backend_ops *ops) {
         ops->range_commit = unsupported_range;
         ops->range_decommit = unsupported_range;
         ops->granule_bytes = 0;
+    }
+    if (ops->range_move == NULL) {
+        ops->range_move = unsupported_range_move;
     }
     if (ops->stream_call == NULL) {
         ops->stream_call = unsupported_stream_call;

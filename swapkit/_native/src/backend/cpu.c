@@ -24,6 +24,7 @@ static const sk_backend_ops cpu_ops = {
     .range_release = sk__cpu_range_release,
     .range_commit = sk__cpu_range_commit,
     .range_decommit = sk__cpu_range_decommit,
+    .range_move = sk__cpu_range_move,
     .stream_create = sk__cpu_stream_create,
     .stream_destroy = sk__cpu_stream_destroy,
     .stream_sync = sk__cpu_stream_sync,

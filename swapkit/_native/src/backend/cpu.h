@@ -29,6 +29,7 @@ sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out);
 sk_status sk__cpu_range_release(void *self, void *address, size_t nbytes);
 sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes);
 sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes);
+sk_status sk__cpu_range_move(void *self, void *from, void *to, size_t nbytes);
 
 /* Stream half: cpu_stream.c. */
 sk_status sk__cpu_stream_create(void *self, sk_stream **out);

@@ -22,6 +22,9 @@ enum {
     RANGE_ALIGNMENT = 2 * 1024 * 1024, /* the huge page of x86-64 and most AArch64 kernels */
     PATH_BYTES = 512,
     LINE_BYTES = 512,
+    /* Of moved memory: the kernel keeps each piece apart, and a process can have 65530 of them
+     * (vm.max_map_count). */
+    MOST_PIECES = 8192,
     DECIMAL = 10,
     NODE_BITS = 64, /* of sk_cpu_params.numa_nodes */
     /* Of the kernel; its headers may be older, and libnuma's need not be there. */
@@ -30,6 +33,9 @@ enum {
 };
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4 /* Linux 5.7 */
 #endif
 
 /* ---- how much there is ----------------------------------------------------------------------- */
@@ -274,5 +280,57 @@ sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes) {
         return status;
     }
     capacity_return(self, nbytes);
+    return SK_OK;
+}
+
+/* Make addresses that lost their pages such as `sk__cpu_range_reserve` made them: what comes to lie
+ * there later is one piece with its neighbours again. */
+static void addresses_renew(const sk__cpu *cpu, void *address, size_t nbytes) {
+    if (nbytes == 0) {
+        return;
+    }
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(address, nbytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
+        (void)mprotect(address, nbytes, PROT_NONE); /* the old ones do as well */
+        return;
+    }
+    huge_pages_advise(address, nbytes);
+    nodes_prefer(cpu, address, nbytes);
+}
+
+/* Move pages to other addresses, up to the first that are refused; returns the bytes. They are
+ * neither cleared nor touched anew, and no other thread's mapping can come to lie where they were.
+ * The kernel moves only what is one piece; where the next one ends shows when it refuses more. */
+static size_t pages_move(char *from, char *to, size_t nbytes) {
+    const size_t granule = sk__cpu_granule_bytes();
+    const int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+    size_t done = 0;
+    size_t piece = nbytes;
+    while (done < nbytes && piece > 0) {
+        if (mremap(from + done, piece, piece, flags, to + done) != MAP_FAILED) {
+            done += piece;
+            piece = sk__min(2 * piece, nbytes - done);
+        } else {
+            piece = sk__round_down(piece / 2, granule);
+        }
+    }
+    return done;
+}
+
+sk_status sk__cpu_range_move(void *self, void *from, void *to, size_t nbytes) {
+    sk__cpu *cpu = self;
+    sk__lock(&cpu->lock);
+    size_t least_bytes = cpu->used_bytes / MOST_PIECES;
+    sk__unlock(&cpu->lock);
+    if (nbytes < least_bytes) {
+        return sk__fail(SK_UNSUPPORTED, "cpu backend: %zu bytes are too few to move", nbytes);
+    }
+    size_t done = pages_move(from, to, nbytes);
+    if (done < nbytes) { /* what was there is nobody's: new pages will come to the first touch */
+        sk_status status = map_failed("mremap", nbytes);
+        addresses_renew(cpu, to, done);
+        return status;
+    }
+    addresses_renew(cpu, from, nbytes);
     return SK_OK;
 }

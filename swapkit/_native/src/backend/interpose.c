@@ -67,6 +67,11 @@ static sk_status forward_range_decommit(void *self, void *address, size_t nbytes
     FORWARD(self, &call, INNER(self)->ops.range_decommit(INNER(self)->self, address, nbytes));
 }
 
+static sk_status forward_range_move(void *self, void *from, void *to, size_t nbytes) {
+    sk__call call = {.name = "range_move", .nbytes = nbytes, .fallible = true};
+    FORWARD(self, &call, INNER(self)->ops.range_move(INNER(self)->self, from, to, nbytes));
+}
+
 static sk_status forward_stream_create(void *self, sk_stream **out) {
     sk__call call = {.name = "stream_create", .fallible = true};
     FORWARD(self, &call, sk_stream_create(INNER(self), out));
@@ -149,6 +154,7 @@ sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out
         .range_release = self->inner->ops.granule_bytes != 0 ? forward_range_release : NULL,
         .range_commit = self->inner->ops.granule_bytes != 0 ? forward_range_commit : NULL,
         .range_decommit = self->inner->ops.granule_bytes != 0 ? forward_range_decommit : NULL,
+        .range_move = self->inner->ops.granule_bytes != 0 ? forward_range_move : NULL,
         .stream_create = forward_stream_create,
         .stream_destroy = forward_stream_destroy,
         .stream_sync = forward_stream_sync,

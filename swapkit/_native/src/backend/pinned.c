@@ -84,6 +84,11 @@ static sk_status pinned_range_commit(void *self, void *address, size_t nbytes) {
     return status;
 }
 
+static sk_status pinned_range_move(void *self, void *from, void *to, size_t nbytes) {
+    (void)self, (void)from, (void)to, (void)nbytes;
+    return sk__fail(SK_UNSUPPORTED, "locked host memory: it stays at its addresses");
+}
+
 static sk_status pinned_range_decommit(void *self, void *address, size_t nbytes) {
     const pinned *state = self;
     sk_backend *inner = state->base.inner;
@@ -129,5 +134,6 @@ sk_status sk__backend_pinned(sk_backend *device, size_t granule_bytes, sk_backen
     made->ops.range_reserve = pinned_range_reserve;
     made->ops.range_commit = pinned_range_commit;
     made->ops.range_decommit = pinned_range_decommit;
+    made->ops.range_move = pinned_range_move;
     return SK_OK;
 }

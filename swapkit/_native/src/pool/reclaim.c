@@ -47,11 +47,10 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
     if (adopted != SK_NOT_READY) {
         return adopted == SK_OK ? sk__acquire(pool, request, out) : adopted;
     }
-    size_t shortage = sk__segment_shortage(pool, request);
-    if (sk__segment_shrink(pool, shortage) < shortage) {
+    if (!sk__segment_make_room(pool, request)) {
         /* Neighbours of several lanes may share what none of them could give back alone. */
         sk__lanes_join(pool, request->lane);
-        (void)sk__segment_shrink(pool, sk__segment_shortage(pool, request));
+        (void)sk__segment_make_room(pool, request);
     }
     return sk__acquire(pool, request, out);
 }

@@ -17,25 +17,30 @@ static sk_status budget_check(const sk_pool *pool, size_t nbytes) SK_REQUIRES(po
     return SK_OK;
 }
 
-static void reserved_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
+static void committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
     SK_REQUIRES(pool->lock) {
     bool was_empty = segment->committed_bytes == 0;
-    if (growing) {
-        segment->committed_bytes += nbytes;
-        pool->reserved_bytes += nbytes;
-        pool->peak_bytes = sk__max(pool->peak_bytes, pool->reserved_bytes);
-        pool->stats.num_device_alloc++;
-    } else {
-        sk_assert(nbytes <= segment->committed_bytes && nbytes <= pool->reserved_bytes);
-        segment->committed_bytes -= nbytes;
-        pool->reserved_bytes -= nbytes;
-        pool->stats.num_device_free++;
-    }
-    sk_assert(pool->reserved_bytes <= pool->budget_bytes || !growing);
+    sk_assert(growing || nbytes <= segment->committed_bytes);
+    segment->committed_bytes += growing ? nbytes : -nbytes;
     sk__stats_reserved(pool, segment->arena, growing ? (int64_t)nbytes : -(int64_t)nbytes);
     if (was_empty != (segment->committed_bytes == 0)) {
         sk__stats_segment(pool, segment->arena, was_empty ? 1 : -1);
     }
+}
+
+static void reserved_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
+    SK_REQUIRES(pool->lock) {
+    if (growing) {
+        pool->reserved_bytes += nbytes;
+        pool->peak_bytes = sk__max(pool->peak_bytes, pool->reserved_bytes);
+        pool->stats.num_device_alloc++;
+    } else {
+        sk_assert(nbytes <= pool->reserved_bytes);
+        pool->reserved_bytes -= nbytes;
+        pool->stats.num_device_free++;
+    }
+    sk_assert(pool->reserved_bytes <= pool->budget_bytes || !growing);
+    committed_change(pool, segment, nbytes, growing);
 }
 
 /* A segment with one block over all of it, in no list yet. */
@@ -138,6 +143,20 @@ static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size
     return room ? sk__max(needed, wanted) : needed;
 }
 
+/* Make the first bytes of a vacancy a free block, now that there is memory. Needs one spare
+ * record. */
+static void vacant_fill(sk_pool *pool, sk__block *vacant, size_t nbytes, sk__lane *lane)
+    SK_REQUIRES(pool->lock) {
+    sk_assert(nbytes >= pool->granule_bytes && nbytes <= vacant->nbytes);
+    sk__vacant_remove(pool, vacant);
+    vacant->state = SK_PENDING; /* no longer vacant: the rest must not merge with it */
+    if (nbytes < vacant->nbytes) {
+        sk__block_vacate(pool, sk__block_split(pool, vacant, nbytes));
+    }
+    vacant->lane = lane;
+    sk__block_cache(pool, vacant);
+}
+
 static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
     size_t needed = SIZE_MAX;
@@ -167,49 +186,51 @@ static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIR
     if (status != SK_OK) {
         return status;
     }
-    sk_assert(needed >= pool->granule_bytes && needed <= vacant->nbytes);
-    sk__vacant_remove(pool, vacant);
-    vacant->state = SK_PENDING; /* no longer vacant: the rest must not merge with it */
-    if (needed < vacant->nbytes) {
-        sk__block_vacate(pool, sk__block_split(pool, vacant, needed));
-    }
     reserved_change(pool, vacant->segment, needed, true);
-    vacant->lane = request->lane;
-    sk__block_cache(pool, vacant);
+    vacant_fill(pool, vacant, needed, request->lane);
     return SK_OK;
 }
 
-/* Decommit up to `nbytes` of granules inside a free block, next to a vacant neighbour if there is
- * one, so that vacancies stay few. Needs two spare records. Returns the bytes decommitted. */
-static size_t range_shrink_block(sk_pool *pool, sk__block *block, size_t nbytes)
-    SK_REQUIRES(pool->lock) {
-    sk_backend *backend = pool->backend;
+/* Granules inside a free block. */
+typedef struct span {
+    sk__block *block; /* NULL: there is none */
+    uintptr_t address;
+    size_t nbytes;
+} span;
+
+/* Up to `nbytes` of a block, next to a vacant neighbour if there is one, so that vacancies stay
+ * few. */
+static span span_of(const sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock) {
     size_t granule = pool->granule_bytes;
     uintptr_t from = sk__round_up(block->address, granule);
     uintptr_t to = sk__round_down(block->address + block->nbytes, granule);
-    if (to <= from) {
-        return 0;
-    }
     size_t amount = sk__min(to - from, sk__round_up(sk__min(nbytes, SK_MAX_BYTES), granule));
     sk_assert(block->state == SK_CACHED && block->given_at <= block->lane->synced);
     sk_assert(amount > 0 && amount % granule == 0 && amount <= to - from);
     bool at_left = block->left != NULL && block->left->state == SK_VACANT;
-    uintptr_t address = at_left ? from : to - amount;
-    if (backend->ops.range_decommit(backend->self, (void *)address, amount) != SK_OK) {
-        return 0;
-    }
+    return (span){.block = block, .address = at_left ? from : to - amount, .nbytes = amount};
+}
+
+/* Take the block of granules that have no memory any more out of its list. */
+static void span_unlist(sk_pool *pool, const span *gone) SK_REQUIRES(pool->lock) {
+    sk__block *block = gone->block;
     sk__freelist_remove(&block->lane->free[block->segment->arena], block);
     sk__stats_cached(pool, block, -1);
+    block->state = SK_PENDING; /* neighbours must not merge with it */
+}
+
+/* Make them vacant, and the rest of the block free again. Needs two spare records. */
+static void span_vacate(sk_pool *pool, const span *gone) SK_REQUIRES(pool->lock) {
+    sk__block *block = gone->block;
     sk__block *middle = block;
-    if (address > block->address) {
-        middle = sk__block_split(pool, block, address - block->address);
+    if (gone->address > block->address) {
+        middle = sk__block_split(pool, block, gone->address - block->address);
     }
     sk__block *rest = NULL;
-    if (amount < middle->nbytes) {
-        rest = sk__block_split(pool, middle, amount);
+    if (gone->nbytes < middle->nbytes) {
+        rest = sk__block_split(pool, middle, gone->nbytes);
     }
-    reserved_change(pool, block->segment, amount, false);
-    sk_assert(middle->address == address && middle->nbytes == amount);
+    sk_assert(middle->address == gone->address && middle->nbytes == gone->nbytes);
     sk__block_vacate(pool, middle);
     if (middle != block) {
         sk__block_cache(pool, block);
@@ -217,17 +238,22 @@ static size_t range_shrink_block(sk_pool *pool, sk__block *block, size_t nbytes)
     if (rest != NULL) {
         sk__block_cache(pool, rest);
     }
-    return amount;
 }
 
+/* Blocks that a search passes over; NULL: none. */
+typedef struct spared {
+    const sk__block *left, *right;
+} spared;
+
 /* The largest free block of one list that device work is done with and that holds a granule. */
-static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int arena)
+static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int arena, spared not)
     SK_REQUIRES(pool->lock) {
     sk__block *block = sk__freelist_next(&lane->free[arena], NULL);
     while (block != NULL) {
         uintptr_t from = sk__round_up(block->address, pool->granule_bytes);
         bool holds = from + pool->granule_bytes <= block->address + block->nbytes;
-        if (holds && block->given_at <= lane->synced) {
+        bool is_spared = block == not.left || block == not.right;
+        if (holds && !is_spared && block->given_at <= lane->synced) {
             break;
         }
         block = sk__freelist_next(&lane->free[arena], block);
@@ -235,11 +261,11 @@ static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int 
     return block;
 }
 
-static sk__block *shrink_candidate(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+static sk__block *largest_candidate(const sk_pool *pool, spared not) SK_REQUIRES(pool->lock) {
     sk__block *best = NULL;
     for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
         for (int arena = 0; arena < SK_ARENAS; arena++) {
-            sk__block *block = list_candidate(pool, lane, arena);
+            sk__block *block = list_candidate(pool, lane, arena, not);
             if (block != NULL && (best == NULL || block->nbytes > best->nbytes)) {
                 best = block;
             }
@@ -249,20 +275,84 @@ static sk__block *shrink_candidate(const sk_pool *pool) SK_REQUIRES(pool->lock) 
 }
 
 static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
     size_t freed = 0;
     while (freed < nbytes) {
-        sk__block *block = shrink_candidate(pool);
+        sk__block *block = largest_candidate(pool, (spared){0});
         if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
             break;
         }
-        size_t now = range_shrink_block(pool, block, nbytes - freed);
-        if (now == 0) {
-            break; /* the device refused; trying others would only repeat that */
+        span gone = span_of(pool, block, nbytes - freed);
+        if (backend->ops.range_decommit(backend->self, (void *)gone.address, gone.nbytes) !=
+            SK_OK) {
+            break; /* trying others would only repeat that */
         }
-        freed += now;
+        reserved_change(pool, block->segment, gone.nbytes, false);
+        span_unlist(pool, &gone);
+        span_vacate(pool, &gone);
+        freed += gone.nbytes;
     }
     sk_assert(freed % pool->granule_bytes == 0);
     return freed;
+}
+
+/* Move up to `nbytes` of free memory into a vacancy, beside what is free and serves the request
+ * there. Returns how many; 0: there is nothing to move, or the backend cannot. */
+static size_t range_move(sk_pool *pool, sk__block *vacant, const sk__request *request,
+                         size_t nbytes) SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    size_t left = cached_bytes(vacant->left, request->lane);
+    bool needs_right = left + vacant->nbytes < request->nbytes;
+    spared neighbours = {left > 0 ? vacant->left : NULL, needs_right ? vacant->right : NULL};
+    sk__block *block = largest_candidate(pool, neighbours);
+    if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
+        return 0;
+    }
+    span gone = span_of(pool, block, nbytes);
+    if (backend->ops.range_move(backend->self, (void *)gone.address, (void *)vacant->address,
+                                gone.nbytes) != SK_OK) {
+        return 0;
+    }
+    committed_change(pool, block->segment, gone.nbytes, false);
+    committed_change(pool, vacant->segment, gone.nbytes, true);
+    pool->stats.moved_bytes += (int64_t)gone.nbytes;
+    span_unlist(pool, &gone);
+    vacant_fill(pool, vacant, gone.nbytes, request->lane);
+    span_vacate(pool, &gone);
+    return gone.nbytes;
+}
+
+/* The vacancy to fill for a request; NULL: there is none, or nothing is needed. */
+static sk__block *vacant_wanted(const sk_pool *pool, const sk__request *request, size_t *needed)
+    SK_REQUIRES(pool->lock) {
+    *needed = 0;
+    bool fits = sk__fit(pool, &request->lane->free[request->arena], request) != NULL;
+    return fits ? NULL : vacant_best(pool, request, needed);
+}
+
+/* Move free memory together until the request fits, or what it still needs has room in the budget.
+ * Each move lets it need less. */
+static bool range_gather(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    size_t room = pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
+    size_t needed = 0;
+    sk__block *vacant = vacant_wanted(pool, request, &needed);
+    /* Where there is room, it is the device that has no memory. */
+    size_t grown = needed > room ? sk__round_down(room, pool->granule_bytes) : 0;
+    while (vacant != NULL && needed > grown) {
+        if (range_move(pool, vacant, request, needed - grown) == 0) {
+            return false;
+        }
+        vacant = vacant_wanted(pool, request, &needed);
+    }
+    return needed != SIZE_MAX;
+}
+
+static bool range_make_room(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    if (range_gather(pool, request)) {
+        return true;
+    }
+    size_t shortage = sk__segment_shortage(pool, request);
+    return range_shrink(pool, shortage) >= shortage;
 }
 
 /* ---- whole segments -------------------------------------------------------------------------- */
@@ -363,6 +453,14 @@ sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) {
 
 size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
     return pool->granule_bytes != 0 ? range_shrink(pool, nbytes) : whole_shrink(pool, nbytes);
+}
+
+bool sk__segment_make_room(sk_pool *pool, const sk__request *request) {
+    if (pool->granule_bytes != 0) {
+        return range_make_room(pool, request);
+    }
+    size_t shortage = sk__segment_shortage(pool, request);
+    return whole_shrink(pool, shortage) >= shortage;
 }
 
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request) {
