@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 CASES_KEPT = 16
-# Of the budget: what plans leave free once one of them needed a rescue, and more each time.
+# Of the budget: what plans leave free, if there are any for that, since free memory lies in pieces
+# some of which are too small for anything; and that much more once one of them needed a rescue,
+# then twice, and so on.
 MARGIN = 0.02
 ROUNDS = 4  # of candidates, each for less memory than the one before
 # Steps that a search takes beyond those asked for, when no candidate has held yet.
@@ -247,9 +249,13 @@ class Learner:
         """Make plans from a trace that was recorded now."""
         case.trace = trace
         case.recordings += 1
-        case.share, case.retreats = 1.0, 0
+        case.share, case.retreats = 1 - MARGIN, 0
         is_single = case.changes or case is self._general  # no two of its steps can be compared
-        self._plan(case, 1 if is_single else self._search_steps)
+        count = 1 if is_single else self._search_steps
+        self._plan(case, count)
+        if case.why_none:
+            case.share = 1.0
+            self._plan(case, count)
 
     def _keep(self, own: Case) -> None:
         """Remember the case of a step; count those that have nothing of their own to follow."""

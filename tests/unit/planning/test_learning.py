@@ -13,6 +13,7 @@ from swapkit.planning.learning import (
     CASES_KEPT,
     EXTRA_STEPS,
     LOOKS,
+    MARGIN,
     ODD_STEPS,
     PATIENCE,
     RECORDINGS,
@@ -89,10 +90,19 @@ def test_search_when_a_candidate_needed_a_rescue_then_the_rest_are_plans_for_les
     warm_up(made)
     outcomes = [Outcome(seconds=0.5, rescues=1), *seconds(3.0, 2.0, 4.0)]
     assert run(made, outcomes) == ["1.0", "2.0", "2.1", "2.2"]
-    assert plans.shares[0] == 1.0 > plans.shares[1]
+    assert plans.shares[0] > plans.shares[1]
     assert made.stage is Stage.STABLE
     assert run(made, seconds(1.0)) == ["2.1"]  # the first was faster, but did not hold
     assert made.replans == 1
+
+
+def test_plans_when_made_then_some_memory_is_left_free_if_that_is_possible() -> None:
+    for least_share, share in ((0.0, 1 - MARGIN), (0.99, 1.0)):
+        plans = Plans(least_share=least_share)
+        made = learner(plans)
+        warm_up(made)
+        assert plans.shares == [share]
+        assert run(made, seconds(3.0, 1.0, 2.0, 1.0)) == ["1.0", "1.1", "1.2", "1.1"]
 
 
 @pytest.mark.promise("C4")
