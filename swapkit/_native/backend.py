@@ -219,6 +219,11 @@ class Backend(Handle):
         """What the backend calls itself."""
         return text_of(lib.sk_backend_table(self.pointer).name)
 
+    @property
+    def granule_bytes(self) -> int:
+        """What virtual memory comes and goes in multiples of; 0: there is none."""
+        return int(lib.sk_backend_table(self.pointer).granule_bytes)
+
     def memory_info(self) -> MemoryInfo:
         """Return how much memory the device has."""
         info = ffi.new("sk_memory_info *")

@@ -10,7 +10,7 @@ import torch
 from swapkit._native.pool import Pool, Ring, RingKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from swapkit._runtime.cost_model import Hardware
     from swapkit._runtime.device import DevicePool
@@ -49,6 +49,22 @@ class HostTimer:
     def seconds(self, taken: Sequence[float]) -> list[float]:
         """Return them as they are."""
         return list(taken)
+
+
+class StoppedClock(HostTimer):
+    """Stands still while memory is made: not the operators take that time that allocate."""
+
+    def __init__(self, spent: Callable[[], float]) -> None:
+        """Stand still for the seconds that `spent` returns."""
+        self._spent = spent  # seconds so far
+
+    def begin(self) -> float:
+        """Return the time now."""
+        return super().begin() - self._spent()
+
+    def end(self, begun: float, _call: object, _result: object) -> float:
+        """Return the seconds since."""
+        return super().begin() - self._spent() - begun
 
 
 class StreamTimer:

@@ -24,13 +24,12 @@ from swapkit._runtime.guards import untraced
 from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.parts import end_part, make_part
 from swapkit._runtime.recorder import Recorder, Setting
-from swapkit._runtime.recorder_clocks import HostTimer
+from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
 from swapkit.planning.learning import CASES_KEPT, Learner, Mode, Outcome, Stage
 from swapkit.planning.planner import make_candidates, make_plan
 from swapkit.planning.smoothing import smooth_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from swapkit._runtime.hooks import Hooks
@@ -47,6 +46,9 @@ ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
 HEAVIER = 1 / 256
+# What plans leave free at least if they leave anything: each end of a piece of free memory may lie
+# within a granule, which then serves nothing else.
+SPARE_GRANULES = 16
 
 
 class Aim(Protocol):
@@ -83,21 +85,6 @@ class Aim(Protocol):
     @property
     def saved_plan(self) -> tuple[Trace, Plan] | None:
         """What is followed from the first step on."""
-
-
-class _StoppedClock(HostTimer):
-    """Stands still while memory is made: not the operators take that time that allocate."""
-
-    def __init__(self, spent: Callable[[], float]) -> None:
-        self._spent = spent  # seconds so far
-
-    def begin(self) -> float:
-        """Return the time now."""
-        return super().begin() - self._spent()
-
-    def end(self, begun: float, _call: object, _result: object) -> float:
-        """Return the seconds since."""
-        return super().begin() - self._spent() - begun
 
 
 class Steering:
@@ -291,7 +278,7 @@ class Steering:
             )
         )
         if type(recorder.timer) is HostTimer:
-            recorder.timer = _StoppedClock(lambda: self._rescue_seconds)
+            recorder.timer = StoppedClock(lambda: self._rescue_seconds)
         recorder.start()
         if root is not None:
             recorder.calls.enter(root)
@@ -378,7 +365,11 @@ class Steering:
             disk=aim.disk,
             disk_bytes=aim.disk_limit_bytes,
         )
-        self._machine = machine = replace(machine, budget_bytes=int(aim.limit_bytes * share))
+        budget_bytes = int(aim.limit_bytes * share)
+        if share < 1:
+            spare_bytes = SPARE_GRANULES * self._installation.device.backend.granule_bytes
+            budget_bytes = max(1, min(budget_bytes, aim.limit_bytes - spare_bytes))
+        self._machine = machine = replace(machine, budget_bytes=budget_bytes)
         if isinstance(aim.policy, str):
             return make_candidates(trace, machine, aim.policy, count)
         return (make_plan(trace, machine, aim.policy),)

@@ -67,6 +67,13 @@ def saved(tmp_path: Path) -> Saved:
         return Saved(path, session.plan, plain)
 
 
+def test_plan_when_a_session_makes_it_then_pieces_of_free_memory_too_small_to_use_have_room(
+    saved: Saved,
+) -> None:
+    spare_bytes = 16 * 64 * 1024  # granules of the CPU device
+    assert saved.plan.budget_bytes <= saved.plain.budget(SHARE) - spare_bytes
+
+
 def test_saved_plan_when_it_fits_then_followed_from_the_first_step_on(saved: Saved) -> None:
     training = make_training()
     with swapkit.budget(
