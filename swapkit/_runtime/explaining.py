@@ -55,4 +55,12 @@ def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[
     yield format_plan(plan, reasons, step_seconds=stats.step_seconds)
     yield ""
     offers = trade_offs(trace, machine, policy=policy if policy in POLICIES else POLICIES[0])
-    yield format_trade_offs(offers, plan=plan)
+    paced = [
+        replace(
+            offer,
+            seconds=offer.seconds * course.pace,
+            bound_seconds=offer.bound_seconds * course.pace,
+        )
+        for offer in offers
+    ]
+    yield format_trade_offs(paced, plan=plan)

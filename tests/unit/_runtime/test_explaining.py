@@ -1,0 +1,53 @@
+"""What a session says of its plan, and of other budgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swapkit._runtime import explaining
+from swapkit._runtime.course import Course
+from swapkit._runtime.explaining import explain
+from swapkit._runtime.fitting import pace
+from swapkit._runtime.session import SessionStats
+from swapkit.ir.machines import Machine
+from swapkit.planning.planner import make_plan
+from swapkit.planning.trade_offs import TradeOff
+from swapkit.simulation.lowering import lower
+from tests.layers import layered_trace
+from tests.problems import kept_peak
+
+if TYPE_CHECKING:
+    import pytest
+
+STATS = SessionStats(
+    budget_bytes=1,
+    peak_bytes=0,
+    steps=9,
+    oom_rescues=0,
+    swapped_out_bytes=0,
+    swapped_in_bytes=0,
+    recomputed_regions=0,
+    stall_seconds=0.0,
+    host_peak_bytes=0,
+    disk_peak_bytes=0,
+)
+
+
+def test_other_budgets_when_steps_take_longer_than_recorded_then_compared_at_the_same_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = layered_trace(4)
+    peak_bytes = kept_peak(lower(trace))
+    machine = Machine(budget_bytes=peak_bytes, out_bytes_per_second=4e9, in_bytes_per_second=4e9)
+    plan = make_plan(trace, machine)
+    assert plan.prediction is not None
+    same = TradeOff(
+        budget_bytes=machine.budget_bytes,
+        seconds=plan.prediction.seconds,
+        bound_seconds=plan.prediction.seconds,
+        peak_bytes=1,
+    )
+    monkeypatch.setattr(explaining, "trade_offs", lambda *_args, **_named: [same])
+    course = Course(plan=pace(plan, 3.0), trace=trace, machine=machine, pace=3.0)
+    row = explain(STATS, course, "auto", []).splitlines()[-1]
+    assert "+0.0%" in row or "-0.0%" in row
