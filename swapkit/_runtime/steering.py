@@ -25,7 +25,7 @@ from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.parts import end_part, make_part
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
-from swapkit.planning.learning import CASES_KEPT, Learner, Mode, Outcome, Stage
+from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
 from swapkit.planning.planner import make_candidates, make_plan
 from swapkit.planning.smoothing import smooth_times
 
@@ -366,9 +366,10 @@ class Steering:
             disk_bytes=aim.disk_limit_bytes,
         )
         budget_bytes = int(aim.limit_bytes * share)
-        if share < 1:
+        if share < 1:  # what the granules need beyond the first margin is left free at any share
             spare_bytes = SPARE_GRANULES * self._installation.device.backend.granule_bytes
-            budget_bytes = max(1, min(budget_bytes, aim.limit_bytes - spare_bytes))
+            more_bytes = max(0, spare_bytes - int(aim.limit_bytes * MARGIN))
+            budget_bytes = max(1, budget_bytes - more_bytes)
         self._machine = machine = replace(machine, budget_bytes=budget_bytes)
         if isinstance(aim.policy, str):
             return make_candidates(trace, machine, aim.policy, count)

@@ -165,8 +165,7 @@ size_t sk__segment_bytes(const sk_pool *pool, const sk__request *request);
 size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
 /* Let free memory that lies elsewhere serve `request`: it is moved there, or else given back so
  * that it can be taken anew. False: that is not all that is lacking. Touches what
- * sk__segment_shrink does.
- */
+ * sk__segment_shrink does. */
 bool sk__segment_make_room(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* What `request` lacks if it has to be served by growing, everything cached being given up. */
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request)

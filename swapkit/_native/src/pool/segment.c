@@ -8,8 +8,13 @@
 
 #include "pool/pool.h"
 
+/* Bytes that may still be reserved. */
+static size_t budget_room(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+    return pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
+}
+
 static sk_status budget_check(const sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
-    if (nbytes > pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes)) {
+    if (nbytes > budget_room(pool)) {
         return sk__fail(SK_OVER_BUDGET,
                         "pool: %zu bytes more would pass the budget of %zu (%zu reserved)", nbytes,
                         pool->budget_bytes, pool->reserved_bytes);
@@ -138,8 +143,7 @@ static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size
     size_t wanted = vacant->segment->arena == SK_SMALL ? SK_SMALL_BYTES : 0;
     wanted = sk__min(sk__round_up(wanted, pool->granule_bytes), vacant->nbytes);
     sk_assert(needed <= vacant->nbytes && needed % pool->granule_bytes == 0);
-    bool room =
-        wanted <= (pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes)) / 2;
+    bool room = wanted <= budget_room(pool) / 2;
     return room ? sk__max(needed, wanted) : needed;
 }
 
@@ -333,7 +337,7 @@ static sk__block *vacant_wanted(const sk_pool *pool, const sk__request *request,
 /* Move free memory together until the request fits, or what it still needs has room in the budget.
  * Each move lets it need less. */
 static bool range_gather(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    size_t room = pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
+    size_t room = budget_room(pool);
     size_t needed = 0;
     sk__block *vacant = vacant_wanted(pool, request, &needed);
     /* Where there is room, it is the device that has no memory. */
@@ -345,14 +349,6 @@ static bool range_gather(sk_pool *pool, const sk__request *request) SK_REQUIRES(
         vacant = vacant_wanted(pool, request, &needed);
     }
     return needed != SIZE_MAX;
-}
-
-static bool range_make_room(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    if (range_gather(pool, request)) {
-        return true;
-    }
-    size_t shortage = sk__segment_shortage(pool, request);
-    return range_shrink(pool, shortage) >= shortage;
 }
 
 /* ---- whole segments -------------------------------------------------------------------------- */
@@ -456,16 +452,16 @@ size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
 }
 
 bool sk__segment_make_room(sk_pool *pool, const sk__request *request) {
-    if (pool->granule_bytes != 0) {
-        return range_make_room(pool, request);
+    if (pool->granule_bytes != 0 && range_gather(pool, request)) {
+        return true;
     }
     size_t shortage = sk__segment_shortage(pool, request);
-    return whole_shrink(pool, shortage) >= shortage;
+    return sk__segment_shrink(pool, shortage) >= shortage;
 }
 
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request) {
     size_t nbytes = sk__segment_bytes(pool, request);
-    size_t room = pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
+    size_t room = budget_room(pool);
     return nbytes > room ? nbytes - room : nbytes;
 }
 
