@@ -86,16 +86,19 @@ class _Watched(threading.local):
     def __init__(self) -> None:
         self.stack: list[_Watch] = []
 
+    @property
+    def innermost(self) -> _Watch | None:
+        """None on a thread of autograd's, too, which has the modes of the one that called it."""
+        return self.stack[-1] if self.stack else None
+
 
 _watched = _Watched()
 
 
 def rows_for_operator(name: str) -> tuple[Row, ...]:
     """Return the rows for an operator of this name in the module that runs on this thread."""
-    if not _watched.stack:
-        return ()
-    watch = _watched.stack[-1]
-    return watch.rows.look_up_name(name) if watch.is_on else ()
+    watch = _watched.innermost
+    return watch.rows.look_up_name(name) if watch is not None and watch.is_on else ()
 
 
 class OwnMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -145,7 +148,7 @@ class _Watch(OwnMode):
     @property
     def is_on(self) -> bool:
         """Whether the module's own operators run, not those of modules inside (or of itself)."""
-        return _watched.stack[-1] is self and self._runtime.tracker.current() == self._tag
+        return _watched.innermost is self and self._runtime.tracker.current() == self._tag
 
     def _choice_for(self, func: Operator) -> Judgement | None:
         """Return what holds for an operator that runs now, if anything does."""

@@ -20,6 +20,8 @@ from swapkit.registry import Exclude, Recompute, Row, Source, Swap
 from tests.unit._runtime.rig import AUTO, KEEP, SWAP, group_of, make_swapper, numbers, state_of
 
 if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
     from swapkit._runtime.installation import Installation
     from swapkit.registry import What
 
@@ -233,6 +235,24 @@ class Outer(nn.Module):
         self.found.append(rows_for_operator("Other"))
         result: torch.Tensor = self.inner(x)
         return result
+
+
+def test_operators_when_they_run_on_a_thread_of_autograds_then_none_is_chosen() -> None:
+    """A device's backward runs on another thread, with the modes of the thread that called it."""
+    rows = OperatorRows((row("exp", Recompute()),))
+    found: list[torch.Tensor] = []
+
+    def run(mode: TorchDispatchMode) -> None:
+        with mode:
+            found.append(torch.ones(2).exp())
+
+    with mark_operators(rows):
+        mode = torch._C._get_dispatch_stack_at(0)
+        thread = threading.Thread(target=run, args=(mode,))
+        thread.start()
+        thread.join()
+    assert len(found) == 1
+    assert set(rows.seen.values()) <= {0}
 
 
 def test_rows_for_a_function_when_asked_for_then_only_in_the_modules_own_forward() -> None:
