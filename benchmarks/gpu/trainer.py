@@ -31,6 +31,7 @@ FINISHED, OUT_OF_MEMORY = "finished", "out of memory"
 DIFFERENT_BATCHES = 4
 OVERHEAD_ROUNDS = 8
 OVERHEAD_STEPS = 4  # of a round with a session, and of one without; the first is not counted
+SETTLING_STEPS = 16  # after which a session should long be stable
 
 
 class Training:
@@ -81,9 +82,12 @@ class Training:
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Let operators repeat themselves; torch fills no memory for it."""
+    """Let operators repeat themselves; torch fills no memory for it.
+
+    Attention does not, where torch is told only to warn.
+    """
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.use_deterministic_algorithms(mode=True)
     try:
         yield
     finally:
@@ -118,6 +122,7 @@ def train(setup: Setup) -> Figures:
                 figures |= identify(training)
             for _ in range(setup.warmup_steps):
                 training.step()
+            steps_before_stable = settle(training, session)
             measure.synchronize(setup.device)
         peaks = measure.Peaks(setup.device, pool=setup.has_pool)
         peaks.reset()
@@ -126,10 +131,22 @@ def train(setup: Setup) -> Figures:
         use.sample()
         if session is not None:
             figures |= describe_session(session)
+            figures["steps_before_stable"] = steps_before_stable
     figures["device_peak_bytes"] = use.peak_bytes
     figures["host_peak_bytes"] = measure.host_peak_bytes()
     figures["resident_bytes"] = training.resident_bytes()
     return figures
+
+
+def settle(training: Training, session: Any) -> int | None:  # noqa: ANN401 - swapkit's Session
+    """Train until the session has decided on a plan; return after how many steps in all it had."""
+    if session is None:
+        return None
+    for _ in range(SETTLING_STEPS):
+        if session.stage == "stable":
+            break
+        training.step()
+    return training.steps if session.stage == "stable" else None
 
 
 def identify(training: Training) -> Figures:
@@ -172,7 +189,8 @@ def measure_overhead(training: Training) -> Figures:
         kinds = (False, True) if index % 2 == 0 else (True, False)
         for in_session in kinds:
             scope = session_of(training) if in_session else contextlib.nullcontext()
-            with scope:
+            with scope as session:
+                settle(training, session)
                 times = measure.time_steps(training.step, OVERHEAD_STEPS, device)
             median = measure.median_of(times[1:])
             assert median is not None

@@ -46,8 +46,8 @@ ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
 HEAVIER = 1 / 256
-# What plans leave free at least if they leave anything: each end of a piece of free memory may lie
-# within a granule, which then serves nothing else.
+# What plans leave free at least, if there are any for that: each end of a piece of free memory may
+# lie within a granule, which then serves nothing else.
 SPARE_GRANULES = 16
 
 
@@ -108,7 +108,10 @@ class Steering:
         # A policy may bring a search of its own.
         make_learner = getattr(aim.policy, "make_learner", Learner)
         self._learner: Learner = make_learner(
-            self._make_plans, profile_steps=aim.profile_steps, search_steps=aim.search_steps
+            self._make_plans,
+            profile_steps=aim.profile_steps,
+            search_steps=aim.search_steps,
+            margin=self._margin(),
         )
         self._undo = ExitStack()
         self._signature = ANY
@@ -356,6 +359,11 @@ class Steering:
 
     # ---- plans ---------------------------------------------------------------------------------
 
+    def _margin(self) -> float:
+        """Return what plans leave free at first, as a share of the limit."""
+        spare_bytes = SPARE_GRANULES * self._installation.device.backend.granule_bytes
+        return max(MARGIN, min(1.0, spare_bytes / self._aim.limit_bytes))
+
     def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
         aim = self._aim
         machine = measure_machine(
@@ -365,11 +373,7 @@ class Steering:
             disk=aim.disk,
             disk_bytes=aim.disk_limit_bytes,
         )
-        budget_bytes = int(aim.limit_bytes * share)
-        if share < 1:  # what the granules need beyond the first margin is left free at any share
-            spare_bytes = SPARE_GRANULES * self._installation.device.backend.granule_bytes
-            more_bytes = max(0, spare_bytes - int(aim.limit_bytes * MARGIN))
-            budget_bytes = max(1, budget_bytes - more_bytes)
+        budget_bytes = max(1, int(aim.limit_bytes * share))
         self._machine = machine = replace(machine, budget_bytes=budget_bytes)
         if isinstance(aim.policy, str):
             return make_candidates(trace, machine, aim.policy, count)

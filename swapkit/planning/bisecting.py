@@ -59,12 +59,10 @@ class AdaptiveRecompute:
         return make_plan(trace, machine, "recompute")
 
     def make_learner(
-        self, make_plans: MakePlans, *, profile_steps: int, search_steps: int
+        self, make_plans: MakePlans, *, profile_steps: int, **_of_a_learner: float
     ) -> ThresholdLearner:
         """Return what decides for each step of a session; it takes as many steps as it needs."""
-        return ThresholdLearner(
-            make_plans, policy=self, profile_steps=profile_steps, search_steps=search_steps
-        )
+        return ThresholdLearner(make_plans, policy=self, profile_steps=profile_steps)
 
 
 class ThresholdLearner(Learner):
@@ -76,7 +74,6 @@ class ThresholdLearner(Learner):
         *,
         policy: AdaptiveRecompute,
         profile_steps: int,
-        search_steps: int = 1,
     ) -> None:
         """Begin to learn.
 
@@ -84,9 +81,8 @@ class ThresholdLearner(Learner):
             make_plans: makes the plan for a share of the limit.
             policy: where the search begins.
             profile_steps: of a case before there is a plan; the last is recorded.
-            search_steps: of no meaning here.
         """
-        super().__init__(make_plans, profile_steps=profile_steps, search_steps=search_steps)
+        super().__init__(make_plans, profile_steps=profile_steps, search_steps=1)
         self._policy = policy
         self._searches: dict[str, _Search] = {}  # by the signature of the steps
 

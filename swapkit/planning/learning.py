@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 CASES_KEPT = 16
-# Of the budget: what plans leave free, if there are any for that, since free memory lies in pieces
-# some of which are too small for anything; and that much more once one of them needed a rescue,
-# then twice, and so on.
+# Of the budget: what plans leave free at least, if there are any for that, since free memory lies
+# in pieces some of which are too small for anything; and that much more once one of them needed a
+# rescue, then twice, and so on.
 MARGIN = 0.02
 ROUNDS = 4  # of candidates, each for less memory than the one before
 # Steps that a search takes beyond those asked for, when no candidate has held yet.
@@ -175,15 +175,24 @@ class Case:
 class Learner:
     """Decides for each step of a session, and learns from it."""
 
-    def __init__(self, make_plans: MakePlans, *, profile_steps: int, search_steps: int) -> None:
+    def __init__(
+        self,
+        make_plans: MakePlans,
+        *,
+        profile_steps: int,
+        search_steps: int,
+        margin: float = MARGIN,
+    ) -> None:
         """Begin to learn.
 
         Args:
             make_plans: makes candidates from a recorded step.
             profile_steps: of a case before there is a plan; the last is recorded.
             search_steps: candidates that are tried at most, but for those that must be for less.
+            margin: what plans leave free at first, as a share of the budget.
         """
         self._make_plans = make_plans
+        self._margin = margin
         self._profile_steps = profile_steps
         self._search_steps = search_steps
         self._cases: OrderedDict[str, Case] = OrderedDict()
@@ -249,7 +258,7 @@ class Learner:
         """Make plans from a trace that was recorded now."""
         case.trace = trace
         case.recordings += 1
-        case.share, case.retreats = 1 - MARGIN, 0
+        case.share, case.retreats = 1 - self._margin, 0
         is_single = case.changes or case is self._general  # no two of its steps can be compared
         count = 1 if is_single else self._search_steps
         self._plan(case, count)

@@ -127,7 +127,7 @@ def make_candidates(
         solution = plan_problem(allowed, assumed)
         if isinstance(solution, Failure):
             continue
-        other = _adapt(trace, allowed, machine, solution, restricted)
+        other = _adapt(trace, allowed, machine, solution, policy)
         if other is not None and _predicted_seconds(other) <= WORTH * _predicted_seconds(plain):
             plans.setdefault(_outline(other), replace(other, bound_seconds=plain.bound_seconds))
     return tuple(sorted(plans.values(), key=_predicted_seconds))

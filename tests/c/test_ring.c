@@ -11,7 +11,7 @@ SK_TEST(ring, test_ring_when_blocks_come_and_go_then_events_in_order_with_figure
     CHECK_OK(sk_ring_create(64, &ring));
     sk_pool_set_ring(f.pool, ring);
     (void)sk_tag_set(TAG);
-    void *block = take(&f, 3 * MIB, NULL);
+    void *block = take(&f, 4 * MIB, NULL);
     (void)sk_tag_set(0);
     give(&f, block);
     sk_pool_note(f.pool, SK_RING_MARK, 5);
@@ -21,12 +21,12 @@ SK_TEST(ring, test_ring_when_blocks_come_and_go_then_events_in_order_with_figure
     CHECK_EQUAL(0, lost);
     CHECK_EQUAL(SK_RING_TAKE, events[0].kind);
     CHECK_EQUAL(TAG, events[0].tag);
-    CHECK_EQUAL(3 * MIB, events[0].nbytes);
-    CHECK_EQUAL(3 * MIB, events[0].in_use_bytes);
-    CHECK_EQUAL(3 * MIB, events[0].reserved_bytes);
+    CHECK_EQUAL(4 * MIB, events[0].nbytes);
+    CHECK_EQUAL(4 * MIB, events[0].in_use_bytes);
+    CHECK_EQUAL(4 * MIB, events[0].reserved_bytes);
     CHECK_EQUAL(SK_RING_GIVE, events[1].kind);
     CHECK_EQUAL(TAG, events[1].tag);
-    CHECK_EQUAL(3 * MIB, events[1].nbytes);
+    CHECK_EQUAL(4 * MIB, events[1].nbytes);
     CHECK_EQUAL(0, events[1].in_use_bytes);
     CHECK_EQUAL(SK_RING_MARK, events[2].kind);
     CHECK_EQUAL(5, events[2].nbytes);

@@ -25,6 +25,7 @@ WARNINGS = (
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
     "ignore:Attempted to insert a get_attr Node:UserWarning",
     "ignore:None of the inputs have requires_grad=True:UserWarning",
+    "ignore:Attempting to run cuBLAS, but there was no current CUDA context:UserWarning",
 )
 
 

@@ -61,6 +61,7 @@ def test_swapkit_when_trained_in_a_process_then_gradients_are_those_of_plain(
     assert figures["in_use_peak_bytes"] > figures["resident_bytes"] / 2
     assert figures["session_peak_bytes"] <= figures["budget_bytes"] == options["limit_bytes"]
     assert figures["swapped_out_bytes"] > 0
+    assert figures["steps_before_stable"] is not None or "prefetch" in options
 
 
 def test_trainer_when_memory_is_out_then_that_is_an_outcome(

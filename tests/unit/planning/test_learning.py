@@ -105,6 +105,14 @@ def test_plans_when_made_then_some_memory_is_left_free_if_that_is_possible() -> 
         assert run(made, seconds(3.0, 1.0, 2.0, 1.0)) == ["1.0", "1.1", "1.2", "1.1"]
 
 
+def test_plans_when_more_is_to_be_left_free_then_it_is_until_memory_runs_out() -> None:
+    plans = Plans()
+    made = Learner(plans, profile_steps=2, search_steps=4, margin=0.25)
+    warm_up(made)
+    run(made, [Outcome(seconds=1.0, rescues=1)])
+    assert plans.shares == [0.75, pytest.approx(0.75 - MARGIN)]
+
+
 @pytest.mark.promise("C4")
 def test_steps_when_stable_then_nothing_is_recorded() -> None:
     made = learner(Plans(count=1))
