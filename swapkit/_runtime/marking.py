@@ -24,6 +24,7 @@ from swapkit._runtime.choice import Action, Choice, choice_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost, is_foreign
 from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.recompute.leaves import flatten, tensors_made
 from swapkit._runtime.recompute.recipes import Call, Recipe, extend, is_repeatable, settle_changed
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import Scope
@@ -161,7 +162,7 @@ class _Watch(OwnMode):
     def _prepare(
         self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | None:
-        leaves = tree_leaves((args, kwargs))
+        leaves, _ = flatten(args, kwargs)
         if not is_repeatable(func, leaves) or not is_alone():
             return None
         with hidden():
@@ -216,7 +217,7 @@ def make_recipe(call: Call, results: object, which: Sequence[bool] = ()) -> Reci
     `which`: of each of its tensors whether this is wanted; all are if they are not so many.
     """
     shim = get_runtime().shim
-    made = [leaf for leaf in tree_leaves(results) if torch.is_tensor(leaf)]
+    made = tensors_made(results)
     storages = [shim.storage_of(result) for result in made]
     # Some operators give a view of an operand and do not say so.
     if not made or not all(storages) or not call.storages.isdisjoint(storages):

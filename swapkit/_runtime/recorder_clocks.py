@@ -20,6 +20,7 @@ _RING_EVENTS = 1 << 16
 _READ_EVERY = 1 << 11  # operators
 _OURS = 1  # in the place of bytes: not the mark of somebody else's operator
 NO_WORKSPACE = -1
+DELAY_CYCLES = 4_000_000  # 2 ms at 2 GHz: longer than the call of an operator that is recorded
 
 
 class Timer(Protocol):
@@ -68,20 +69,33 @@ class StoppedClock(HostTimer):
 
 
 class StreamTimer:
-    """For a device that computes in streams: by events on the running one."""
+    """For a device that computes in streams: by events on the running one.
+
+    Whoever records calls operators more slowly than a device computes them. One that waits for the
+    next would count that time, so it is kept busy: before the latest delay has ended, which the
+    stream is given between operators, it has got another one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._module = getattr(torch, device.type)
+        self._delay: Callable[[int], None] | None = getattr(self._module, "_sleep", None)
+        self._delayed: Any = None  # an event just before the latest delay
 
     def begin(self) -> Any:  # noqa: ANN401 - an event
         """Record an event."""
-        event = self._module.Event(enable_timing=True)
-        event.record()
-        return event
+        if self._delay is not None and (self._delayed is None or self._delayed.query()):
+            self._delayed = self._record(enable_timing=False)
+            self._delay(DELAY_CYCLES)
+        return self._record(enable_timing=True)
 
     def end(self, begun: Any, _call: object, _result: object) -> tuple[Any, Any]:  # noqa: ANN401
         """Record another."""
-        return begun, self.begin()
+        return begun, self._record(enable_timing=True)
+
+    def _record(self, *, enable_timing: bool) -> Any:  # noqa: ANN401 - an event
+        event = self._module.Event(enable_timing=enable_timing)
+        event.record()
+        return event
 
     def seconds(self, taken: Sequence[tuple[Any, Any]]) -> list[float]:
         """Wait for the device; return the times between the events."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from swapkit._runtime.guards import hidden, untraced, untraced_itself
 from swapkit._runtime.hooks import innermost
@@ -21,6 +20,7 @@ from swapkit._runtime.marking import (
     make_recipe,
     settle_written,
 )
+from swapkit._runtime.recompute.leaves import flatten
 from swapkit._runtime.recompute.recipes import Call, extend, is_repeatable
 from swapkit._runtime.runtime import get_runtime
 
@@ -171,4 +171,4 @@ class _Repeating(OwnMode):
 
 
 def _can_repeat(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return is_repeatable(func, tree_leaves((args, kwargs))) and is_alone() and _is_followed()
+    return is_repeatable(func, flatten(args, kwargs)[0]) and is_alone() and _is_followed()

@@ -12,19 +12,20 @@ keeps the results. A change that nobody sees is noticed in backward by the tenso
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
 from swapkit._runtime.operators import can_keep
+from swapkit._runtime.recompute.leaves import flatten, tensors_made, unflatten
 from swapkit._runtime.recompute.random_states import RandomState, may_be_random
 from swapkit._runtime.recompute.settings import Settings
 from swapkit._runtime.runtime import get_runtime
@@ -65,7 +66,7 @@ class Call:
 
     def __init__(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function = function
-        leaves, self._spec = tree_flatten((args, kwargs))
+        leaves, self._spec = flatten(args, kwargs)
         operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.storages = frozenset(filter(None, map(_storage_of, operands)))
         self._settings = Settings()
@@ -99,13 +100,13 @@ class Call:
                 f"{error} It is an operand of {self.function}, which was chosen to be computed "
                 "again: choose another operator, or do not change it in place."
             ) from None
-        args, kwargs = tree_unflatten(leaves, self._spec)
+        args, kwargs = unflatten(leaves, self._spec)
         again = contextlib.nullcontext() if self._random is None else self._random.again()
         with _below_autograd(), self._settings.again(), again:
             results = self.function(*args, **kwargs)
         with self._runtime.lock:  # backward may run on several threads
             self._swapper.recomputed_regions += 1
-        return [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+        return tensors_made(results)
 
     def _packer(self) -> Callable[[torch.Tensor], Any]:
         """Return what keeps operands: on the device, as far as a budget's memory lasts."""
@@ -227,7 +228,8 @@ class Recipe:
             index = stand_in.index
             result = self._result(index)
             view = result.detach()  # a change of one is seen by the other
-            view.data = stand_in.layout.view_of(result.untyped_storage())
+            if stand_in.layout != Layout(result):
+                view.data = stand_in.layout.view_of(result.untyped_storage())
             self._latest[index] = TensorWeakRef(view), view._version  # noqa: SLF001
             stand_in.watch(view)
             self._drop_used(task)
@@ -335,6 +337,12 @@ class Recomputed:
             return self._recipe.view(self)
 
 
+@functools.cache
+def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor without memory, whose data anybody may have."""
+    return torch.empty(0, dtype=dtype, device=device)
+
+
 class _Version:
     """The version of a tensor, whose memory it does not keep."""
 
@@ -342,7 +350,7 @@ class _Version:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tracker = tensor.detach()  # shares the counter
-        self._tracker.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        self._tracker.data = _empty(tensor.dtype, tensor.device)
         self.then = self.now
 
     @property
@@ -365,12 +373,14 @@ class Layout:
         return empty.set_(storage, self._offset, self._size, self._stride)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and all(
-            getattr(self, name) == getattr(other, name) for name in self.__slots__
-        )
+        return isinstance(other, Layout) and self._parts == other._parts
+
+    @property
+    def _parts(self) -> tuple[object, ...]:
+        return self._size, self._stride, self._offset, self._dtype
 
     def __hash__(self) -> int:
-        return hash((self._size, self._stride, self._offset, self._dtype))
+        return hash(self._parts)
 
     def __repr__(self) -> str:
         return f"{self._dtype} {list(self._size)}"

@@ -66,13 +66,14 @@ def _find() -> list[_Setting]:
 
 
 _all = _find()
+_getters = [setting.get for setting in _all]
 
 
-def _read() -> tuple[Any, ...]:
+def _read() -> list[Any]:
     try:
-        return tuple(setting.get() for setting in _all)
+        return [get() for get in _getters]
     except RuntimeError:  # precisions that were set one by one have no name together
-        return tuple(_read_one(setting) for setting in _all)
+        return [_read_one(setting) for setting in _all]
 
 
 def _read_one(setting: _Setting) -> Any:  # noqa: ANN401 - of whatever kind it is
@@ -82,7 +83,7 @@ def _read_one(setting: _Setting) -> Any:  # noqa: ANN401 - of whatever kind it i
         return None
 
 
-def _change(then: tuple[Any, ...]) -> None:
+def _change(then: list[Any]) -> None:
     for setting, wanted in zip(_all, then, strict=True):
         if wanted is not None and _read_one(setting) != wanted:
             setting.put(*wanted if isinstance(wanted, tuple) else (wanted,))
