@@ -13,6 +13,7 @@ from torch import nn
 import swapkit
 from swapkit._native.pool import Pool
 from swapkit._runtime.allocators import require_installation
+from swapkit.ir.machines import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
 WIDTH = 64
 TOKENS = 1024
 LAYERS = 5
+
+
+def steady_machine_like(
+    _device: object, *, budget_bytes: int, host_bytes: int | None, **_disk: object
+) -> Machine:
+    """Return what a session may plan for instead of what it would measure."""
+    return Machine(
+        budget_bytes=budget_bytes,
+        out_bytes_per_second=1e9,
+        in_bytes_per_second=1e9,
+        host_bytes=host_bytes,
+    )
 
 
 class Block(nn.Module):

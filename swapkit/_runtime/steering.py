@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict, deque
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,22 +23,22 @@ from swapkit._runtime.following import Following
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.parts import end_part, make_part
+from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
-from swapkit.planning.planner import make_candidates, make_plan
+from swapkit.planning.planner import find_floor, make_candidates, make_plan
 from swapkit.planning.smoothing import smooth_times
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from swapkit._runtime.aim import Aim
     from swapkit._runtime.hooks import Hooks
     from swapkit._runtime.installation import Installation
+    from swapkit._runtime.ranks import Ranks
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
     from swapkit.planning.learning import Instruction
-    from swapkit.planning.planner import Policy
 
 _log = logging.getLogger(__name__)
 STEPS_TIMED = 32  # the latest ones, whose median is the time of a step
@@ -49,42 +49,6 @@ HEAVIER = 1 / 256
 # What plans leave free at least, if there are any for that: each end of a piece of free memory may
 # lie within a granule, which then serves nothing else.
 SPARE_GRANULES = 16
-
-
-class Aim(Protocol):
-    """What a plan is to reach, and how long to look for it."""
-
-    @property
-    def limit_bytes(self) -> int:
-        """Most bytes reserved."""
-
-    @property
-    def host_limit_bytes(self) -> int:
-        """Most bytes of host copies; 0: what the machine has."""
-
-    @property
-    def disk(self) -> Path | None:
-        """The folder for what the host has no room for."""
-
-    @property
-    def disk_limit_bytes(self) -> int:
-        """Most bytes there; 0: what the file system has."""
-
-    @property
-    def policy(self) -> str | Policy:
-        """Who plans."""
-
-    @property
-    def profile_steps(self) -> int:
-        """Steps before there is a plan."""
-
-    @property
-    def search_steps(self) -> int:
-        """Plans that are tried."""
-
-    @property
-    def saved_plan(self) -> tuple[Trace, Plan] | None:
-        """What is followed from the first step on."""
 
 
 class Steering:
@@ -113,6 +77,7 @@ class Steering:
             search_steps=aim.search_steps,
             margin=self._margin(),
         )
+        self._ranks: Ranks | None = None  # where there are others
         self._undo = ExitStack()
         self._signature = ANY
         self._is_begun = False  # whether the step's first forward was seen,
@@ -156,6 +121,7 @@ class Steering:
         Raises:
             PlanMismatch: the plan that was saved cannot be for this model or budget.
         """
+        self._ranks = join_ranks()
         if self._aim.saved_plan is not None:
             self._adopt(*self._aim.saved_plan)
         with ExitStack() as undo:
@@ -339,6 +305,8 @@ class Steering:
 
     def _learn(self, outcome: Outcome) -> None:
         """Give a step's outcome to the learner; say in the log what comes of it."""
+        if outcome.trace is not None and not self._agree(outcome.trace):
+            outcome = replace(outcome, trace=None)  # the next step is recorded again
         former, replans = self._learner.stage, self._learner.replans
         self._learner.end(outcome)
         if self._learner.replans > replans:
@@ -364,7 +332,17 @@ class Steering:
         spare_bytes = SPARE_GRANULES * self._installation.device.backend.granule_bytes
         return max(MARGIN, min(1.0, spare_bytes / self._aim.limit_bytes))
 
-    def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+    def _agree(self, trace: Trace) -> bool:
+        """Return whether plans may be made from a trace now: for the budget of all ranks."""
+        if self._ranks is None:
+            return True
+        aim = self._aim
+        return self._ranks.agree(
+            aim.limit_bytes,
+            lambda: find_floor(trace, self._measure_machine(aim.limit_bytes), aim.policy),
+        )
+
+    def _measure_machine(self, budget_bytes: int) -> Machine:
         aim = self._aim
         machine = measure_machine(
             self._installation.device,
@@ -373,8 +351,14 @@ class Steering:
             disk=aim.disk,
             disk_bytes=aim.disk_limit_bytes,
         )
+        return replace(machine, budget_bytes=budget_bytes)
+
+    def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        aim = self._aim
         budget_bytes = max(1, int(aim.limit_bytes * share))
-        self._machine = machine = replace(machine, budget_bytes=budget_bytes)
+        if self._ranks is not None:
+            budget_bytes = min(budget_bytes, self._ranks.find_budget(aim.limit_bytes))
+        self._machine = machine = self._measure_machine(budget_bytes)
         if isinstance(aim.policy, str):
             return make_candidates(trace, machine, aim.policy, count)
         return (make_plan(trace, machine, aim.policy),)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
 from swapkit.ir.plans import Action, Decision, Plan, Tier
 from swapkit.planning.bound import lower_bound
+from swapkit.planning.feasibility import find_least
 from swapkit.planning.solving import Failure, Solution, plan_problem
 from swapkit.planning.trade_offs import SHARES, TradeOff, measure_trade_offs
 from swapkit.planning.trials import Trials
@@ -35,6 +36,7 @@ __all__ = [
     "Policy",
     "TradeOff",
     "check_policy",
+    "find_floor",
     "make_candidates",
     "make_plan",
     "trade_offs",
@@ -151,6 +153,28 @@ def trade_offs(
         InvalidArgument: an unknown policy, or a share that is not above 0.
     """
     return measure_trade_offs(trace, restrict(lower(trace), policy), machine, shares)
+
+
+def find_floor(trace: Trace, machine: Machine, policy: str | Policy) -> int:
+    """Return the smallest budget that is found to have a plan; 0: only the given policy knows.
+
+    Args:
+        trace: the step.
+        machine: if there is a plan for its budget, no more than that is returned.
+        policy: "auto", "swap" or "recompute", or one that makes plans.
+
+    Raises:
+        InvalidArgument: an unknown policy.
+    """
+    check_policy(policy)
+    if not isinstance(policy, str):
+        return 0
+    problem = restrict(lower(trace), policy)
+    floor_bytes = find_least(problem, machine).budget_bytes
+    # A search that minds the time, too, may still find one where this has found none.
+    if floor_bytes > machine.budget_bytes and isinstance(plan_problem(problem, machine), Solution):
+        return machine.budget_bytes
+    return floor_bytes
 
 
 def restrict(problem: Problem, policy: str) -> Problem:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit._runtime import steering
-from swapkit.ir.machines import Machine
+from tests.sessions import steady_machine_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,15 +26,4 @@ def forget(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sessions plan for one machine, however busy the one at hand is."""
-
-    def machine(
-        _device: object, *, budget_bytes: int, host_bytes: int | None, **_disk: object
-    ) -> Machine:
-        return Machine(
-            budget_bytes=budget_bytes,
-            out_bytes_per_second=1e9,
-            in_bytes_per_second=1e9,
-            host_bytes=host_bytes,
-        )
-
-    monkeypatch.setattr(steering, "measure_machine", machine)
+    monkeypatch.setattr(steering, "measure_machine", steady_machine_like)

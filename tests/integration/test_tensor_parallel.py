@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from tests.ranks import run_on_ranks
 from tests.support import MIB, ROOT
 
 PROGRAM = ROOT / "tests" / "integration" / "tensor_parallel_program.py"
@@ -18,21 +14,9 @@ ACTIVATION_BYTES = 2 * MIB
 REGIONS = 2
 
 
-@functools.cache
 def found() -> dict[str, Any]:
     """Return what the program found; it compares the gradients itself, bit for bit."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(PROGRAM)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    result: dict[str, Any] = json.loads(lines[-1])
+    result: dict[str, Any] = run_on_ranks(PROGRAM)
     return result
 
 

@@ -12,8 +12,16 @@ from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Kind, Trace
+from swapkit.planning import planner
 from swapkit.planning.bound import lower_bound
-from swapkit.planning.planner import POLICIES, make_candidates, make_plan, trade_offs
+from swapkit.planning.feasibility import find_least
+from swapkit.planning.planner import (
+    POLICIES,
+    find_floor,
+    make_candidates,
+    make_plan,
+    trade_offs,
+)
 from swapkit.planning.reasons import Why, explain_decisions
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import simulate
@@ -311,3 +319,34 @@ def test_reasons_when_a_copy_is_waited_for_then_exposed() -> None:
     late = {each.why for each in reasons if each.exposed_seconds > 0}
     assert late <= {Why.CHEAPER_COPY, Why.ONLY_COPY}
     assert np.isfinite(exposed)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_floor_when_it_is_the_budget_then_there_is_a_plan_and_the_error_names_it(
+    policy: str,
+) -> None:
+    floor_bytes = find_floor(trace(), machine_with(0.9), policy)
+    assert floor_bytes < machine_with(0.9).budget_bytes
+    plan = make_plan(trace(), replace(machine_with(0.9), budget_bytes=floor_bytes), policy)
+    assert plan.decisions
+    with pytest.raises(InfeasibleBudget) as caught:
+        make_plan(trace(), machine_with(0.01), policy)
+    assert (
+        caught.value.least_bytes == floor_bytes == find_floor(trace(), machine_with(0.01), policy)
+    )
+
+
+def test_floor_when_a_search_finds_a_plan_below_it_then_no_more_than_that_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = machine_with(0.6)
+    least = find_least(lower(trace()), machine)
+    worse = replace(least, budget_bytes=machine.budget_bytes + 1)
+    monkeypatch.setattr(planner, "find_least", lambda *_: worse)
+    assert find_floor(trace(), machine, "auto") == machine.budget_bytes
+
+
+def test_floor_when_the_policy_is_a_users_own_then_not_known() -> None:
+    assert find_floor(trace(), machine_with(0.5), Fixed(Plan(decisions=(), budget_bytes=1))) == 0
+    with pytest.raises(InvalidArgument, match="policy='none'"):
+        find_floor(trace(), machine_with(0.5), "none")

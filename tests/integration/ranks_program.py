@@ -1,0 +1,114 @@
+"""Two ranks that train, each in a session of its own; run by `test_ranks.py`.
+
+    python -m torch.distributed.run --nproc-per-node=2 tests/integration/ranks_program.py
+
+Rank 0 prints, as one line of JSON, what became of each session, by the scenario, for each rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import swapkit
+from tests.sessions import TOKENS, Training, make_training, train_plainly
+
+STEPS = 14
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """For each rank: the share of its memory that is its budget (0: no session), and its tokens."""
+
+    shares: tuple[float, float]
+    tokens: tuple[int, int] = (TOKENS, TOKENS)
+
+
+SCENARIOS = {
+    "agreed": Scenario((0.9, 0.6)),
+    "too little": Scenario((0.5, 0.9), tokens=(TOKENS // 4, TOKENS)),
+    "alone": Scenario((0.6, 0.0)),
+}
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def make(tokens: int) -> Training:
+    training = make_training()
+    training.tokens = tokens
+    return training
+
+
+def train(training: Training, session: Any = None) -> list[str]:
+    """Train in step with the other rank; return the stage after each step."""
+    stages = []
+    for _ in range(STEPS):
+        training.step()
+        dist.barrier()
+        stages.append("" if session is None else session.stage)
+    return stages
+
+
+def run(scenario: Scenario) -> dict[str, Any]:
+    """Train without a session, and with one; return what became of that."""
+    rank = dist.get_rank()
+    share, tokens = scenario.shares[rank], scenario.tokens[rank]
+    plain = train_plainly(functools.partial(make, tokens), STEPS)
+    training = make(tokens)
+    if not share:
+        train(training)
+        return {"same": training.outcome() == plain.outcome}
+    messages = Messages()
+    logger = logging.getLogger("swapkit")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(messages)
+    limit = plain.budget(share)
+    swapkit.reset_peak_memory_stats()
+    with swapkit.budget(limit, training.model, training.optimizer, search_steps=2) as session:
+        stages = train(training, session)
+        plan = session.plan
+        found = {
+            "limit": limit,
+            "stages": stages,
+            "planned": None if plan is None else plan.budget_bytes,
+            "peak": session.stats.peak_bytes,
+            "explained": " ".join(session.explain().split()),
+        }
+    logger.removeHandler(messages)
+    return {**found, "same": training.outcome() == plain.outcome, "messages": messages.texts}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    swapkit.install()
+    found = {name: run(scenario) for name, scenario in SCENARIOS.items()}
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    if dist.get_rank() == 0:
+        by_name = {name: [each[name] for each in everywhere] for name in SCENARIOS}
+        sys.stdout.write(json.dumps(by_name) + "\n")
+    sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # as in tensor_parallel_program.py
+
+
+if __name__ == "__main__":
+    main()

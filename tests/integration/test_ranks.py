@@ -1,0 +1,59 @@
+"""Two processes that train: they plan for one budget, and none waits for one that says nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swapkit._runtime.ranks import PATIENCE_STEPS
+from tests.ranks import run_on_ranks
+from tests.support import ROOT
+
+PROGRAM = ROOT / "tests" / "integration" / "ranks_program.py"
+SCENARIOS = ("agreed", "too little", "alone")
+
+
+def found() -> dict[str, list[dict[str, Any]]]:
+    """Return what the program found for each scenario, by rank."""
+    result: dict[str, list[dict[str, Any]]] = run_on_ranks(PROGRAM)
+    return result
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_training_when_ranks_agree_or_not_then_the_same_bits_within_each_budget(
+    scenario: str,
+) -> None:
+    for rank in found()[scenario]:
+        assert rank["same"]
+        assert rank.get("peak", 0) <= rank.get("limit", 0)
+
+
+def test_plans_when_budgets_differ_then_both_are_for_the_smaller_one() -> None:
+    ranks = found()["agreed"]
+    limits = [rank["limit"] for rank in ranks]
+    assert limits[0] > limits[1]
+    for rank in ranks:
+        assert 0 < rank["planned"] <= limits[1]
+        assert rank["stages"][-1] == "stable"
+        agreed = f"all 2 ranks agree: budget {limits[1] / 2**20:.2f} MiB (rank 1), floor "
+        assert sum(text.startswith(agreed) for text in rank["messages"]) == 1
+
+
+def test_plans_when_one_rank_needs_more_than_the_other_has_then_neither_has_one() -> None:
+    ranks = found()["too little"]
+    assert ranks[0]["limit"] < ranks[1]["limit"]
+    for rank in ranks:
+        assert rank["planned"] is None
+        assert rank["stages"][-1] == "stable"
+        assert "no plan fits the budget of all 2 ranks, " in rank["explained"]
+        assert "(rank 0): the smallest that has one on rank 1 is " in rank["explained"]
+
+
+def test_plan_when_the_other_rank_has_no_session_then_one_is_made_after_a_while() -> None:
+    alone, _ = found()["alone"]
+    assert alone["stages"][:PATIENCE_STEPS] == ["warmup"] * PATIENCE_STEPS
+    assert "warmup" not in alone["stages"][PATIENCE_STEPS:]
+    assert alone["stages"][-1] == "stable"
+    assert 0 < alone["planned"] <= alone["limit"]
+    assert any("nothing came from rank 1," in text for text in alone["messages"])

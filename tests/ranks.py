@@ -1,0 +1,35 @@
+"""Running a program on two ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tests.support import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+# Ranks that spin while they wait would take the time of those that work.
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@functools.cache
+def run_on_ranks(program: Path) -> Any:
+    """Return what a program printed as one line of JSON: an object."""
+    done = subprocess.run(
+        [*COMMAND, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **ENVIRONMENT},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1])
