@@ -6,13 +6,14 @@ and function transforms, and inside compiled blocks. None of these must see what
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+import contextlib
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch._C._dynamo import eval_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FunctionType
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
@@ -46,19 +47,11 @@ def _leave_alone(function: _Function, callees: eval_frame._FrameAction) -> _Func
     return function
 
 
-class hidden:  # noqa: N801 - a context manager, as a function would be that costs more
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
     """Run operators that no mode, subclass or transform of the user's sees."""
-
-    __slots__ = ("_guards",)
-
-    def __enter__(self) -> None:
-        self._guards = NoFunctionModes(), NoDispatchModes(), NoTransforms()
-        for guard in self._guards:
-            guard.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(*error)
+    with NoFunctionModes(), NoDispatchModes(), NoTransforms():
+        yield
 
 
 @untraced
