@@ -108,6 +108,11 @@ class OwnMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not by a wrapper around each call: `untraced` does."""
+        return False
+
+    @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Let what is compiled stay so: it has no single operators."""
         return True

@@ -1,17 +1,24 @@
-"""What operators are given and make: most of it no trees, which torch need not be asked about."""
+"""What operators are given and make: their tensors and storages.
+
+Most of it is no tree, so torch is not asked for the leaves of one.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from swapkit._runtime.runtime import get_runtime
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.utils._pytree import TreeSpec
 
+_storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _TREES = (list, tuple, dict)
 
@@ -36,3 +43,19 @@ def tensors_made(results: object) -> list[torch.Tensor]:
     if isinstance(results, torch.Tensor):
         return [results]
     return [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage; 0: it has no plain memory."""
+    if type(tensor) is torch.nn.Parameter:  # a kind of its own, with plain memory
+        return _storage_id(tensor)
+    return get_runtime().shim.storage_of(tensor)
+
+
+def claim(tensors: Sequence[torch.Tensor]) -> list[StorageWeakRef]:
+    """Return what keeps the addresses of storages, though not their memory.
+
+    For as long as it lives, what is known by such an address is not taken for another storage.
+    """
+    storages = [each.untyped_storage() for each in tensors if storage_of(each)]
+    return [StorageWeakRef(each) for each in storages]  # type: ignore[no-untyped-call]

@@ -25,7 +25,13 @@ from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
 from swapkit._runtime.operators import can_keep
-from swapkit._runtime.recompute.leaves import flatten, tensors_made, unflatten
+from swapkit._runtime.recompute.leaves import (
+    claim,
+    flatten,
+    storage_of,
+    tensors_made,
+    unflatten,
+)
 from swapkit._runtime.recompute.random_states import RandomState, may_be_random
 from swapkit._runtime.recompute.settings import Settings
 from swapkit._runtime.runtime import get_runtime
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.operators import Operator
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 NO_TASK = -1
 _PASS = Choice(Action.PASS)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -68,7 +73,8 @@ class Call:
         self.function = function
         leaves, self._spec = flatten(args, kwargs)
         operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self.storages = frozenset(filter(None, map(_storage_of, operands)))
+        self.storages = frozenset(filter(None, map(storage_of, operands)))
+        self._claims = claim(operands)
         self._settings = Settings()
         self._random = RandomState(leaves) if may_be_random(function) else None
         self._runtime = get_runtime()
@@ -153,7 +159,8 @@ class Recipe:
     def __init__(self, call: Call, results: Sequence[torch.Tensor]) -> None:
         self.function = call.function
         self._call: Call | None = call  # None: settled
-        self._storages = [_storage_of(result) for result in results]
+        self._storages = [storage_of(result) for result in results]
+        self._claims = claim(results)
         self._layouts = [Layout(result) for result in results]
         self._results = [TensorWeakRef(result) for result in results]
         self._aliases: list[TensorWeakRef] = []
@@ -173,7 +180,7 @@ class Recipe:
         """Return what is kept instead of a saved view of a result."""
         with self._lock:
             call = self._call
-            index = self._storages.index(_storage_of(tensor))
+            index = self._storages.index(storage_of(tensor))
             is_known = index in self._kept if call is None else call.is_intact
             if not is_known or tensor.is_conj() or tensor.is_neg():
                 return get_runtime().shim.saved_tensor(tensor)
@@ -283,7 +290,7 @@ def extend(result: torch.Tensor, alias: torch.Tensor) -> None:
 
 def settle_changed(changed: Sequence[torch.Tensor]) -> None:
     """Settle the recipes of tensors that an operator is about to change, and of what needs them."""
-    storages = set(filter(None, map(_storage_of, changed)))
+    storages = set(filter(None, map(storage_of, changed)))
     for reference in _all.valuerefs():
         recipe = reference()
         if recipe is not None and recipe.touches(storages):
@@ -384,9 +391,3 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"{self._dtype} {list(self._size)}"
-
-
-def _storage_of(tensor: torch.Tensor) -> int:
-    if type(tensor) is torch.nn.Parameter:  # a kind of its own, with plain memory
-        return _storage_id(tensor)
-    return get_runtime().shim.storage_of(tensor)

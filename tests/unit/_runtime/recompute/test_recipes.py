@@ -219,6 +219,19 @@ def test_recipe_when_something_else_changes_then_it_is_not_settled() -> None:
     assert repeats() == before + 1
 
 
+def test_recipe_when_another_storage_is_where_its_result_was_then_it_is_not_settled() -> None:
+    """Torch gives the address of a storage that is gone to another one."""
+    recipe, results = make(aten.exp.default, numbers())
+    stand_in = pack(recipe, results[0])
+    expected = results[0].clone()
+    results.clear()
+    before = repeats()
+    for _ in range(100):
+        settle_changed([torch.ones(SIDE) for _ in range(10)])
+    assert repeats() == before
+    assert stand_in.unpack().equal(expected)
+
+
 def test_result_when_what_was_given_out_is_changed_then_the_next_is_refused() -> None:
     recipe, (made,) = make(aten.mul.Tensor, numbers(), 2.0)
     one, other = pack(recipe, made), pack(recipe, made)
