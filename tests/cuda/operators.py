@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._decomp import decomposition_table
 
+from tests.cuda.control import keep_busy
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,6 +26,7 @@ BUILD = Path(__file__).parent.parent.parent / "build" / "cuda"
 
 # Kernels that exist only for GPUs, and are worth having: torch can also put them together.
 COMPOSED = ("_fused_rms_norm_backward",)
+CYCLES_PER_MS = 2_000_000
 
 _libraries: list[Any] = []
 
@@ -43,10 +46,15 @@ def install() -> int:
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.cuda._sleep = _sleep
     # Work that is still queued must not meet a torch that is being unloaded.
     atexit.register(_finish)
     native = ctypes.PyDLL(str(folder() / "operators.so"))
     return int(native.operators_install()) + _install_composed()
+
+
+def _sleep(cycles: int) -> None:
+    keep_busy(torch.cuda.current_stream(), cycles / CYCLES_PER_MS)
 
 
 def _finish() -> None:
