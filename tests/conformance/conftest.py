@@ -8,8 +8,8 @@ import pytest
 
 from tests.conformance.modes import MODES, Mode, frozen_objects
 from tests.conformance.rivals import expected_of
-from tests.place import make_default
 from tests.programs.registry import results_of_plain_training
+from tests.support.place import make_default
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -26,7 +26,7 @@ from swapkit._runtime.device import Device
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.swapper import Swapper
-from tests.place import DEVICE, ON_CPU, install
+from tests.support.place import DEVICE, ON_CPU, install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,9 +13,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import swapkit
 from tests.conformance.modes import BUDGET, EVERYTHING, count_copies
-from tests.place import DEVICE, install
 from tests.programs import SIDE, assert_same_bits, gradients, leaf
 from tests.programs.checkpoints import again
+from tests.support.place import DEVICE, install
 
 
 def body(x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from tests.conformance.modes import Mode, allocated_bytes, count_copies, find_mode, settle
-from tests.place import DEVICE
 from tests.programs import PROGRAMS, SIDE, Entry, gradients, leaf, run
+from tests.support.place import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

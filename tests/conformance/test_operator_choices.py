@@ -15,10 +15,10 @@ import swapkit
 from swapkit._runtime.marking import OperatorRows, mark_operators
 from swapkit._runtime.runtime import get_runtime
 from tests.conformance.modes import EVERYTHING, frozen_objects, settle
-from tests.operators import HOW, rows_of
-from tests.place import install
 from tests.programs import ILLEGAL, PROGRAMS, Entry, Evict, assert_same_bits, run
 from tests.programs.registry import results_of_plain_training
+from tests.support.operators import HOW, rows_of
+from tests.support.place import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

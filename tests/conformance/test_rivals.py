@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.rivals import ABSENT, format_table, judge, list_rivals, make_table
-from tests.place import ON_CPU
 from tests.programs import ILLEGAL, PROGRAMS
+from tests.support.place import ON_CPU
 
 pytestmark = pytest.mark.skipif(not ON_CPU, reason="rivals drive the CPU as it were a GPU")
 

@@ -10,9 +10,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.conformance.modes import MIN_BYTES
-from tests.place import ON_CPU
 from tests.programs import ILLEGAL, PROGRAMS, Entry, is_same, run
 from tests.programs.registry import results_of_plain_training
+from tests.support.place import ON_CPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

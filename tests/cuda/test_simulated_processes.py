@@ -10,8 +10,8 @@ import os
 import pytest
 
 from tests.cuda.simulated import INSIDE
-from tests.place import ALLOCATOR
 from tests.support import run_python
+from tests.support.place import ALLOCATOR
 
 pytestmark = pytest.mark.skipif(INSIDE not in os.environ, reason="runs in tests.cuda.simulated")
 

@@ -20,8 +20,8 @@ import swapkit
 from tests.cuda.control import last_problem, slow_copies
 from tests.cuda.simulated import INSIDE
 from tests.cuda.stream_programs import PROGRAMS, SIDE, join, side_streams
-from tests.place import ALLOCATOR
 from tests.programs.compare import assert_same_bits
+from tests.support.place import ALLOCATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

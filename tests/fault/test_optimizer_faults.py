@@ -11,7 +11,8 @@ import torch
 
 from swapkit._runtime.optimizer import attach
 from swapkit.errors import BackendError
-from tests.offloading import (
+from tests.support import MIB, installed, limit_above_reserved
+from tests.support.offloading import (
     STATE,
     Recorder,
     add_gradients,
@@ -21,7 +22,6 @@ from tests.offloading import (
     take_steps,
     values,
 )
-from tests.support import MIB, installed, limit_above_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit._runtime import steering
-from tests.sessions import steady_machine_like
+from tests.support.sessions import steady_machine_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

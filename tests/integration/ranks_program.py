@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import swapkit
-from tests.sessions import TOKENS, Training, make_training, train_plainly
+from tests.support.sessions import TOKENS, Training, make_training, train_plainly
 
 STEPS = 14
 

@@ -15,7 +15,7 @@ from torch import nn
 import swapkit
 from swapkit.ir.plans import Action
 from swapkit.planning.stage_swap import find_stages
-from tests.sessions import (
+from tests.support.sessions import (
     LAYERS,
     Block,
     Log,

@@ -15,10 +15,20 @@ import swapkit
 from swapkit import adapt_mem_func_wrapper
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument
-from tests.autograd_functions import CALLS, CASES, SIDE, Case, Cube, Layer, Parted, Product, Scaled
 from tests.conformance.modes import settle
 from tests.programs import assert_same_bits
 from tests.support import MIB, installed, limit_above_reserved
+from tests.support.autograd_functions import (
+    CALLS,
+    CASES,
+    SIDE,
+    Case,
+    Cube,
+    Layer,
+    Parted,
+    Product,
+    Scaled,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,11 +20,11 @@ from swapkit._runtime.parts import make_part
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute, Swap
-from tests.operators import Calls, choose, hidden_layer, recomputed, train
 from tests.programs import SIDE, assert_same_bits, leaf
+from tests.support.operators import Calls, choose, hidden_layer, recomputed, train
 
 if TYPE_CHECKING:
-    from tests.operators import Body
+    from tests.support.operators import Body
 
 
 @pytest.fixture(autouse=True)

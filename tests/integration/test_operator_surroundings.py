@@ -12,13 +12,13 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit.registry import Recompute
 from tests.conformance.modes import settle
-from tests.operators import HOW, Calls, choose, hidden_layer, train
 from tests.programs import assert_same_bits, leaf
+from tests.support.operators import HOW, Calls, choose, hidden_layer, train
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from tests.operators import Body
+    from tests.support.operators import Body
 
 compiles = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 needs_all = pytest.mark.parametrize("how", HOW)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from swapkit._runtime.ranks import PATIENCE_STEPS
-from tests.ranks import run_on_ranks
 from tests.support import ROOT
+from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "ranks_program.py"
 SCENARIOS = ("agreed", "too little", "alone")

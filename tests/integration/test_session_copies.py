@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import swapkit
-from tests.sessions import make_training, train_plainly
 from tests.support import installed
+from tests.support.sessions import make_training, train_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

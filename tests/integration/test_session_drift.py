@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
-from tests.sessions import (
+from tests.support import installed
+from tests.support.sessions import (
     LAYERS,
     TOKENS,
     WIDTH,
@@ -21,12 +22,11 @@ from tests.sessions import (
     train_both,
     train_plainly,
 )
-from tests.support import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.sessions import Log
+    from tests.support.sessions import Log
 
 CHANGE = 9  # the step before which a program changes
 STEPS = 24

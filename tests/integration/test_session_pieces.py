@@ -11,15 +11,15 @@ from torch import nn
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import BEFORE
 from swapkit.simulation.validation.gaps import find_gaps, find_touches
-from tests.sessions import make_training, train_both
 from tests.support import installed
+from tests.support.sessions import make_training, train_both
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
-    from tests.sessions import Training
+    from tests.support.sessions import Training
 
 WIDTH = 64
 

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import swapkit
 from swapkit._runtime.allocators import require_installation
 from swapkit.errors import PlanMismatch
-from tests.sessions import (
+from tests.support import installed
+from tests.support.sessions import (
     WIDTH,
     Block,
     Plain,
@@ -22,7 +23,6 @@ from tests.sessions import (
     train,
     train_plainly,
 )
-from tests.support import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,16 @@ import swapkit
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import BEFORE, EventKind, Phase
-from tests.sessions import WIDTH, Training, make_training, settle, train, train_both, train_plainly
 from tests.support import MIB, installed
+from tests.support.sessions import (
+    WIDTH,
+    Training,
+    make_training,
+    settle,
+    train,
+    train_both,
+    train_plainly,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

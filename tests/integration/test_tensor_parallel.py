@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import run_on_ranks
 from tests.support import MIB, ROOT
+from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "tensor_parallel_program.py"
 ACTIVATION_BYTES = 2 * MIB

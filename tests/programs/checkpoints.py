@@ -14,8 +14,8 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
-from tests.place import DEVICE
 from tests.programs.registry import SIDE, Evict, gradients, leaf, program
+from tests.support.place import DEVICE
 
 
 def block(value: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.place import DEVICE
 from tests.programs.registry import SIDE, Evict, gradients, leaf, program
+from tests.support.place import DEVICE
 
 
 @program()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.place import DEVICE
 from tests.programs.registry import SIDE, Evict, gradients, leaf, program
+from tests.support.place import DEVICE
 
 
 def train(model: nn.Module, evict: Evict, x: torch.Tensor) -> list[torch.Tensor]:

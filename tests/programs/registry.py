@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tests.cuda.simulated import INSIDE
-from tests.place import ON_CPU
+from tests.support.place import ON_CPU
 
 Evict: TypeAlias = Callable[[], object]
 Program: TypeAlias = Callable[[Evict], list[torch.Tensor]]

@@ -13,8 +13,8 @@ from swapkit.ir.machines import Machine
 from swapkit.planning.planner import make_plan
 from swapkit.planning.trade_offs import TradeOff
 from swapkit.simulation.lowering import lower
-from tests.layers import layered_trace
-from tests.problems import kept_peak
+from tests.support.layers import layered_trace
+from tests.support.problems import kept_peak
 
 if TYPE_CHECKING:
     import pytest

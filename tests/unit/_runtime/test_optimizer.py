@@ -10,7 +10,7 @@ import torch
 
 from swapkit._runtime.optimizer import OptimizerStates, attach
 from swapkit.errors import OutOfHostMemory, SessionError
-from tests.offloading import (
+from tests.support.offloading import (
     KIB,
     STATE,
     Recorder,

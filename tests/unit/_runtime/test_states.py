@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swapkit._runtime.optimizer import attach
-from tests.offloading import (
+from tests.support.offloading import (
     STATE,
     Recorder,
     are_equal,

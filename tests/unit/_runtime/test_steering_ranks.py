@@ -11,7 +11,7 @@ import swapkit
 from swapkit._runtime import steering
 from swapkit._runtime.ranks import PATIENCE_STEPS, Ranks
 from swapkit.errors import InvalidDocument, PlanMismatch
-from tests.sessions import (
+from tests.support.sessions import (
     Plain,
     Training,
     make_training,

@@ -9,7 +9,7 @@ import numpy as np
 
 from swapkit.planning.bound import Program
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
-from tests.problems import machine_for, random_problem
+from tests.support.problems import machine_for, random_problem
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine

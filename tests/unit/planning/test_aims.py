@@ -15,7 +15,7 @@ from swapkit.planning.bound import lower_bound
 from swapkit.planning.planner import make_plan
 from swapkit.planning.stage_swap import StageSwapPolicy
 from swapkit.simulation.lowering import lower
-from tests.layers import UNIT, layered_trace
+from tests.support.layers import UNIT, layered_trace
 
 MACHINE = Machine(budget_bytes=1 << 40, out_bytes_per_second=4e9, in_bytes_per_second=4e9)
 TRACE = layered_trace(6)

@@ -13,7 +13,7 @@ from swapkit.planning.bound import Program, lower_bound
 from swapkit.planning.closed_form import closed_form_bound
 from swapkit.simulation.problems import Problem
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, run
-from tests.problems import kept_peak, machine_for, random_problem
+from tests.support.problems import kept_peak, machine_for, random_problem
 from tests.unit.planning.drawing import draw_actions, draw_case
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from swapkit.planning.bound import Program
 from swapkit.planning.closed_form import closed_form_bound, exchange_rates
-from tests.problems import machine_for, random_problem
+from tests.support.problems import machine_for, random_problem
 from tests.unit.planning.drawing import draw_case
 from tests.unit.planning.test_bound import machine, make_problem, make_recomputable
 

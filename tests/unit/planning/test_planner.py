@@ -26,8 +26,8 @@ from swapkit.planning.reasons import Why, explain_decisions
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations
-from tests.layers import layered_trace
-from tests.problems import kept_peak
+from tests.support.layers import layered_trace
+from tests.support.problems import kept_peak
 
 LINK = 4e9
 

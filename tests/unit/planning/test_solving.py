@@ -17,7 +17,7 @@ from swapkit.planning.search import Effort, Search
 from swapkit.planning.solving import Failure, Solution, plan_problem
 from swapkit.planning.trials import Trials
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
-from tests.problems import kept_peak, machine_for, random_problem
+from tests.support.problems import kept_peak, machine_for, random_problem
 from tests.unit.planning.drawing import draw_case
 
 if TYPE_CHECKING:

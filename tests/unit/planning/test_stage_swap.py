@@ -15,7 +15,7 @@ from swapkit.planning.planner import make_plan
 from swapkit.planning.stage_swap import StageSwapPolicy, find_stages
 from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations
-from tests.layers import UNIT, layered_trace
+from tests.support.layers import UNIT, layered_trace
 
 MACHINE = Machine(budget_bytes=1 << 40, out_bytes_per_second=4e9, in_bytes_per_second=4e9)
 

@@ -12,7 +12,7 @@ from swapkit.errors import InvalidArgument
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
 from swapkit.simulation.items import block_of
 from swapkit.simulation.lowering import lower
-from tests.layers import UNIT, layered_trace
+from tests.support.layers import UNIT, layered_trace
 
 PHASES = {"f": Phase.FORWARD, "b": Phase.BACKWARD, "o": Phase.OPTIMIZER, "i": Phase.IDLE}
 

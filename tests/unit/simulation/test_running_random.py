@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swapkit.simulation.running import KEEP, RECOMPUTE, Run, run
-from tests.problems import kept_peak, machine_for, random_actions, random_problem
+from tests.support.problems import kept_peak, machine_for, random_actions, random_problem
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine

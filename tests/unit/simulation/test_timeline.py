@@ -23,7 +23,7 @@ from swapkit.simulation.timeline import (
     simulate,
 )
 from swapkit.simulation.validator import find_violations
-from tests.problems import layered_trace, machine_for, random_actions
+from tests.support.problems import layered_trace, machine_for, random_actions
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine

@@ -12,15 +12,15 @@ import swapkit
 from swapkit._runtime.recompute import settings
 from swapkit._runtime.recompute.settings import Settings
 from swapkit.registry import Recompute
-from tests.operators import Calls, choose, recomputed, train
 from tests.programs import assert_same_bits
+from tests.support.operators import Calls, choose, recomputed, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from tests.operators import Body
+    from tests.support.operators import Body
 
 onednn: Any = torch.backends.mkldnn
 # `torch.backends` has them as attributes; a value that is not what they are at first.

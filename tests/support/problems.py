@@ -10,7 +10,7 @@ import numpy as np
 
 from swapkit.ir.machines import Machine
 from swapkit.simulation.problems import Problem
-from tests.layers import layered_trace
+from tests.support.layers import layered_trace
 
 __all__ = ["kept_peak", "layered_trace", "machine_for", "random_actions", "random_problem"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.installation import Installation
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 MIB = 1 << 20
 
 
