@@ -2,7 +2,8 @@
 # (Debian: python3-venv python3-dev gcc g++ make). Everything is installed into .venv.
 #
 #   make demo     train under a budget and print the comparison (ARGS="--help" for its options)
-#   make test     all tests
+#   make test     all tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
+#   make test-slow  the slow ones
 #   make check    format, lint, types, floors, static analysis, C tests under sanitisers
 #   make format   rewrite the sources in the house format
 #   make bench    every benchmark, one after the other
@@ -15,6 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+# Of the test targets: how many processes share the tests out, file by file.
+WORKERS ?= $(shell nproc)
 # Of `make gpu`: the interpreter, the folder of results, the parts (none: all), a folder of wheels.
 GPU_PYTHON ?= python3
 OUT ?= build/gpu
@@ -30,13 +33,14 @@ SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
 	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/cpp/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope
 # Runs a command for every C source, as many at a time as there are cores; {} is the source.
 EACH_C_SOURCE := printf '%s\n' $(C_SOURCES) | xargs -P $$(nproc) -I {}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: setup demo test check check-python check-c check-sanitisers format bench gpu clean
+.PHONY: setup demo test test-slow check check-python check-c check-sanitisers format bench gpu clean
 
 setup: $(READY)
 	@:
@@ -52,7 +56,10 @@ demo: setup
 	@$(BIN)/python -m swapkit demo $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+test-slow: setup
+	@$(PYTEST) -m slow $(ARGS)
 
 check: check-python check-c check-sanitisers
 

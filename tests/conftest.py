@@ -1,11 +1,10 @@
-"""What every test shares: markers that need hardware or a network, and the count of skips."""
+"""What every test shares: markers that need hardware or a network, and the pool as it was."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 # Before torch is loaded: the tensors of tests are small, and threads that share them out only wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest_plugins = ["tests.support.running", "tests.golden.summary"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,13 +82,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if len(marker.args) != 1 or not isinstance(marker.args[0], str):
                 message = f"{item.nodeid}: write @pytest.mark.promise('A3')"
                 raise pytest.UsageError(message)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many tests were skipped, by reason."""
-    reasons: Counter[str] = Counter()
-    for report in terminalreporter.stats.get("skipped", []):
-        _, _, text = report.longrepr
-        reasons[text.removeprefix("Skipped: ")] += 1
-    for reason, count in sorted(reasons.items()):
-        terminalreporter.write_line(f"skipped {count}: {reason}")

@@ -1,4 +1,4 @@
-"""Says how many of the recorded cases hold."""
+"""A pytest plugin that says how many of the recorded cases hold; `tests/conftest.py` loads it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,139 @@
+"""The suite always ends, and says what it left out: `tests/support/running.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.meta.sources import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+XDIST = ("-n", "1")
+HANGS = {
+    "Python": "threading.Event().wait()",
+    # No signal handler of Python runs while a call of C waits for a lock that it holds.
+    "C": """
+        c = ctypes.CDLL(None)
+        mutex = ctypes.create_string_buffer(64)
+        c.pthread_mutex_lock(mutex)
+        c.pthread_mutex_lock(mutex)
+    """,
+}
+
+
+def run_suite(folder: Path, code: str, *options: str) -> tuple[int, str]:
+    """Run tests with the project's settings and short limits; return the status and the output."""
+    (folder / "test_example.py").write_text(
+        "import ctypes, threading, pytest\n" + textwrap.dedent(code), encoding="utf-8"
+    )
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-c",
+                str(ROOT / "pyproject.toml"),
+                f"--rootdir={folder}",
+            ),
+            *("-p", "tests.support.running", "-p", "no:cacheprovider"),
+            *("-o", "timeout=1", "-o", "faulthandler_timeout=3", *options, str(folder)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+def write_hanging_test(hang: str) -> str:
+    body = textwrap.indent(textwrap.dedent(HANGS[hang]).strip(), "    ")
+    return f"def test_hangs():\n{body}\n\ndef test_next():\n    pass\n"
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_suite_when_a_test_hangs_then_it_fails_by_name_and_the_next_runs(
+    tmp_path: Path, hang: str
+) -> None:
+    status, output = run_suite(tmp_path, write_hanging_test(hang), *XDIST)
+    assert status == 1, output
+    assert re.search(r"^FAILED .*test_example.py::test_hangs", output, re.MULTILINE), output
+    assert "1 failed, 1 passed" in output
+
+
+def test_suite_when_a_thread_outlives_its_test_then_that_test_fails_and_the_process_ends(
+    tmp_path: Path,
+) -> None:
+    status, output = run_suite(
+        tmp_path,
+        """
+        from tests.support import running
+
+        running.GRACE_SECONDS = 0.1
+
+        def test_loses_a_thread():
+            threading.Thread(target=threading.Event().wait, name="lost").start()
+
+        def test_next():
+            pass
+        """,
+    )
+    assert status == 1, output
+    assert "threads outlive the test: lost" in output
+    assert "2 passed, 1 error" in output
+    assert output.endswith("threads still run, the process ends without them: lost\n")
+
+
+def test_suite_when_a_thread_of_a_test_raises_then_the_test_fails(tmp_path: Path) -> None:
+    status, output = run_suite(
+        tmp_path,
+        """
+        def test_raises_on_a_thread():
+            thread = threading.Thread(target=lambda: 1 / 0)
+            thread.start()
+            thread.join()
+        """,
+    )
+    assert status == 1, output
+    assert "ZeroDivisionError" in output
+    assert "1 failed" in output
+
+
+SLOW = """
+    def test_quick():
+        pass
+
+    @pytest.mark.slow
+    def test_slow():
+        pass
+"""
+
+
+@pytest.mark.parametrize("options", [(), XDIST], ids=["alone", "xdist"])
+def test_suite_when_a_test_is_slow_then_it_is_left_out_and_named(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    status, output = run_suite(tmp_path, SLOW, *options)
+    assert status == 0, output
+    assert "not run, slow (1; make test-slow): 1 of test_example.py" in output
+    assert re.search(r"\b1 passed", output)
+
+
+def test_suite_when_slow_tests_are_asked_for_then_they_run(tmp_path: Path) -> None:
+    status, output = run_suite(tmp_path, SLOW, "-m", "slow")
+    assert status == 0, output
+    assert "test_slow" not in output
+    assert "1 passed, 1 deselected" in output
+    assert "not run" not in output
