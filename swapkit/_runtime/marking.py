@@ -17,12 +17,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from swapkit._runtime.choice import Action, Choice, choice_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost, is_foreign
+from swapkit._runtime.modes import OwnMode
 from swapkit._runtime.operators import can_keep, operator_names
 from swapkit._runtime.recompute.leaves import flatten, tensors_made
 from swapkit._runtime.recompute.recipes import Call, Recipe, extend, is_repeatable, settle_changed
@@ -100,22 +100,6 @@ def rows_for_operator(name: str) -> tuple[Row, ...]:
     """Return the rows for an operator of this name in the module that runs on this thread."""
     watch = _watched.innermost
     return watch.rows.look_up_name(name) if watch is not None and watch.is_on else ()
-
-
-class OwnMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode of ours that sees operators, and changes none."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not by a wrapper around each call: `untraced` does."""
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let what is compiled stay so: it has no single operators."""
-        return True
 
 
 class _Watch(OwnMode):

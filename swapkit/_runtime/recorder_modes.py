@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from swapkit._runtime.guards import untraced
+from swapkit._runtime.modes import Mode
 
 if TYPE_CHECKING:
     from swapkit._runtime.operators import Operator
@@ -28,24 +28,12 @@ def _are_plain(types: tuple[type, ...]) -> bool:
     )
 
 
-class RecordingMode(TorchDispatchMode):
+class RecordingMode(Mode):
     """Sees operators for a recorder. On a thread that it cannot leave it goes inert."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder: Recorder | None = recorder
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not by a wrapper around each call: `untraced` does."""
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let what is compiled stay so: it has no single operators."""
-        return True
 
     @untraced
     def __torch_dispatch__(
@@ -67,15 +55,4 @@ class RecordingMode(TorchDispatchMode):
     def leave(self) -> None:
         """See no more, and leave this thread's stack of modes, whoever was entered inside."""
         self._recorder = None
-        count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-        stack = [torch._C._get_dispatch_stack_at(index) for index in range(count)]  # noqa: SLF001
-        if not any(mode is self for mode in stack):
-            return  # another thread's, or it runs right now
-        inner: list[TorchDispatchMode] = []
-        # As torch enters and leaves modes; what theirs do besides is not repeated.
-        while stack[-1] is not self:
-            inner.append(stack.pop())
-            TorchDispatchMode.__exit__(inner[-1], None, None, None)  # type: ignore[no-untyped-call]
-        TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
-        for mode in reversed(inner):
-            TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
+        super().leave()  # without effect on another thread, or while it runs

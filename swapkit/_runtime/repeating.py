@@ -15,11 +15,11 @@ from swapkit._runtime.guards import hidden, untraced, untraced_itself
 from swapkit._runtime.hooks import innermost
 from swapkit._runtime.marking import (
     UNSAFE_VIEW,
-    OwnMode,
     is_alone,
     make_recipe,
     settle_written,
 )
+from swapkit._runtime.modes import OwnMode
 from swapkit._runtime.recompute.leaves import flatten
 from swapkit._runtime.recompute.recipes import Call, extend, is_repeatable
 from swapkit._runtime.runtime import get_runtime

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
+from swapkit._runtime.guards import untraced
+from swapkit._runtime.modes import Mode
 from swapkit._runtime.operators import can_keep, is_random, matches
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
@@ -164,11 +165,10 @@ def _comes_to_others(kind: type) -> bool:
     return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
 
 
-class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorMode(Mode):  # type: ignore[no-untyped-call]
     """Sees operators on plain tensors, `torch.ops.higher_order` among them."""
 
-    supports_higher_order_operators = True
-
+    @untraced
     def __torch_dispatch__(
         self,
         func: Operator,

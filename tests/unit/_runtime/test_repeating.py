@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import swapkit
-from swapkit._runtime.marking import OwnMode
+from swapkit._runtime.modes import OwnMode
 from swapkit._runtime.parts import make_part, part_of
 from swapkit._runtime.repeating import _Repeating
 from swapkit.registry import Exclude, Row, Source, Swap
