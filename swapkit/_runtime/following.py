@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from swapkit._native.sched import RESIDENT
+from swapkit._runtime import global_hooks
 from swapkit._runtime.following_tables import Run, Table, compile_plan
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.parts import end_part, make_part
@@ -27,8 +27,6 @@ from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from torch.utils.hooks import RemovableHandle
 
     from swapkit._runtime.recompute.recipes import Recipe
     from swapkit._runtime.saved import Follower, StorageGroup
@@ -76,7 +74,6 @@ class Following:
         self._follower: Follower | None = None
         self._parts: list[torch.nn.Module] = []  # those that repeat operators
         self._recipes: list[weakref.ref[Recipe]] = []  # that were made in this step
-        self._hook: RemovableHandle | None = None
         self._deviation: str | None = None
         self._waited_before = 0.0
 
@@ -94,7 +91,7 @@ class Following:
             self._begin(follower)
         if table.repeats:
             self._add_rows()
-            self._hook = register_optimizer_step_pre_hook(_settle_parameters)
+            global_hooks.steps.add(self)
         self._packer.follows = True
 
     def stop(self) -> None:
@@ -160,9 +157,7 @@ class Following:
             make_part(module).follow((), None)
             end_part(module)
         self._parts = []
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        global_hooks.steps.remove(self)
 
     def _forget_recipes(self) -> None:
         """Let nothing more be saved as what is computed again; what was saved so stays."""
@@ -180,6 +175,14 @@ class Following:
     def note(self, recipe: Recipe) -> None:
         """Note how something is computed again."""
         self._recipes.append(weakref.ref(recipe))
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep what would be computed again from parameters that change now. Any thread."""
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        settle_changed([each for each in parameters if torch.is_tensor(each)])
+
+    def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
+        """Nothing more is to be done."""
 
     # ---- deviations -----------------------------------------------------------------------------
 
@@ -251,13 +254,6 @@ def _rows(repeats: Iterable[Run]) -> list[Row]:
         )
         for name, numbers in sorted(occurrences.items())
     ]
-
-
-@untraced
-def _settle_parameters(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Keep what would be computed again from parameters that are about to change."""
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
-    settle_changed([each for each in parameters if torch.is_tensor(each)])
 
 
 class Curve:

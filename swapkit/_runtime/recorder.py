@@ -124,7 +124,11 @@ _form_of = functools.cache(_Form)
 
 
 class Recorder:
-    """Records what happens between `start` and `stop`, in any number of threads of autograd's."""
+    """Records what one thread does between `start` and `stop`, and autograd's threads for it.
+
+    Torch tells every thread's modules and optimizers to the same hooks: what is not of a recorded
+    thread is ignored. All callbacks take the recorder's lock; `stop` may run on any thread.
+    """
 
     def __init__(self, setting: Setting) -> None:
         """Prepare; nothing is seen yet."""
@@ -134,8 +138,8 @@ class Recorder:
         self._running = 0
         self.is_paused = False
         self.storages = Storages(setting.device, setting.pool, self._next_operator)
-        self.calls = Calls(setting.tracker, setting.root, self._meet)
-        self.optimizers = Optimizers(self.storages, setting.optimizer)
+        self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
+        self.optimizers = Optimizers(self, setting.optimizer)
         self.savings = Savings(self)
         self.holds = Holds(self.storages.lives)
         self.workspaces = Workspaces(setting.pool)
@@ -147,6 +151,12 @@ class Recorder:
         self._mode = RecordingMode(self)
         self._seconds: list[float] = []
         self.in_use_bytes = 0  # of the pool, at the start
+
+    def is_here(self) -> bool:
+        """Return whether this thread is recorded: autograd's have the modes of their caller."""
+        at = torch._C._get_dispatch_stack_at  # noqa: SLF001
+        count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        return any(at(index) is self._mode for index in range(count))
 
     @property
     def operator_count(self) -> int:

@@ -6,14 +6,12 @@ import threading
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.modules import module as module_hooks
 
+from swapkit._runtime import global_hooks
 from swapkit._runtime.tracking import NO_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch.utils.hooks import RemovableHandle
 
     from swapkit._runtime.tracking import ModuleTracker
     from swapkit.ir.traces import Phase
@@ -40,43 +38,41 @@ class _Thread(threading.local):
 
 
 class Calls:
-    """The calls of modules while a step is recorded."""
+    """The calls of modules while a step is recorded, on the threads that are recorded."""
 
     def __init__(
         self,
         tracker: ModuleTracker,
         root: torch.nn.Module | None,
         meet: Callable[[torch.nn.Module], None],
+        is_here: Callable[[], bool],
     ) -> None:
-        """Know no call. `meet` is called with each module that is called for the first time."""
+        """Know no call.
+
+        Args:
+            tracker: names modules.
+            root: the model; None: the first module that is called.
+            meet: called with each module that is called for the first time.
+            is_here: whether the running thread is recorded; the others train something else.
+        """
         self.tracker = tracker
-        self.root = root  # None: the first module that is called
+        self.root = root
         self.root_calls = 0  # so far, where autograd saw them
-        self._meet = meet
+        self._meet: Callable[[torch.nn.Module], None] | None = meet
+        self._is_here: Callable[[], bool] | None = is_here
         self._met: set[int] = set()
         self._thread = _Thread()
-        self._handles: list[RemovableHandle] = []
 
     def start(self) -> None:
         """Begin to name modules, and to see their calls."""
         self.tracker.start()
-        # After the tracker's: it has named the module by then.
-        self._handles = [
-            module_hooks.register_module_forward_pre_hook(self._enter),
-            module_hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        global_hooks.calls.add(self)  # after the tracker, which has named the module by then
 
     def stop(self) -> None:
         """Undo `start`."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        global_hooks.calls.remove(self)
         self.tracker.stop()
-        del self._meet  # of who has this
-
-    def enter(self, module: torch.nn.Module) -> None:
-        """Note that a module runs whose call began before `start`."""
-        self._enter(module, ())
+        self._meet = self._is_here = None  # of who has this
 
     @property
     def is_inside(self) -> bool:
@@ -97,20 +93,26 @@ class Calls:
         tag, index = self.tracker.site()
         return ("" if tag == NO_MODULE else self.tracker.name(tag)), index
 
-    def _enter(self, module: torch.nn.Module, _inputs: object) -> None:
-        if torch.compiler.is_compiling():
+    def enter(self, module: torch.nn.Module) -> None:
+        """Note that a module's forward runs on this thread, be it that it began earlier."""
+        meet, is_here = self._meet, self._is_here  # once: another thread may stop this
+        if meet is None or is_here is None or not is_here():
             return
         if id(module) not in self._met:
             self._met.add(id(module))
-            self._meet(module)
+            meet(module)
+        self._count_root(module)
+        self._thread.calls.append(_Call(module))
+
+    def _count_root(self, module: torch.nn.Module) -> None:
         calls = self._thread.calls
         if torch.is_grad_enabled() and _graph_task() == _NO_TASK:
             if self.root is None and len(calls) == 1:
                 self.root = module
             if module is self.root and all(call.module is not module for call in calls):
                 self.root_calls += 1
-        calls.append(_Call(module))
 
-    def _leave(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
-        if not torch.compiler.is_compiling() and self.is_inside:
+    def leave(self, _module: torch.nn.Module) -> None:
+        """Note that the innermost module's forward has ended on this thread."""
+        if self.is_inside:
             self._thread.calls.pop()

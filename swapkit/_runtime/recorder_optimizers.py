@@ -6,51 +6,48 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
+from swapkit._runtime import global_hooks
 from swapkit.ir.traces import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.utils.hooks import RemovableHandle
-
-    from swapkit._runtime.recorder_storages import Storages
+    from swapkit._runtime.recorder import Recorder
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
 
 
 class Optimizers:
-    """Every optimizer that steps while a step is recorded."""
+    """Every optimizer that steps on a recorded thread. The recorder's lock is held or taken.
 
-    def __init__(self, storages: Storages, optimizer: torch.optim.Optimizer | None) -> None:
+    Those of other threads are left alone: their gradients are replaced without any lock.
+    """
+
+    def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer | None) -> None:
         """Know one optimizer, if any; others are met when they step."""
-        self._storages = storages
+        self._recorder: Recorder | None = recorder
+        self._lock = recorder.lock
+        self._storages = recorder.storages
         self._known: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._handles: list[RemovableHandle] = []
         self._tasks: list[int] = []  # of the steps under way: the backward pass that each is in
         self._was_backward = False
 
     def start(self) -> None:
         """Look at what is there, and begin to see steps."""
-        for optimizer in self._known:
-            self._meet(optimizer)
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        with self._lock:
+            for optimizer in self._known:
+                self._meet(optimizer)
+        global_hooks.steps.add(self)
 
     def stop(self) -> None:
         """Look for the last time; undo `start`."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self.look()
+        global_hooks.steps.remove(self)
+        with self._lock:
+            self.look()
+        self._recorder = None  # which has this
 
     def add_state(self, tensor: torch.Tensor) -> None:
         """Note a parameter or buffer."""
@@ -87,6 +84,10 @@ class Optimizers:
             for tensor in _states(optimizer):
                 self._storages.state(tensor, Kind.OPTIMIZER_STATE)
 
+    def _is_here(self) -> bool:
+        recorder = self._recorder  # once: another thread may stop this
+        return recorder is not None and recorder.is_here()
+
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -94,17 +95,25 @@ class Optimizers:
         for tensor in _states(optimizer):
             self._storages.state(tensor, Kind.OPTIMIZER_STATE)
 
-    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not any(each is optimizer for each in self._known):
-            self._known.append(optimizer)
-            self._meet(optimizer)
-        self.look()
-        self._tasks.append(_graph_task())
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that a step begins, if it is one of a recorded thread."""
+        if not self._is_here():
+            return
+        with self._lock:
+            if not any(each is optimizer for each in self._known):
+                self._known.append(optimizer)
+                self._meet(optimizer)
+            self.look()
+            self._tasks.append(_graph_task())
 
-    def _after(self, *_: object) -> None:
-        if self._tasks:
-            self._tasks.pop()
-        self.look()
+    def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
+        """Note that it has ended."""
+        if not self._is_here():
+            return
+        with self._lock:
+            if self._tasks:
+                self._tasks.pop()
+            self.look()
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

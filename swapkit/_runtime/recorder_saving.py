@@ -40,27 +40,37 @@ class Savings:
     def __init__(self, recorder: Recorder) -> None:
         """Know of nothing saved."""
         self.events: list[SavedEvent] = []
-        self._recorder = recorder
-        self._is_on = True
+        self._recorder: Recorder | None = recorder
         self._saves: dict[int, int] = {}  # by what stands for a saved tensor: its event
         self._used: list[int] = []  # storages that no operator has read since
 
     @untraced
     def saved(self, tensor: torch.Tensor, packed: object) -> None:
         """Note that autograd saved a tensor; `packed` stands for it from now on."""
-        if not self._is_on:
+        recorder = self._recorder  # once: another thread may stop this
+        if recorder is None:
             return
         group = getattr(packed, "group", None)
         site = None
         if group is not None and group.choice.action is Action.AUTO:
-            site = self._recorder.setting.tracker.name(group.tag), group.index
-        self.note_saved(tensor, packed, site)
+            site = recorder.setting.tracker.name(group.tag), group.index
+        self._note_saved(recorder, tensor, packed, site)
 
     def note_saved(
         self, tensor: torch.Tensor, packed: object, site: tuple[str, int] | None
     ) -> None:
         """As `saved`; with where it was saved, if that can be moved."""
         recorder = self._recorder
+        if recorder is not None:
+            self._note_saved(recorder, tensor, packed, site)
+
+    def _note_saved(
+        self,
+        recorder: Recorder,
+        tensor: torch.Tensor,
+        packed: object,
+        site: tuple[str, int] | None,
+    ) -> None:
         with recorder.lock:
             number = recorder.storages.known(tensor)
             if number is None:
@@ -69,43 +79,30 @@ class Savings:
             if is_planned:
                 assert number is not None
                 assert site is not None
-                is_planned = self._mark(number, tensor, site)
+                is_planned = _mark(recorder, number, tensor, site)
             if is_planned:
                 assert number is not None
                 recorder.holds.add(number, packed)
             self._saves[id(packed)] = len(self.events)
-            self._add(EventKind.SAVE, number if is_planned else None, -1)
-
-    def _mark(self, number: int, tensor: torch.Tensor, site: tuple[str, int]) -> bool:
-        """Note that a storage can be moved, unless it is none that a plan moves."""
-        life = self._recorder.storages.lives[number]
-        if life.kind in {Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE}:
-            return False
-        if not self._recorder.storages.owns(tensor):
-            return False
-        if not life.is_saved:
-            life.is_saved = True
-            life.module, life.index = site
-        return True
+            self._add(recorder, EventKind.SAVE, number if is_planned else None, -1)
 
     @untraced
     def used(self, packed: object, tensor: torch.Tensor) -> None:
         """Note that autograd was given a saved tensor."""
-        if not self._is_on:
+        recorder = self._recorder  # once: another thread may stop this
+        if recorder is None:
             return
-        recorder = self._recorder
         with recorder.lock:
             save = self._saves.get(id(packed), -1)
             number = self.events[save].number if save >= 0 else None
             if number is not None:
                 recorder.storages.move(number, tensor)
                 self._used.append(number)
-            self._add(EventKind.USE, number, save)
+            self._add(recorder, EventKind.USE, number, save)
 
     def stop(self) -> None:
         """Note no more: graphs may outlive the step."""
-        self._is_on = False
-        del self._recorder  # which has this
+        self._recorder = None  # which has this
 
     def take_used(self, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the storages that were used before this operator and are not read by it."""
@@ -114,10 +111,22 @@ class Savings:
         used, self._used = self._used, []
         return tuple(number for number in dict.fromkeys(used) if number not in reads)
 
-    def _add(self, kind: EventKind, number: int | None, save: int) -> None:
-        recorder = self._recorder
+    def _add(self, recorder: Recorder, kind: EventKind, number: int | None, save: int) -> None:
         calls = recorder.calls.root_calls
         self.events.append(SavedEvent(kind, number, recorder.operator_count, calls, save))
+
+
+def _mark(recorder: Recorder, number: int, tensor: torch.Tensor, site: tuple[str, int]) -> bool:
+    """Note that a storage can be moved, unless it is none that a plan moves."""
+    life = recorder.storages.lives[number]
+    if life.kind in {Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE}:
+        return False
+    if not recorder.storages.owns(tensor):
+        return False
+    if not life.is_saved:
+        life.is_saved = True
+        life.module, life.index = site
+    return True
 
 
 class _Kept:

@@ -61,7 +61,7 @@ class Storages:
         self._watches: dict[int, _Watch] = {}  # by number
         self._device = device
         self._pool = pool
-        self._now = now
+        self._now: Callable[[], int] | None = now
 
     def known(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage, if it has one."""
@@ -113,9 +113,9 @@ class Storages:
 
     def stop(self) -> None:
         """Note no more deaths."""
+        self._now = None  # who has this
         self._watches.clear()
         self._numbers.clear()
-        del self._now  # who has this
 
     def _watch(self, storage: torch.UntypedStorage, address: int, number: int) -> None:
         watch = _Watch(storage, self._died)
@@ -125,11 +125,12 @@ class Storages:
 
     def _died(self, watch: _Watch) -> None:
         # In the middle of whatever lets go of it, on any thread: nothing here may wait.
-        if self._watches.get(watch.number) is not watch:
+        now = self._now  # once: another thread may stop this
+        if now is None or self._watches.get(watch.number) is not watch:
             return
         self._watches.pop(watch.number, None)
         self._numbers.pop(watch.address, None)
-        self.lives[watch.number].death = self._now()
+        self.lives[watch.number].death = now()
 
     def _counted_bytes(self, storage: torch.UntypedStorage, device: torch.device) -> int:
         return storage.nbytes() if self._is_counted(storage, device) else 0

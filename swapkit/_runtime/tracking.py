@@ -1,23 +1,20 @@
 """Which module is running: names for saved tensors and for the holders of memory.
 
-While a tracker is on, hooks around every module's forward keep a stack per thread and label the
-blocks that the thread takes with the module's number. A module's name is its path in the model it
-was first seen in; a shared module keeps its first path.
+While a tracker is on, it is told of every module's forward on any thread, keeps a stack per thread
+and labels the blocks that the thread takes with the module's number. A module's name is its path in
+the model it was first seen in; a shared module keeps its first path.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
-from torch.nn.modules import module as module_hooks
 
 from swapkit._native.pool import set_tag
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
+from swapkit._runtime import global_hooks
 
 NO_MODULE = 0
 # Added to a module's tag for what its backward takes.
@@ -77,13 +74,12 @@ class ModuleTracker:
         self._thread = _Thread()
         self._period = 0  # of tracking; what a thread's stack holds from an earlier one is stale
         self._step = 0
-        self._handles: list[RemovableHandle] = []
         self._users = 0
         self.is_on = False  # whether what is taken is being labelled
         self._state: set[int] = set()  # storage objects
         self._added = 0  # modules so far
         self._known = (0, 0)  # modules that they are of: added, and still there
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # of everything but the threads' stacks
 
     def start(self) -> None:
         """Start labelling; calls nest."""
@@ -92,10 +88,7 @@ class ModuleTracker:
             self.is_on = True
             if self._users == 1:
                 self._period += 1
-                self._handles = [
-                    module_hooks.register_module_forward_pre_hook(self._enter),
-                    module_hooks.register_module_forward_hook(self._leave, always_call=True),
-                ]
+                global_hooks.calls.add(self)
 
     def stop(self) -> None:
         """Undo one `start`."""
@@ -103,9 +96,7 @@ class ModuleTracker:
             self._users -= 1
             if self._users == 0:
                 self.is_on = False
-                for handle in self._handles:
-                    handle.remove()
-                self._handles = []
+                global_hooks.calls.remove(self)
                 set_tag(NO_MODULE)
 
     def add_model(self, model: torch.nn.Module) -> None:
@@ -129,7 +120,9 @@ class ModuleTracker:
 
     def modules(self) -> list[torch.nn.Module]:
         """Return every named module that still exists."""
-        return list(self._tags)
+        # One call without Python code in it: another thread may name a module meanwhile.
+        references = self._tags.keyrefs()
+        return [module for reference in references if (module := reference()) is not None]
 
     def current(self) -> int:
         """Return the tag of the module whose forward runs on this thread."""
@@ -179,16 +172,17 @@ class ModuleTracker:
 
     def refresh_state(self) -> None:
         """Look where the known modules' parameters and buffers are: they may have been moved."""
-        modules = list(self._tags)
-        self._known = self._added, len(modules)
+        added = self._added
+        modules = self.modules()
         self._state = {
             tensor.untyped_storage()._cdata  # noqa: SLF001
             for module in modules
             for tensor in (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
             if tensor is not None and type(tensor) in PLAIN and tensor.layout is torch.strided
         }
+        self._known = added, len(modules)  # last: other threads go by it
 
-    # ---- hooks of modules -----------------------------------------------------------------------
+    # ---- calls of modules -----------------------------------------------------------------------
 
     def _running(self) -> _Stack:
         stack = self._thread.stack
@@ -196,9 +190,8 @@ class ModuleTracker:
             stack.tags, stack.saves, stack.period = [], [0], self._period
         return stack
 
-    def _enter(self, module: torch.nn.Module, _inputs: object) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def enter(self, module: torch.nn.Module) -> None:
+        """Note that a module's forward begins on this thread."""
         tag = self._tags.get(module)
         if tag is None:
             tag = self._name_now(module)
@@ -208,9 +201,8 @@ class ModuleTracker:
         self._running().enter(tag)
         set_tag(tag)
 
-    def _leave(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def leave(self, _module: torch.nn.Module) -> None:
+        """Note that the innermost module's forward has ended on this thread."""
         stack = self._running()
         stack.leave()
         set_tag(stack.tags[-1] if stack.tags else NO_MODULE)
@@ -226,9 +218,10 @@ class ModuleTracker:
         return self._add(module, f"{self._names[outer]}.{type(module).__name__}")
 
     def _add(self, module: torch.nn.Module, name: str) -> int:
-        tag = self._tags[module] = self._tag_for(name)
-        self._added += 1
-        return tag
+        with self._lock:
+            tag = self._tags[module] = self._tag_for(name)
+            self._added += 1
+            return tag
 
     def _tag_for(self, name: str) -> int:
         with self._lock:

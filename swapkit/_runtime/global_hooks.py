@@ -1,0 +1,135 @@
+"""Torch's process-global hooks of modules and optimizers, set once and shared by all of swapkit.
+
+Torch calls these hooks on every thread, and iterates over their dictionaries meanwhile. Adding or
+removing one breaks the iteration of another thread ("OrderedDict mutated during iteration", raised
+in that thread's `optimizer.step()`). So there is one set of hooks. It is added with the first
+listener. It is removed with the last one only if every other thread waits; otherwise it stays
+without effect until listeners leave again.
+
+Listeners come and go without touching torch's dictionaries: they are in a tuple, which is replaced
+as a whole. A listener is called on whichever thread runs the module or the optimizer, with no lock
+held. A call that began before `remove` may still reach a listener afterwards: it must take that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import torch
+from torch.nn.modules import module as module_hooks
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from swapkit._runtime.threads import others_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+
+class CallListener(Protocol):
+    """Who is told of every call of a module, on the thread that calls it, with no lock held."""
+
+    def enter(self, module: torch.nn.Module, /) -> None:
+        """A module's forward begins."""
+
+    def leave(self, module: torch.nn.Module, /) -> None:
+        """It has ended, or raised. Not only where `enter` was called: listening may begin later."""
+
+
+class StepListener(Protocol):
+    """Who is told of every step of an optimizer, on the thread that steps, with no lock held."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer, /) -> None:
+        """A step begins, whichever optimizer's."""
+
+    def after_step(self, optimizer: torch.optim.Optimizer, /) -> None:
+        """It has ended. Not called after a step that raised."""
+
+
+_Listener = TypeVar("_Listener")
+
+
+class Listeners(Generic[_Listener]):
+    """The listeners of one set of torch's hooks. Any thread."""
+
+    def __init__(self, install: Callable[[], Sequence[RemovableHandle]]) -> None:
+        """Listen to nothing. `install` adds torch's hooks."""
+        self.now: tuple[_Listener, ...] = ()
+        self._install = install
+        self._handles: Sequence[RemovableHandle] = ()
+        # Reentrant: a finalizer may end a listener in the middle of another change.
+        self._lock = threading.RLock()
+        release = self._lock.release
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=release, after_in_child=release
+        )
+
+    def add(self, listener: _Listener) -> None:
+        """Tell a listener from now on, after those that are there."""
+        with self._lock:
+            self.now = (*self.now, listener)
+            if not self._handles:
+                self._handles = self._install()
+
+    def remove(self, listener: _Listener) -> None:
+        """Tell a listener no more; without effect if it is not there."""
+        with self._lock:
+            self.now = tuple(other for other in self.now if other is not listener)
+            if not self.now and self._handles and others_wait():
+                handles, self._handles = self._handles, ()
+                for handle in handles:
+                    handle.remove()
+
+
+def _install_calls() -> Sequence[RemovableHandle]:
+    return (
+        module_hooks.register_module_forward_pre_hook(_enter),
+        module_hooks.register_module_forward_hook(_leave, always_call=True),
+    )
+
+
+def _install_steps() -> Sequence[RemovableHandle]:
+    return (
+        register_optimizer_step_pre_hook(_before_step),
+        register_optimizer_step_post_hook(_after_step),
+    )
+
+
+calls: Listeners[CallListener] = Listeners(_install_calls)
+steps: Listeners[StepListener] = Listeners(_install_steps)
+
+
+# ---- what torch calls ---------------------------------------------------------------------------
+
+
+def _enter(module: torch.nn.Module, _inputs: object) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for listener in calls.now:
+        listener.enter(module)
+
+
+def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for listener in calls.now:
+        listener.leave(module)
+
+
+# A step may be compiled; what listeners do is not.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for listener in steps.now:
+        listener.before_step(optimizer)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for listener in steps.now:
+        listener.after_step(optimizer)

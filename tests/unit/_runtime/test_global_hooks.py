@@ -1,0 +1,199 @@
+"""Torch's global hooks: every listener hears of every thread, and no thread's iteration breaks."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from swapkit._runtime import global_hooks
+from swapkit._runtime.threads import others_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TABLES = (
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_forward_hooks,
+    optimizer_hooks._global_optimizer_pre_hooks,
+    optimizer_hooks._global_optimizer_post_hooks,
+)
+
+
+class Listener:
+    """Notes what it hears, with the thread."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, object, int]] = []
+
+    def _note(self, what: str, whose: object) -> None:
+        self.heard.append((what, whose, threading.get_ident()))
+
+    def enter(self, module: nn.Module) -> None:
+        self._note("enter", module)
+
+    def leave(self, module: nn.Module) -> None:
+        self._note("leave", module)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._note("before", optimizer)
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._note("after", optimizer)
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener()
+    global_hooks.calls.add(listener)
+    global_hooks.steps.add(listener)
+    yield listener
+    global_hooks.calls.remove(listener)
+    global_hooks.steps.remove(listener)
+
+
+@pytest.fixture
+def _busy_thread() -> Iterator[None]:
+    """A thread that never waits where it can be known."""
+    stop = [False]
+
+    def spin() -> None:
+        while not stop[0]:
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    yield
+    stop[0] = True
+    thread.join()
+    global_hooks.calls.add(last := Listener())
+    global_hooks.calls.remove(last)  # nothing stays that others would find
+
+
+def sizes() -> list[int]:
+    return [len(table) for table in TABLES]
+
+
+def optimizer() -> torch.optim.Optimizer:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+def test_listener_when_modules_and_optimizers_run_then_it_hears_of_them(
+    listener: Listener,
+) -> None:
+    module, here = nn.Identity(), threading.get_ident()
+    module(torch.ones(1))
+    stepping = optimizer()
+    stepping.step()
+    assert listener.heard == [
+        ("enter", module, here),
+        ("leave", module, here),
+        ("before", stepping, here),
+        ("after", stepping, here),
+    ]
+
+
+def test_listener_when_another_thread_steps_then_it_is_told_there(listener: Listener) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(optimizer().step).result()
+    assert {thread for _, _, thread in listener.heard}.isdisjoint({threading.get_ident()})
+    assert [what for what, _, _ in listener.heard] == ["before", "after"]
+
+
+def test_listener_when_a_forward_raises_then_it_hears_of_its_end(listener: Listener) -> None:
+    module = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match="shapes"):
+        module(torch.ones(3))
+    assert [what for what, _, _ in listener.heard] == ["enter", "leave"]
+
+
+def test_listeners_when_they_come_and_go_in_a_step_then_the_step_goes_on(
+    listener: Listener,
+) -> None:
+    """Torch iterates over its hooks meanwhile; a hook of somebody else's comes last."""
+
+    class Restless(Listener):
+        def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+            super().before_step(optimizer)
+            global_hooks.steps.add(other)
+
+        def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+            super().after_step(optimizer)
+            global_hooks.steps.remove(other)
+
+    other, restless = Listener(), Restless()
+    global_hooks.steps.add(restless)
+    foreign = optimizer_hooks.register_optimizer_step_pre_hook(lambda *_: None)
+    optimizer().step()
+    foreign.remove()
+    global_hooks.steps.remove(restless)
+    assert [what for what, _, _ in restless.heard] == ["before", "after"]
+    assert [what for what, _, _ in other.heard] == ["after"]
+    assert [what for what, _, _ in listener.heard] == ["before", "after"]
+
+
+def test_hooks_when_the_last_listener_leaves_then_torch_has_none_of_ours() -> None:
+    before, listener = sizes(), Listener()
+    global_hooks.calls.add(listener)
+    global_hooks.steps.add(listener)
+    assert sizes() == [each + 1 for each in before]
+    global_hooks.calls.remove(listener)
+    global_hooks.steps.remove(listener)
+    assert sizes() == before
+
+
+@pytest.mark.usefixtures("_busy_thread")
+def test_hooks_when_another_thread_runs_then_torchs_tables_stay_as_they_are() -> None:
+    """It may be iterating over them."""
+    listener = Listener()
+    global_hooks.calls.add(listener)
+    inside = sizes()
+    assert not others_wait()
+    global_hooks.calls.remove(listener)
+    assert sizes() == inside
+    nn.Identity()(torch.ones(1))
+    assert listener.heard == []
+    global_hooks.calls.add(listener)
+    assert sizes() == inside  # not twice
+    global_hooks.calls.remove(listener)
+
+
+def test_hooks_when_the_other_threads_wait_then_they_leave_with_the_last_listener() -> None:
+    before, listener = sizes(), Listener()
+    global_hooks.steps.add(listener)
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(optimizer().step).result()
+        while not others_wait():  # the executor's thread is about to wait for work
+            pass
+        global_hooks.steps.remove(listener)
+    assert sizes() == before
+
+
+def test_threads_when_they_wait_for_one_another_then_they_are_known_to() -> None:
+    release, ready = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        ready.set()
+        release.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    ready.wait()
+    while not others_wait():  # between the two lines of `wait`
+        pass
+    release.set()
+    thread.join()
+    assert others_wait()
+
+
+@pytest.mark.usefixtures("_busy_thread")
+def test_threads_when_one_computes_then_not_all_wait() -> None:
+    assert not others_wait()
