@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from swapkit.errors import SwapkitError
 from tests.conformance.modes import count_copies
 from tests.programs import SIDE, assert_same_bits, gradients, leaf
 from tests.programs.checkpoints import again
+from tests.support.threads import on_thread, on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,11 +237,7 @@ def test_thread_when_it_has_a_scope_of_its_own_then_others_are_not_touched(mode:
             found[number] = gradients(loss, xs[number])
 
     scopes: list[Callable[[], Any]] = [mode.open, contextlib.nullcontext] * 2
-    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(scopes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    on_threads(*[partial(work, *pair) for pair in enumerate(scopes)])
     assert plain == [True, True]
     for number, x in enumerate(xs):
         assert_same_bits(found[number], gradient_of(x))
@@ -250,9 +248,7 @@ def test_graph_when_walked_on_another_thread_after_the_scope_then_same_bits(mode
     with mode.open() as evict:
         loss = body(x)
         evict()
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join(timeout=60)
+    on_thread(loss.backward)
     assert x.grad is not None
     assert_same_bits([x.grad], gradient_of(x))
 

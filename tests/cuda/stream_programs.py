@@ -6,7 +6,6 @@ bits must not depend on what it does.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tests.cuda.control import keep_busy
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from tests.programs import Evict, Program
@@ -68,9 +68,7 @@ def backward_on_another_thread(evict: Evict) -> list[torch.Tensor]:
             loss.backward()
         torch.cuda.synchronize()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
+    on_thread(work)
     assert x.grad is not None
     return [loss.detach(), x.grad]
 

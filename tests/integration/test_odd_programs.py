@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +12,7 @@ import swapkit
 from swapkit._native.lib import call_back
 from swapkit.errors import SessionError
 from tests.programs import SIDE, leaf
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -35,19 +35,8 @@ def test_session_when_left_before_an_inner_one_then_refused_and_both_still_work(
 
 def test_session_when_left_on_another_thread_then_refused() -> None:
     swapkit.install()
-    refused: list[Exception] = []
-    with swapkit.budget("64MiB") as session:
-
-        def leave() -> None:
-            try:
-                session.__exit__(None, None, None)
-            except SessionError as error:
-                refused.append(error)
-
-        thread = threading.Thread(target=leave)
-        thread.start()
-        thread.join()
-    assert len(refused) == 1
+    with swapkit.budget("64MiB") as session, pytest.raises(SessionError):
+        on_thread(lambda: session.__exit__(None, None, None))
 
 
 def test_graph_when_its_session_has_ended_then_the_next_session_may_evict_it() -> None:

@@ -7,7 +7,7 @@ kept, moved and computed again is counted in `test_operator_memory.py`.
 from __future__ import annotations
 
 import gc
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +22,7 @@ from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute, Swap
 from tests.programs import SIDE, assert_same_bits, leaf
 from tests.support.operators import Calls, choose, hidden_layer, recomputed, train
+from tests.support.threads import on_thread, on_threads
 
 if TYPE_CHECKING:
     from tests.support.operators import Body
@@ -232,21 +233,12 @@ def test_graphs_when_in_flight_on_several_threads_then_same_bits_and_no_marks_le
     expected = [train_seeded(model, seed) for seed in range(8)]
     choose(model, {"mm|mul": Recompute(), "exp|tanh": Swap()})
     results: dict[int, list[torch.Tensor]] = {}
-    failures: list[BaseException] = []
 
     def work(seeds: range) -> None:
-        try:
-            for _ in range(5):
-                results.update({seed: train_seeded(model, seed) for seed in seeds})
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
+        for _ in range(5):
+            results.update({seed: train_seeded(model, seed) for seed in seeds})
 
-    threads = [threading.Thread(target=work, args=(range(i, 8, 2),)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    on_threads(*[partial(work, range(i, 8, 2)) for i in range(2)])
     for seed, result in results.items():
         assert_same_bits(result, expected[seed])
     gc.collect()
@@ -269,11 +261,8 @@ def test_backward_when_on_another_thread_then_same_bits() -> None:
     x, w = leaf(), leaf()
     expected = torch.autograd.grad(model(x, w).sum(), (x, w))
     loss = choose(model, {".*": Recompute()})(x, w).sum()
-    results: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: results.extend(torch.autograd.grad(loss, (x, w))))
-    thread.start()
-    thread.join()
-    assert_same_bits(results, list(expected))
+    results = on_thread(lambda: torch.autograd.grad(loss, (x, w)))
+    assert_same_bits(list(results), list(expected))
 
 
 # ---- modules -------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -20,6 +19,7 @@ from swapkit.registry import Recompute
 from tests.conformance.modes import frozen_objects, rescue_everything, swap_everything
 from tests.programs import SIDE, assert_same_bits, gradients, leaf, run
 from tests.support import MIB, installed, limit_above_reserved
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -214,11 +214,7 @@ def on_another_thread(call: Call, evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     loss = call(block, call(block, x * 0.1)).sum()
     evict()
-    results: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: results.extend(gradients(loss, x)))
-    thread.start()
-    thread.join()
-    return results
+    return on_thread(lambda: gradients(loss, x))
 
 
 def fails_at_first(call: Call, evict: Evict) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +12,10 @@ from torch import nn
 
 import swapkit
 from tests.support import MIB, installed, limit_above_reserved, run_python
+from tests.support.threads import on_thread, on_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from swapkit._runtime.installation import Installation
 
@@ -29,26 +31,6 @@ def installation() -> Iterator[Installation]:
     with installed() as installation:
         yield installation
     torch.set_num_threads(threads)
-
-
-def run_all(work: Callable[[int], object], count: int) -> None:
-    """Run `work` on threads; what any of them raises is raised here."""
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    if errors:
-        raise errors[0]
 
 
 def make_models(count: int) -> list[nn.Module]:
@@ -99,7 +81,7 @@ def test_threads_when_eight_allocate_free_and_train_under_one_budget_then_all_fi
                 del kept[: max(0, len(kept) - 1 - round_number % 4)]
                 assert float(kept[-1].max()) < 1.0
 
-        run_all(work, 8)
+        on_threads(*[partial(work, number) for number in range(8)])
     assert [losses[number] for number in range(4)] == [expected] * 4
     assert session.stats.peak_bytes <= limit_bytes
     installation.pool.check()
@@ -122,7 +104,7 @@ def test_threads_when_each_has_its_model_inside_one_budget_then_the_numbers_stay
                 losses[number] = [step(models[number]) for _ in range(4)]
             stats[number] = session.stats.swapped_out_bytes
 
-        run_all(work, 2)
+        on_threads(*[partial(work, number) for number in range(2)])
     assert [losses[0], losses[1]] == expected
     assert outer.stats.swapped_out_bytes == 0  # its own thread saved nothing
     assert sum(stats.values()) > 0
@@ -138,7 +120,7 @@ def test_backward_when_on_a_fresh_thread_then_the_gradients_are_the_same(
     plain(x).square().mean().backward()
     with swapkit.budget(limit_above_reserved(installation, 8 * MIB), model) as session:
         loss = model(x).square().mean()
-        run_all(lambda _: loss.backward(), 1)
+        on_thread(loss.backward)
     assert session.stats.swapped_in_bytes > 0
     pairs = zip(plain.parameters(), model.parameters(), strict=True)
     assert all(
@@ -205,7 +187,7 @@ def test_sessions_when_threads_enter_and_leave_at_once_then_no_error_and_no_limi
                 assert session.stats.steps == 0
             assert session.stats.budget_bytes == (1 << 40) + number, round_number
 
-    run_all(work, 3)
+    on_threads(*[partial(work, number) for number in range(3)])
     assert installation.sessions == []
     assert installation.pool.budget_bytes == 0
 
@@ -222,5 +204,5 @@ def test_allocation_when_another_thread_holds_everything_then_only_it_fails(
                 torch.ones(2 * MIB)
             assert torch.ones(MIB // 4).sum() == MIB // 4
 
-        run_all(work, 2)
+        on_threads(*[partial(work, number) for number in range(2)])
         assert held.sum() == MIB

@@ -111,6 +111,31 @@ def test_suite_when_a_thread_of_a_test_raises_then_the_test_fails(tmp_path: Path
     assert "1 failed" in output
 
 
+def test_suite_when_a_test_leaves_garbage_then_it_is_gone_before_the_next(tmp_path: Path) -> None:
+    status, output = run_suite(
+        tmp_path,
+        """
+        import gc, weakref
+
+        class Node:
+            pass
+
+        found = []
+
+        def test_leaves_a_cycle():
+            gc.disable()
+            node = Node()
+            node.itself = node
+            found.append(weakref.ref(node))
+
+        def test_next():
+            assert found[0]() is None
+            gc.enable()
+        """,
+    )
+    assert status == 0, output
+
+
 SLOW = """
     def test_quick():
         pass

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import torch
 
 from tests.programs.registry import SIDE, Evict, gradients, leaf, program
+from tests.support.threads import on_thread, on_threads
 
 
 @program()
@@ -233,9 +234,7 @@ def backward_on_a_fresh_thread(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     loss = (x @ x).tanh().exp().sum()
     evict()
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
+    on_thread(loss.backward)
     assert x.grad is not None
     return [x.grad]
 
@@ -246,34 +245,26 @@ def backwards_of_one_graph_on_two_threads(evict: Evict) -> list[torch.Tensor]:
     hidden = (x @ x).tanh().exp()
     losses = [hidden.sin().sum(), hidden.cos().sum()]
     evict()
-    found: dict[int, torch.Tensor] = {}
 
-    def work(number: int) -> None:
-        (found[number],) = gradients(losses[number], x, retain_graph=True)
+    def work(number: int) -> torch.Tensor:
+        (found,) = gradients(losses[number], x, retain_graph=True)
+        return found
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = on_threads(*[partial(work, number) for number in range(2)])
     evict()
-    return [found[0], found[1], *gradients(losses[0], x)]
+    return [*found, *gradients(losses[0], x)]
 
 
 @program("G13", moves=False)
 def whole_step_on_a_fresh_thread(evict: Evict) -> list[torch.Tensor]:
-    grads = []
     x = leaf()
 
-    def work() -> None:
+    def work() -> list[torch.Tensor]:
         loss = (x @ x).tanh().exp().sum()
         evict()
-        grads.extend(gradients(loss, x))
+        return gradients(loss, x)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return grads
+    return on_thread(work)
 
 
 @program("G2", "G8")

@@ -1,4 +1,4 @@
-"""How the suite runs: what is left for the slow tier, what comes first, what a lost thread does.
+"""How the suite runs: the slow tier, garbage of other tests, lost threads.
 
 A pytest plugin, loaded by `tests/conftest.py`. Under pytest-xdist each worker selects and runs
 tests, and the controller, which collects none, prints the summary.
@@ -6,6 +6,7 @@ tests, and the controller, which collects none, prints the summary.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -93,6 +94,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"not run, slow ({sum(not_run.values())}; make test-slow): {files}"
         )
+
+
+# ---- garbage -------------------------------------------------------------------------------------
+# A collection in the middle of a test would free what earlier tests left in cycles: memory of the
+# pool, marks, hooks. So what is left is freed before each test; and all that lives on, modules
+# above all, is frozen, which makes a collection cost microseconds instead of a tenth of a second.
+
+
+def collect_and_freeze() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    collect_and_freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects() -> None:
+    """Freeze what the module before imported, too."""
+    collect_and_freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_of_others() -> None:
+    gc.collect()
 
 
 # ---- lost threads --------------------------------------------------------------------------------

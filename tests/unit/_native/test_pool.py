@@ -14,6 +14,7 @@ import pytest
 from swapkit._native.backend import Backend, CopyKind
 from swapkit._native.pool import BlockState, Pool, Ring, RingKind, set_tag
 from swapkit.errors import InvalidArgument, OutOfDeviceMemory, OverBudget
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -254,9 +255,7 @@ def test_rescue_when_called_from_a_thread_then_runs_there(pool: Pool) -> None:
         return BUDGET
 
     pool.set_rescue(free)
-    thread = threading.Thread(target=lambda: pool.give(pool.take(KIB)), name="taker")
-    thread.start()
-    thread.join()
+    on_thread(lambda: pool.give(pool.take(KIB)), name="taker")
     assert names == ["taker"]
     pool.set_rescue(None)
 

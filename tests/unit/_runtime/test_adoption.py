@@ -13,6 +13,7 @@ import swapkit
 from swapkit._runtime import adoption
 from swapkit._runtime.adoption import adopt_graphs
 from tests.support import MIB
+from tests.support.threads import alongside, on_thread
 from tests.unit._runtime.rig import EVERYTHING, in_use, make_swapper
 
 if TYPE_CHECKING:
@@ -46,13 +47,9 @@ def test_graph_when_recorded_before_the_session_then_it_moves_and_comes_back(
 
 
 def test_graph_when_recorded_on_a_thread_without_the_session_then_it_moves() -> None:
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     with swapkit.budget(ROOMY) as session:
-        thread = threading.Thread(target=lambda: found.append(make_loss()))
-        thread.start()
-        thread.join()
+        x, loss = on_thread(make_loss)
         assert session.rescue(EVERYTHING) == MIB
-        ((x, loss),) = found
         loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, x.detach().exp())
@@ -116,12 +113,10 @@ def test_graph_when_another_thread_runs_it_back_then_none_is_touched() -> None:
 
     x, loss = make_loss()
     x.register_hook(wait)
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    inside.wait()
-    assert adopt_graphs(make_swapper()) == 0
-    go_on.set()
-    thread.join()
+    with alongside(loss.backward):
+        inside.wait()
+        assert adopt_graphs(make_swapper()) == 0
+        go_on.set()
     _y, other = make_loss()
     assert adopt_graphs(make_swapper()) > 0
     assert other.requires_grad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from swapkit._native.sched import State
 from swapkit._runtime.following import Curve, Following, compile_plan
 from swapkit.ir.plans import Action, Decision, Plan
 from tests.support import MIB
+from tests.support.threads import on_thread, on_threads
 from tests.unit._runtime.following_rig import (
     TOKENS,
     WIDTH,
@@ -136,9 +138,7 @@ def keep_graph(course: Course) -> None:
 def use_threads(course: Course) -> None:
     """Run two passes on two threads, one after the other."""
     for _ in range(2):
-        thread = threading.Thread(target=lambda: course.backward(course.forward()))
-        thread.start()
-        thread.join()
+        on_thread(lambda: course.backward(course.forward()))
     course.end()
 
 
@@ -341,11 +341,7 @@ def test_plan_when_two_models_train_on_two_threads_then_each_follows_its_own() -
                     deviations.append(following.end_step().deviation)
             ready.wait()
 
-    threads = [threading.Thread(target=train, args=(course,)) for course in courses]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(*[partial(train, course) for course in courses])
     assert deviations == [None] * 6
     for course, each in zip(courses, expected, strict=True):
         assert_same(course, each)

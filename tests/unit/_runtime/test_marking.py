@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,7 @@ from swapkit._runtime.parts import carry_marks, make_part
 from swapkit._runtime.recompute.recipes import Call, Recipe, Recomputed
 from swapkit._runtime.runtime import get_runtime
 from swapkit.registry import Exclude, Recompute, Row, Source, Swap
+from tests.support.threads import on_thread
 from tests.unit._runtime.rig import AUTO, KEEP, SWAP, group_of, make_swapper, numbers, state_of
 
 if TYPE_CHECKING:
@@ -240,18 +240,14 @@ class Outer(nn.Module):
 def test_operators_when_they_run_on_a_thread_of_autograds_then_none_is_chosen() -> None:
     """A device's backward runs on another thread, with the modes of the thread that called it."""
     rows = OperatorRows((row("exp", Recompute()),))
-    found: list[torch.Tensor] = []
 
-    def run(mode: TorchDispatchMode) -> None:
+    def run(mode: TorchDispatchMode) -> torch.Tensor:
         with mode:
-            found.append(torch.ones(2).exp())
+            return torch.ones(2).exp()
 
     with mark_operators(rows):
         mode = torch._C._get_dispatch_stack_at(0)
-        thread = threading.Thread(target=run, args=(mode,))
-        thread.start()
-        thread.join()
-    assert len(found) == 1
+        on_thread(lambda: run(mode))
     assert set(rows.seen.values()) <= {0}
 
 
@@ -285,12 +281,8 @@ def test_marks_when_another_thread_saves_then_its_swaps_do_not_wait_for_this_one
     shim, swapper = get_runtime().shim, make_swapper()
     tensor = numbers(64 * KIB)
     mark(tensor)
-    handles: list[Any] = []
     shim.watch(True)
-    thread = threading.Thread(target=lambda: handles.append(saved(swapper, tensor)))
-    thread.start()
-    thread.join()
-    assert is_moved(handles[0])
+    assert is_moved(on_thread(lambda: saved(swapper, tensor)))
     shim.watch(False)
 
 

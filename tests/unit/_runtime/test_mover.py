@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import BackendError, DiskError, SavedTensorModified
 from tests.support import MIB, run_python
+from tests.support.threads import Worker
 from tests.unit._runtime.rig import (
     SWAP,
     evict,
@@ -217,12 +217,12 @@ def test_mover_when_nobody_has_its_swapper_any_more_then_it_goes_after_its_last_
 
 def while_locked(act: Callable[[], object], then: Callable[[], object]) -> None:
     """Start `act` on a thread, and do something else while it waits for the lock."""
-    thread = threading.Thread(target=act)
-    with get_runtime().lock:
-        thread.start()
+    lock = get_runtime().lock
+    with lock:
+        worker = Worker(act)
         time.sleep(0.2)
         then()
-    thread.join()
+    worker.finish()
 
 
 def test_pack_when_the_tensor_gets_another_storage_meanwhile_then_that_one_is_saved() -> None:

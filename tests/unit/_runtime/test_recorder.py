@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +18,7 @@ from swapkit.api.recording import record
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.checks import check_trace
 from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase, Trace
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -372,9 +372,7 @@ def test_backward_when_another_thread_runs_it_then_its_uses_are_events() -> None
     def step() -> None:
         (w * 2).exp().sum().backward()
         loss = (w * 3).exp().sum()
-        thread = threading.Thread(target=loss.backward)
-        thread.start()
-        thread.join()
+        on_thread(loss.backward)
 
     trace = recorded(step)
     saved = made_by(trace, "exp.default", 1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 import swapkit
 from swapkit._runtime.runtime import get_runtime
 from tests.support import MIB, installed
+from tests.support.threads import on_thread
 from tests.unit._runtime.rig import SWAP, evict, make_swapper, save
 
 ROOMY = 1 << 40
@@ -16,23 +15,15 @@ ROOMY = 1 << 40
 pytestmark = pytest.mark.usefixtures("installation")
 
 
-def on_a_thread(ask: object) -> object:
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(ask()))  # type: ignore[operator]
-    thread.start()
-    thread.join()
-    return found[0]
-
-
 def test_runtime_when_asked_for_then_there_is_one() -> None:
     assert get_runtime() is get_runtime()
-    assert on_a_thread(get_runtime) is get_runtime()
+    assert on_thread(get_runtime) is get_runtime()
 
 
 def test_current_when_no_session_is_active_then_the_process_has_one() -> None:
     runtime = get_runtime()
     assert runtime.current_swapper() is runtime.cpu.default_swapper()
-    assert on_a_thread(runtime.current_swapper) is runtime.cpu.default_swapper()
+    assert on_thread(runtime.current_swapper) is runtime.cpu.default_swapper()
 
 
 def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
@@ -45,7 +36,7 @@ def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
             assert runtime.current_swapper() is inner._active.swapper
         assert runtime.current_swapper() is outer._active.swapper
         # A thread of the program that has no session of its own belongs to the one there is.
-        assert on_a_thread(runtime.current_swapper) is outer._active.swapper
+        assert on_thread(runtime.current_swapper) is outer._active.swapper
     assert runtime.current_swapper() is runtime.cpu.default_swapper()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +16,7 @@ from swapkit._runtime import hooks as hooks_module
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import _open
 from swapkit.errors import SessionError
+from tests.support.threads import on_thread, on_threads
 from tests.unit._runtime.rig import interrupts
 from tests.unit.scoped import ROOMY, SIDE, assert_gone, copied, gradient, leaf, make_model
 
@@ -138,19 +139,9 @@ def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
 
 def test_scope_when_it_ends_on_another_thread_then_refused_and_its_own_is_untouched() -> None:
     scope = swapkit.offload()
-    refused: list[BaseException] = []
-
-    def leave() -> None:
-        try:
-            scope.__exit__(None, None, None)
-        except SessionError as error:
-            refused.append(error)
-
     with scope:
-        thread = threading.Thread(target=leave)
-        thread.start()
-        thread.join()
-        assert len(refused) == 1
+        with pytest.raises(SessionError):
+            on_thread(lambda: scope.__exit__(None, None, None))
         assert len(_open.stack) == 1
     assert_gone()
 
@@ -182,11 +173,7 @@ def test_scopes_when_threads_share_one_then_each_has_its_own_hooks() -> None:
                     found.append(gradient(lambda x: (x * 1).sin().cos()))
             outside.append(hooks_module._top() is None)
 
-    threads = [threading.Thread(target=work, kwargs={"inside": n % 2 == 0}) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(*[partial(work, inside=n % 2 == 0) for n in range(4)])
     assert len(found) == 20
     assert all(torch.equal(each, expected) for each in found)
     assert all(outside)

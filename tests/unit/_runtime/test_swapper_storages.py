@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import torch
 from swapkit._native.sched import State
 from swapkit._runtime.choice import Action, Choice
 from tests.support import MIB
+from tests.support.threads import on_threads
 from tests.unit._runtime.rig import (
     AUTO,
     EVERYTHING,
@@ -216,11 +216,7 @@ def test_pack_and_unpack_when_many_threads_do_both_then_everyone_gets_their_own(
             if not torch.equal(unpack(swapper, handle), numbers(65536, seed)):
                 failures.append(f"{number}, {turn}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(*[partial(work, number) for number in range(4)])
     assert failures == []
     swapper.scheduler.check()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from swapkit._native.backend import Backend
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.runtime import Move, get_runtime
 from swapkit._runtime.timing import SAVES_KEPT, SHAPES_KEPT, THREADS_KEPT
+from tests.support.threads import Worker, on_thread, on_threads
 from tests.unit._runtime.rig import in_use, make_swapper, scope
 
 if TYPE_CHECKING:
@@ -236,10 +236,9 @@ def test_release_when_a_copy_does_not_end_then_the_operator_waits_and_nothing_is
 ) -> None:
     slow = Backend.delay(Backend.cpu())
     swapper = make_swapper(slow)
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     before = in_use(installation)
-    thread = threading.Thread(target=lambda: found.append(forward(swapper, 1, layers=8)))
-    thread.start()
+    worker = Worker(lambda: forward(swapper, 1, layers=8))
+    thread = worker.thread
     while swapper.scheduler.stats().copied_out_bytes == 0 or (thread.is_alive() and not trace):
         thread.join(timeout=0.05)
         if installation.pool.in_use_bytes() >= before + 4 * 4 * SIDE * SIDE:
@@ -247,9 +246,8 @@ def test_release_when_a_copy_does_not_end_then_the_operator_waits_and_nothing_is
     assert thread.is_alive()
     assert trace == []  # the copy is not done: nothing was given up
     slow.release_copies()
-    thread.join(timeout=60)
+    leaf, loss = worker.finish()
     assert distances(trace, "release") == [3] * 6
-    ((leaf, loss),) = found
     loss.backward()
     assert leaf.grad is not None
     assert torch.equal(leaf.grad, gradient_of_chain(8))
@@ -267,11 +265,7 @@ def test_threads_when_several_run_then_each_counts_its_own_operators(
             if leaf.grad is None or not torch.equal(leaf.grad, gradient_of_chain(20)):
                 wrong.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(*[work] * 3)
     assert wrong == []
     assert set(distances(trace, "prefetch")) <= {1, 2}
     assert 2 in distances(trace, "prefetch")
@@ -304,7 +298,5 @@ def test_memory_when_every_pass_differs_then_the_orders_kept_are_the_latest(
 
 def test_memory_when_threads_come_and_go_then_those_kept_are_few(swapper: Swapper) -> None:
     for _ in range(THREADS_KEPT + 8):
-        thread = threading.Thread(target=forward, args=(swapper, 1), kwargs={"layers": 2})
-        thread.start()
-        thread.join()
+        on_thread(lambda: forward(swapper, 1, layers=2))
     assert len(timing_of(swapper)._threads) <= THREADS_KEPT

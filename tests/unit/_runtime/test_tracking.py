@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +10,7 @@ from torch import nn
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime.tracking import BACKWARD, NO_MODULE, ModuleTracker
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,9 +134,7 @@ def test_current_when_another_thread_runs_a_module_then_unaffected(tracker: Modu
 
     class Outer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            thread = threading.Thread(target=nn.Sequential(probe), args=(x,))
-            thread.start()
-            thread.join()
+            on_thread(lambda: nn.Sequential(probe)(x))
             other.append(tracker.name(tracker.current()))
             return x
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -21,6 +20,7 @@ from swapkit._runtime.recompute.recipes import (
 )
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
+from tests.support.threads import on_threads
 
 aten: Any = torch.ops.aten
 SIDE = 32
@@ -274,18 +274,9 @@ def test_recipe_when_forgotten_or_its_results_are_gone_then_it_goes() -> None:
 
 def test_recipe_when_many_threads_save_and_unpack_then_all_get_the_same_bits() -> None:
     recipe, (made,) = make(aten.mul.Tensor, numbers(), 2.0)
-    failures: list[BaseException] = []
 
     def work() -> None:
-        try:
-            for _ in range(50):
-                assert torch.equal(pack(recipe, made).unpack(), made)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
+        for _ in range(50):
+            assert torch.equal(pack(recipe, made).unpack(), made)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    on_threads(*[work] * 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from typing import Any
 
@@ -16,6 +15,7 @@ from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, RecomputeMismatch
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits
+from tests.support.threads import on_threads
 
 SIDE = 32
 
@@ -322,9 +322,5 @@ def test_kept_results_when_backward_runs_on_other_threads_at_once_then_same_bits
     def run() -> None:
         results.extend(torch.autograd.grad(loss, x, retain_graph=True))
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(*[run] * 4)
     assert_same_bits(results, [expected] * 4)
