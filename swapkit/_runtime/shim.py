@@ -99,6 +99,7 @@ class Shim:
         self.native_rescues: Callable[[int], tuple[int, int]] = module.native_rescues
         self.native_expect: Callable[[int, int], None] = module.native_expect
         self.native_take: Callable[[int, int], int] = module.native_take
+        self.native_garbage: Callable[[], int] = module.native_garbage
         self.start_clock: Callable[[Callable[[int, int, int], None]], None] = module.clock_start
         self.stop_clock: Callable[[], None] = module.clock_stop
         self.clock_thread: Callable[[], int] = module.clock_thread

@@ -50,8 +50,8 @@ struct List {
 List &list = *new List;
 // Of what the list holds or expects; for a look without the mutex.
 std::atomic<std::size_t> expected{0};
-// Whether there ever was garbage; likewise.
-std::atomic<bool> has_garbage{false};
+// How many storages both piles hold; changed with the mutex held, likewise.
+std::atomic<std::size_t> garbage_count{0};
 
 // A fork gets the list whole: it is locked before the core, whose handlers are older.
 [[maybe_unused]] const int fork_handlers = pthread_atfork(
@@ -78,12 +78,13 @@ bool is_watched(c10::Device device) {
 
 std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
     std::vector<c10::StorageImpl *> garbage;
-    if (!has_garbage) { // nearly always, and every release asks
+    if (garbage_count == 0) { // nearly always, and every release asks
         return 0;
     }
     {
         std::lock_guard lock(list.mutex);
         garbage.swap(pile);
+        garbage_count -= garbage.size();
     }
     std::size_t freed = 0;
     for (c10::StorageImpl *storage : garbage) {
@@ -91,6 +92,12 @@ std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
         swapkit_storage_drop(storage);
     }
     return freed;
+}
+
+// Put a storage on a pile; the mutex is held.
+void pile_up(std::vector<c10::StorageImpl *> &pile, c10::StorageImpl *storage) {
+    pile.push_back(storage);
+    garbage_count++;
 }
 
 // Whether nobody else holds a storage, and it goes without Python.
@@ -124,6 +131,8 @@ void aside_sweep() {
     (void)sweep(list.garbage);
     (void)sweep(list.garbage_of_python);
 }
+
+std::size_t aside_garbage() { return garbage_count; }
 
 void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device) {
     aside_sweep();
@@ -212,15 +221,13 @@ void swapkit_storage_arrived(void *address) {
         }
         if (swapkit::is_watched(storage->device())) {
             if (swapkit::is_ours_alone(storage)) {
-                swapkit::has_garbage = true;
-                list.garbage.push_back(storage);
+                swapkit::pile_up(list.garbage, storage);
                 list.arrived.notify_all();
                 return;
             }
             if (swapkit::is_known_to_python(storage) && // and perhaps to nobody else
                 c10::raw::intrusive_ptr::use_count(storage) <= 2) {
-                swapkit::has_garbage = true;
-                list.garbage_of_python.push_back(storage);
+                swapkit::pile_up(list.garbage_of_python, storage);
                 return;
             }
         }

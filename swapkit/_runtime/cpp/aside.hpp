@@ -26,6 +26,8 @@ void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device devic
 void aside_forget(c10::StorageImpl *storage);
 // Let go of what the copies' threads could not. For those who have the interpreter.
 void aside_sweep();
+// How many storages wait for that, on any thread.
+std::size_t aside_garbage();
 // Take storages whose copies are done, the oldest first, until so many bytes are free; wait for
 // copies under way if that brings more. Returns how many bytes were freed.
 std::size_t aside_take(c10::Device device, std::size_t needed_bytes);

@@ -25,6 +25,30 @@ Locked::~Locked() {
     PyErr_Restore(type, value, trace);
 }
 
+namespace {
+
+// What a word of the `Action` in Python stands for; false: an exception is set.
+bool action_read(PyObject *word, Action *out) {
+    constexpr std::pair<std::string_view, Action> actions[] = {{"keep", Action::keep},
+                                                               {"swap", Action::swap},
+                                                               {"auto", Action::automatic},
+                                                               {"pass", Action::pass}};
+    const char *text = PyUnicode_AsUTF8(word);
+    if (text == nullptr) {
+        return false;
+    }
+    for (auto [name, action] : actions) {
+        if (name == text) {
+            *out = action;
+            return true;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "a choice's action is keep, swap, auto or pass, not %R", word);
+    return false;
+}
+
+} // namespace
+
 bool terms_read(PyObject *choice, Terms *out) {
     Ref<> action = attribute<"action">(choice);
     Ref<> name = action ? attribute<"value">(action.get()) : Ref<>();
@@ -32,15 +56,9 @@ bool terms_read(PyObject *choice, Terms *out) {
     Ref<> prefetch = tier ? attribute<"prefetch">(choice) : Ref<>();
     Ref<> least = prefetch ? attribute<"min_bytes">(choice) : Ref<>();
     Ref<> spares = least ? attribute<"spares_regions">(choice) : Ref<>();
-    const char *word = spares ? PyUnicode_AsUTF8(name.get()) : nullptr;
-    if (word == nullptr) {
+    if (!spares || !action_read(name.get(), &out->action)) {
         return false;
     }
-    std::string_view what(word);
-    out->action = what == "keep"   ? Action::keep
-                  : what == "swap" ? Action::swap
-                  : what == "pass" ? Action::pass
-                                   : Action::automatic;
     out->tier = static_cast<sk_tier>(PyLong_AsLong(tier.get()));
     out->prefetch = prefetch.get() == Py_None ? no_prefetch : PyLong_AsLongLong(prefetch.get());
     out->min_bytes = PyLong_AsSize_t(least.get());

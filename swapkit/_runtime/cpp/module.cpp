@@ -352,11 +352,14 @@ PyObject *native_take(PyObject *, PyObject *args) {
     return PyLong_FromSize_t(freed);
 }
 
+PyObject *native_garbage(PyObject *, PyObject *) { return PyLong_FromSize_t(aside_garbage()); }
+
 PyMethodDef functions[] = {
     {"native_rescue", shielded<native_rescue>, METH_VARARGS, nullptr},
     {"native_rescues", shielded<native_rescues>, METH_O, nullptr},
     {"native_expect", shielded<native_expect>, METH_VARARGS, nullptr},
     {"native_take", shielded<native_take>, METH_VARARGS, nullptr},
+    {"native_garbage", shielded<native_garbage>, METH_NOARGS, nullptr},
     {"current_stream", shielded<device_stream>, METH_VARARGS, nullptr},
     {"device_usage", shielded<usage>, METH_VARARGS, nullptr},
     {"link", link, METH_VARARGS, nullptr},

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from swapkit._runtime.choice import Action
+from swapkit._runtime.runtime import get_runtime
 from tests.unit._runtime.following_rig import Course, swap_all
+from tests.unit._runtime.rig import AUTO, make_swapper
+
+if TYPE_CHECKING:
+    from swapkit._runtime.swapper import Swapper
 
 pytestmark = pytest.mark.usefixtures("installation")
+
+
+@pytest.fixture
+def swapper() -> Swapper:
+    return make_swapper()
 
 
 def test_observer_when_autograd_saves_and_uses_then_it_is_told_of_each_in_order() -> None:
@@ -85,3 +98,19 @@ def test_events_when_a_foreign_pair_is_outside_then_they_are_counted() -> None:
             course.step()
             assert following.end_step().deviation is None
             assert course.moved()[0] > 0
+
+
+def test_choice_when_its_action_is_unknown_then_refused_by_name(swapper: Swapper) -> None:
+    class Renamed(NamedTuple):
+        value: str = "automatic"
+
+    choice = AUTO._replace(action=Renamed())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="keep, swap, auto or pass, not 'automatic'"):
+        swapper.packer(choice)
+    with pytest.raises(ValueError, match="not 'automatic'"):
+        get_runtime().shim.mark(torch.ones(64), choice, None, 0)
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_choice_when_its_action_is_known_then_taken(swapper: Swapper, action: Action) -> None:
+    assert callable(swapper.packer(AUTO._replace(action=action)))
