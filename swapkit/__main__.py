@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_machine(commands)
+    _add_build(commands)
     chosen = parser.parse_args(arguments)
     status: int = chosen.run(chosen)
     return status
@@ -132,6 +133,35 @@ def _find_machine(arguments: argparse.Namespace) -> "Machine":
         disk=None if arguments.disk is None else Path(arguments.disk),
         fresh=arguments.fresh,
     )
+
+
+def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare `build`."""
+    parser = commands.add_parser(
+        "build",
+        help="compile what the first install() would compile",
+        description="Compile the part of swapkit that touches torch, for the torch at hand, so "
+        "that the first swapkit.install() does not: for images, and where there is no compiler "
+        "later on. It is kept in the cache, $XDG_CACHE_HOME/swapkit or ~/.cache/swapkit.",
+    )
+    parser.add_argument("--force", action="store_true", help="compile even if it is there")
+    parser.set_defaults(run=_run_build)
+
+
+def _run_build(arguments: argparse.Namespace) -> int:
+    from swapkit._runtime.shim import Shim
+    from swapkit._runtime.shim_build import build_shim
+    from swapkit.errors import SwapkitError
+
+    try:
+        built = build_shim(force=arguments.force)
+        Shim(built.library)  # whether it can be loaded
+    except SwapkitError as error:
+        print(f"python -m swapkit build: {error}", file=sys.stderr)
+        return 1
+    how = "there already" if built.seconds is None else f"compiled in {built.seconds:.1f} s"
+    print(f"{built.library}: {how}")
+    return 0
 
 
 if __name__ == "__main__":

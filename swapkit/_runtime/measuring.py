@@ -8,22 +8,20 @@ own: they are filled in whenever it is asked for.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shutil
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime.cache import alone, cache_folder
 from swapkit._runtime.device import CPU
 from swapkit._runtime.guards import hidden
-from swapkit._runtime.shim import cache_folder
 from swapkit._runtime.speeds import measure_disk, measure_speeds
 from swapkit.errors import InvalidDocument
 from swapkit.ir.codec import read_machine, write_machine
@@ -31,15 +29,12 @@ from swapkit.ir.machines import Machine
 from swapkit.reporting.machines import summarize_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit._runtime.device import Device
 
 _log = logging.getLogger(__name__)
 
 # How long to wait for another process that measures the same machine.
 PATIENCE_SECONDS = 20.0
-LOOK_SECONDS = 0.05
 PROCESSOR = Path("/proc/cpuinfo")
 WAY = 1  # of measuring: part of every key, raised when what is measured changes
 
@@ -87,7 +82,7 @@ def measure_machine(
     if cached is not None:
         return cached
     folder = cache_folder()
-    with _alone(folder, _key(device, limits)):
+    with alone(folder, f"machine-{_key(device, limits)}.lock", PATIENCE_SECONDS):
         cached = None if fresh else _read(device, limits)  # by another process meanwhile
         if cached is not None:
             return cached
@@ -222,32 +217,3 @@ def _processor() -> str:
 
 def _processor_count() -> int:
     return len(os.sched_getaffinity(0))
-
-
-@contextlib.contextmanager
-def _alone(folder: Path | None, key: str) -> Iterator[None]:
-    """Let one process at a time measure a machine, if the file system can; not for ever."""
-    if folder is None:
-        yield
-        return
-    try:
-        file = (folder / f"machine-{key}.lock").open("w")
-    except OSError:
-        yield
-        return
-    with file:
-        _await_lock(file.fileno())
-        yield  # closing the file gives the lock back
-
-
-def _await_lock(descriptor: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOOK_SECONDS)
-        except OSError:  # a file system without locks
-            return
-        else:
-            return

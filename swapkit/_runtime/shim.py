@@ -1,28 +1,14 @@
-"""Compiling, loading and calling the C++ shim between the native core and torch.
+"""Loading and calling the C++ shim between the native core and torch.
 
 The files of `cpp/` make one module: torch's CPU allocator over the pool, saved tensors and their
-moves, and the clock of operators.
-
-It is compiled on first use, against the headers of the torch at hand, and kept in the user's cache
-under a name made of torch's version, its C++ ABI and the sources, so that a new torch or a new
-swapkit never meets an old shim. Each process compiles into a file of its own and renames it: two
-at once do the work twice, and either result is right.
+moves, and the clock of operators. It is compiled on first use (`shim_build.py`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.machinery
 import importlib.util
-import logging
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.lib import address_of, error_of, interruptions, raise_interruption
+from swapkit._runtime.cache import cache_folder, find_cached
 from swapkit._runtime.guards import hide, untraced
 from swapkit._runtime.saved import refuse_modified
+from swapkit._runtime.shim_build import build_shim, compile_shim, shim_name
 from swapkit.errors import NativeBuildError, Unsupported
 
 if TYPE_CHECKING:
@@ -40,13 +28,6 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.choice import Choice
     from swapkit._runtime.saved import MakeFollower, MakeMover, MakeSavedTensor, SavedTensor
-
-_log = logging.getLogger(__name__)
-
-_FOLDER = Path(__file__).parent
-SOURCES = tuple(sorted((_FOLDER / "cpp").glob("*.cpp")))
-CORE_HEADERS = _FOLDER.parent / "_native" / "include"
-HEADERS = (*sorted((_FOLDER / "cpp").glob("*.hpp")), *sorted(CORE_HEADERS.glob("*.h")))
 
 
 class CudaOwner(Protocol):
@@ -74,7 +55,8 @@ class Shim:
             quick = ctypes.PyDLL(str(library))  # keeps the interpreter: for calls that do little
         except (ImportError, OSError) as error:
             raise NativeBuildError(
-                f"swapkit's allocator shim could not be loaded: {error}"
+                f"swapkit's allocator shim could not be loaded: {error}\n"
+                "`python -m swapkit build --force` compiles it again"
             ) from None
         self.mover: MakeMover = module.Mover
         self.follower: MakeFollower = module.Follower
@@ -160,17 +142,11 @@ def load_shim() -> Shim:
     Raises:
         NativeBuildError: there is no compiler, or it fails; the message holds its output.
     """
-    folder = cache_folder()
-    if folder is None:
+    if find_cached(shim_name()) is None and cache_folder() is None:
         # The library stays loaded after its file is gone.
         with tempfile.TemporaryDirectory(prefix="swapkit-") as temporary:
-            library = Path(temporary) / shim_name()
-            _compile(library)
-            return Shim(library)
-    library = folder / shim_name()
-    if not library.exists():
-        _compile(library)
-    return Shim(library)
+            return Shim(compile_shim(Path(temporary), often=""))
+    return Shim(build_shim().library)
 
 
 def _load(library: Path) -> ModuleType:
@@ -195,66 +171,3 @@ def _load(library: Path) -> ModuleType:
         },
     )
     return module
-
-
-def shim_name() -> str:
-    """Return the file name that only this Python, torch, ABI and source have."""
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - torch has no public name for it
-    python = sys.implementation.cache_tag
-    key = f"{python} {torch.__version__} {abi} {platform.machine()}".encode()
-    key += b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))
-    digest = hashlib.sha256(key).hexdigest()[:16]
-    return f"shim-{python}-torch{torch.__version__}-abi{abi}-{digest}.so"
-
-
-def cache_folder() -> Path | None:
-    """Return a folder of the user's own, made if need be; None if there is none to write to."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(base) / "swapkit"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
-        _log.warning("no cache for swapkit's compiled shim (%s): it is compiled each time", error)
-        return None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        _log.warning("%s cannot be written: swapkit's shim is compiled each time", folder)
-        return None
-    return folder
-
-
-def _compile(library: Path) -> None:
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
-    if shutil.which(compiler[0]) is None:
-        raise NativeBuildError(
-            f"swapkit needs a C++ compiler once, to put its pool under torch: {compiler[0]!r} was "
-            "not found. Install g++ (Debian: `apt-get install g++`) or name one in CXX."
-        )
-    torch_folder = Path(torch.__file__).parent
-    python_headers = Path(sysconfig.get_path("include"))
-    if not (python_headers / "Python.h").exists():
-        raise NativeBuildError(
-            f"swapkit needs Python's headers once, to put its pool under torch: {python_headers} "
-            "has no Python.h. Install them (Debian: `apt-get install python3-dev`)."
-        )
-    descriptor, name = tempfile.mkstemp(dir=library.parent, prefix="shim-", suffix=".tmp")
-    os.close(descriptor)
-    command = [
-        *compiler,
-        *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=default", "-w"),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",  # noqa: SLF001
-        f"-I{torch_folder / 'include'}",
-        f"-I{python_headers}",
-        f"-I{CORE_HEADERS}",
-        *map(str, SOURCES),
-        *("-o", name, f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"),
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise NativeBuildError(
-                f"swapkit's allocator shim did not compile with torch {torch.__version__}:\n"
-                f"$ {shlex.join(command)}\n{done.stderr.strip()}"
-            )
-        Path(name).replace(library)
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -20,8 +21,18 @@ ROOT = Path(__file__).parent.parent.parent
 MIB = 1 << 20
 
 
+@functools.cache
+def _compile_shim() -> None:
+    """Compile the shim before a process that is to be silent would, and say so."""
+    from swapkit._runtime.shim_build import build_shim
+
+    build_shim()
+
+
 def start_python(code: str, **environment: str) -> subprocess.Popen[str]:
     """Start a fresh interpreter on `code`; warnings are errors there too."""
+    if "XDG_CACHE_HOME" not in environment:
+        _compile_shim()
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,

@@ -34,7 +34,7 @@ def switch() -> Iterator[Callable[[bool], None]]:
 def drop_copied(memory: torch.Tensor) -> None:
     """Let the thread of the copies be the last to hold a storage of a GPU."""
     shim = get_runtime().shim
-    storage = torch._C._construct_storage_from_data_pointer(  # type: ignore[attr-defined]
+    storage = torch._C._construct_storage_from_data_pointer(
         memory.data_ptr(), torch.device("cuda:0"), memory.nbytes
     )
     shim.hold(storage._cdata)  # the copy's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import tempfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 from swapkit._runtime import measuring
+from swapkit._runtime.cache import find_cached
 from swapkit._runtime.measuring import measure_machine, read_cached_machine
 from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.shim import cache_folder, shim_name
+from swapkit._runtime.shim_build import shim_name
 from swapkit._runtime.speeds import Speeds
 from swapkit.testing import slow_link
 from tests.support import MIB, finish_python, start_python
@@ -148,6 +150,7 @@ def test_cache_when_it_cannot_be_written_then_measured_each_time(
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(tempfile, "tempdir", str(blocked))
     for _ in range(2):
         measure_machine(device, budget_bytes=BUDGET_BYTES)
     assert len(measured) == 2
@@ -194,10 +197,10 @@ def test_processes_when_they_ask_at_once_then_one_measures(tmp_path: Path) -> No
     """
     cache = tmp_path / "swapkit"
     cache.mkdir(mode=0o700)
-    compiled = cache_folder()
-    assert compiled is not None
     get_runtime()
-    (cache / shim_name()).symlink_to(compiled / shim_name())  # or each would compile its own
+    compiled = find_cached(shim_name())
+    assert compiled is not None
+    (cache / shim_name()).symlink_to(compiled)  # or each would compile its own
     processes = [start_python(code, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
     first, second = (finish_python(process) for process in processes)
     assert first == second
