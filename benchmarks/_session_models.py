@@ -47,7 +47,7 @@ class Training:
 
 
 def _demo() -> Job:
-    size = SIZES["sweep"]
+    size = SIZES["compact"]
     windows = torch.randint(0, 256, (size.batch, size.tokens + 1))
 
     def loss(model: torch.nn.Module) -> torch.Tensor:

@@ -1,104 +1,48 @@
-"""The demo's picture: device bytes over one step, a panel without a limit and one per budget."""
+"""The demo's picture: device bytes over one step of every run."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from swapkit.demo.messages import RunKind
-from swapkit.demo.results import RunResult
-from swapkit.demo.sizes import UNTIMED_STEPS
+from swapkit.demo.results import RaceResult
 
 _MIB = 1 << 20
-_PANEL_INCHES = (5.2, 4.4)
-_HEADROOM = 1.35
+_INCHES = (8.0, 4.5)
+_HEADROOM = 1.25
 _DOTS_PER_INCH = 140
-_COLOURS = {
-    RunKind.PLAIN: "#222222",
-    RunKind.POOL: "#1f77b4",
-    RunKind.RECOMPUTE: "#2ca02c",
-    RunKind.CAPPED: "#d62728",
-    RunKind.BUDGETED: "#1f77b4",
-}
-_NAMES = {
-    RunKind.PLAIN: "torch's allocator",
-    RunKind.POOL: "swapkit's pool",
-    RunKind.RECOMPUTE: "full recompute",
-    RunKind.CAPPED: "plain torch",
-    RunKind.BUDGETED: "swapkit.budget",
-}
+_COLOURS = {RunKind.PLAIN: "#222222", RunKind.RECOMPUTE: "#2ca02c"}
+_BUDGET_COLOURS = ("#1f77b4", "#d62728", "#9467bd", "#ff7f0e")
 
 
-def draw_chart(results: Sequence[RunResult], path: Path) -> None:
+def draw_chart(race: RaceResult, path: Path) -> None:
     """Write the picture.
 
     Args:
-        results: of all runs, the one on torch's own allocator first.
+        race: all runs.
         path: of the PNG to write.
     """
-    free = [each for each in results if each.spec.budget_bytes is None]
-    budgets = list(dict.fromkeys(each.spec.budget_bytes for each in results))
-    groups = [free] + [
-        [each for each in results if each.spec.budget_bytes == budget]
-        for budget in budgets
-        if budget is not None
-    ]
     mpl.use("Agg")
-    width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width * len(groups), height), layout="constrained")
-    panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    usual = next(each for each in free if each.spec.kind == RunKind.POOL)
-    for panel, group in zip(panels, groups, strict=True):
-        _draw_panel(panel, group, usual)
-    panels[0].set_ylim(0, free[0].peak_bytes / _MIB * _HEADROOM)
-    panels[0].set_ylabel("device bytes in use, MiB")
-    figure.suptitle("Device memory over the second training step")
-    figure.savefig(path, dpi=_DOTS_PER_INCH)
-
-
-def _draw_panel(panel: Axes, group: Sequence[RunResult], usual: RunResult) -> None:
-    """Draw the runs with one budget, and the pool without a limit behind them."""
-    budget_bytes = group[0].spec.budget_bytes
-    if budget_bytes is None:
-        panel.set_title("no limit")
-    else:
-        panel.set_title(f"budget {budget_bytes / _MIB:.1f} MiB")
-        panel.axhline(budget_bytes / _MIB, color="#555555", linestyle="--", label="budget")
-        xs, ys = _points(usual, usual)
-        label = f"{usual.spec.label}: no limit"
-        panel.fill_between(xs, ys, color="#dddddd", label=label, step="post")
-    for result in group:
-        _draw_run(panel, result, usual)
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    panel = figure.subplots()
+    budgets = 0
+    for result in race.runs:
+        if not result.series:
+            continue
+        kind, colour = result.spec.kind, _BUDGET_COLOURS[budgets % len(_BUDGET_COLOURS)]
+        if result.budget_bytes is not None:
+            budgets += 1
+            panel.axhline(result.budget_bytes / _MIB, color=colour, linestyle="--", linewidth=0.8)
+        xs = [time / result.series_seconds for time, _ in result.series]
+        ys = [nbytes / _MIB for _, nbytes in result.series]
+        colour = _COLOURS.get(kind, colour)
+        panel.step(xs, ys, where="post", color=colour, linewidth=1.3, label=result.spec.label)
+    panel.set_title("Device memory over one training step (dashed: the budgets)")
     panel.set_xlabel("fraction of the step")
+    panel.set_ylabel("bytes in use, MiB")
     panel.set_xlim(0, 1)
+    panel.set_ylim(0, race.plain.peak_bytes / _MIB * _HEADROOM)
     panel.grid(alpha=0.25)
-    panel.legend(loc="upper right", fontsize="small", framealpha=0.9, ncols=2)
-
-
-def _draw_run(panel: Axes, result: RunResult, usual: RunResult) -> None:
-    """Draw one run; a cross marks where it ran out of memory."""
-    kind, failure = result.spec.kind, result.out_of_memory
-    xs, ys = _points(result, usual)
-    if not xs:
-        return
-    label = f"{result.spec.label}: {_NAMES[kind]}"
-    style = ":" if kind == RunKind.POOL else "-"
-    colour = _COLOURS[kind]
-    panel.step(xs, ys, style, where="post", color=colour, linewidth=1.3, label=label)
-    if failure is not None:
-        label = f"out of memory, step {failure.step + 1}"
-        panel.plot(xs[-1], ys[-1], "X", color=colour, markersize=10, label=label)
-
-
-def _points(result: RunResult, usual: RunResult) -> tuple[list[float], list[float]]:
-    """The run's curve: fraction of the step, MiB. A failed step would have been a usual one."""
-    failure = result.out_of_memory
-    last = UNTIMED_STEPS - 1
-    if result.untimed_seconds:
-        seconds = result.untimed_seconds[last]
-    else:
-        seconds = usual.untimed_seconds[min(failure.step, last) if failure else last]
-    xs = [time / seconds for time, _ in result.series]
-    return xs, [nbytes / _MIB for _, nbytes in result.series]
+    panel.legend(loc="upper right", fontsize="small", ncols=2)
+    figure.savefig(path, dpi=_DOTS_PER_INCH)

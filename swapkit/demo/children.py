@@ -22,9 +22,8 @@ from swapkit.demo.witness import Witness, process_peak_bytes
 
 LOOK_SECONDS = 0.03
 """Pause between two looks at a run's memory, where a look is cheap."""
-_LOOK_SHARES = {Action.WARM: 0.5, Action.STEP: 0.1, Action.FINISH: 0.5}
-"""Most of the time that looks may take: the kernel may need 20 ms for one, and timed steps should
-not be torn to pieces, though the time that they were stopped is taken off."""
+_LOOK_SHARE = 0.5
+"""Most of the time that looks may take: the kernel may need 20 ms for one."""
 ANSWER_SECONDS = 600.0
 # Threads that spin while they wait make a step up to 30 times slower as soon as anything else needs
 # a core. All runs wait in the same way; whoever sets the variable decides.
@@ -62,19 +61,20 @@ class Child:
         self._unread = b""
         self.witness = Witness(self._process.pid)
 
-    def ask(self, action: Action) -> Message:
-        """Send a command and wait for its answer, looking at the run's memory all the while.
+    def ask(self, command: Command) -> Message:
+        """Send a command and wait for its answer.
 
         Args:
-            action: what to do.
+            command: what to do. In a watched step the kernel is asked for the run's memory all the
+                while, for which the run is stopped: the step takes longer than others.
 
         Raises:
             RunFailedError: no answer comes.
         """
-        self._send(action)
+        self._send(command)
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
-            line = self._line(deadline, _LOOK_SHARES[action])
+            line = self._line(deadline, watched=command.watched)
             try:
                 message = decode(line)
             except GarbledError as error:
@@ -98,7 +98,7 @@ class Child:
         Raises:
             RunFailedError: it does not.
         """
-        self._send(Action.QUIT)
+        self._send(Command(action=Action.QUIT))
         try:
             status = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -115,24 +115,27 @@ class Child:
             if pipe is not None:
                 pipe.close()
 
-    def _send(self, action: Action) -> None:
+    def _send(self, command: Command) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(encode(Command(action=action)).encode() + b"\n")
+            self._process.stdin.write(encode(command).encode() + b"\n")
         except BrokenPipeError:
             raise self._failed("is gone") from None
 
-    def _line(self, deadline: float, look_share: float) -> str:
+    def _line(self, deadline: float, *, watched: bool) -> str:
         """The next line that the run writes."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._unread:
-            if time.monotonic() > deadline:
+            left_seconds = deadline - time.monotonic()
+            if left_seconds < 0:
                 raise self._failed(f"did not answer within {ANSWER_SECONDS:.0f} s")
-            pause_seconds = max(LOOK_SECONDS, self.witness.look_seconds * (1 / look_share - 1))
-            readable, _, _ = select.select([pipe], [], [], pause_seconds)
+            pause_seconds = max(LOOK_SECONDS, self.witness.look_seconds * (1 / _LOOK_SHARE - 1))
+            patience = pause_seconds if watched else left_seconds
+            readable, _, _ = select.select([pipe], [], [], patience)
             if not readable:
-                self.witness.look()
+                if watched:
+                    self.witness.look()
                 continue
             received = os.read(pipe, _READ_BYTES)
             if not received:
@@ -148,5 +151,5 @@ class Child:
         lines = [line for line in self._stderr.readlines() if not line.startswith(_NOISE)]
         written = b"".join(lines)[-_STDERR_BYTES:].decode(errors="replace").strip()
         return RunFailedError(
-            f"run {self.spec.label} {what}; on its stderr:\n{written or '(nothing)'}"
+            f'the run "{self.spec.label}" {what}; on its stderr:\n{written or "(nothing)"}'
         )

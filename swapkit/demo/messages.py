@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from swapkit.demo.sizes import UNTIMED_STEPS
-
+STABLE = "stable"
+"""Stage of a session that follows its plan, or that needs none."""
 Series = tuple[tuple[float, int], ...]
 """Device bytes in use over one step: (seconds since the step began, bytes)."""
 
@@ -15,49 +15,55 @@ Series = tuple[tuple[float, int], ...]
 class RunKind(str, enum.Enum):
     """The ways in which the same training is run."""
 
-    PLAIN = "plain"
-    POOL = "pool"
-    RECOMPUTE = "recompute"
-    CAPPED = "capped"
-    BUDGETED = "budgeted"
+    PLAIN = "plain"  # no limit, swapkit's pool
+    TORCH = "torch"  # no limit, torch's own allocator: nothing of swapkit is in the process
+    RECOMPUTE = "recompute"  # as PLAIN, every block inside torch.utils.checkpoint
+    SWAPKIT = "swapkit"  # swapkit.budget
 
 
 class Action(str, enum.Enum):
     """What the parent may ask of a run."""
 
-    WARM = "warm"
+    BUILD = "build"
     STEP = "step"
     FINISH = "finish"
+    TRY = "try"
     QUIT = "quit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """Everything that a run needs to know when it starts.
+    """Everything that a run needs to know before it starts, but for its budget.
 
     Args:
+        label: name of the run in texts.
         policy: of the session, if there is one.
         bytes_per_s: of the link to the host, in each direction; 0: as fast as memory.
-        untimed: steps at the beginning that are not timed.
     """
 
     label: str
     kind: RunKind
-    budget_bytes: int | None
     size: str
     seed: int
     threads: int
     parent_pid: int
-    policy: str = "rescue"
+    policy: str = "auto"
     bytes_per_s: float = 0.0
-    untimed: int = UNTIMED_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """Parent to run: do this."""
+    """Parent to run: do this.
+
+    Args:
+        action: what to do.
+        limit_bytes: BUILD: the session's budget. TRY: the pool's limit.
+        watched: STEP: record the bytes in use, and tell where the pool's segments are.
+    """
 
     action: Action
+    limit_bytes: int | None = None
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,47 +74,44 @@ class SegmentRanges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warmed:
-    """Run to parent: the untimed steps are done.
-
-    Args:
-        losses: of the steps, as `float.hex` writes them.
-        series: device bytes of the last untimed step.
-        step_seconds: how long each step took.
-        peak_bytes: most tensor bytes alive at once; 0 where the pool counts them.
-        pool_peak_bytes: most bytes of the pool in use at once; 0 without one.
-        state_bytes: parameters, gradients and optimizer states.
-    """
-
-    losses: tuple[str, ...]
-    series: Series
-    step_seconds: tuple[float, ...]
-    peak_bytes: int
-    pool_peak_bytes: int
-    state_bytes: int
+class Built:
+    """Run to parent: model, optimizer and session are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """Run to parent: one more step is done."""
+    """Run to parent: one more step is done.
+
+    Args:
+        loss: as `float.hex` writes it.
+        seconds: that the step took.
+        state_bytes: parameters, gradients and optimizer states.
+        reserved_peak_bytes: the pool's so far; 0 without one.
+        allocated_peak_bytes: most bytes of the pool in use at once so far; 0 without one.
+        stage: of the session; empty without one.
+        series: device bytes of the step, if it was watched.
+    """
 
     loss: str
     seconds: float
+    state_bytes: int
+    reserved_peak_bytes: int = 0
+    allocated_peak_bytes: int = 0
+    stage: str = ""
+    series: Series = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Run to parent: torch raised its OutOfMemoryError; no further step is possible.
+    """Run to parent: torch raised its OutOfMemoryError.
 
     Args:
         text: of the error.
         step: index of the step that failed, from 0.
-        series: device bytes of that step until it failed.
     """
 
     text: str
     step: int
-    series: Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +119,19 @@ class Finished:
     """Run to parent: what it all came to.
 
     Args:
-        digest: SHA-256 of all parameters' bytes in the order of their names.
+        digest: SHA-256 of all parameters, buffers and optimizer states.
         reserved_peak_bytes: the pool's; 0 without one.
         allocated_peak_bytes: the pool's; 0 without one.
         rescues: allocations that the session rescued.
+        late_rescues: those since its plan was stable.
         swapped_out_bytes: copied to the host.
         swapped_in_bytes: copied back.
+        recomputed_regions: how often something was recomputed.
         host_peak_bytes: most bytes of host copies at once.
         stall_seconds: that the training waited for copies.
         stage: of the session.
-        late_rescues: rescues in timed steps.
-        predicted_share: what the plan was to take, by what the step took without a limit.
-        bound_share: what no plan could beat, likewise.
+        predicted_share: step time of the plan by that without a limit, both as predicted.
+        bound_share: the least such share that any plan could have.
         torch_version: of the torch that was used.
     """
 
@@ -135,21 +139,22 @@ class Finished:
     reserved_peak_bytes: int = 0
     allocated_peak_bytes: int = 0
     rescues: int = 0
+    late_rescues: int = 0
     swapped_out_bytes: int = 0
     swapped_in_bytes: int = 0
+    recomputed_regions: int = 0
     host_peak_bytes: int = 0
     stall_seconds: float = 0.0
     stage: str = ""
-    late_rescues: int = 0
     predicted_share: float | None = None
     bound_share: float | None = None
     torch_version: str = ""
 
 
-Message = RunSpec | Command | SegmentRanges | Warmed | Stepped | OutOfMemory | Finished
+Message = RunSpec | Command | SegmentRanges | Built | Stepped | OutOfMemory | Finished
 _CLASSES: dict[str, type[Message]] = {
     each.__name__: each
-    for each in (RunSpec, Command, SegmentRanges, Warmed, Stepped, OutOfMemory, Finished)
+    for each in (RunSpec, Command, SegmentRanges, Built, Stepped, OutOfMemory, Finished)
 }
 
 

@@ -11,6 +11,7 @@ from swapkit.errors import InvalidArgument
 from swapkit.units import format_bytes, parse_bytes
 
 DEFAULT_BUDGETS = ("60%", "45%")
+DEFAULT_SIZE = "compact"
 DEFAULT_SHARES = "80%,60%,45%,30%,20%"
 SWEEP_STEPS = 5
 _ANY_WHOLE_BYTES = 1 << 40
@@ -29,11 +30,6 @@ class Budget:
     """
 
     text: str
-
-    @property
-    def label(self) -> str:
-        """What the runs at this budget are called, after their letter."""
-        return self.text.removesuffix("%").replace(" ", "")
 
     def resolve(self, *, peak_bytes: int, least_bytes: int) -> int:
         """Give the budget in bytes.
@@ -76,13 +72,11 @@ def parse_shares(text: str) -> tuple[float, ...]:
     """Read the budgets of the sweep.
 
     Args:
-        text: "80%,45%", or "none".
+        text: "80%,45%".
 
     Raises:
-        OptionError: it is neither.
+        OptionError: it is something else.
     """
-    if text.strip() == "none":
-        return ()
     shares = []
     for part in text.split(","):
         number = part.strip().removesuffix("%")
@@ -93,7 +87,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
         if not part.strip().endswith("%") or not 0 < share < 1:
             msg = (
                 f"--sweep {text!r}: possible are shares of the activations with commas between "
-                'them, each above 0% and below 100%, as in "80%,45%", and "none"'
+                'them, each above 0% and below 100%, as in "80%,45%"'
             )
             raise OptionError(msg)
         shares.append(share)
@@ -137,7 +131,7 @@ def parse_budgets(texts: Iterable[str]) -> tuple[Budget, ...]:
         OptionError: one of them is no budget.
     """
     budgets = (parse_budget(each) for text in texts for each in text.split(","))
-    return tuple({each.label: each for each in budgets}.values())
+    return tuple({each.text: each for each in budgets}.values())
 
 
 def processors() -> int:
@@ -161,15 +155,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"several with commas (default: {','.join(DEFAULT_BUDGETS).replace('%', '%%')})",
     )
     parser.add_argument(
-        "--size", default="small", help=f"of the model: {', '.join(SIZES)} (default: small)"
+        "--size",
+        default=DEFAULT_SIZE,
+        help=f"of the model: {', '.join(SIZES)} (default: {DEFAULT_SIZE})",
     )
     parser.add_argument("--steps", type=int, help="timed steps of every run")
     parser.add_argument(
         "--sweep",
-        default=DEFAULT_SHARES,
+        nargs="?",
+        const=DEFAULT_SHARES,
         metavar="SHARES",
-        help="budgets at which all policies are compared: shares of the activations, or none "
-        f"(default: {DEFAULT_SHARES.replace('%', '%%')})",
+        help="compare all policies, too, at these budgets over a fast and a slow link: shares of "
+        f"the activations (without any: {DEFAULT_SHARES.replace('%', '%%')}); takes ten minutes",
     )
     parser.add_argument(
         "--sweep-steps",
@@ -186,7 +183,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the result there too; - for stdout")
     parser.add_argument("--seed", type=int, default=0, help="of model and batches (default: 0)")
     parser.add_argument(
-        "--threads", type=int, help="torch's, in every run (default: one per processor)"
+        "--threads",
+        type=int,
+        help="torch's, in every run (default: one per two processors; the others copy)",
     )
 
 
@@ -209,7 +208,8 @@ def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
     if arguments.sweep_steps < 1:
         msg = f"--sweep-steps {arguments.sweep_steps}: at least 1 timed step is needed"
         raise OptionError(msg)
-    threads = processors() if arguments.threads is None else arguments.threads
+    # Copies need processors, too, on a CPU, where other devices have engines for them.
+    threads = max(1, processors() // 2) if arguments.threads is None else arguments.threads
     if not 1 <= threads <= processors():
         msg = f"--threads {threads}: possible are 1 to {processors()}, the processors there are"
         raise OptionError(msg)
@@ -224,6 +224,6 @@ def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
         json=arguments.json,
         seed=arguments.seed,
         threads=threads,
-        shares=parse_shares(arguments.sweep),
+        shares=() if arguments.sweep is None else parse_shares(arguments.sweep),
         sweep_steps=arguments.sweep_steps,
     )

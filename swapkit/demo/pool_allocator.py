@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -13,7 +14,7 @@ import swapkit
 from swapkit._native.pool import Ring
 from swapkit._runtime.allocators import require_installation
 from swapkit.demo.curve import thin_out
-from swapkit.demo.messages import Finished, SegmentRanges, Series
+from swapkit.demo.messages import STABLE, Finished, SegmentRanges, Series
 from swapkit.testing import slow_link
 
 if TYPE_CHECKING:
@@ -21,21 +22,16 @@ if TYPE_CHECKING:
 
 _RING_EVENTS = 1 << 17
 _NS_PER_S = 1e9
-_LOOK_SECONDS = 0.02
+_TELL_SECONDS = 0.02
 
 
 class PoolAllocator:
-    """The pool below torch: with a cap or none, with a session or none.
-
-    Threads:
-        A thread of its own tells where the pool's segments are whenever that changes.
-    """
+    """The pool below torch, with a session or none."""
 
     def __init__(
         self,
         tell: Callable[[SegmentRanges], None],
         *,
-        cap_bytes: int | None,
         budget_bytes: int | None,
         policy: str,
         bytes_per_s: float,
@@ -44,36 +40,20 @@ class PoolAllocator:
 
         Args:
             tell: called with the segments' ranges, on another thread too.
-            cap_bytes: limit of the pool itself, None for none.
             budget_bytes: limit of the session, None for no session.
             policy: of the session.
             bytes_per_s: of the link to the host; 0: as fast as memory.
         """
-        swapkit.install(limit=cap_bytes)
+        swapkit.install()
         self._pool = require_installation().pool
         self._tell = tell
         self._budget_bytes = budget_bytes
         self._policy = policy
         self._bytes_per_s = bytes_per_s
-        self._early_rescues = 0
         self._session: Session | None = None
-        self._ring: Ring | None = None
-        self._start_ns = 0
-        self._told: tuple[tuple[int, int], ...] = ()
-        self._closing = threading.Event()
-        self._tell_ranges()
-        self._teller = threading.Thread(target=self._keep_telling, daemon=True)
-        self._teller.start()
-
-    @property
-    def peak_bytes(self) -> int:
-        """0: the pool's statistics have it, see `finished`."""
-        return 0
-
-    @property
-    def pool_peak_bytes(self) -> int:
-        """Most bytes in use at once so far."""
-        return swapkit.memory_stats()["allocated_bytes.all.peak"]
+        self._stage = ""
+        self._early_rescues = 0
+        self._series: Series = ()
 
     def session(self, model: nn.Module, optimizer: Optimizer) -> AbstractContextManager[object]:
         """Train within the budget, if there is one.
@@ -92,79 +72,95 @@ class PoolAllocator:
             yield
 
     @contextmanager
-    def watched_step(self) -> Iterator[None]:
-        """Record what happens inside as one step."""
-        self.stop_watching()
-        self._ring = Ring(_RING_EVENTS)
-        self._pool.attach(self._ring)
-        self._start_ns = time.monotonic_ns()
-        yield
+    def watched(self) -> Iterator[None]:
+        """Record the bytes in use inside, and tell where the pool's segments are.
 
-    def series(self) -> Series:
-        """Bytes over the last watched step, until now."""
-        if self._ring is None:
-            return ()
-        events, _ = self._ring.read()
-        return thin_out(
-            ((event.time_ns - self._start_ns) / _NS_PER_S, event.in_use_bytes)
+        Threads:
+            One of its own tells of the segments whenever they change.
+        """
+        ring = Ring(_RING_EVENTS)
+        ended = threading.Event()
+        teller = threading.Thread(target=self._keep_telling, args=(ended,), daemon=True)
+        teller.start()
+        self._pool.attach(ring)
+        start_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._pool.detach()
+            ended.set()
+            teller.join()
+        events, _ = ring.read()
+        self._series = thin_out(
+            ((event.time_ns - start_ns) / _NS_PER_S, event.in_use_bytes)
             for event in events
-            if event.time_ns >= self._start_ns
+            if event.time_ns >= start_ns
         )
 
-    def stop_watching(self) -> None:
-        """Detach the ring; may be called again."""
-        if self._ring is not None:
-            self._pool.detach()
+    def series(self) -> Series:
+        """Bytes in use over what was watched last."""
+        return self._series
+
+    def stage(self) -> str:
+        """Of the session, empty without one; asked for after every step."""
         if self._session is not None:
-            self._early_rescues = self._session.stats.oom_rescues
+            if self._stage != STABLE:  # the step that ended tried a plan, or had none
+                self._early_rescues = self._session.stats.oom_rescues
+            self._stage = self._session.stage
+        return self._stage
+
+    def peaks(self) -> tuple[int, int]:
+        """Most bytes reserved and most bytes in use so far."""
+        stats = swapkit.memory_stats()
+        return stats["reserved_bytes.all.peak"], stats["allocated_bytes.all.peak"]
+
+    def limit(self, limit_bytes: int) -> None:
+        """Let the pool reserve no more than this from now on.
+
+        Args:
+            limit_bytes: with what it has reserved already.
+        """
+        swapkit.install(limit=limit_bytes)
 
     def finished(self, *, digest: str) -> Finished:
         """Sum the run up.
 
         Args:
-            digest: of the parameters.
+            digest: of the training's state.
         """
-        pool_stats = swapkit.memory_stats()
-        reserved_peak_bytes = pool_stats["reserved_bytes.all.peak"]
-        allocated_peak_bytes = pool_stats["allocated_bytes.all.peak"]
+        reserved_bytes, allocated_bytes = self.peaks()
+        finished = Finished(
+            digest=digest,
+            reserved_peak_bytes=reserved_bytes,
+            allocated_peak_bytes=allocated_bytes,
+        )
         if self._session is None:
-            return Finished(
-                digest=digest,
-                reserved_peak_bytes=reserved_peak_bytes,
-                allocated_peak_bytes=allocated_peak_bytes,
-            )
+            return finished
         stats = self._session.stats
         plain_seconds = stats.unlimited_step_seconds
-        return Finished(
-            digest=digest,
-            reserved_peak_bytes=reserved_peak_bytes,
-            allocated_peak_bytes=allocated_peak_bytes,
+        return replace(
+            finished,
             rescues=stats.oom_rescues,
+            late_rescues=stats.oom_rescues - self._early_rescues,
             swapped_out_bytes=stats.swapped_out_bytes,
             swapped_in_bytes=stats.swapped_in_bytes,
+            recomputed_regions=stats.recomputed_regions,
             host_peak_bytes=stats.host_peak_bytes,
             stall_seconds=stats.stall_seconds,
             stage=self._session.stage,
-            late_rescues=stats.oom_rescues - self._early_rescues,
             predicted_share=_share(stats.predicted_step_seconds, plain_seconds),
             bound_share=_share(stats.bound_step_seconds, plain_seconds),
         )
 
-    def close(self) -> None:
-        """Stop what is still running; may be called again."""
-        self.stop_watching()
-        self._closing.set()
-        self._teller.join()
-
-    def _keep_telling(self) -> None:
-        while not self._closing.wait(_LOOK_SECONDS):
-            self._tell_ranges()
-
-    def _tell_ranges(self) -> None:
-        ranges = tuple((each.address, each.nbytes) for each in self._pool.segments())
-        if ranges != self._told:
-            self._told = ranges
-            self._tell(SegmentRanges(ranges=ranges))
+    def _keep_telling(self, ended: threading.Event) -> None:
+        told: tuple[tuple[int, int], ...] = ()
+        while True:
+            ranges = tuple((each.address, each.nbytes) for each in self._pool.segments())
+            if ranges != told:
+                told = ranges
+                self._tell(SegmentRanges(ranges=ranges))
+            if ended.wait(_TELL_SECONDS):
+                return
 
 
 def _share(seconds: float | None, whole_seconds: float | None) -> float | None:

@@ -1,32 +1,35 @@
 """Lets the runs take turns: step by step, one after another, so that all meet the same noise."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from swapkit.demo.children import Child, RunFailedError
 from swapkit.demo.messages import (
+    STABLE,
     Action,
+    Command,
     Finished,
     Message,
     OutOfMemory,
     RunKind,
     RunSpec,
     Stepped,
-    Warmed,
 )
 from swapkit.demo.options import DemoOptions
-from swapkit.demo.results import RunResult
-from swapkit.demo.sizes import UNTIMED_STEPS
+from swapkit.demo.progress import Progress
+from swapkit.demo.results import RaceResult, RunResult, Trial
 from swapkit.demo.witness import available
+from swapkit.units import format_bytes
 
-WARM_UNITS = 1 + UNTIMED_STEPS
-"""Length of a run's start on the progress bar, where a timed step is 1."""
-
-Progress = Callable[[str, int], None]
-"""Told what is done next, and how many units were done just before."""
+LEAST_STEPS = 2
+"""Before the timed ones: from the second step on optimizer states exist, and the peak shows."""
+MOST_STEPS = 16
+"""Before the timed ones, whether plans are stable or not."""
+BUILD_UNITS, SETTLE_UNITS = 3, 6
+"""Lengths on the progress bar, where a step is 1."""
 
 
 @dataclass(kw_only=True)
@@ -34,73 +37,109 @@ class Entrant:
     """A run that takes part, and what it has come to so far."""
 
     child: Child
+    budget_bytes: int | None = None
     losses: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    warmed: Warmed | None = None
+    latest: Stepped | None = None
     out_of_memory: OutOfMemory | None = None
     finished: Finished | None = None
     process_peak_bytes: int | None = None
 
-    def warm(self) -> None:
-        """Build everything and train the untimed steps."""
-        answer = self.child.ask(Action.WARM)
-        if isinstance(answer, Warmed):
-            self.warmed = answer
-            self.losses.extend(answer.losses)
-        else:
-            self._take(answer)
+    @property
+    def label(self) -> str:
+        """Name of the run in texts."""
+        return self.child.spec.label
 
-    def step(self) -> None:
-        """Train one timed step."""
-        witness = self.child.witness
-        stopped_before = witness.stopped_seconds
-        answer = self.child.ask(Action.STEP)
-        if isinstance(answer, Stepped):
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can train another step."""
+        return self.out_of_memory is None and self.finished is None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its next steps are like its last one."""
+        if self.latest is None or len(self.losses) < LEAST_STEPS:
+            return False
+        return self.child.spec.kind != RunKind.SWAPKIT or self.latest.stage == STABLE
+
+    def build(self, budget_bytes: int | None) -> None:
+        """Build everything and train the first step, while the kernel is asked for its memory.
+
+        Args:
+            budget_bytes: of the session; None for no session.
+        """
+        self.budget_bytes = budget_bytes
+        self.child.ask(Command(action=Action.BUILD, limit_bytes=budget_bytes))
+        self.step(watched=True)
+
+    def step(self, *, timed: bool = False, watched: bool = False) -> None:
+        """Train one step, unless the run is over.
+
+        Args:
+            timed: whether the step's time counts.
+            watched: whether the kernel is asked for the run's memory.
+        """
+        if not self.goes_on:
+            return
+        answer = self.child.ask(Command(action=Action.STEP, watched=watched))
+        if isinstance(answer, OutOfMemory):
+            self.out_of_memory = answer
+        elif isinstance(answer, Stepped):
+            self.latest = answer
             self.losses.append(answer.loss)
-            self.seconds.append(answer.seconds - (witness.stopped_seconds - stopped_before))
+            if timed:
+                self.seconds.append(answer.seconds)
         else:
-            self._take(answer)
+            raise self._unexpected(answer)
 
     def finish(self) -> None:
-        """Sum the run up and end its process."""
-        answer = self.child.ask(Action.FINISH)
+        """Sum the run up; its process goes on."""
+        answer = self.child.ask(Command(action=Action.FINISH))
         if not isinstance(answer, Finished):
-            msg = f"run {self.child.spec.label} answered {type(answer).__name__} when it finished"
-            raise RunFailedError(msg)
+            raise self._unexpected(answer)
         self.finished = answer
         self.process_peak_bytes = self.child.peak_bytes()
-        self.child.end()
+
+    def try_within(self, limit_bytes: int) -> OutOfMemory | None:
+        """Train one more step of a finished run on a pool of this size.
+
+        Args:
+            limit_bytes: of the pool.
+
+        Returns:
+            How it ran out of memory; None if it did not.
+        """
+        answer = self.child.ask(Command(action=Action.TRY, limit_bytes=limit_bytes))
+        if not isinstance(answer, OutOfMemory | Stepped):
+            raise self._unexpected(answer)
+        return answer if isinstance(answer, OutOfMemory) else None
 
     def result(self) -> RunResult:
         """What the run came to, once it is finished."""
-        finished, warmed, failure = self.finished, self.warmed, self.out_of_memory
+        finished, latest = self.finished, self.latest
         if finished is None:
-            msg = f"run {self.child.spec.label} has not finished"
+            msg = f'the run "{self.label}" has not finished'
             raise RunFailedError(msg)
-        counted_bytes = warmed.peak_bytes if warmed else 0
-        witness = self.child.witness
-        witnessed = self.child.spec.kind != RunKind.PLAIN and available()
+        has_pool = self.child.spec.kind != RunKind.TORCH
         return RunResult(
             spec=self.child.spec,
+            budget_bytes=self.budget_bytes,
             losses=tuple(self.losses),
             seconds=tuple(self.seconds),
-            peak_bytes=counted_bytes or finished.reserved_peak_bytes,
-            state_bytes=warmed.state_bytes if warmed else 0,
+            state_bytes=latest.state_bytes if latest else 0,
             finished=finished,
-            out_of_memory=failure,
-            series=warmed.series if warmed else failure.series if failure else (),
-            untimed_seconds=warmed.step_seconds if warmed else (),
+            out_of_memory=self.out_of_memory,
+            series=latest.series if latest else (),
+            series_seconds=latest.seconds if latest else 0.0,
             process_peak_bytes=self.process_peak_bytes,
-            witness_peak_bytes=witness.peak_bytes if witnessed else None,
-            witness_looks=witness.looks,
+            witness_peak_bytes=(
+                self.child.witness.peak_bytes if has_pool and available() else None
+            ),
+            witness_looks=self.child.witness.looks,
         )
 
-    def _take(self, answer: Message) -> None:
-        """Accept that there was too little memory; nothing else is left to answer."""
-        if not isinstance(answer, OutOfMemory):
-            msg = f"run {self.child.spec.label} answered {type(answer).__name__}"
-            raise RunFailedError(msg)
-        self.out_of_memory = answer
+    def _unexpected(self, answer: Message) -> RunFailedError:
+        return RunFailedError(f'the run "{self.label}" answered {type(answer).__name__}')
 
 
 def unit_count(options: DemoOptions) -> int:
@@ -109,99 +148,81 @@ def unit_count(options: DemoOptions) -> int:
     Args:
         options: of the demo.
     """
-    budgets = len(options.budgets)
-    return WARM_UNITS * (3 + 2 * budgets) + options.steps * (3 + budgets)
+    return (3 + len(options.budgets)) * (BUILD_UNITS + SETTLE_UNITS + options.steps)
 
 
-def race(options: DemoOptions, progress: Progress) -> tuple[RunResult, ...]:
+def race(options: DemoOptions, progress: Progress) -> RaceResult:
     """Run everything.
 
     Args:
         options: of the demo.
         progress: told how it goes.
 
-    Returns:
-        The results: a, b, c, then d and e of every budget.
-
     Raises:
         OptionError: a budget is not between what is possible and what is needed.
         RunFailedError: a run crashed.
     """
-    with enter_runs(options, size=options.size) as enter:
-        reference = enter("a", RunKind.PLAIN, None)
-        _warm(reference, progress)
-        if reference.warmed is None:
-            msg = "run a, which has no limit, ran out of memory"
-            raise RunFailedError(msg)
+    with enter_runs(options) as enter:
+        # All at once: their processes import torch while the first one trains.
+        plain = enter("plain", RunKind.PLAIN)
+        alone = enter("plain, torch's allocator", RunKind.TORCH)
+        recompute = enter("recompute every block", RunKind.RECOMPUTE)
+        limited = [enter(f"swapkit at {each.text}", RunKind.SWAPKIT) for each in options.budgets]
+        entrants = [plain, alone, recompute, *limited]
+        peak_bytes, state_bytes = measure(plain, progress)
         budgets = [
-            (
-                budget.label,
-                budget.resolve(
-                    peak_bytes=reference.warmed.peak_bytes,
-                    least_bytes=reference.warmed.state_bytes,
-                ),
-            )
-            for budget in options.budgets
+            each.resolve(peak_bytes=peak_bytes, least_bytes=state_bytes) for each in options.budgets
         ]
-        entrants = [reference]
-        for label, kind, budget_bytes in _others(budgets):
-            entrants.append(enter(label, kind, budget_bytes))
-            _warm(entrants[-1], progress)
-            if kind == RunKind.CAPPED:
-                entrants[-1].finish()
+        progress.say(f"plain needs {format_bytes(peak_bytes)}")
+        for entrant in (alone, recompute):
+            build(entrant, None, progress)
+        for entrant, budget_bytes in zip(limited, budgets, strict=True):
+            build(entrant, budget_bytes, progress)
+            settle(entrant, progress)
+            progress.say(f"{entrant.label}: plan found after {len(entrant.losses)} steps")
+        catch_up(entrants, progress)
+        progress.say(f"now {options.steps} timed steps of each run, in turns")
         take_turns(entrants, options.steps, progress)
+        conclude(entrants, progress)
+        trials = [
+            Trial(label=f"plain at {asked.text}", budget_bytes=nbytes, out_of_memory=failure)
+            for asked, nbytes in zip(options.budgets, budgets, strict=True)
+            for failure in [plain.try_within(nbytes)]
+        ]
         for entrant in entrants:
-            if entrant.finished is None:
-                entrant.finish()
-        return tuple(entrant.result() for entrant in entrants)
-
-
-def _others(budgets: Sequence[tuple[str, int]]) -> Iterator[tuple[str, RunKind, int | None]]:
-    """All runs but the first."""
-    yield "b", RunKind.POOL, None
-    yield "c", RunKind.RECOMPUTE, None
-    for label, budget_bytes in budgets:
-        yield f"d{label}", RunKind.CAPPED, budget_bytes
-        yield f"e{label}", RunKind.BUDGETED, budget_bytes
+            entrant.child.end()
+        return RaceResult(
+            runs=tuple(entrant.result() for entrant in entrants), trials=tuple(trials)
+        )
 
 
 class Enter(Protocol):
     """Starts a run."""
 
-    def __call__(
-        self, label: str, kind: RunKind, budget_bytes: int | None, policy: str = "rescue"
-    ) -> Entrant:
+    def __call__(self, label: str, kind: RunKind, policy: str = "auto") -> Entrant:
         """Start the process of a run, which waits for its first command."""
 
 
 @contextmanager
-def enter_runs(
-    options: DemoOptions, *, size: str, untimed: int = UNTIMED_STEPS, bytes_per_s: float = 0.0
-) -> Iterator[Enter]:
+def enter_runs(options: DemoOptions, *, bytes_per_s: float = 0.0) -> Iterator[Enter]:
     """A function that starts runs; whatever happens, none outlives this context.
 
     Args:
         options: of the demo.
-        size: of the model.
-        untimed: steps at the beginning that are not timed.
         bytes_per_s: of the link to the host; 0: as fast as memory.
     """
     with ExitStack() as stack:
 
-        def enter(
-            label: str, kind: RunKind, budget_bytes: int | None, policy: str = "rescue"
-        ) -> Entrant:
+        def enter(label: str, kind: RunKind, policy: str = "auto") -> Entrant:
             spec = RunSpec(
                 label=label,
                 kind=kind,
-                budget_bytes=budget_bytes,
-                size=size,
+                size=options.size,
                 seed=options.seed,
                 threads=options.threads,
                 parent_pid=os.getpid(),
                 policy=policy,
                 bytes_per_s=bytes_per_s,
-                untimed=untimed,
             )
             child = Child(spec)
             stack.callback(child.kill)
@@ -210,23 +231,92 @@ def enter_runs(
         yield enter
 
 
-def _warm(entrant: Entrant, progress: Progress) -> None:
-    progress(f"{entrant.child.spec.label}: first steps", 0)
-    entrant.warm()
-    progress(f"{entrant.child.spec.label}: first steps", WARM_UNITS)
+def build(entrant: Entrant, budget_bytes: int | None, progress: Progress) -> None:
+    """Build a run and train its first step.
+
+    Args:
+        entrant: the run.
+        budget_bytes: of its session; None for no session.
+        progress: told how it goes.
+    """
+    progress.now(f"{entrant.label}: first step")
+    entrant.build(budget_bytes)
+    progress.done(BUILD_UNITS)
+
+
+def measure(entrant: Entrant, progress: Progress) -> tuple[int, int]:
+    """Build a run without a limit and find out what it needs.
+
+    Args:
+        entrant: the run.
+        progress: told how it goes.
+
+    Returns:
+        Most bytes that the pool reserved; bytes of parameters, gradients and optimizer states.
+
+    Raises:
+        RunFailedError: it ran out of memory.
+    """
+    build(entrant, None, progress)
+    while entrant.goes_on and len(entrant.losses) < LEAST_STEPS:
+        entrant.step()
+    if entrant.latest is None or entrant.out_of_memory is not None:
+        msg = f'the run "{entrant.label}", which has no limit, ran out of memory'
+        raise RunFailedError(msg)
+    return entrant.latest.reserved_peak_bytes, entrant.latest.state_bytes
+
+
+def settle(entrant: Entrant, progress: Progress) -> None:
+    """Train until the next steps will be like the last one: until the plan is stable.
+
+    Args:
+        entrant: that was built.
+        progress: told how it goes.
+    """
+    while entrant.goes_on and not entrant.is_settled and len(entrant.losses) < MOST_STEPS:
+        progress.now(f"{entrant.label}: step {len(entrant.losses) + 1}, looking for a plan")
+        entrant.step()
+
+
+def catch_up(entrants: Sequence[Entrant], progress: Progress) -> None:
+    """Train until all runs have done as many steps as the one that did most.
+
+    Args:
+        entrants: that were built.
+        progress: told how it goes.
+    """
+    count = max(len(entrant.losses) for entrant in entrants)
+    for entrant in entrants:
+        while entrant.goes_on and len(entrant.losses) < count:
+            progress.now(f"{entrant.label}: step {len(entrant.losses) + 1}, not timed")
+            entrant.step()
+        progress.done(SETTLE_UNITS)
 
 
 def take_turns(entrants: Sequence[Entrant], steps: int, progress: Progress) -> None:
     """Train the timed steps: every round one of each, every other round in reverse.
 
     Args:
-        entrants: that were warmed; those that are finished or out of memory do nothing.
+        entrants: that are settled; those that are out of memory do nothing.
         steps: of each.
         progress: told how it goes.
     """
     for index in range(steps):
         for entrant in entrants if index % 2 == 0 else reversed(entrants):
-            if entrant.finished is None and entrant.out_of_memory is None:
-                progress(f"{entrant.child.spec.label}: timed step {index + 1} of {steps}", 0)
-                entrant.step()
-                progress(f"{entrant.child.spec.label}: timed step {index + 1} of {steps}", 1)
+            progress.now(f"{entrant.label}: timed step {index + 1} of {steps}")
+            entrant.step(timed=True)
+            progress.done(1)
+
+
+def conclude(entrants: Sequence[Entrant], progress: Progress) -> None:
+    """Train one more step of each run, while the kernel is asked for its memory; sum all up.
+
+    Args:
+        entrants: that have trained the timed steps.
+        progress: told how it goes.
+    """
+    for entrant in entrants:
+        progress.now(f"{entrant.label}: last step")
+        entrant.step(watched=True)
+        entrant.finish()
+        progress.say(entrant.result().summary())

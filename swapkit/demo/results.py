@@ -1,11 +1,13 @@
 """What the runs came to, and whether it is what the demo is to show."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swapkit.demo.messages import Finished, OutOfMemory, RunKind, RunSpec, Series
+from swapkit.demo.messages import STABLE, Finished, OutOfMemory, RunKind, RunSpec, Series
 from swapkit.units import format_bytes
+
+_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,41 +16,41 @@ class RunResult:
 
     Args:
         spec: what was run.
+        budget_bytes: of its session; None for no session.
         losses: of all its steps, as `float.hex` writes them.
         seconds: of its timed steps.
-        peak_bytes: tensor bytes on torch's own allocator, else bytes reserved by the pool.
         state_bytes: parameters, gradients and optimizer states; 0 if memory ran out before.
-        finished: what it summed up; None if it ran out of memory.
+        finished: what it summed up.
         out_of_memory: how it ran out of memory; None if it did not.
-        series: device bytes over its last untimed step, or over the step that failed.
-        untimed_seconds: of its untimed steps; none if one of them failed.
+        series: device bytes over its last step.
+        series_seconds: that this step took.
         process_peak_bytes: most bytes of the process resident; None where the kernel tells not.
         witness_peak_bytes: most bytes of the pool's mapping resident; None for no pool, no kernel.
         witness_looks: how often the kernel was asked for that.
     """
 
     spec: RunSpec
+    budget_bytes: int | None
     losses: tuple[str, ...]
     seconds: tuple[float, ...]
-    peak_bytes: int
     state_bytes: int
     finished: Finished
     out_of_memory: OutOfMemory | None
     series: Series
-    untimed_seconds: tuple[float, ...]
+    series_seconds: float
     process_peak_bytes: int | None
     witness_peak_bytes: int | None
     witness_looks: int
 
     @property
-    def median_seconds(self) -> float | None:
-        """Of a timed step."""
-        return statistics.median(self.seconds) if self.seconds else None
+    def peak_bytes(self) -> int:
+        """Most bytes that the pool reserved; 0 without one."""
+        return self.finished.reserved_peak_bytes
 
     @property
-    def final_loss(self) -> float | None:
-        """Of the last step, unless the run ran out of memory."""
-        return None if self.out_of_memory else float.fromhex(self.losses[-1])
+    def median_seconds(self) -> float | None:
+        """Of a timed step; None if memory ran out before."""
+        return statistics.median(self.seconds) if self.seconds else None
 
     def ratio_to(self, reference: "RunResult") -> float | None:
         """Median over the rounds of this run's step time by the other's in the same round.
@@ -59,11 +61,11 @@ class RunResult:
         if not self.seconds:
             return None
         return statistics.median(
-            mine / its for mine, its in zip(self.seconds, reference.seconds, strict=True)
+            mine / its for mine, its in zip(self.seconds, reference.seconds, strict=False)
         )
 
     def equals(self, reference: "RunResult") -> bool:
-        """Whether all losses and the final parameters are the same, bit for bit.
+        """Whether losses, parameters, buffers and optimizer states are the same, bit for bit.
 
         Args:
             reference: the run to compare with.
@@ -74,37 +76,90 @@ class RunResult:
             and self.finished.digest == reference.finished.digest
         )
 
+    def summary(self) -> str:
+        """The run in one line."""
+        if self.out_of_memory is not None:
+            return f"{self.spec.label}: out of memory in step {self.out_of_memory.step + 1}"
+        peak = f", peak {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
+        seconds = self.median_seconds
+        time = "" if seconds is None else f", {seconds * _MS:.0f} ms a step"
+        return f"{self.spec.label}: {len(self.losses)} steps{peak}{time}"
 
-def problems(results: Sequence[RunResult]) -> tuple[str, ...]:
-    """Say everything that is not as it should be.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Plain training on a pool of a budget's size.
 
     Args:
-        results: of all runs, the one on torch's own allocator first.
+        label: name of the trial in texts.
+        budget_bytes: of the pool.
+        out_of_memory: how it ran out of memory; None if it did not.
     """
-    reference = results[0]
-    return tuple(
-        f"{result.spec.label} {what}"
-        for result in results
-        for what in _run_problems(result, reference)
-    )
+
+    label: str
+    budget_bytes: int
+    out_of_memory: OutOfMemory | None
 
 
-def _run_problems(result: RunResult, reference: RunResult) -> Iterator[str]:
-    """What is wrong with one run."""
-    kind = result.spec.kind
-    if kind == RunKind.CAPPED:
-        if result.out_of_memory is None:
-            yield "did not run out of memory, though its budget is below what it needs"
-    elif result.out_of_memory is not None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceResult:
+    """All runs, the plain one first, and plain training within each budget."""
+
+    runs: tuple[RunResult, ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def plain(self) -> RunResult:
+        """The run that times and peaks are compared with."""
+        return self.of(RunKind.PLAIN)[0]
+
+    @property
+    def reference(self) -> RunResult:
+        """The run that numbers are compared with: nothing of swapkit is in its process."""
+        return self.of(RunKind.TORCH)[0]
+
+    def of(self, kind: RunKind) -> list[RunResult]:
+        """All runs of one kind.
+
+        Args:
+            kind: of the runs.
+        """
+        return [each for each in self.runs if each.spec.kind == kind]
+
+
+def race_problems(race: RaceResult) -> Iterator[str]:
+    """Say everything that is not as promised.
+
+    Args:
+        race: all runs.
+    """
+    for result in race.runs:
+        for what in run_problems(result, race.reference):
+            yield f"{result.spec.label} {what}"
+    for trial in race.trials:
+        if trial.out_of_memory is None:
+            yield f"{trial.label} did not run out of memory, though it needs more"
+
+
+def run_problems(result: RunResult, reference: RunResult) -> Iterator[str]:
+    """Say what is wrong with one run.
+
+    Args:
+        result: of the run.
+        reference: a run with the right numbers.
+    """
+    if result.out_of_memory is not None:
         first_line = result.out_of_memory.text.partition("\n")[0]
         yield f"ran out of memory in step {result.out_of_memory.step + 1}: {first_line}"
-    elif kind in (RunKind.POOL, RunKind.BUDGETED) and not result.equals(reference):
+    elif not result.equals(reference):
         yield f"is not bit-equal to {reference.spec.label}: {_difference(result, reference)}"
-    if result.spec.budget_bytes is not None:
-        yield from _limit_problems(result, result.spec.budget_bytes)
+    elif result.spec.kind == RunKind.SWAPKIT and result.finished.stage != STABLE:
+        yield f"has no stable plan after {len(result.losses)} steps"
+    if result.budget_bytes is not None:
+        yield from _budget_problems(result, result.budget_bytes)
 
 
-def _limit_problems(result: RunResult, budget_bytes: int) -> Iterator[str]:
+def _budget_problems(result: RunResult, budget_bytes: int) -> Iterator[str]:
     """Where a run passed its budget."""
     budget = f"the budget of {format_bytes(budget_bytes)}"
     if result.peak_bytes > budget_bytes:
@@ -125,4 +180,33 @@ def _difference(result: RunResult, reference: RunResult) -> str:
     for step, (mine, its) in enumerate(zip(result.losses, reference.losses, strict=False)):
         if mine != its:
             return f"the losses differ from step {step + 1} on, {mine} there instead of {its}"
-    return "the losses are equal, the final parameters differ"
+    if len(result.losses) != len(reference.losses):
+        return f"it trained {len(result.losses)} steps instead of {len(reference.losses)}"
+    return "the losses are equal, the final parameters, buffers or optimizer states differ"
+
+
+def verdict(race: RaceResult) -> str:
+    """The sentences that matter, for a race without problems.
+
+    Args:
+        race: all runs.
+    """
+    plain = race.plain
+    tightest = min(race.of(RunKind.SWAPKIT), key=lambda result: result.budget_bytes or 0)
+    (recompute,) = race.of(RunKind.RECOMPUTE)
+    return (
+        f"swapkit trains within {_share(tightest.budget_bytes or 0, plain)} of the memory that "
+        f"plain training needs, at {_times(tightest, plain)} its step time, with the same bits. "
+        "Plain training runs out of memory there; recomputing every block needs "
+        f"{_share(recompute.peak_bytes, plain)} and takes {_times(recompute, plain)}."
+    )
+
+
+def _share(nbytes: int, plain: RunResult) -> str:
+    return f"{nbytes / plain.peak_bytes:.0%}"
+
+
+def _times(result: RunResult, plain: RunResult) -> str:
+    ratio = result.ratio_to(plain)
+    assert ratio is not None  # it has no problem, so it was timed
+    return f"{ratio:.2f} times"

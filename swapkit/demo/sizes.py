@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-UNTIMED_STEPS = 2
-"""First steps of every run: optimizer states exist, and the peak shows, from the second one on."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
@@ -31,7 +28,7 @@ class ModelSize:
 
 SIZES = {
     "tiny": ModelSize(dim=128, layers=4, heads=4, hidden=352, tokens=256, batch=6, steps=3),
+    "compact": ModelSize(dim=192, layers=8, heads=4, hidden=512, tokens=256, batch=6, steps=7),
     "small": ModelSize(dim=256, layers=8, heads=4, hidden=704, tokens=512, batch=8, steps=7),
-    "sweep": ModelSize(dim=192, layers=8, heads=4, hidden=512, tokens=256, batch=6, steps=3),
     "medium": ModelSize(dim=512, layers=12, heads=8, hidden=1408, tokens=512, batch=8, steps=5),
 }

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Protocol
 
 import torch
@@ -19,6 +19,8 @@ import torch
 from swapkit.demo.channel import Channel
 from swapkit.demo.messages import (
     Action,
+    Built,
+    Command,
     Finished,
     GarbledError,
     Message,
@@ -27,13 +29,12 @@ from swapkit.demo.messages import (
     RunSpec,
     Series,
     Stepped,
-    Warmed,
     decode,
 )
 from swapkit.demo.model import LanguageModel, next_byte_loss
-from swapkit.demo.plain_allocator import PlainAllocator
 from swapkit.demo.sizes import SIZES, ModelSize
 from swapkit.demo.text import batch_windows, standard_library_text
+from swapkit.demo.torch_allocator import TorchAllocator
 
 _LEARNING_RATE = 1e-3
 _PR_SET_PDEATHSIG = 1
@@ -42,33 +43,28 @@ _PR_SET_PDEATHSIG = 1
 class Allocator(Protocol):
     """What lies below torch in a run."""
 
-    @property
-    def peak_bytes(self) -> int:
-        """Most tensor bytes alive at once, 0 if the pool counts them."""
-
-    @property
-    def pool_peak_bytes(self) -> int:
-        """Most bytes of the pool in use at once, 0 if there is none."""
-
     def session(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> AbstractContextManager[object]:
         """Train inside this."""
 
-    def watched_step(self) -> AbstractContextManager[None]:
-        """Watch what happens inside as one step."""
+    def watched(self) -> AbstractContextManager[None]:
+        """Record the bytes in use inside, and tell where they are."""
 
     def series(self) -> Series:
-        """Bytes over the last watched step."""
+        """Bytes in use over what was watched last."""
 
-    def stop_watching(self) -> None:
-        """Leave the coming steps alone."""
+    def stage(self) -> str:
+        """Of the session, empty without one."""
+
+    def peaks(self) -> tuple[int, int]:
+        """Most bytes reserved and most bytes in use so far; 0 where nothing counts them."""
+
+    def limit(self, limit_bytes: int) -> None:
+        """Let nothing be allocated beyond this from now on."""
 
     def finished(self, *, digest: str) -> Finished:
         """Sum the run up."""
-
-    def close(self) -> None:
-        """Stop what is still running."""
 
 
 class Training:
@@ -120,10 +116,14 @@ class Training:
         )
 
     def digest(self) -> str:
-        """SHA-256 of all parameters' bytes, in the order of their names."""
+        """SHA-256 of all parameters, buffers and optimizer states, in the order of their names."""
+        model, states = self.model, self.optimizer.state
+        named = [*model.named_parameters(), *model.named_buffers()]
+        for name, parameter in model.named_parameters():
+            named += [(f"{name}.{key}", value) for key, value in states[parameter].items()]
         digest = hashlib.sha256()
-        for _, parameter in sorted(self.model.named_parameters()):
-            digest.update(parameter.detach().numpy().tobytes())
+        for name, tensor in sorted(named, key=lambda pair: pair[0]):
+            digest.update(name.encode() + tensor.detach().numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -143,89 +143,88 @@ class Run:
         self._allocator: Allocator | None = None
         self._training: Training | None = None
 
-    def answer(self, action: Action) -> Message:
+    def answer(self, command: Command) -> Message:
         """Carry one command out.
 
         Args:
-            action: what to do.
+            command: what to do.
 
         Returns:
             The answer to it: `OutOfMemory` if memory did not suffice.
         """
+        action, limit_bytes = command.action, command.limit_bytes
         try:
-            if action == Action.WARM:
-                return self._warm()
-            return self._step() if action == Action.STEP else self._finish()
+            if action == Action.BUILD:
+                return self._build(limit_bytes)
+            if action == Action.TRY and limit_bytes is not None:
+                return self._try(limit_bytes)
+            return self._step(watched=command.watched) if action == Action.STEP else self._finish()
         except torch.OutOfMemoryError as error:
-            return OutOfMemory(
-                text=str(error),
-                step=self._training.steps_done if self._training else 0,
-                series=self._allocator.series() if self._allocator else (),
-            )
+            step = self._training.steps_done if self._training else 0
+            return OutOfMemory(text=str(error), step=step)
 
     def close(self) -> None:
         """End the session and whatever else was begun."""
         self._stack.close()
 
-    def _warm(self) -> Warmed:
-        """Build everything and train the untimed steps."""
+    def _build(self, budget_bytes: int | None) -> Built:
         torch.set_num_threads(self._spec.threads)
-        allocator = self._allocator = self._make_allocator()
-        self._stack.callback(allocator.close)
+        allocator = self._allocator = self._make_allocator(budget_bytes)
         training = self._training = Training(
             SIZES[self._spec.size],
             seed=self._spec.seed,
             recompute=self._spec.kind == RunKind.RECOMPUTE,
         )
         self._stack.enter_context(allocator.session(training.model, training.optimizer))
-        losses, seconds = [], []
-        for _ in range(self._spec.untimed):
-            start = time.perf_counter()
-            with allocator.watched_step():
-                losses.append(training.step())
-            seconds.append(time.perf_counter() - start)
-        allocator.stop_watching()
-        return Warmed(
-            losses=tuple(losses),
-            series=allocator.series(),
-            step_seconds=tuple(seconds),
-            peak_bytes=allocator.peak_bytes,
-            pool_peak_bytes=allocator.pool_peak_bytes,
-            state_bytes=training.state_bytes(),
-        )
+        return Built()
 
-    def _make_allocator(self) -> Allocator:
-        kind, budget_bytes = self._spec.kind, self._spec.budget_bytes
-        if kind == RunKind.PLAIN:
-            return PlainAllocator()
-        # Only here, so that nothing of swapkit runs below plain torch.
+    def _make_allocator(self, budget_bytes: int | None) -> Allocator:
+        if self._spec.kind == RunKind.TORCH:
+            return TorchAllocator()
+        # Only here, so that nothing of swapkit runs below torch's own allocator.
         from swapkit.demo.pool_allocator import PoolAllocator
 
         return PoolAllocator(
             self._channel.send,
-            cap_bytes=budget_bytes if kind == RunKind.CAPPED else None,
-            budget_bytes=budget_bytes if kind == RunKind.BUDGETED else None,
+            budget_bytes=budget_bytes,
             policy=self._spec.policy,
             bytes_per_s=self._spec.bytes_per_s,
         )
 
-    def _step(self) -> Stepped:
-        training = self._begun()
-        start = time.perf_counter()
-        loss = training.step()
-        return Stepped(loss=loss, seconds=time.perf_counter() - start)
+    def _step(self, *, watched: bool) -> Stepped:
+        allocator, training = self._begun()
+        with allocator.watched() if watched else nullcontext():
+            start = time.perf_counter()
+            loss = training.step()
+            seconds = time.perf_counter() - start
+        reserved_bytes, allocated_bytes = allocator.peaks()
+        return Stepped(
+            loss=loss,
+            seconds=seconds,
+            state_bytes=training.state_bytes(),
+            reserved_peak_bytes=reserved_bytes,
+            allocated_peak_bytes=allocated_bytes,
+            stage=allocator.stage(),
+            series=allocator.series() if watched else (),
+        )
+
+    def _try(self, limit_bytes: int) -> Stepped:
+        """Train a step on a pool of this size."""
+        allocator, training = self._begun()
+        training.optimizer.zero_grad(set_to_none=True)  # of a try before that failed half-way
+        allocator.limit(limit_bytes)
+        return self._step(watched=False)
 
     def _finish(self) -> Finished:
-        training = self._begun()
-        assert self._allocator is not None
-        finished = self._allocator.finished(digest=training.digest())
+        allocator, training = self._begun()
+        finished = allocator.finished(digest=training.digest())
         return dataclasses.replace(finished, torch_version=torch.__version__)
 
-    def _begun(self) -> Training:
-        if self._training is None:
-            msg = "the run was asked to go on before it was warmed up"
+    def _begun(self) -> tuple[Allocator, Training]:
+        if self._allocator is None or self._training is None:
+            msg = "the run was asked to go on before it was built"
             raise GarbledError(msg)
-        return self._training
+        return self._allocator, self._training
 
 
 def die_with(parent_pid: int) -> None:
@@ -260,7 +259,7 @@ def main(arguments: list[str]) -> int:
         for command in channel.commands():
             if command.action == Action.QUIT:
                 break
-            channel.send(run.answer(command.action))
+            channel.send(run.answer(command))
     finally:
         run.close()
     return 0

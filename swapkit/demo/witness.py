@@ -78,10 +78,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 class Witness:
-    """Looks again and again at how many bytes of some address ranges are resident.
-
-    Runs without such ranges are looked at in the same way, so that all are treated alike.
-    """
+    """Looks again and again at how many bytes of some address ranges are resident."""
 
     def __init__(self, pid: int) -> None:
         """Look at nothing yet.
@@ -96,11 +93,10 @@ class Witness:
         self.peak_bytes = 0
         self.looks = 0
         self.look_seconds = 0.0
-        self.stopped_seconds = 0.0
 
     def look(self) -> None:
-        """Look once; `look_seconds` is how long it took, `stopped_seconds` grows by that."""
-        if not self._available:
+        """Look once, if there is anything to look at; `look_seconds` is how long it took."""
+        if not self._available or not self.ranges:
             return
         start = time.perf_counter()
         try:
@@ -109,7 +105,5 @@ class Witness:
         except OSError:  # The process has just ended, or this kernel does not let us look.
             return
         self.look_seconds = time.perf_counter() - start
-        self.stopped_seconds += self.look_seconds
-        if self.ranges:
-            self.looks += 1
-            self.peak_bytes = max(self.peak_bytes, resident_bytes(smaps, self.ranges))
+        self.looks += 1
+        self.peak_bytes = max(self.peak_bytes, resident_bytes(smaps, self.ranges))

@@ -12,25 +12,27 @@ from pathlib import Path
 import pytest
 
 from swapkit.demo.children import Child, RunFailedError
-from swapkit.demo.messages import Action, RunKind, RunSpec, Warmed
+from swapkit.demo.messages import Action, Built, Command, OutOfMemory, RunKind, RunSpec, Stepped
 
 START_A_CHILD = """
 import os, sys, time
 from swapkit.demo.children import Child
-from swapkit.demo.messages import Action, RunKind, RunSpec
-child = Child(RunSpec(label="a", kind=RunKind.PLAIN, budget_bytes=None, size="tiny", seed=0,
-                      threads=1, parent_pid=os.getpid()))
-child.ask(Action.WARM)
+from swapkit.demo.messages import Action, Command, RunKind, RunSpec
+child = Child(RunSpec(label="a", kind=RunKind.TORCH, size="tiny", seed=0, threads=1,
+                      parent_pid=os.getpid()))
+child.ask(Command(action=Action.BUILD))
 print(child.pid, flush=True)
 time.sleep(60)
 """
 
 
-def make_spec(size: str = "tiny") -> RunSpec:
+BUILD = Command(action=Action.BUILD)
+
+
+def make_spec(size: str = "tiny", kind: RunKind = RunKind.PLAIN) -> RunSpec:
     return RunSpec(
         label="a",
-        kind=RunKind.PLAIN,
-        budget_bytes=None,
+        kind=kind,
         size=size,
         seed=0,
         threads=1,
@@ -41,8 +43,8 @@ def make_spec(size: str = "tiny") -> RunSpec:
 def test_child_when_it_crashes_then_the_error_holds_its_stderr() -> None:
     child = Child(make_spec("nosuchsize"))
     try:
-        with pytest.raises(RunFailedError, match="run a ended with status 1") as caught:
-            child.ask(Action.WARM)
+        with pytest.raises(RunFailedError, match='run "a" ended with status 1') as caught:
+            child.ask(BUILD)
     finally:
         child.kill()
     assert "KeyError: 'nosuchsize'" in str(caught.value)
@@ -52,8 +54,8 @@ def test_child_when_killed_then_the_next_question_fails() -> None:
     child = Child(make_spec())
     os.kill(child.pid, signal.SIGKILL)
     try:
-        with pytest.raises(RunFailedError, match=r"run a (is gone|ended with status -9)"):
-            child.ask(Action.WARM)
+        with pytest.raises(RunFailedError, match=r'run "a" (is gone|ended with status -9)'):
+            child.ask(BUILD)
     finally:
         child.kill()
 
@@ -61,12 +63,34 @@ def test_child_when_killed_then_the_next_question_fails() -> None:
 def test_child_when_well_then_answers_and_ends() -> None:
     child = Child(make_spec())
     try:
-        answer = child.ask(Action.WARM)
-        assert isinstance(answer, Warmed)
-        assert len(answer.losses) == 2
-        assert answer.peak_bytes > answer.state_bytes > 0
-        assert max(nbytes for _, nbytes in answer.series) == answer.peak_bytes
+        assert isinstance(child.ask(BUILD), Built)
+        answer = child.ask(Command(action=Action.STEP, watched=True))
+        assert isinstance(answer, Stepped)
+        assert answer.reserved_peak_bytes >= answer.allocated_peak_bytes > answer.state_bytes > 0
+        assert max(nbytes for _, nbytes in answer.series) == answer.allocated_peak_bytes
+        if sys.platform == "linux":
+            assert 0 < child.witness.peak_bytes <= answer.reserved_peak_bytes
+        looks = child.witness.looks
+        assert isinstance(child.ask(Command(action=Action.STEP)), Stepped)
+        assert child.witness.looks == looks, "a step that is not watched is left alone"
         child.end()
+    finally:
+        child.kill()
+
+
+def test_child_when_the_pool_is_too_small_then_says_so_and_goes_on() -> None:
+    child = Child(make_spec())
+    try:
+        child.ask(BUILD)
+        whole = child.ask(Command(action=Action.STEP))
+        assert isinstance(whole, Stepped)
+        half = Command(action=Action.TRY, limit_bytes=whole.reserved_peak_bytes // 2)
+        for _ in range(2):  # what a failed try leaves does not count in the next one
+            answer = child.ask(half)
+            assert isinstance(answer, OutOfMemory)
+            assert answer.step == 1
+        enough = Command(action=Action.TRY, limit_bytes=2 * whole.reserved_peak_bytes)
+        assert isinstance(child.ask(enough), Stepped)
     finally:
         child.kill()
 

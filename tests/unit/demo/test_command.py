@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
 from swapkit import __main__ as command_line
-from swapkit.demo.table import show, show_verdict
-from tests.unit.demo.test_results import BUDGETED, CAPPED, PLAIN, POOL
+from swapkit.demo.progress import show_progress
+from swapkit.demo.table import show_race
+from tests.unit.demo.test_results import LABELS, RACE, TRIAL
+
+if TYPE_CHECKING:
+    from swapkit.demo.results import RaceResult
 
 
 def test_demo_when_an_extra_is_missing_then_says_how_to_get_it(
@@ -31,14 +36,30 @@ def test_demo_when_an_option_makes_no_sense_then_status_2(
     assert "--budget '200%': possible are" in capsys.readouterr().err
 
 
-def test_table_when_shown_then_has_every_run_and_every_problem() -> None:
+def shown(race: RaceResult, problems: tuple[str, ...] = ()) -> list[str]:
     console = Console(width=110, record=True, file=io.StringIO())
-    results = (PLAIN, POOL, CAPPED, BUDGETED)
-    show(console, results, steps=3)
-    show_verdict(console, ("e60 broke",))
-    shown = console.export_text()
-    assert "d60: torch.OutOfMemoryError in step 1" in shown
-    assert "BROKEN: e60 broke" in shown
-    assert "live in the same RAM" in shown
-    for label in ("a", "b", "d60", "e60"):
-        assert any(line.startswith(f"{label} ") for line in shown.splitlines())
+    show_race(console, race, problems)
+    return console.export_text().strip().splitlines()
+
+
+def test_result_when_shown_then_the_sentence_that_matters_is_first() -> None:
+    lines = shown(RACE)
+    assert lines[0].startswith("swapkit trains within 60% of the memory")
+    for label in (*LABELS.values(), TRIAL.label):
+        assert any(line.startswith(f"{label} ") for line in lines), label
+    assert "    torch.OutOfMemoryError: no room" in lines
+
+
+def test_result_when_something_broke_then_that_is_first() -> None:
+    lines = shown(RACE, ("swapkit at 60% broke",))
+    assert lines[0] == "BROKEN: swapkit at 60% broke"
+    assert not any("swapkit trains within" in line for line in lines)
+
+
+def test_progress_when_there_is_no_terminal_then_lines_and_nothing_else() -> None:
+    file = io.StringIO()
+    with show_progress(Console(file=file, width=40), total=3) as progress:
+        progress.now("plain: step 1")
+        progress.done(1)
+        progress.say("plain: 14 steps, peak 262.38 MiB, 370 ms a step")
+    assert file.getvalue() == "plain: 14 steps, peak 262.38 MiB, 370 ms a step\n"

@@ -1,8 +1,8 @@
-"""Curves keep their peaks when they are thinned out, and add up what was allocated and freed."""
+"""Curves keep their peaks when they are thinned out."""
 
 from __future__ import annotations
 
-from swapkit.demo.curve import live_bytes, thin_out
+from swapkit.demo.curve import thin_out
 
 
 def test_curve_when_thinned_then_peak_and_end_stay() -> None:
@@ -22,14 +22,3 @@ def test_curve_when_short_then_left_as_it_is() -> None:
 
 def test_curve_when_all_at_one_time_then_highest_and_last() -> None:
     assert thin_out([(0.0, 1), (0.0, 5), (0.0, 2)], count=2) == ((0.0, 5), (0.0, 2))
-
-
-def test_live_bytes_when_events_come_unordered_then_added_up_in_time() -> None:
-    live = live_bytes([(30, -100), (10, 100), (20, 50), (40, 20)])
-    assert live.totals == (100, 150, 50, 70)
-    assert live.peak_bytes == 150
-    assert list(live.between(20, 40)) == [(0.0, 150), (1e-8, 50)]
-
-
-def test_live_bytes_when_nothing_happened_then_zero() -> None:
-    assert live_bytes([]).peak_bytes == 0

@@ -6,6 +6,7 @@ import pytest
 
 from swapkit.demo.messages import (
     Action,
+    Built,
     Command,
     Finished,
     GarbledError,
@@ -15,7 +16,6 @@ from swapkit.demo.messages import (
     RunSpec,
     SegmentRanges,
     Stepped,
-    Warmed,
     decode,
     encode,
 )
@@ -23,26 +23,19 @@ from swapkit.demo.messages import (
 SERIES = ((0.0, 1), (0.25, 300))
 MESSAGES: tuple[Message, ...] = (
     RunSpec(
-        label="e60",
-        kind=RunKind.BUDGETED,
-        budget_bytes=5,
+        label="swapkit at 60%",
+        kind=RunKind.SWAPKIT,
         size="tiny",
         seed=1,
         threads=2,
         parent_pid=3,
     ),
-    Command(action=Action.STEP),
+    Command(action=Action.BUILD, limit_bytes=2**40),
+    Command(action=Action.STEP, watched=True),
     SegmentRanges(ranges=((1, 2), (3, 4))),
-    Warmed(
-        losses=((0.1).hex(),),
-        series=SERIES,
-        step_seconds=(0.2, 0.1),
-        peak_bytes=2**40,
-        pool_peak_bytes=2**39,
-        state_bytes=7,
-    ),
-    Stepped(loss="0x1.8p+0", seconds=0.1),
-    OutOfMemory(text="line\nline \N{SNOWMAN}", step=1, series=SERIES),
+    Built(),
+    Stepped(loss="0x1.8p+0", seconds=0.1, state_bytes=7, stage="search", series=SERIES),
+    OutOfMemory(text="line\nline \N{SNOWMAN}", step=1),
     Finished(digest="ab", rescues=3),
 )
 

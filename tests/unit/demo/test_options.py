@@ -29,22 +29,22 @@ def read(*arguments: str) -> DemoOptions:
 def test_options_when_none_is_given_then_the_defaults() -> None:
     options = read()
     assert [budget.text for budget in options.budgets] == ["60%", "45%"]
-    assert options.size == "small"
+    assert options.size == "compact"
     assert options.steps == 7
     assert options.output == Path("swapkit-demo")
     assert options.json is None
     assert options.seed == 0
-    assert options.threads == processors()
-    assert options.shares == (0.8, 0.6, 0.45, 0.3, 0.2)
+    assert options.threads == max(1, processors() // 2)
+    assert options.shares == ()
     assert options.sweep_steps == 5
 
 
 def test_sweep_when_given_then_its_shares_once() -> None:
     assert read("--sweep", "50%, 20%,50%").shares == (0.5, 0.2)
-    assert read("--sweep", "none").shares == ()
+    assert read("--sweep").shares == (0.8, 0.6, 0.45, 0.3, 0.2)
 
 
-@pytest.mark.parametrize("text", ["", "50", "0%", "100%", "half", "50%,"])
+@pytest.mark.parametrize("text", ["", "50", "0%", "100%", "half", "50%,", "none"])
 def test_sweep_when_it_is_none_then_says_what_is_possible(text: str) -> None:
     with pytest.raises(OptionError) as caught:
         read("--sweep", text)
@@ -54,7 +54,7 @@ def test_sweep_when_it_is_none_then_says_what_is_possible(text: str) -> None:
 
 def test_budgets_when_repeated_and_in_lists_then_all_once() -> None:
     options = read("--budget", "60%,300MiB", "--budget", "60%", "--budget", "1000000")
-    assert [budget.label for budget in options.budgets] == ["60", "300MiB", "1000000"]
+    assert [budget.text for budget in options.budgets] == ["60%", "300MiB", "1000000"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_budget_when_out_of_reach_then_says_the_bounds(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--size", "huge"), "--size 'huge': there is no such size; possible: tiny, small"),
+        (("--size", "huge"), "--size 'huge': there is no such size; possible: tiny, compact"),
         (("--steps", "0"), "--steps 0: at least 1"),
         (("--sweep-steps", "0"), "--sweep-steps 0: at least 1"),
         (("--threads", "0"), f"--threads 0: possible are 1 to {processors()}"),

@@ -18,12 +18,12 @@ FREE_SECONDS, FULL_SECONDS = (1.0, 1.1, 1.2), (1.4, 1.5, 1.6)
 
 def point(**seconds: tuple[float, ...]) -> Point:
     results = {
-        NO_LIMIT: replace(make("none", RunKind.POOL), seconds=FREE_SECONDS),
+        NO_LIMIT: replace(make("none", RunKind.PLAIN), seconds=FREE_SECONDS),
         FULL_RECOMPUTE: replace(make("full", RunKind.RECOMPUTE), seconds=FULL_SECONDS),
     }
     for policy in POLICIES:
-        made = make(policy, RunKind.BUDGETED)
-        finished = Finished(digest="abc", stage="stable", bound_share=1.04)
+        made = make(policy, RunKind.SWAPKIT)
+        finished = replace(made.finished, bound_share=1.04)
         results[policy] = replace(
             made, finished=finished, seconds=seconds.get(policy, FREE_SECONDS)
         )
@@ -53,9 +53,9 @@ def test_problems_when_all_is_well_then_none() -> None:
 @pytest.mark.parametrize(
     ("policy", "changes", "said"),
     [
-        ("swap", {"losses": ("0x1p+2", "0x1p+3")}, "swap at 45%"),
-        ("auto", {"peak_bytes": 601 << 20}, "reserved"),
-        ("auto", {"finished": Finished(digest="abc", stage="search")}, "still at its search"),
+        ("swap", {"losses": ("0x1p+2", "0x1p+3")}, "swap is not bit-equal to none"),
+        ("auto", {"budget_bytes": 599 << 20}, "auto reserved 600.00 MiB, more than"),
+        ("auto", {"finished": Finished(digest="abc", stage="search")}, "auto has no stable plan"),
     ],
 )
 def test_problems_when_a_run_is_wrong_then_said(
@@ -64,7 +64,6 @@ def test_problems_when_a_run_is_wrong_then_said(
     made = point()
     made.results[policy] = replace(made.results[policy], **changes)  # type: ignore[arg-type]
     found = list(point_problems(made))
-    assert len(found) == 1
     assert said in found[0]
 
 
@@ -76,5 +75,5 @@ def test_table_when_shown_then_has_every_policy_and_what_does_not_fit() -> None:
     shown = console.export_text()
     assert "OOM" in shown
     assert "45%" in shown
-    for name in (NO_LIMIT, FULL_RECOMPUTE, *POLICIES):
-        assert name in shown
+    for heading in ("no limit", "recompute", *POLICIES):
+        assert heading in shown

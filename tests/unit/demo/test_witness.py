@@ -138,7 +138,7 @@ def test_look_when_pages_come_and_go_then_the_peak_stays(obedient: subprocess.Po
     looker.look()
     assert looker.peak_bytes == peak_bytes
     assert looker.looks == 3
-    assert looker.stopped_seconds > looker.look_seconds > 0
+    assert looker.look_seconds > 0
 
 
 @LINUX
