@@ -1,7 +1,8 @@
 # The project's commands. Needs Python 3.11 or later with venv and headers, gcc, g++ and make
 # (Debian: python3-venv python3-dev gcc g++ make). Everything is installed into .venv.
 #
-#   make demo     train under a budget and print the comparison (ARGS="--help" for its options)
+#   make demo     train under a budget and print the comparison (ARGS="--help" for its options);
+#                 installs only what this needs
 #   make test     all tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
 #   make test-slow  the slow ones
 #   make check    format, lint, types, floors, static analysis, C tests under sanitisers
@@ -14,6 +15,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
+# Made when the project runs, demo included; when tests and checks run, too.
+READY_DEMO := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
 ARGS ?=
 # Of the test targets: how many processes share the tests out, file by file.
@@ -45,14 +49,22 @@ MAKEFLAGS += --no-print-directory
 setup: $(READY)
 	@:
 
-$(READY): pyproject.toml setup.py build_native.py constraints.txt $(C_SOURCES) $(C_HEADERS)
+$(READY_DEMO): pyproject.toml setup.py build_native.py constraints.txt $(C_SOURCES) $(C_HEADERS)
 	@echo "setup: $(VENV)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install -qq -c constraints.txt setuptools cffi
-	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[demo,dev]'
+	@$(PIP_INSTALL) setuptools cffi
+	@$(PIP_INSTALL) --no-build-isolation -e '.[demo]'
 	@touch $@
 
-demo: setup
+# The extra's packages alone: with the project it would compile the native core once more.
+$(READY): $(READY_DEMO)
+	@echo "setup: what tests and checks need"
+	@$(BIN)/python -c 'import pathlib, tomllib; project = tomllib.loads(pathlib.Path("pyproject.toml") \
+		.read_text())["project"]; print(*project["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/dev.txt
+	@$(PIP_INSTALL) -r $(VENV)/dev.txt
+	@touch $@
+
+demo: $(READY_DEMO)
 	@$(BIN)/python -m swapkit demo $(ARGS)
 
 test: setup
