@@ -179,9 +179,10 @@ def race(options: DemoOptions, progress: Progress) -> RaceResult:
         for entrant, budget_bytes in zip(limited, budgets, strict=True):
             build(entrant, budget_bytes, progress)
             settle(entrant, progress)
-            progress.say(f"{entrant.label}: plan found after {len(entrant.losses)} steps")
+            found = "plan found" if entrant.is_settled else "no stable plan"
+            progress.say(f"{entrant.label}: {found} after {len(entrant.losses)} steps")
         catch_up(entrants, progress)
-        progress.say(f"now {options.steps} timed steps of each run, in turns")
+        progress.say(f"timing {options.steps} steps of each run, in turns")
         take_turns(entrants, options.steps, progress)
         conclude(entrants, progress)
         trials = [

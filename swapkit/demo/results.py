@@ -196,9 +196,9 @@ def verdict(race: RaceResult) -> str:
     (recompute,) = race.of(RunKind.RECOMPUTE)
     return (
         f"swapkit trains within {_share(tightest.budget_bytes or 0, plain)} of the memory that "
-        f"plain training needs, at {_times(tightest, plain)} its step time, with the same bits. "
+        f"plain training needs, at {_times(tightest, plain)} the step time, with the same bits. "
         "Plain training runs out of memory there; recomputing every block needs "
-        f"{_share(recompute.peak_bytes, plain)} and takes {_times(recompute, plain)}."
+        f"{_share(recompute.peak_bytes, plain)} and {_times(recompute, plain)} the step time."
     )
 
 

@@ -35,7 +35,7 @@ def race_table(race: RaceResult) -> Table:
         "resident\nMiB",
         "host copies\nMiB",
         "step\nms",
-        "by plain's\nstep",
+        "vs.\nplain",
         "same\nbits",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -73,21 +73,21 @@ def race_notes(race: RaceResult) -> Iterator[str]:
     Args:
         race: all runs.
     """
-    plain = race.plain
+    plain, alone = race.plain, race.reference.spec.label
     timed, steps, threads = len(plain.seconds), len(plain.losses), plain.spec.threads
     yield (
-        "limit and peak: of the device memory, by the pool's own count; resident: what the kernel "
-        "reported of it at most (/proc/<pid>/smaps). Host copies lie outside the limit: on a CPU "
-        "they take the same RAM, beside a GPU the host's."
+        "limit, peak: device memory as the pool counts it. resident: the most of it that the "
+        "kernel reported (/proc/<pid>/smaps). Host copies are outside the limit: on a CPU they "
+        "use the same RAM, next to a GPU they use the host's."
     )
     yield (
-        f"step: median of {timed} steps, timed once all plans were stable. The runs take turns, "
-        "each in a process of its own, with as many compute threads as this: "
-        f"{threads}. All but the second run use swapkit's pool."
+        f"step: median of {timed} steps, timed after all plans were stable. The runs take turns; "
+        f"each is a process with {threads} compute {'thread' if threads == 1 else 'threads'}. All "
+        f'but "{alone}" use swapkit\'s pool.'
     )
     yield (
         f"same bits: the losses of all {steps} steps, and the parameters, buffers and optimizer "
-        f'states after them, are those of "{race.reference.spec.label}".'
+        f'states after them, equal those of "{alone}".'
     )
 
 
@@ -117,7 +117,7 @@ def show_race(console: Console, race: RaceResult, problems: Sequence[str]) -> No
 
 def _show_failure(console: Console, label: str, text: str) -> None:
     """The first lines of what torch raised."""
-    console.print(f"\n{label} says:", highlight=False)
+    console.print(f"\n{label} fails with", highlight=False)
     lines = text.splitlines()
     for line in (f"torch.OutOfMemoryError: {lines[0]}", *lines[1:_ERROR_LINES]):
         console.print(f"    {line}", style="dim", markup=False, highlight=False)

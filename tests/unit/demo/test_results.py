@@ -136,8 +136,8 @@ def test_verdict_when_there_are_two_budgets_then_of_the_smaller_one() -> None:
     race = replace(RACE, runs=(PLAIN, TORCH, slow, SWAPKIT, smaller))
     said = verdict(race)
     assert said.startswith("swapkit trains within 45% of the memory")
-    assert "at 1.10 times its step time, with the same bits" in said
-    assert "recomputing every block needs 40% and takes 1.50 times" in said
+    assert "at 1.10 times the step time, with the same bits" in said
+    assert "recomputing every block needs 40% and 1.50 times the step time" in said
 
 
 @pytest.mark.parametrize(
