@@ -68,15 +68,17 @@ class DemoOptions:
     sweep_steps: int
 
 
-def parse_shares(text: str) -> tuple[float, ...]:
+def parse_shares(text: str | None) -> tuple[float, ...]:
     """Read the budgets of the sweep.
 
     Args:
-        text: "80%,45%".
+        text: "80%,45%"; None for no sweep.
 
     Raises:
         OptionError: it is something else.
     """
+    if text is None:
+        return ()
     shares = []
     for part in text.split(","):
         number = part.strip().removesuffix("%")
@@ -224,6 +226,6 @@ def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
         json=arguments.json,
         seed=arguments.seed,
         threads=threads,
-        shares=() if arguments.sweep is None else parse_shares(arguments.sweep),
+        shares=parse_shares(arguments.sweep),
         sweep_steps=arguments.sweep_steps,
     )
