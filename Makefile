@@ -4,6 +4,7 @@
 #   make demo     train under a budget and print the comparison (ARGS="--help" for its options);
 #                 installs only what this needs
 #   make test     all tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
+#   make test-fast  those of the files that cost little
 #   make test-slow  the slow ones
 #   make check    format, lint, types, floors, static analysis, C tests under sanitisers
 #   make format   rewrite the sources in the house format
@@ -37,14 +38,14 @@ SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
 	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/cpp/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --no-loadscope-reorder
 # Runs a command for every C source, as many at a time as there are cores; {} is the source.
 EACH_C_SOURCE := printf '%s\n' $(C_SOURCES) | xargs -P $$(nproc) -I {}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: setup demo test test-slow check check-python check-c check-sanitisers format bench gpu clean
+.PHONY: setup demo test test-fast test-slow check check-python check-c check-sanitisers format bench gpu clean
 
 setup: $(READY)
 	@:
@@ -69,6 +70,9 @@ demo: $(READY_DEMO)
 
 test: setup
 	@$(PYTEST) $(ARGS)
+
+test-fast: setup
+	@$(PYTEST) --fast $(ARGS)
 
 test-slow: setup
 	@$(PYTEST) -m slow $(ARGS)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Before torch is loaded: the tensors of tests are small, and threads that share them out only wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["tests.support.running", "tests.golden.summary"]
+pytest_plugins = ["tests.support.tiers", "tests.support.leftovers", "tests.golden.summary"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

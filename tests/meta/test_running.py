@@ -1,4 +1,4 @@
-"""The suite always ends, and says what it left out: `tests/support/running.py`."""
+"""The suite always ends, and says what it left out: `tests.support.tiers` and `leftovers`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,14 @@ def run_suite(folder: Path, code: str, *options: str) -> tuple[int, str]:
                 str(ROOT / "pyproject.toml"),
                 f"--rootdir={folder}",
             ),
-            *("-p", "tests.support.running", "-p", "no:cacheprovider"),
+            *(
+                "-p",
+                "tests.support.tiers",
+                "-p",
+                "tests.support.leftovers",
+                "-p",
+                "no:cacheprovider",
+            ),
             *("-o", "timeout=1", "-o", "faulthandler_timeout=3", *options, str(folder)),
         ],
         cwd=ROOT,
@@ -79,9 +86,9 @@ def test_suite_when_a_thread_outlives_its_test_then_that_test_fails_and_the_proc
     status, output = run_suite(
         tmp_path,
         """
-        from tests.support import running
+        from tests.support import leftovers
 
-        running.GRACE_SECONDS = 0.1
+        leftovers.GRACE_SECONDS = 0.1
 
         def test_loses_a_thread():
             threading.Thread(target=threading.Event().wait, name="lost").start()
@@ -152,7 +159,7 @@ def test_suite_when_a_test_is_slow_then_it_is_left_out_and_named(
 ) -> None:
     status, output = run_suite(tmp_path, SLOW, *options)
     assert status == 0, output
-    assert "not run, slow (1; make test-slow): 1 of test_example.py" in output
+    assert "not run 1 (slow, make test-slow): 1 of test_example.py" in output
     assert re.search(r"\b1 passed", output)
 
 
@@ -162,3 +169,24 @@ def test_suite_when_slow_tests_are_asked_for_then_they_run(tmp_path: Path) -> No
     assert "test_slow" not in output
     assert "1 passed, 1 deselected" in output
     assert "not run" not in output
+
+
+@pytest.mark.parametrize("options", [(), XDIST], ids=["alone", "xdist"])
+def test_suite_when_it_has_to_be_fast_then_costly_files_are_left_out_and_named(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"test_example.py": 1000.0, "test_gone.py": 1.0}', encoding="utf-8")
+    (tmp_path / "test_other.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+    plugin = f"""
+        import pathlib
+        from tests.support import tiers
+        tiers.COSTS = pathlib.Path({str(costs)!r})
+    """
+    (tmp_path / "plugin.py").write_text(textwrap.dedent(plugin), encoding="utf-8")
+    options = ("-o", f"pythonpath={tmp_path}", "-p", "plugin", *options)
+    status, output = run_suite(tmp_path, SLOW, "--fast", *options)
+    assert status == 0, output
+    assert "not run 1 (costly, make test): 1 of test_example.py" in output
+    assert "not run 1 (slow, make test-slow): 1 of test_example.py" in output
+    assert re.search(r"\b1 passed", output)

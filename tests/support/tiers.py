@@ -1,0 +1,167 @@
+"""Which tests run, in which order, and what the summary says of the others: a pytest plugin.
+
+    slow tier   tests marked `slow`, which run only with `-m slow` or when they are named
+    --fast      leaves out files that cost more than FAST_SECONDS, by `tests/costs.json`
+    --record-costs   writes that file: seconds of CPU time by file, with those of child processes
+
+Under pytest-xdist the costliest files come first, so that no worker ends long after the others.
+Each worker selects and runs tests; the controller, which collects none, prints the summary.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COSTS = Path(__file__).parent.parent / "costs.json"
+LEAST_RECORDED_SECONDS = 0.5
+FAST_SECONDS = 5.0
+# Settings of pyproject.toml that a pytest without the plugin, or an older one, does not know.
+# `make gpu` runs suites with whatever pytest the machine has.
+FOREIGN_SETTINGS = {
+    "timeout": importlib.util.find_spec("pytest_timeout") is not None,
+    "timeout_method": importlib.util.find_spec("pytest_timeout") is not None,
+    "faulthandler_exit_on_timeout": pytest.version_tuple >= (9, 0),
+}
+
+Counts: TypeAlias = dict[str, int]  # of tests, by file
+LEFT_OUT = pytest.StashKey[dict[str, Counts]]()  # by the reason
+SPENT = pytest.StashKey[dict[str, float]]()  # seconds, by file
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave costly files out")
+    parser.addoption("--record-costs", action="store_true", help=f"write {COSTS.name}")
+    for name, is_known in FOREIGN_SETTINGS.items():
+        if not is_known:
+            parser.addini(name, "belongs to a plugin that is not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = {}
+    config.stash[SPENT] = {}
+
+
+def read_costs() -> dict[str, float]:
+    """Return seconds by file; none where they were not recorded."""
+    if not COSTS.is_file():
+        return {}
+    costs: dict[str, float] = json.loads(COSTS.read_text(encoding="utf-8"))
+    return costs
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+# ---- what is left out ----------------------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    costs = read_costs()
+    named = [each for each in config.args if "::" in each]
+
+    def is_slow(item: pytest.Item) -> bool:
+        return item.get_closest_marker("slow") is not None
+
+    def is_costly(item: pytest.Item) -> bool:
+        return costs.get(file_of(item), 0.0) > FAST_SECONDS
+
+    if not config.option.markexpr:
+        leave_out(config, items, "slow, make test-slow", [i for i in items if is_slow(i)], named)
+    if config.option.fast:
+        leave_out(config, items, "costly, make test", [i for i in items if is_costly(i)], named)
+    is_worker = hasattr(config, "workerinput")
+    if is_worker and not config.pluginmanager.hasplugin("randomly"):
+        items.sort(key=lambda item: -costs.get(file_of(item), 0.0))  # keeps files together
+
+
+def leave_out(
+    config: pytest.Config,
+    items: list[pytest.Item],
+    reason: str,
+    unwanted: list[pytest.Item],
+    named: list[str],
+) -> None:
+    """Take tests out, unless they are named on the command line, and note how many."""
+    gone = {item for item in unwanted if not any(item.nodeid.startswith(each) for each in named)}
+    if gone:
+        config.hook.pytest_deselected(items=list(gone))
+        config.stash[LEFT_OUT][reason] = dict(Counter(map(file_of, gone)))
+        items[:] = [item for item in items if item not in gone]
+
+
+# ---- costs ---------------------------------------------------------------------------------------
+
+
+def cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    before = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        spent = item.config.stash[SPENT]
+        spent[file_of(item)] = spent.get(file_of(item), 0.0) + cpu_seconds() - before
+
+
+def write_costs(spent: dict[str, float]) -> None:
+    """Write the costs of the files that ran; those of others stay, while the files are there."""
+    costs = {**read_costs(), **{file: round(seconds, 1) for file, seconds in spent.items()}}
+    root = COSTS.parent.parent
+    kept = {
+        file: seconds
+        for file, seconds in sorted(costs.items())
+        if seconds >= LEAST_RECORDED_SECONDS and (root / file).is_file()
+    }
+    COSTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+# ---- the summary ---------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    output: dict[str, Any] | None = getattr(config, "workeroutput", None)
+    if output is not None:
+        output["left_out"], output["spent"] = config.stash[LEFT_OUT], config.stash[SPENT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker notes. All workers collect the same tests, each runs some."""
+    output: dict[str, Any] = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT].update(output.get("left_out", {}))
+    node.config.stash[SPENT].update(output.get("spent", {}))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print how many tests were skipped, by reason, and which were left out."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        _, _, text = report.longrepr
+        reasons[text.removeprefix("Skipped: ")] += 1
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+    for reason, counts in sorted(config.stash[LEFT_OUT].items()):
+        files = ", ".join(f"{count} of {file}" for file, count in sorted(counts.items()))
+        terminalreporter.write_line(f"not run {sum(counts.values())} ({reason}): {files}")
+    if config.option.record_costs:
+        write_costs(config.stash[SPENT])
