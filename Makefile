@@ -55,6 +55,7 @@ $(READY_DEMO): pyproject.toml setup.py build_native.py constraints.txt $(C_SOURC
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP_INSTALL) setuptools cffi
 	@$(PIP_INSTALL) --no-build-isolation -e '.[demo]'
+	@$(BIN)/python -m swapkit build >/dev/null
 	@touch $@
 
 # The extra's packages alone: with the project it would compile the native core once more.
