@@ -8,7 +8,7 @@ it starts at the last event before, what may come back then at the first one tha
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 # As in `cpp/following.cpp`.
 FIRST_SAVE, SAVE, USE = 0, 1, 2
 _TREATMENTS = {Action.KEEP: 0, Action.SWAP: 1, Action.RECOMPUTE: 2}
+_AGAIN = _TREATMENTS[Action.RECOMPUTE]
 _TIERS = {plans.Tier.HOST: Tier.ANY, plans.Tier.DISK: Tier.DISK}
 _NOTHING = -1
+# In the order in which they are done at one event.
+_CONTINUES, _GOES, _COMES = range(3)
 
 
 class Run(NamedTuple):
@@ -46,7 +49,8 @@ class Table:
     """What is due at each event. The three tables are rows of 64-bit numbers.
 
     `events`: storage (-1: none that is planned), bytes, tag of the module, kind. `storages`: last
-    save in forward, tier, treatment. `dues`: event, storage, whether it goes or comes.
+    save in forward, tier, treatment, the storage that it continues (-1: none). `dues`: event,
+    storage, whether it continues another one, goes or comes.
     """
 
     events: bytes
@@ -104,9 +108,10 @@ def _possible(decision: Decision, chains: _Chains) -> Decision:
 class _EventLife(NamedTuple):
     """The events of one storage."""
 
-    first_save: int
-    last_save: int  # before its first use
+    first_save: int  # of what continues another storage: the first event after that one's end
+    last_save: int  # before its first use; likewise
     first_use: int  # the number of events: it is not used
+    first_event: int
 
 
 def _event_lives(trace: Trace) -> dict[int, _EventLife]:
@@ -121,10 +126,16 @@ def _event_lives(trace: Trace) -> dict[int, _EventLife]:
         else:
             saves.setdefault(event.storage, []).append(number)
     lives = {}
-    for storage, numbers in saves.items():
+    operators = [event.operator for event in trace.events]
+    for storage in {**saves, **uses}:
+        numbers = saves.get(storage, [])
         first_use = uses.get(storage, len(trace.events))
-        last = max((each for each in numbers if each < first_use), default=numbers[0])
-        lives[storage] = _EventLife(numbers[0], last, first_use)
+        first_event = min([first_use, *numbers[:1]])
+        if trace.storages[storage].continues is not None:
+            numbers = [bisect_left(operators, trace.storages[storage].birth), *numbers]
+        if numbers:
+            last = max((each for each in numbers if each < first_use), default=numbers[0])
+            lives[storage] = _EventLife(numbers[0], last, first_use, first_event)
     return lives
 
 
@@ -153,7 +164,7 @@ def _event_rows(
             yield storage if storage is not None and is_known else _NOTHING, 0, 0, USE
         elif storage is None:
             yield _NOTHING, 0, 0, SAVE
-        elif lives[storage].first_save == number:
+        elif lives[storage].first_save == number and trace.storages[storage].continues is None:
             saved = trace.storages[storage]
             yield storage, saved.nbytes, tracker.tag_named(saved.module), FIRST_SAVE
         else:
@@ -163,11 +174,18 @@ def _event_rows(
 def _storage_rows(
     trace: Trace, lives: dict[int, _EventLife], planned: dict[int, Decision]
 ) -> Iterator[int]:
-    for storage in range(len(trace.storages)):
-        decision = planned.get(storage)
-        yield lives[storage].last_save if storage in lives else 0
+    treatments: list[int] = []
+    for number, storage in enumerate(trace.storages):
+        decision = planned.get(number)
+        treatment = _TREATMENTS[decision.action if decision is not None else Action.KEEP]
+        # What is computed again is so in each backward pass: nothing is kept between them.
+        if storage.continues is not None and treatments[storage.continues] == _AGAIN:
+            treatment = _AGAIN
+        treatments.append(treatment)
+        yield lives[number].last_save if number in lives else 0
         yield int(_TIERS[decision.tier] if decision is not None else Tier.ANY)
-        yield _TREATMENTS[decision.action if decision is not None else Action.KEEP]
+        yield treatment
+        yield _NOTHING if storage.continues is None else storage.continues
 
 
 def _dues(
@@ -176,18 +194,32 @@ def _dues(
     """Yield when storages go and come, in order; what goes first, and what is needed first."""
     operators = [event.operator for event in trace.events]
     dues = []
+    for storage, life in lives.items():
+        if trace.storages[storage].continues is not None:
+            # No later than its own first event, which has to find it.
+            event = max(0, min(life.first_save, life.first_event - 1))
+            dues.append((event, _CONTINUES, life.first_use, storage))
     for storage, decision in planned.items():
-        if decision.action is not Action.SWAP:
-            continue
-        life = lives[storage]
-        if decision.release is not None:
-            event = bisect_right(operators, decision.release) - 1
-            dues.append((max(event, life.last_save), 0, life.first_use, storage))
-        if decision.prefetch is not None:
-            event = _event_before(operators, decision.prefetch)
-            dues.append((min(event, life.first_use - 1), 1, life.first_use, storage))
-    for event, comes, _, storage in sorted(dues):
-        yield from (event, storage, int(not comes))
+        if decision.action is Action.SWAP:
+            life = lives[storage]
+            for event, kind in _moves(operators, life, decision):
+                dues.append((event, kind, life.first_use, storage))
+    for event, kind, _, storage in sorted(dues):
+        yield from (event, storage, kind)
+
+
+def _moves(
+    operators: Sequence[int], life: _EventLife, decision: Decision
+) -> Iterator[tuple[int, int]]:
+    """Yield at which events what is swapped goes and comes."""
+    if decision.release is not None:
+        yield max(bisect_right(operators, decision.release) - 1, life.last_save), _GOES
+    if decision.prefetch is None:
+        return
+    # What comes no earlier than it is used comes with its use: at the event before, the operators
+    # in between still need that memory.
+    if life.first_use == len(operators) or decision.prefetch < operators[life.first_use]:
+        yield min(_event_before(operators, decision.prefetch), life.first_use - 1), _COMES
 
 
 def _event_before(operators: Sequence[int], operator: int) -> int:

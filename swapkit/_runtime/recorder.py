@@ -253,8 +253,9 @@ class Recorder:
     def _look(self) -> None:
         """Note what forward holds no more."""
         self.holds.look(len(self.rows))
-        if _graph_task() != NO_TASK:
-            self.holds.finish(len(self.rows))
+        task = _graph_task()
+        if task != NO_TASK:
+            self.holds.finish(len(self.rows), task)
 
     def _note(
         self,

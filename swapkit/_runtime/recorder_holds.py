@@ -32,11 +32,16 @@ class Holds:
         """Know of none. `lives` are those of all storages, by number."""
         self._lives = lives
         self._held: dict[int, list[weakref.ref[Any]]] = {}  # what stands for its saved tensors
+        self._tasks: dict[int, int] = {}  # the backward passes that saved these, likewise
 
-    def add(self, number: int, packed: object) -> None:
-        """Note that a storage was saved; `packed` stands for the saved tensor."""
+    def add(self, number: int, packed: object, task: int) -> None:
+        """Note that a backward pass (NO_TASK: forward) saved a storage.
+
+        `packed` stands for the saved tensor.
+        """
         if self._lives[number].held == NOBODY:
             self._held.setdefault(number, []).append(weakref.ref(packed))
+            self._tasks[number] = task
 
     def look(self, operator: int) -> None:
         """Note which storages nobody holds any more when an operator is about to run."""
@@ -44,17 +49,22 @@ class Holds:
             return
         for number, packs in list(self._held.items()):
             if not _is_held(packs) and not _is_copied(packs):
-                del self._held[number]
+                del self._held[number], self._tasks[number]
                 self._lives[number].held = operator - 1
 
-    def finish(self, operator: int) -> None:
-        """Backward begins with an operator: what is still held is not the graph's to give up."""
-        for number, packs in self._held.items():
+    def finish(self, operator: int, task: int) -> None:
+        """A backward pass runs an operator: what is still held is not the graph's to give up.
+
+        But for what this pass has saved itself, with `create_graph`: a later one uses that.
+        """
+        for number, packs in list(self._held.items()):
+            if self._tasks[number] == task:
+                continue
             if _is_copied(packs):
                 self._lives[number].held = operator - 1
             else:
                 self._lives[number].is_saved = False
-        self._held.clear()
+            del self._held[number], self._tasks[number]
 
 
 def _alive(packs: list[weakref.ref[Any]]) -> list[Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.recorder import Recorder
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 
 
 class SavedEvent(NamedTuple):
@@ -82,7 +83,7 @@ class Savings:
                 is_planned = _mark(recorder, number, tensor, site)
             if is_planned:
                 assert number is not None
-                recorder.holds.add(number, packed)
+                recorder.holds.add(number, packed, _graph_task())
             self._saves[id(packed)] = len(self.events)
             self._add(recorder, EventKind.SAVE, number if is_planned else None, -1)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._runtime.recorder_microbatches import number_microbatches
 from swapkit._runtime.recorder_storages import ALIVE
+from swapkit.ir.passes import continue_after_passes
 from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def build_trace(
         )
         for index, row in enumerate(rows)
     )
-    return Trace(
+    trace = Trace(
         operators=operators,
         storages=storages,
         events=tuple(_event(each, storages) for each in events),
@@ -62,6 +63,7 @@ def build_trace(
         step_seconds=step_seconds,
         reserved_ratio=reserved_ratio,
     )
+    return continue_after_passes(trace)
 
 
 def _there(numbers: tuple[int, ...], storages: Sequence[Storage], operator: int) -> tuple[int, ...]:

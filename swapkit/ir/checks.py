@@ -128,9 +128,21 @@ def _check_lives(trace: Trace) -> None:
         if not BEFORE <= storage.held < max(storage.death, 1):
             most = max(storage.death, 1) - 1
             refuse(f"storages[{number}].held", f"an operator from {BEFORE} to {most}", storage.held)
+        _check_continuation(trace, number)
     total = trace.base_bytes + sum(storage.nbytes for storage in trace.storages)
     if total > MOST_TOTAL_BYTES:
         refuse("storages", f"at most {MOST_TOTAL_BYTES} bytes together", total)
+
+
+def _check_continuation(trace: Trace, number: int) -> None:
+    former = trace.storages[number].continues
+    if former is None:
+        return
+    where = f"storages[{number}].continues"
+    if former >= number:
+        refuse(where, f"a storage below {number}", former)
+    if trace.storages[former].death != trace.storages[number].birth:
+        refuse(where, "a storage whose death is the birth of this one", former)
 
 
 def _check_touches(trace: Trace) -> None:
@@ -149,7 +161,11 @@ def _check_touches(trace: Trace) -> None:
 
 def _check_events(trace: Trace) -> None:
     count, before = len(trace.operators), 0
-    saved = {number for number, each in enumerate(trace.storages) if each.birth == BEFORE}
+    saved = {
+        number
+        for number, each in enumerate(trace.storages)
+        if each.birth == BEFORE or each.continues is not None
+    }
     for number, event in enumerate(trace.events):
         where = f"events[{number}]"
         if not before <= event.operator <= count:

@@ -205,6 +205,7 @@ STORAGE = Shape(
         "module": _TEXT,
         "index": _COUNT,
         "held": Whole(BEFORE),
+        "continues": Optional(_COUNT),
     },
 )
 EVENT = Shape(

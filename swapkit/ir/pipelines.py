@@ -194,9 +194,11 @@ class _Composition:
         recorded = self._chunks[chunk][microbatch]
         first = self._chunks[chunk][0]
         shared = dict(zip(recorded.shared, first.shared, strict=True))
+        names: list[int] = []
         for index, storage in enumerate(recorded.trace.storages):
             if index in shared and microbatch:
-                yield self._names[chunk, 0][shared[index]]
+                names.append(self._names[chunk, 0][shared[index]])
+                yield names[-1]
                 continue
             if index in shared:
                 life, held = self._shared_life(chunk, storage), BEFORE
@@ -204,9 +206,13 @@ class _Composition:
                 life = self._own_life(chunk, microbatch, index)
                 held = self._held(chunk, microbatch, storage)
             kind = Kind.ACTIVATION if storage.kind is Kind.INPUT else storage.kind
-            yield len(self._storages)
+            former = None if storage.continues is None else names[storage.continues]
+            names.append(len(self._storages))
+            yield names[-1]
             self._storages.append(
-                replace(storage, kind=kind, birth=life[0], death=life[1], held=held)
+                replace(
+                    storage, kind=kind, birth=life[0], death=life[1], held=held, continues=former
+                )
             )
 
     def _held(self, chunk: int, microbatch: int, storage: Storage) -> int:
@@ -236,7 +242,10 @@ class _Composition:
     def _number_by_birth(self) -> None:
         order = sorted(range(len(self._storages)), key=lambda each: self._storages[each].birth)
         numbers = {old: new for new, old in enumerate(order)}
-        self._storages = [self._storages[old] for old in order]
+        self._storages = [
+            each if each.continues is None else replace(each, continues=numbers[each.continues])
+            for each in (self._storages[old] for old in order)
+        ]
         self._names = {key: [numbers[old] for old in names] for key, names in self._names.items()}
 
     def _operators(self) -> Iterator[Operator]:

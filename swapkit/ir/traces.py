@@ -6,7 +6,8 @@ operator `k` itself takes `workspace_bytes` more while it runs.
 
 A storage that autograd saved is *idle* between the last operator of a forward that touches it, or
 runs while its memory is held there, and the first later operator that reads it. Only what is idle
-can be swapped or recomputed.
+can be swapped or recomputed. What several backward passes use is idle between them, too: it is a
+storage of its own for each of these stretches (`passes.py`).
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class Storage:
     # The last operator of forward during which others than autograd's graph held it: giving it up
     # frees nothing before. BEFORE: not known to be later than forward's last use.
     held: int = BEFORE
+    # The storage whose bytes these are: its death is the birth of this one. Between the two a
+    # backward pass has ended, and a later one needs them again. None: these are its own.
+    continues: int | None = None
 
 
 class EventKind(enum.Enum):

@@ -63,6 +63,8 @@ class StageSwapPolicy:
         firsts = problem.slot_operators.tolist()
         gaps = []
         for item, storage in enumerate(problem.item_storages.tolist()):
+            if trace.storages[storage].continues is not None:
+                continue  # no stage of forward makes it
             birth, use = firsts[problem.births[item]], firsts[problem.uses[item]]
             last = firsts[problem.releases[item] + 1] - 1
             stage = bisect_right(stages, last)

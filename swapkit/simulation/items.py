@@ -108,6 +108,8 @@ def find_items(touches: Touches, *, optimizer_states: bool, least_bytes: int | N
 def _saved_item(touches: Touches, number: int) -> Item | None:
     storage = touches.trace.storages[number]
     last, use = touches.last_forward[number], touches.next_read[number]
+    if storage.continues is not None:
+        last = max(last, storage.birth)  # a backward pass has just used it: its bytes are final
     release = max(last, storage.held)
     is_idle = storage.birth <= last and release < use
     if not is_idle or touches.is_disturbed[number]:
@@ -153,6 +155,8 @@ def _key_of(trace: Trace, storage: Storage) -> tuple[object, ...]:
     key = (storage.kind, _alike(storage.module), storage.index, storage.nbytes)
     if storage.birth == BEFORE:
         return key
+    if storage.continues is not None:
+        return (*_key_of(trace, trace.storages[storage.continues]), "continued")
     maker = trace.operators[storage.birth]
     return (*key, _alike(maker.module), maker.name, maker.occurrence)
 

@@ -1,55 +1,11 @@
 // following.cpp - carrying a plan out, event by event.
 #include "following.hpp"
 
+#include "following_body.hpp"
+
 #include <cstring>
-#include <deque>
-#include <vector>
 
 namespace swapkit {
-
-namespace {
-
-// The words of the three tables that Python hands over, each a row of 64-bit numbers.
-enum class Event : std::int64_t { first_save, save, use };
-enum class Treatment : std::int64_t { keep, swap, recompute };
-constexpr std::int64_t no_storage = -1;
-
-struct Expected {
-    std::int64_t storage; // no_storage: nothing that a plan knows
-    std::int64_t nbytes;  // of the storage, where it is saved first,
-    std::int64_t tag;     // and the module
-    Event kind;
-};
-
-struct Terminal {
-    std::int64_t last_save; // the event
-    std::int64_t tier;
-    Treatment treatment;
-};
-
-struct Due {
-    std::int64_t event, storage, is_release;
-};
-
-// What became of a storage in this step.
-struct Progress {
-    Group *group;       // null: not saved yet, or gone
-    const void *memory; // of the group when it was saved
-    bool is_leaving;    // among those that wait for their copies out
-    bool is_back;       // needed again, or about to be: it does not leave any more
-};
-
-struct Body {
-    std::vector<Expected> events;
-    std::vector<Terminal> storages;
-    std::vector<Due> dues; // by event
-    std::vector<Progress> progress;
-    std::deque<std::int64_t> leaving; // in the order of their copies
-    std::deque<std::int64_t> coming;  // those that were due, in order
-    std::size_t next_due = 0;
-};
-
-} // namespace
 
 struct Follower {
     PyObject ob_base;
@@ -279,6 +235,30 @@ bool release_done_copies(Follower *follower) {
     return true;
 }
 
+// Let a storage have the group of the one that it continues; it may leave once more.
+bool carry_on(Follower *follower, std::int64_t storage) {
+    Body &body = *follower->body;
+    const Terminal &terminal = body.storages[static_cast<std::size_t>(storage)];
+    std::int64_t former = terminal.former;
+    // One in between that autograd neither saved nor used has never got the group.
+    while (former != no_storage &&
+           body.progress[static_cast<std::size_t>(former)].group == nullptr) {
+        former = body.storages[static_cast<std::size_t>(former)].former;
+    }
+    if (former == no_storage) {
+        return true; // it is gone, or computed again
+    }
+    Progress &progress = body.progress[static_cast<std::size_t>(storage)];
+    part(follower, progress);
+    progress = std::exchange(body.progress[static_cast<std::size_t>(former)], Progress{});
+    progress.group->followed = static_cast<std::uint32_t>(storage) + 1;
+    if (terminal.treatment != Treatment::swap) {
+        return true;
+    }
+    progress.is_leaving = progress.is_back = false;
+    return send_out(follower, storage);
+}
+
 // Do the releases that are due, and note the copies back that are.
 bool take_dues(Follower *follower) {
     Body &body = *follower->body;
@@ -286,9 +266,13 @@ bool take_dues(Follower *follower) {
            body.dues[body.next_due].event < static_cast<std::int64_t>(follower->position)) {
         const Due &due = body.dues[body.next_due++];
         Progress &progress = body.progress[static_cast<std::size_t>(due.storage)];
-        if (due.is_release == 0) {
+        if (due.turn == Turn::comes) {
             body.coming.push_back(due.storage);
-        } else if (!release_now(follower, progress)) {
+            continue;
+        }
+        bool is_done = due.turn == Turn::continues ? carry_on(follower, due.storage)
+                                                   : release_now(follower, progress);
+        if (!is_done) {
             return false;
         }
     }
@@ -449,7 +433,13 @@ template <class Row> bool read_rows(const Py_buffer &bytes, std::vector<Row> *ou
 bool is_sound(const Body &body) {
     auto count = static_cast<std::int64_t>(body.storages.size());
     auto is_one = [count](std::int64_t storage) { return 0 <= storage && storage < count; };
-    return std::all_of(body.events.begin(), body.events.end(),
+    bool are_older = true; // or looking for the first of those that continue each other never ends
+    for (std::int64_t storage = 0; storage < count; storage++) {
+        std::int64_t former = body.storages[static_cast<std::size_t>(storage)].former;
+        are_older = are_older && no_storage <= former && former < storage;
+    }
+    return are_older &&
+           std::all_of(body.events.begin(), body.events.end(),
                        [&](const Expected &event) {
                            return event.storage == no_storage || is_one(event.storage);
                        }) &&

@@ -84,15 +84,22 @@ def _find_first_use(touches: list[Touch]) -> Gap | None:
 
 
 def _find_idle_time(storage: Storage, touches: list[Touch]) -> Gap | None:
-    """Return the gap between forward and what reads it first after that."""
+    """Return the gap between forward, or a backward pass, and what reads it first after that."""
     forward = [number for number, each in enumerate(touches) if each.phase is Phase.FORWARD]
-    if not forward or forward[-1] + 1 == len(touches):
+    count = forward[-1] + 1 if forward else 0
+    # What continues another storage was used by a backward pass right before.
+    is_known = bool(forward) or storage.continues is not None
+    if count == len(touches) or not is_known:
         return None
-    before, after = touches[: forward[-1] + 1], touches[forward[-1] + 1]
+    last = touches[count - 1].operator if forward else storage.birth
+    return _find_rest(storage, touches[:count], touches[count], max(last, storage.held))
+
+
+def _find_rest(storage: Storage, before: list[Touch], after: Touch, last: int) -> Gap | None:
+    """Return the gap between operator `last` and `after`, if there is one."""
     phases = {Phase.BACKWARD}
     if storage.kind is Kind.OPTIMIZER_STATE:
         phases.add(Phase.OPTIMIZER)
-    last = max(before[-1].operator, storage.held)
     if not after.is_read or after.phase not in phases or last >= after.operator:
         return None
     writes = [each.operator for each in before if each.is_write]

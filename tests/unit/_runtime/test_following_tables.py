@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,8 @@ def save(storage: int | None, before: int) -> Event:
 def use(storage: int | None, before: int) -> Event:
     return Event(kind=EventKind.USE, storage=storage, operator=before)
 
+
+CONTINUES, GOES, COMES = range(3)
 
 # 0: a weight; 1 from 0, unsaved; 2 from 1; 3 from 2.
 TRACE = Trace(
@@ -99,15 +102,17 @@ def test_events_when_a_trace_has_them_then_each_says_what_is_expected() -> None:
     [
         (None, None, []),
         # The last event before the operator; but not before what is saved was saved last.
-        (4, None, [(4, 2, 1)]),
-        (3, None, [(3, 2, 1)]),
-        (2, None, [(3, 2, 1)]),
-        (5, None, [(4, 2, 1)]),
+        (4, None, [(4, 2, GOES)]),
+        (3, None, [(3, 2, GOES)]),
+        (2, None, [(3, 2, GOES)]),
+        (5, None, [(4, 2, GOES)]),
         # The last event right before the operator, or the first one after; but before the use.
-        (None, 4, [(4, 2, 0)]),
-        (None, 3, [(3, 2, 0)]),
-        (None, 5, [(4, 2, 0)]),
-        (4, 4, [(4, 2, 1), (4, 2, 0)]),
+        (None, 4, [(4, 2, COMES)]),
+        (None, 3, [(3, 2, COMES)]),
+        (None, 5, [(4, 2, COMES)]),
+        # It comes with its use: operators before that have the memory until then.
+        (None, 6, []),
+        (4, 4, [(4, 2, GOES), (4, 2, COMES)]),
     ],
 )
 def test_dues_when_a_plan_names_operators_then_events_stand_for_them(
@@ -122,8 +127,8 @@ def test_dues_when_a_plan_names_operators_then_events_stand_for_them(
     )
     table = compiled(decision)
     assert numbers(table.dues, 3) == dues
-    assert numbers(table.storages, 3)[2] == (3, Tier.DISK, 1)
-    assert numbers(table.storages, 3)[3] == (2, Tier.ANY, 0)
+    assert numbers(table.storages, 4)[2] == (3, Tier.DISK, 1, -1)
+    assert numbers(table.storages, 4)[3] == (2, Tier.ANY, 0, -1)
     assert table.largest_bytes == 256
     assert table.curve == ((1, 256), (1, 256))
 
@@ -133,7 +138,12 @@ def test_dues_when_several_are_at_one_event_then_what_is_needed_first_comes_firs
         Decision(storage=2, action=Action.SWAP, release=4, prefetch=3),
         Decision(storage=3, action=Action.SWAP, release=4, prefetch=3),
     )
-    assert numbers(table.dues, 3) == [(3, 3, 0), (3, 2, 0), (4, 3, 1), (4, 2, 1)]
+    assert numbers(table.dues, 3) == [
+        (3, 3, COMES),
+        (3, 2, COMES),
+        (4, 3, GOES),
+        (4, 2, GOES),
+    ]
 
 
 def test_repeats_when_an_input_was_not_saved_then_its_operator_runs_again_too() -> None:
@@ -141,7 +151,7 @@ def test_repeats_when_an_input_was_not_saved_then_its_operator_runs_again_too() 
     assert table.repeats == {
         "Linear": {Run(1, "one", 0): (True,), Run(1, "two", 0): (True,)},
     }
-    assert numbers(table.storages, 3)[2][2] == 2
+    assert numbers(table.storages, 4)[2][2] == 2
     # From a saved one: that is there.
     table = compiled(Decision(storage=3, action=Action.RECOMPUTE))
     assert table.repeats == {"Linear": {Run(2, "three", 0): (True,)}}
@@ -155,7 +165,7 @@ def test_repeats_when_an_operator_is_in_no_module_then_its_result_is_swapped() -
     trace = Trace(operators=operators, storages=TRACE.storages, events=TRACE.events)
     table = compiled(Decision(storage=2, action=Action.RECOMPUTE), trace=trace)
     assert table.repeats == {}
-    assert numbers(table.storages, 3)[2][2] == 1
+    assert numbers(table.storages, 4)[2][2] == 1
 
 
 def test_plan_when_it_is_not_one_for_the_trace_then_refused() -> None:
@@ -168,4 +178,45 @@ def test_plan_when_it_is_not_one_for_the_trace_then_refused() -> None:
 def test_decisions_when_a_storage_has_no_events_then_they_are_not_ours() -> None:
     table = compiled(Decision(storage=1, action=Action.SWAP, release=BEFORE + 1))
     assert numbers(table.dues, 3) == []
-    assert numbers(table.storages, 3)[1][2] == 0
+    assert numbers(table.storages, 4)[1][2] == 0
+
+
+# ---- several backward passes ---------------------------------------------------------------------
+
+# 0 is saved, used by a backward pass, then by another one; 1 is 0 from the end of the first on.
+TWICE = Trace(
+    operators=(
+        operator("one", writes=(0,)),
+        operator("two"),
+        operator("two back", reads=(0,), back=True),
+        operator("one back", back=True),
+        operator("another loss"),
+        operator("two back", reads=(1,), back=True),
+        operator("one back", back=True),
+    ),
+    storages=(
+        Storage(nbytes=256, birth=0, death=3, is_saved=True, module="Linear"),
+        Storage(nbytes=256, birth=3, death=7, is_saved=True, module="Linear", continues=0),
+    ),
+    events=(save(0, 1), use(0, 2), use(None, 3), use(1, 5), use(None, 6)),
+)
+
+
+def test_dues_when_a_later_pass_uses_a_storage_again_then_it_goes_and_comes_once_more() -> None:
+    table = compiled(Decision(storage=1, action=Action.SWAP, release=4, prefetch=4), trace=TWICE)
+    assert numbers(table.dues, 3) == [(2, 1, CONTINUES), (2, 1, GOES), (2, 1, COMES)]
+    assert numbers(table.storages, 4) == [(0, Tier.ANY, 0, -1), (2, Tier.ANY, 1, 0)]
+    assert [kind for *_, kind in numbers(table.events, 4)] == [FIRST_SAVE, USE, USE, USE, USE]
+
+
+def test_dues_when_two_passes_have_no_event_in_between_then_what_continues_is_known_in_time() -> (
+    None
+):
+    events = (save(0, 1), use(0, 2), use(1, 5))
+    table = compiled(trace=replace(TWICE, events=events))
+    assert numbers(table.dues, 3) == [(1, 1, CONTINUES)]
+
+
+def test_storages_when_a_continued_one_is_computed_again_then_so_is_what_continues_it() -> None:
+    table = compiled(Decision(storage=0, action=Action.RECOMPUTE), trace=TWICE)
+    assert [row[2] for row in numbers(table.storages, 4)] == [2, 2]

@@ -1,0 +1,55 @@
+// following_body.hpp - a plan as following.cpp, which alone includes this, carries it out.
+#pragma once
+
+#include "saved.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+namespace swapkit {
+
+// The words of the three tables that Python hands over, each a row of 64-bit numbers.
+enum class Event : std::int64_t { first_save, save, use };
+enum class Treatment : std::int64_t { keep, swap, recompute };
+enum class Turn : std::int64_t { continues, goes, comes };
+inline constexpr std::int64_t no_storage = -1;
+
+struct Expected {
+    std::int64_t storage; // no_storage: nothing that a plan knows
+    std::int64_t nbytes;  // of the storage, where it is saved first,
+    std::int64_t tag;     // and the module
+    Event kind;
+};
+
+struct Terminal {
+    std::int64_t last_save; // the event
+    std::int64_t tier;
+    Treatment treatment;
+    std::int64_t former; // the storage that it continues after a backward pass; no_storage: none
+};
+
+struct Due {
+    std::int64_t event, storage;
+    Turn turn;
+};
+
+// What became of a storage in this step.
+struct Progress {
+    Group *group;       // null: not saved yet, or gone
+    const void *memory; // of the group when it was saved
+    bool is_leaving;    // among those that wait for their copies out
+    bool is_back;       // needed again, or about to be: it does not leave any more
+};
+
+struct Body {
+    std::vector<Expected> events;
+    std::vector<Terminal> storages;
+    std::vector<Due> dues; // by event
+    std::vector<Progress> progress;
+    std::deque<std::int64_t> leaving; // in the order of their copies
+    std::deque<std::int64_t> coming;  // those that were due, in order
+    std::size_t next_due = 0;
+};
+
+} // namespace swapkit

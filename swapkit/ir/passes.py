@@ -1,0 +1,127 @@
+"""Storages that several backward passes use, as one storage for each stretch between two passes.
+
+`retain_graph`, a gradient penalty and losses that share a trunk run backward more than once in a
+step. What they use is idle between two passes, as it is between forward and the first one. A plan
+decides about a storage once, so here each such stretch becomes a storage of its own that continues
+the former one: it begins where an earlier pass has used that for the last time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from swapkit.ir.traces import BEFORE, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit.ir.traces import Event, Operator, Storage, Trace
+
+
+def continue_after_passes(trace: Trace) -> Trace:
+    """Return the trace with the storages that are idle between backward passes divided there.
+
+    What is in memory when does not change. The new storages come after all others.
+    """
+    passes = _find_passes(trace.operators)
+    if len(passes) < 2:
+        return trace
+    divided = _Divided(trace)
+    for number, begins in _find_begins(trace, passes).items():
+        divided.divide(number, begins)
+    return replace(
+        trace,
+        operators=tuple(divided.operators()),
+        storages=tuple(divided.storages),
+        events=tuple(divided.events()),
+    )
+
+
+def _find_passes(operators: Sequence[Operator]) -> list[range]:
+    """Return the operators of each backward pass: those of a run without others in between."""
+    passes, end = [], 0
+    for is_backward, run in groupby(operators, lambda each: each.phase is Phase.BACKWARD):
+        start, end = end, end + len(list(run))
+        if is_backward:
+            passes.append(range(start, end))
+    return passes
+
+
+def _find_begins(trace: Trace, passes: Sequence[range]) -> dict[int, list[int]]:
+    """Return, for each storage to be divided, the operators before which to do so."""
+    pass_of = {index: number for number, each in enumerate(passes) for index in each}
+    touches, written = _find_touches(trace)
+    begins: dict[int, list[int]] = {}
+    for number, indexes in touches.items():
+        for last, following in pairwise(indexes):
+            # Between two touches of one pass a storage is away too shortly; and what is changed
+            # later is another version, which autograd would have to save anew.
+            is_between = last in pass_of and pass_of.get(following) != pass_of[last]
+            if is_between and following > last + 1 and written.get(number, BEFORE) <= last:
+                begins.setdefault(number, []).append(last + 1)
+    return begins
+
+
+def _find_touches(trace: Trace) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Return the operators that touch each storage that may be divided, and who wrote it last."""
+    touches: dict[int, list[int]] = {
+        number: []
+        for number, storage in enumerate(trace.storages)
+        if storage.is_saved and storage.birth != BEFORE
+    }
+    written: dict[int, int] = {}
+    for index, operator in enumerate(trace.operators):
+        for number in {*operator.reads, *operator.writes} & touches.keys():
+            touches[number].append(index)
+        written.update(dict.fromkeys(operator.writes, index))
+    return touches, written
+
+
+class _Divided:
+    """A trace's storages and what refers to them, while storages are divided."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.storages: list[Storage] = list(trace.storages)
+        self._parts: dict[int, list[int]] = {}  # by storage, the numbers of its parts in order
+        self._begins: dict[int, list[int]] = {}  # of all parts but the first
+
+    def divide(self, number: int, begins: list[int]) -> None:
+        """Divide a storage before each of these operators."""
+        whole = self.storages[number]
+        parts = [number]
+        ends = [*begins, whole.death]
+        self.storages[number] = _cut(whole, whole.birth, ends[0])
+        for begin, end in zip(begins, ends[1:], strict=True):
+            self.storages.append(replace(_cut(whole, begin, end), continues=parts[-1]))
+            parts.append(len(self.storages) - 1)
+        self._parts[number], self._begins[number] = parts, begins
+
+    def operators(self) -> Iterator[Operator]:
+        """Yield the operators, with the parts that they read and write."""
+        for index, operator in enumerate(self._trace.operators):
+            reads = tuple(self._part_at(number, index) for number in operator.reads)
+            writes = tuple(self._part_at(number, index) for number in operator.writes)
+            is_same = (reads, writes) == (operator.reads, operator.writes)
+            yield operator if is_same else replace(operator, reads=reads, writes=writes)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events, with the parts that are there then."""
+        for event in self._trace.events:
+            if event.storage in self._parts:
+                yield replace(event, storage=self._part_at(event.storage, event.operator))
+            else:
+                yield event
+
+    def _part_at(self, number: int, operator: int) -> int:
+        parts = self._parts.get(number)
+        return number if parts is None else parts[bisect_right(self._begins[number], operator)]
+
+
+def _cut(whole: Storage, birth: int, death: int) -> Storage:
+    """Return the part of a storage's life from one operator until before another."""
+    held = min(whole.held, death - 1)
+    return replace(whole, birth=birth, death=death, held=held if held >= birth else BEFORE)

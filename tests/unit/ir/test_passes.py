@@ -1,0 +1,109 @@
+"""Storages that several backward passes use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swapkit.errors import InvalidDocument
+from swapkit.ir.checks import check_trace
+from swapkit.ir.codec import decode_trace, encode_trace
+from swapkit.ir.passes import continue_after_passes
+from swapkit.ir.traces import BEFORE, Event, EventKind, Operator, Phase, Storage, Trace
+
+
+def operator(phase: Phase, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()) -> Operator:
+    return Operator(name="work", seconds=1.0, phase=phase, reads=reads, writes=writes)
+
+
+F, B = Phase.FORWARD, Phase.BACKWARD
+
+# Forward makes 0, which is used by two passes, and 1, which only the first one uses.
+TRACE = Trace(
+    operators=(
+        operator(F, writes=(0,)),
+        operator(F, writes=(1,)),
+        operator(B, reads=(1,)),
+        operator(B, reads=(0,)),
+        operator(B),
+        operator(F),
+        operator(B),
+        operator(B, reads=(0,)),
+        operator(Phase.OPTIMIZER),
+    ),
+    storages=(
+        Storage(nbytes=100, birth=0, death=8, is_saved=True, module="a", held=1),
+        Storage(nbytes=10, birth=1, death=3, is_saved=True, module="b"),
+    ),
+    events=(
+        Event(kind=EventKind.SAVE, storage=0, operator=1),
+        Event(kind=EventKind.SAVE, storage=1, operator=2),
+        Event(kind=EventKind.USE, storage=1, operator=2),
+        Event(kind=EventKind.USE, storage=0, operator=3),
+        Event(kind=EventKind.USE, storage=0, operator=7),
+    ),
+)
+
+
+def test_trace_when_two_passes_use_a_storage_then_it_is_divided_after_the_first() -> None:
+    divided = continue_after_passes(TRACE)
+    check_trace(divided)
+    assert divided.storages == (
+        replace(TRACE.storages[0], death=4),
+        TRACE.storages[1],
+        replace(TRACE.storages[0], birth=4, held=BEFORE, continues=0),
+    )
+    assert [each.reads for each in divided.operators if each.reads] == [(1,), (0,), (2,)]
+    assert [each.storage for each in divided.events] == [0, 1, 1, 0, 2]
+    assert divided.memory() == TRACE.memory()
+    assert decode_trace(encode_trace(divided)) == divided
+
+
+def test_trace_when_a_pass_saves_for_a_later_one_then_what_it_saves_is_divided_too() -> None:
+    first = replace(TRACE.operators[2], writes=(1,))
+    second = replace(TRACE.operators[7], reads=(1,))
+    operators = (TRACE.operators[0], operator(F), first, *TRACE.operators[3:7], second)
+    created = replace(TRACE.storages[1], birth=2, death=8, held=2)
+    divided = continue_after_passes(
+        replace(TRACE, operators=operators, storages=(TRACE.storages[0], created), events=())
+    )
+    assert divided.storages[2:] == (replace(created, birth=3, held=BEFORE, continues=1),)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"is_saved": False}, id="not saved"),
+        pytest.param({"birth": BEFORE}, id="from before the step"),
+    ],
+)
+def test_trace_when_no_plan_could_move_a_storage_then_it_stays_whole(
+    change: dict[str, object],
+) -> None:
+    storages = (replace(TRACE.storages[0], **change), TRACE.storages[1])  # type: ignore[arg-type]
+    trace = replace(TRACE, storages=storages)
+    assert continue_after_passes(trace) == trace
+
+
+def test_trace_when_a_storage_is_changed_after_a_pass_then_it_stays_whole() -> None:
+    changing = operator(F, writes=(0,))
+    trace = replace(TRACE, operators=(*TRACE.operators[:5], changing, *TRACE.operators[6:]))
+    assert continue_after_passes(trace) == trace
+
+
+def test_trace_when_there_is_one_pass_then_it_is_the_same() -> None:
+    trace = replace(TRACE, operators=(*TRACE.operators[:5], *[operator(B, (0,))] * 4))
+    assert continue_after_passes(trace) is trace
+
+
+@pytest.mark.parametrize(
+    ("former", "reason"), [(2, "below 2"), (1, "whose death is the birth of this one")]
+)
+def test_document_when_a_storage_continues_what_it_cannot_then_refused(
+    former: int, reason: str
+) -> None:
+    divided = continue_after_passes(TRACE)
+    wrong = replace(divided.storages[2], continues=former)
+    with pytest.raises(InvalidDocument, match=rf"storages\[2\]\.continues: .*{reason}"):
+        check_trace(replace(divided, storages=(*divided.storages[:2], wrong)))
