@@ -24,6 +24,7 @@ from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators import install, uninstall
+    from swapkit._runtime.session import sessions
     from swapkit.api.arguments import add_arguments, from_arguments
     from swapkit.api.choosing import choices
     from swapkit.api.configuration import configure
@@ -56,6 +57,7 @@ __all__ = [
     "plan",
     "record",
     "reset_peak_memory_stats",
+    "sessions",
     "simulate",
     "uninstall",
 ]
@@ -77,6 +79,7 @@ _LAZY = {
     "plan": "swapkit.api.planning",
     "record": "swapkit.api.recording",
     "reset_peak_memory_stats": "swapkit.api.statistics",
+    "sessions": "swapkit._runtime.session",
     "simulate": "swapkit.api.planning",
     "uninstall": "swapkit._runtime.allocators",
 }

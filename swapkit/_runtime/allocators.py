@@ -104,18 +104,23 @@ def _install_cuda(limit: int | float | str | None, name: torch.device, allocator
     _cuda.set_limit(limit, name.index)
 
 
-def uninstall() -> None:
+def uninstall(*, force: bool = False) -> None:
     """Let tensors made from now on go to torch's own allocator again.
 
     Tensors in the pool stay valid and are freed as usual. On CUDA torch keeps the allocator that it
     has; only the limits are lifted. Without an installation nothing happens.
 
+    Args:
+        force: end every session that is active, on whichever thread, as `session.close()` does.
+
     Raises:
-        SessionError: a session is active.
+        SessionError: a session is active, and `force` is false.
     """
     with _lock:
         ours = [] if _cuda is None else list(_cuda.installations.values())
         for installation in [*ours, *([_cpu] if _cpu is not None else [])]:
+            if force:
+                installation.end_sessions()
             installation.require_no_session()
         if _cpu is not None and _cpu.active:
             _cpu.runtime.shim.uninstall()

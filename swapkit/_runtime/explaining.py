@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from swapkit._runtime.course import Course
-    from swapkit._runtime.session import SessionStats
+    from swapkit._runtime.session_stats import SessionStats
     from swapkit.reporting.text import Holder
 
 

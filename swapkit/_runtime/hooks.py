@@ -59,7 +59,7 @@ class Hooks:
         self.swapper = swapper
         self.choice = choice
         self.packer = swapper.mover.packer(choice)
-        self._is_pushed = False
+        self._has_entered = self._has_left = False
         self._foreign: Pair | None = None
         self.pair: Pair | None = None
 
@@ -70,26 +70,44 @@ class Hooks:
         self._foreign = _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
+        self._has_entered = True
         _install_detour()
         self._push()
 
     def leave(self) -> None:
-        """Undo `enter`."""
-        if self._is_pushed:
-            self._pop()
+        """Undo `enter`, on the same thread.
+
+        Torch's stack of pairs only gives up its top. Where another pair is on it this one goes
+        inert, and leaves the stack with the next one of ours that does.
+        """
+        if self._has_entered and not self._has_left:
+            self._has_left = self.packer.is_inert = True
             _remove_detour()
+        if self._is_on_top:  # even where a signal handler raised before the stack below knew it
+            self._pop()
+        _pop_left()
+
+    @property
+    def _is_on_top(self) -> bool:
+        top = _top()
+        return top is not None and self.pair is not None and top[0] is self.pair[0]
 
     def _push(self) -> None:
         assert self.pair is not None
-        self._is_pushed = True  # right before: a signal handler may raise right after
         _push(*self.pair)
         _pushed.stack.append(self)
 
     def _pop(self) -> None:
-        self._is_pushed = False
         _pop()
         if self in _pushed.stack:
             _pushed.stack.remove(self)
+
+
+def _pop_left() -> None:
+    """Take those pairs off this thread's stack that were left while others were on top."""
+    stack = _pushed.stack
+    while stack and stack[-1]._has_left and stack[-1]._is_on_top:  # noqa: SLF001 - its own kind
+        stack[-1]._pop()  # noqa: SLF001
 
 
 @untraced
@@ -100,9 +118,9 @@ def innermost() -> Hooks | None:
     """
     if not _pushed.stack:
         return None
-    ours, top = _pushed.stack[-1], _top()
-    is_top = top is not None and ours.pair is not None and top[0] is ours.pair[0]
-    return ours if is_top and ours._foreign is None else None  # noqa: SLF001 - its own kind
+    ours = _pushed.stack[-1]
+    is_asked = ours._is_on_top and ours._foreign is None  # noqa: SLF001 - its own kind
+    return ours if is_asked and not ours.packer.is_inert else None
 
 
 @untraced
@@ -117,9 +135,7 @@ def _foreign_pair() -> Pair | None:
     if top is None or not _pushed.stack:
         return top
     ours = _pushed.stack[-1]
-    if ours.pair is not None and top[0] is ours.pair[0]:
-        return ours._foreign  # noqa: SLF001 - its own kind
-    return top
+    return ours._foreign if ours._is_on_top else top  # noqa: SLF001 - its own kind
 
 
 class _Wrapped:
@@ -156,8 +172,8 @@ def suspended() -> Iterator[None]:
     """Take our pairs off the top of this thread's stack for a while."""
     aside: list[Hooks] = []
     while _pushed.stack:
-        ours, top = _pushed.stack[-1], _top()
-        if top is None or ours.pair is None or top[0] is not ours.pair[0]:
+        ours = _pushed.stack[-1]
+        if not ours._is_on_top:  # noqa: SLF001 - its own kind
             break  # a foreign pair is inside of ours
         ours._pop()  # noqa: SLF001 - its own kind
         aside.append(ours)
@@ -165,7 +181,8 @@ def suspended() -> Iterator[None]:
         yield
     finally:
         for ours in reversed(aside):
-            ours._push()  # noqa: SLF001
+            if not ours._has_left:  # noqa: SLF001
+                ours._push()  # noqa: SLF001
 
 
 _detours = 0

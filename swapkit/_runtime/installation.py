@@ -19,6 +19,7 @@ from swapkit._native.entry import Entry
 from swapkit._native.pool import Pool
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.holders import find_holders
+from swapkit._runtime.undoing import raise_first
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import OverBudget, SessionError
 from swapkit.reporting.text import Failure, format_failure
@@ -50,6 +51,9 @@ class ActiveSession(Protocol):
 
     def add_peak(self, peak_bytes: int) -> None:
         """Note that so many bytes were reserved while the session was active."""
+
+    def close(self) -> list[BaseException]:
+        """End the session, from any thread; return what was raised on the way."""
 
 
 _Pool = TypeVar("_Pool", bound="DevicePool", default=Pool)
@@ -94,7 +98,14 @@ class Installation(Generic[_Pool]):
             SessionError: one is active.
         """
         if self.sessions:
-            raise SessionError("swapkit cannot be uninstalled inside `with swapkit.budget(...)`")
+            raise SessionError(
+                "swapkit cannot be uninstalled inside `with swapkit.budget(...)`: end what "
+                "swapkit.sessions() returns by close(), or call swapkit.uninstall(force=True)"
+            )
+
+    def end_sessions(self) -> None:
+        """End every session, the innermost first. What one raises is raised after the last."""
+        raise_first([error for session in reversed(self.sessions) for error in session.close()])
 
     def drop_limit(self) -> None:
         """Lift the process's own limit, and give what is cached to the device."""

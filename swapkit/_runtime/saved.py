@@ -95,6 +95,7 @@ class Packer(Protocol):
 
     observer: Observer | None
     follows: bool  # its calls are the events of the mover's follower
+    is_inert: bool  # its session has ended: whatever is saved is kept, and nobody is told
 
     def pack(self, tensor: torch.Tensor, /) -> SavedTensor:
         """Return what autograd is to keep."""

@@ -1,92 +1,54 @@
-"""A training run inside a budget."""
+"""What users hold of a training run inside a budget."""
 
 from __future__ import annotations
 
-import logging
-import time
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import functools
+import inspect
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from swapkit._native.lib import raise_interruption
-from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.allocators import ensure_installation
-from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.course import Course
 from swapkit._runtime.explaining import explain
 from swapkit._runtime.holders import find_outside
-from swapkit._runtime.hooks import Hooks
-from swapkit._runtime.steering import Steering
-from swapkit._runtime.tracking import NO_MODULE
-from swapkit.errors import SessionError
+from swapkit._runtime.life import Life, finish_ended
+from swapkit._runtime.session_stats import list_metrics, summarize
+from swapkit._runtime.undoing import add_notes, raise_first
+from swapkit.errors import InvalidType, SessionError
 from swapkit.ir.codec import write_planned
-from swapkit.units import format_bytes
+from swapkit.units import format_bytes, show
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
+    from collections.abc import Callable
     from types import TracebackType
 
     import torch
     from typing_extensions import Self
 
     from swapkit._runtime.installation import Installation
+    from swapkit._runtime.life import SessionConfig
+    from swapkit._runtime.session_stats import SessionStats
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-    from swapkit.planning.planner import Policy
-    from swapkit.reporting.text import Holder
 
-_log = logging.getLogger(__name__)
-RESCUE = "rescue"  # the policy without a plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionStats:
-    """What a session has done so far. Peaks are of reserved bytes; counters accumulate.
-
-    `recomputed_regions` counts every time that a part, or a single operator, was recomputed.
-    `step_seconds` is the median of the latest steps, each from its first forward on; what is
-    predicted is for the plan that is followed: None where there is none. No plan for the budget
-    takes less than `bound_step_seconds`; without a budget it would be `unlimited_step_seconds`.
-    """
-
-    budget_bytes: int
-    peak_bytes: int
-    steps: int
-    oom_rescues: int
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    recomputed_regions: int
-    stall_seconds: float
-    host_peak_bytes: int
-    disk_peak_bytes: int
-    replans: int = 0
-    step_seconds: float | None = None
-    predicted_step_seconds: float | None = None
-    predicted_peak_bytes: int | None = None
-    bound_step_seconds: float | None = None
-    unlimited_step_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
-    """What a session was asked for. Limits of 0: what the machine has."""
-
-    device: torch.device
-    limit_bytes: int
-    host_limit_bytes: int
-    min_swap_bytes: int
-    rescue_multiple: int = 1
-    disk: Path | None = None
-    disk_limit_bytes: int = 0
-    policy: str | Policy = RESCUE
-    profile_steps: int = 2
-    search_steps: int = 4
-    saved_plan: tuple[Trace, Plan] | None = None
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+_NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
+_SUSPENDED = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 
 
 class Session:
-    """The object that `with swapkit.budget(...)` gives. Entered once."""
+    """What `with swapkit.budget(...) as session` gives. Entered once; ends when it is lost.
+
+    The methods may be called from any thread; what the session sees is what the thread that
+    entered it saves for backward.
+    """
 
     def __init__(
         self,
@@ -98,13 +60,17 @@ class Session:
         self._config = config
         self._model = model
         self._optimizer = optimizer
-        self._active: _Active | None = None
+        self._active: Life | None = None
         self._final: SessionStats | None = None
         self._course = Course()
-        self._outside: list[Holder] = []
         self._advice: list[str] = []
-        self._peak_bytes = 0
-        self._steps = 0
+        self._on_loss: weakref.finalize[[], Self] | None = None
+        self._installation: Installation | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the session was entered and has not ended."""
+        return self._active is not None and not self._active.is_closed
 
     @property
     def stage(self) -> str:
@@ -123,54 +89,45 @@ class Session:
 
     @property
     def stats(self) -> SessionStats:
-        """What has been done so far; after the block, until its end.
+        """What has been done so far; after the session's end, until then.
 
         Raises:
             SessionError: the session was not entered yet.
         """
-        if self._final is not None:
-            return self._final
-        active = self._require()
-        self.note_peak()
-        moved = active.swapper.scheduler.stats()
-        course = self._look()
-        plan = course.plan
-        predicted = None if plan is None else plan.prediction
-        return SessionStats(
-            budget_bytes=self.limit_bytes,
-            peak_bytes=self._peak_bytes,
-            steps=self._steps,
-            oom_rescues=active.swapper.rescue.count,
-            swapped_out_bytes=moved.copied_out_bytes,
-            swapped_in_bytes=moved.copied_in_bytes,
-            recomputed_regions=active.swapper.recomputed_regions,
-            stall_seconds=moved.stall_ns / 1e9,
-            host_peak_bytes=moved.host_peak_bytes,
-            disk_peak_bytes=moved.disk_peak_bytes,
-            replans=course.replans,
-            step_seconds=course.step_seconds,
-            predicted_step_seconds=None if predicted is None else predicted.seconds,
-            predicted_peak_bytes=None if predicted is None else predicted.peak_bytes,
-            bound_step_seconds=None if plan is None else plan.bound_seconds,
-            unlimited_step_seconds=(
-                None if plan is None or course.trace is None else course.trace.seconds * course.pace
-            ),
-        )
+        return self._final if self._final is not None else self._require().stats()
+
+    def metrics(self, *, prefix: str = "swapkit/") -> dict[str, int | float]:
+        """Return `stats` as a flat dict of numbers, for loggers such as TensorBoard.
+
+        The keys are the names of the fields after the prefix; what is not known yet is left out.
+        `stage` is 0 in the warm-up, 1 in the search and 2 in a stable session. Bytes and seconds.
+
+        Args:
+            prefix: of every key.
+
+        Raises:
+            SessionError: the session was not entered yet.
+
+        Example:
+            >>> import swapkit
+            >>> with swapkit.budget("64MiB") as session:
+            ...     session.mark_step()
+            ...     metrics = session.metrics()
+            >>> metrics["swapkit/budget_bytes"], metrics["swapkit/steps"]
+            (67108864, 1)
+        """
+        return list_metrics(self.stats, self._look().stage, prefix)
 
     def mark_step(self) -> None:
-        """End a step by hand, in a loop that has no optimizer or did not name it.
+        """End a step by hand, in a loop without an optimizer.
 
         Raises:
             SessionError: the session is not active.
         """
         raise_interruption()
-        active = self._require()
-        active.swapper.end_step()
-        set_tag(NO_MODULE)  # backward left its last module's
-        active.installation.pool.note(RingKind.MARK, self._steps)
-        self._steps += 1
-        if active.steering is not None:
-            active.steering.end_step()
+        if not self.is_active:
+            raise SessionError(_NOT_ACTIVE)
+        self._require().mark_step()
 
     def explain(self) -> str:
         """Return what the session did, the plan, and what the budget does not cover, for people.
@@ -181,7 +138,10 @@ class Session:
         Raises:
             SessionError: the session was not entered yet.
         """
-        return explain(self.stats, self._look(), self._policy_name, self._outside)
+        stats = self.stats
+        assert self._installation is not None
+        outside = find_outside(self._installation.device, self._installation.tracker)
+        return explain(stats, self._look(), self._policy_name, outside)
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
@@ -197,87 +157,79 @@ class Session:
             raise SessionError(f"there is no plan to save: {why}")
         write_planned(path, course.trace, course.plan)
 
+    def rescue(self, needed_bytes: int) -> int:
+        """Free bytes of the device, as when an allocation does not fit; return how many.
+
+        0 after the session's end. A graph that was recorded in the session gets back what it needs.
+        """
+        return 0 if self._active is None else self._active.rescue(needed_bytes)
+
+    def hints(self) -> list[str]:
+        """Return what a user could do when memory is out in this session."""
+        return [] if self._active is None else self._active.hints()
+
+    def add_hint(self, text: str) -> None:
+        """Let the message of a step that does not fit say one thing more."""
+        self._advice.append(text)
+
+    def __repr__(self) -> str:
+        if self._active is None and self._final is None:
+            return f"<swapkit session, budget {format_bytes(self.limit_bytes)}, not entered>"
+        state = self.stage if self.is_active else "ended"
+        return f"<swapkit session, {summarize(self.stats, state)}>"
+
     def _look(self) -> Course:
         """Return where the search for a plan stands."""
-        active = self._active
-        if active is not None and active.steering is not None:
-            return active.steering.course()
-        return self._course
+        return self._course if self._active is None else self._active.course()
 
     @property
     def _policy_name(self) -> str:
         policy = self._config.policy
         return policy if isinstance(policy, str) else type(policy).__name__
 
-    # ---- for the installation ------------------------------------------------------------------
-
-    def rescue(self, needed_bytes: int) -> int:
-        """Free bytes of the device; return how many, 0 for none."""
-        active = self._active
-        if active is None:
-            return 0
-        begun = time.perf_counter()
-        freed_bytes = active.swapper.rescue_bytes(needed_bytes)
-        if active.steering is not None:
-            active.steering.note_rescue(time.perf_counter() - begun)
-        return freed_bytes
-
-    def hints(self) -> list[str]:
-        """Return what a user could do when memory is out in this session."""
-        active = self._active
-        if active is None:  # just being entered or left by another thread
-            return []
-        hints = list(self._advice)
-        if active.swapper.mover.host_is_full:
-            limit = self._config.host_limit_bytes
-            size = f" ({format_bytes(limit)})" if limit else ""
-            hints.append(f"the host has no room for more copies{size}: raise host_limit")
-        kept_bytes = active.swapper.resident_bytes()
-        hints.append(
-            f"{format_bytes(kept_bytes)} of saved tensors are still on the device, held by the "
-            "running operator, other references, or below min_swap_bytes"
-        )
-        hints.append(
-            "parameters, gradients, optimizer states and the running operator must fit the budget: "
-            "give a larger one, or a smaller batch or sequence"
-        )
-        return hints
-
-    def add_hint(self, text: str) -> None:
-        """Let the message of a step that does not fit say one thing more."""
-        self._advice.append(text)
-
-    def note_peak(self) -> None:
-        """Count the pool's peak since it was last asked for every session that is active."""
-        if self._active is None:  # just being entered or left by another thread
-            return
-        installation = self._active.installation
-        peak_bytes = installation.pool.peak_take()
-        for session in installation.sessions:
-            session.add_peak(peak_bytes)
-
-    def add_peak(self, peak_bytes: int) -> None:
-        """Note that so many bytes were reserved while the session was active."""
-        self._peak_bytes = max(self._peak_bytes, peak_bytes)
-
     # ---- life ----------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
+    def __call__(self, function: _Function) -> _Function:
+        """Let each call of a function run in a session of its own, as asked for here.
+
+        `swapkit.sessions()[-1]` is that session during the call.
+
+        Raises:
+            InvalidType: it is no function, or one that others run in the middle of: a session sees
+                what its thread does, whoever does it.
+            SessionError: this session was entered.
+        """
+        self._refuse_entered()
+        _check_function(function)
+
+        @functools.wraps(function)
+        def run(*args: object, **kwargs: object) -> object:
+            with Session(self._config, self._model, self._optimizer):
+                return function(*args, **kwargs)
+
+        return cast("_Function", run)
+
+    def _refuse_entered(self) -> None:
         if self._active is not None or self._final is not None:
             raise SessionError("a session is entered once: call swapkit.budget(...) again")
-        installation = ensure_installation(self._config.device)
+
+    def __enter__(self) -> Self:
+        self._refuse_entered()
+        finish_ended()
+        installation = self._installation = ensure_installation(self._config.device)
         if self._model is not None:
             installation.tracker.add_model(self._model)
-        self._outside = find_outside(installation.device, installation.tracker)
-        if self._outside:
-            total_bytes = sum(holder.nbytes for holder in self._outside)
-            _log.info("%s are outside the budget: see explain()", format_bytes(total_bytes))
-        self._active = _Active(installation, self._config)
+        life = Life(installation, self._config, self._model, self._optimizer)
+        life.advice = self._advice
+        self._active = life
         try:
-            self._active.start(self, self._model, self._optimizer)
+            life.start()
         except BaseException:
             self._active = None
             raise
+        self._on_loss = weakref.finalize(self, life.abandon)
+        self._on_loss.atexit = False
+        _list(self)
         return self
 
     def __exit__(
@@ -286,94 +238,92 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        active = self._require()
-        active.check_innermost()
-        final, self._course = self.stats, self._look()
-        active.stop()
-        self._final = final
-        # From now on only the graphs of the block keep its host copies.
-        self._active = self._model = self._optimizer = None
+        """End the session. What goes wrong meanwhile is a note of the block's own exception."""
+        if self._active is None and self._final is None:
+            self._require()
+        errors = self._end()
+        if error is None:
+            raise_first(errors)
+        else:
+            add_notes(error, "while swapkit's session ended", errors)
         raise_interruption()
 
-    def _require(self) -> _Active:
+    def close(self) -> None:
+        """End the session, on any thread and in any order; twice is fine.
+
+        The limit is lifted at once. On another thread than the one that entered, that one's hooks
+        pass everything through from now on, until it leaves its `with` block or ends a step.
+        Graphs that were recorded keep working.
+        """
+        raise_first(self._end())
+        raise_interruption()
+
+    def _end(self) -> list[BaseException]:
+        """End; return what went wrong. What could not be undone is tried again next time."""
+        life = self._active
+        if life is None:
+            finish_ended()
+            return []
+        errors: list[BaseException] = []
+        try:
+            if self._final is None:
+                self._final, self._course = life.stats(), life.course()
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            errors.append(error)
+        errors += life.close()
+        if not errors:
+            if self._on_loss is not None:
+                self._on_loss.detach()
+            # From now on only the graphs of the block keep its host copies.
+            self._active = self._model = self._optimizer = None
+        return errors
+
+    def _require(self) -> Life:
         if self._active is None:
-            raise SessionError("this session is not active: use `with swapkit.budget(...) as s:`")
+            raise SessionError(_NOT_ACTIVE)
         return self._active
 
 
-class _Active:
-    """The parts of a session from its entry to its end."""
+# Those that were entered, in that order; ended ones are dropped when the next one is entered.
+_entered: list[weakref.ref[Session]] = []
+_lock = threading.Lock()
 
-    def __init__(self, installation: Installation, config: SessionConfig) -> None:
-        self.installation = installation
-        device = installation.device
-        scheduler = device.new_scheduler(
-            host_limit_bytes=config.host_limit_bytes,
-            disk=config.disk,
-            disk_limit_bytes=config.disk_limit_bytes,
+
+def sessions() -> tuple[Session, ...]:
+    """Return the sessions that are active, on any thread and device, in the order of their entry.
+
+    `session.close()` ends one from anywhere; a session whose handle is lost has ended.
+
+    Example:
+        >>> import swapkit
+        >>> with swapkit.budget("64MiB") as session:
+        ...     swapkit.sessions() == (session,)
+        True
+        >>> swapkit.sessions()
+        ()
+    """
+    finish_ended()
+    found = (reference() for reference in list(_entered))
+    return tuple(each for each in found if each is not None and each.is_active)
+
+
+def _list(session: Session) -> None:
+    with _lock:
+        present = [each for each in _entered if (other := each()) is not None and other.is_active]
+        _entered[:] = [*present, weakref.ref(session)]
+
+
+def _check_function(function: object) -> None:
+    """Refuse to decorate what does not run from its call to its return.
+
+    Raises:
+        InvalidType: it is no function, or its body runs after the call.
+    """
+    if not callable(function) or isinstance(function, type):
+        raise InvalidType(f"budget(...) decorates functions, not {show(function)}: use `with`")
+    if any(is_suspended(function) for is_suspended in _SUSPENDED):
+        raise InvalidType(
+            f"budget(...) cannot decorate {show(function)}: its body runs after the call, in turns "
+            "with other code, which the budget would cover, too. Use `with swapkit.budget(...):` "
+            "inside, around code that neither yields nor awaits"
         )
-        self.swapper = device.new_swapper(scheduler, limit_bytes=config.limit_bytes)
-        self.swapper.rescue.multiple = config.rescue_multiple
-        self.swapper.rescue.min_bytes = config.min_swap_bytes
-        self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))
-        self.swapper.events = self.hooks.packer
-        self.steering: Steering | None = None
-        self._config = config
-        self._undo = ExitStack()
-
-    def check_innermost(self) -> None:
-        """Refuse to end before, or elsewhere than, what autograd's hooks allow.
-
-        Raises:
-            SessionError: the session began on another thread, or another began after it there.
-        """
-        stack = self.installation.runtime.entered.stack
-        if not stack or stack[-1] is not self.swapper:
-            raise SessionError(
-                "a session must end on the thread it began on, and before those that enclose it: "
-                "leave the `with` blocks in reverse order, or give each its own thread"
-            )
-
-    def start(
-        self,
-        session: Session,
-        model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        """Apply the limit and begin to see saved tensors and steps; all of it or nothing."""
-        installation = self.installation
-        with ExitStack() as undo:
-            for other in installation.sessions:
-                other.note_peak()
-            installation.enter(session)
-            undo.callback(installation.leave, session)
-            installation.pool.peak_take()  # what was reserved before does not count here
-            installation.tracker.start()
-            undo.callback(installation.tracker.stop)
-            if optimizer is not None:
-                before = optimizer.register_step_pre_hook(lambda *_: _leave_modules())
-                undo.callback(before.remove)
-                after = optimizer.register_step_post_hook(lambda *_: session.mark_step())
-                undo.callback(after.remove)
-            self.hooks.enter()
-            undo.callback(self.hooks.leave)
-            runtime = installation.runtime
-            runtime.entered.stack.append(self.swapper)
-            undo.callback(runtime.entered.stack.pop)
-            runtime.active.append(self.swapper)
-            undo.callback(runtime.active.remove, self.swapper)
-            if self._config.policy != RESCUE or self._config.saved_plan is not None:
-                self.steering = Steering(installation, self.hooks, model, optimizer, self._config)
-                self.steering.start()
-                undo.callback(self.steering.stop)
-            self._undo = undo.pop_all()
-
-    def stop(self) -> None:
-        """Undo `start`; the graphs recorded so far keep working."""
-        self._undo.close()
-        self.swapper.scheduler.trim()
-
-
-def _leave_modules() -> None:
-    """What an optimizer step allocates is no module's."""
-    set_tag(NO_MODULE)

@@ -164,7 +164,7 @@ class Steering:
     def _is_innermost(self) -> bool:
         """Whether no other session has begun inside of this one on this thread."""
         stack = self._installation.runtime.entered.stack
-        return bool(stack) and stack[-1] is self._swapper
+        return stack[-1:] == [self._swapper]  # one look: a session may be ended on another thread
 
     @untraced
     def see_forward(

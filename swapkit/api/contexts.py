@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.allocators import choose_device, ensure_installation
-from swapkit._runtime.session import RESCUE, Session, SessionConfig
+from swapkit._runtime.life import RESCUE, SessionConfig
+from swapkit._runtime.session import Session
 from swapkit.api.files import read_argument
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
@@ -60,6 +61,11 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     keeps, swaps or recomputes each saved tensor so that the step is as fast as the budget allows.
     A later step that is another, by the shapes of its inputs or by what it runs, gets its own.
 
+    As a decorator of a function, each call runs in a session of its own. The session ends with the
+    block, by `session.close()`, or when nothing refers to it any more: a notebook cell with
+    `session = swapkit.budget(...).__enter__()` can run again. `swapkit.sessions()` returns what is
+    active.
+
     Budgets nest: the tightest limit holds, and each session keeps its own statistics. The block
     sees what its own thread saves for backward; backward may run on any thread. A forked child,
     such as a `DataLoader` worker, has a pool of its own without a budget: it works for the host.
@@ -88,7 +94,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             are others later, `policy` plans again, which must not be `"rescue"`.
 
     Returns:
-        The session, to be entered once.
+        The session, to be entered once, or to decorate a function.
 
     Raises:
         InvalidArgument: an argument is not understood or not possible.

@@ -10,33 +10,12 @@ import torch
 
 import swapkit
 from swapkit._native.lib import call_back
-from swapkit.errors import SessionError
 from tests.programs import SIDE, leaf
-from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from types import FrameType
 
 EVERYTHING = 1 << 40
-
-
-def test_session_when_left_before_an_inner_one_then_refused_and_both_still_work() -> None:
-    swapkit.install()
-    outer, inner = swapkit.budget("64MiB"), swapkit.budget("32MiB")
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(SessionError, match="reverse order"):
-        outer.__exit__(None, None, None)
-    assert swapkit.memory_stats()["budget_bytes"] == 32 << 20
-    inner.__exit__(None, None, None)
-    outer.__exit__(None, None, None)
-    assert swapkit.memory_stats()["budget_bytes"] == 0
-
-
-def test_session_when_left_on_another_thread_then_refused() -> None:
-    swapkit.install()
-    with swapkit.budget("64MiB") as session, pytest.raises(SessionError):
-        on_thread(lambda: session.__exit__(None, None, None))
 
 
 def test_graph_when_its_session_has_ended_then_the_next_session_may_evict_it() -> None:

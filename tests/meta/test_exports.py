@@ -29,6 +29,7 @@ PUBLIC_NAMES = {
     "plan",
     "record",
     "reset_peak_memory_stats",
+    "sessions",
     "simulate",
     "uninstall",
 }

@@ -78,8 +78,11 @@ struct Packer {
     Terms terms;
     PyObject *observer; // owned: who is told of every event; null or None: nobody
     char follows;       // its calls are the events of the mover's follower
+    char is_inert;      // its session has ended: everything that is saved is kept
 
-    bool is_following() const { return follows != 0 && swapkit::is_following(mover); }
+    bool is_following() const {
+        return follows != 0 && is_inert == 0 && swapkit::is_following(mover);
+    }
 };
 
 // Whether what this thread's pack saved last was new: the first of its group.
@@ -256,7 +259,8 @@ PyObject *packer_pack_plain(PyObject *self, PyObject *tensor) {
 PyObject *pack_now(PyObject *self, PyObject *tensor) {
     auto *packer = reinterpret_cast<Packer *>(self);
     bool is_kept = packer->terms.action == Action::keep || packer->terms.action == Action::pass;
-    if ((is_kept && marks_are_empty()) || as_object(Py_TYPE(tensor)) != links.tensor) {
+    if (packer->is_inert != 0 || (is_kept && marks_are_empty()) ||
+        as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
     return is_observed() ? call_hidden(attribute<"pack_plain">(self), tensor)
@@ -265,7 +269,7 @@ PyObject *pack_now(PyObject *self, PyObject *tensor) {
 
 // Tell the observer, if there is one, what came of an event; false: it raised.
 template <Text name> bool tell(const Packer *packer, PyObject *first, PyObject *second) {
-    if (packer->observer == nullptr || packer->observer == Py_None) {
+    if (packer->observer == nullptr || packer->observer == Py_None || packer->is_inert != 0) {
         return true;
     }
     auto observer = Ref<>::share(packer->observer); // which it may take away
@@ -378,6 +382,7 @@ PyMethodDef packer_methods[] = {
 PyMemberDef packer_members[] = {
     {"observer", T_OBJECT, offsetof(Packer, observer), 0, nullptr},
     {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
+    {"is_inert", T_BOOL, offsetof(Packer, is_inert), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 

@@ -8,7 +8,7 @@ from swapkit._runtime import explaining
 from swapkit._runtime.course import Course
 from swapkit._runtime.explaining import explain
 from swapkit._runtime.fitting import pace
-from swapkit._runtime.session import SessionStats
+from swapkit._runtime.session_stats import SessionStats
 from swapkit.ir.machines import Machine
 from swapkit.planning.planner import make_plan
 from swapkit.planning.trade_offs import TradeOff

@@ -40,6 +40,9 @@ class FakeSession:
     def note_peak(self) -> None:
         pass
 
+    def close(self) -> list[BaseException]:
+        return []
+
     def add_peak(self, peak_bytes: int) -> None:
         pass
 

@@ -13,7 +13,8 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.device import CPU
-from swapkit._runtime.session import Session, SessionConfig
+from swapkit._runtime.life import SessionConfig
+from swapkit._runtime.session import Session
 from swapkit.errors import OverBudget, SessionError
 from tests.support import MIB, limit_above_reserved
 

@@ -20,7 +20,7 @@ from tests.unit.ir.values import PLAN, TRACE
 
 if TYPE_CHECKING:
     from swapkit._runtime.installation import Installation
-    from swapkit._runtime.session import SessionConfig
+    from swapkit._runtime.life import SessionConfig
 
 
 def config_of(limit: float | str = "1GiB", **options: Any) -> SessionConfig:

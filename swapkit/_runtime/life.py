@@ -1,0 +1,315 @@
+"""A session from its entry to its end.
+
+A `Life` acts: it limits the pool, sees saved tensors and steps, and ends. The `Session` that users
+hold refers to its life, never the other way round, so that a handle that is lost ends the session.
+
+What a life has done is taken back in two parts. The limit and everything else that belongs to the
+process goes at once, on whichever thread the session is ended. Hooks of autograd, dispatch modes
+and the plan that is being followed belong to the thread that entered: it takes them back itself, at
+the end of its step or when it next enters or leaves a session. Until then the hooks pass through.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.course import Course
+from swapkit._runtime.hooks import Hooks
+from swapkit._runtime.session_stats import SessionStats, predictions
+from swapkit._runtime.steering import Steering
+from swapkit._runtime.tracking import NO_MODULE
+from swapkit._runtime.undoing import Undo
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.swapper import Swapper
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.planner import Policy
+
+_log = logging.getLogger(__name__)
+RESCUE = "rescue"  # the policy without a plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """What a session was asked for. Limits of 0: what the machine has."""
+
+    device: torch.device
+    limit_bytes: int
+    host_limit_bytes: int
+    min_swap_bytes: int
+    rescue_multiple: int = 1
+    disk: Path | None = None
+    disk_limit_bytes: int = 0
+    policy: str | Policy = RESCUE
+    profile_steps: int = 2
+    search_steps: int = 4
+    saved_plan: tuple[Trace, Plan] | None = None
+
+    @property
+    def plans(self) -> bool:
+        """Whether a plan is looked for, or given."""
+        return self.policy != RESCUE or self.saved_plan is not None
+
+
+class Life:
+    """One session while it is active, as the installation sees it."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        config: SessionConfig,
+        model: torch.nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        """Prepare; nothing changes before `start`."""
+        self.installation = installation
+        self.limit_bytes = config.limit_bytes
+        device = installation.device
+        scheduler = device.new_scheduler(
+            host_limit_bytes=config.host_limit_bytes,
+            disk=config.disk,
+            disk_limit_bytes=config.disk_limit_bytes,
+        )
+        self.swapper = device.new_swapper(scheduler, limit_bytes=config.limit_bytes)
+        self.swapper.rescue.multiple = config.rescue_multiple
+        self.swapper.rescue.min_bytes = config.min_swap_bytes
+        self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))
+        self.swapper.events = self.hooks.packer
+        self.steering: Steering | None = None
+        self.is_closed = False
+        self._config = config
+        self._model = model
+        self._optimizer = optimizer
+        self._thread = threading.current_thread()
+        self._entered = installation.runtime.entered.stack  # this thread's
+        self._of_process = Undo()
+        self._of_thread = Undo()
+        self._closing = threading.RLock()
+        self._steps = 0
+        self._peak_bytes = 0
+        self.advice: list[str] = []  # the user's own, if a step does not fit
+
+    # ---- what it has done ------------------------------------------------------------------------
+
+    def course(self) -> Course:
+        """Return where the search for a plan stands."""
+        return Course() if self.steering is None else self.steering.course()
+
+    def stats(self) -> SessionStats:
+        """Return what has been done so far."""
+        self.note_peak()
+        moved = self.swapper.scheduler.stats()
+        course = self.course()
+        return SessionStats(
+            budget_bytes=self.limit_bytes,
+            peak_bytes=self._peak_bytes,
+            steps=self._steps,
+            oom_rescues=self.swapper.rescue.count,
+            swapped_out_bytes=moved.copied_out_bytes,
+            swapped_in_bytes=moved.copied_in_bytes,
+            recomputed_regions=self.swapper.recomputed_regions,
+            stall_seconds=moved.stall_ns / 1e9,
+            host_peak_bytes=moved.host_peak_bytes,
+            disk_peak_bytes=moved.disk_peak_bytes,
+            replans=course.replans,
+            step_seconds=course.step_seconds,
+            **predictions(course),  # type: ignore[arg-type]
+        )
+
+    def mark_step(self) -> None:
+        """End a step."""
+        self.swapper.end_step()
+        set_tag(NO_MODULE)  # backward left its last module's
+        self.installation.pool.note(RingKind.MARK, self._steps)
+        self._steps += 1
+        if self.steering is not None:
+            self.steering.end_step()
+        finish_ended()
+
+    # ---- for the installation: any thread --------------------------------------------------------
+
+    def rescue(self, needed_bytes: int) -> int:
+        """Free bytes of the device; return how many, 0 for none."""
+        begun = time.perf_counter()
+        freed_bytes = self.swapper.rescue_bytes(needed_bytes)
+        if self.steering is not None:
+            self.steering.note_rescue(time.perf_counter() - begun)
+        return freed_bytes
+
+    def hints(self) -> list[str]:
+        """Return what a user could do when memory is out in this session."""
+        hints = list(self.advice)
+        if self.swapper.mover.host_is_full:
+            limit = self._config.host_limit_bytes
+            size = f" ({format_bytes(limit)})" if limit else ""
+            hints.append(f"the host has no room for more copies{size}: raise host_limit")
+        kept_bytes = self.swapper.resident_bytes()
+        hints.append(
+            f"{format_bytes(kept_bytes)} of saved tensors are still on the device, held by the "
+            "running operator, other references, or below min_swap_bytes"
+        )
+        hints.append(
+            "parameters, gradients, optimizer states and the running operator must fit the budget: "
+            "give a larger one, or a smaller batch or sequence"
+        )
+        return hints
+
+    def note_peak(self) -> None:
+        """Count the pool's peak since it was last asked for every session that is active."""
+        if self.is_closed:
+            return
+        peak_bytes = self.installation.pool.peak_take()
+        for session in self.installation.sessions:
+            session.add_peak(peak_bytes)
+
+    def add_peak(self, peak_bytes: int) -> None:
+        """Note that so many bytes were reserved while the session was active."""
+        self._peak_bytes = max(self._peak_bytes, peak_bytes)
+
+    # ---- beginning -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Apply the limit and begin to see saved tensors and steps; all of it or nothing."""
+        finish_ended()
+        try:
+            self._start_process()
+            self._start_thread()
+        except BaseException:
+            for undo in (self._of_thread, self._of_process):
+                for error in undo.run():
+                    _log.error("while a session that could not begin was undone", exc_info=error)
+            raise
+
+    def _start_process(self) -> None:
+        installation, undo = self.installation, self._of_process
+        for other in installation.sessions:
+            other.note_peak()
+        undo.add(self.swapper.scheduler.trim)
+        undo.add(lambda: installation.leave(self))
+        installation.enter(self)
+        installation.pool.peak_take()  # what was reserved before does not count here
+        if self._optimizer is not None:
+            before = self._optimizer.register_step_pre_hook(lambda *_: _leave_modules())
+            undo.add(before.remove)
+            after = self._optimizer.register_step_post_hook(lambda *_: self.mark_step())
+            undo.add(after.remove)
+        for swappers in (self._entered, installation.runtime.active):
+            undo.add(functools.partial(_remove, swappers, self.swapper))
+            swappers.append(self.swapper)
+
+    def _start_thread(self) -> None:
+        installation, undo = self.installation, self._of_thread
+        installation.tracker.start()
+        undo.add(_once(installation.tracker.stop))
+        undo.add(self.hooks.leave)
+        self.hooks.enter()
+        if self._config.plans:
+            steering = Steering(
+                installation, self.hooks, self._model, self._optimizer, self._config
+            )
+            undo.add(steering.stop)
+            self.steering = steering
+            steering.start()
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this thread may take back what the one that entered has: nobody else would."""
+        return threading.current_thread() is self._thread or not self._thread.is_alive()
+
+    def close(self) -> list[BaseException]:
+        """End, from any thread; the graphs recorded so far keep working. Again: what failed.
+
+        Returns:
+            What was raised on the way. All that could be taken back was.
+        """
+        with self._closing:
+            self.note_peak()
+            self._go_inert()
+            errors = self._of_thread.run() if self.is_own else []
+            errors += self._of_process.run()
+            if not self.is_own and self not in _ending:
+                _ending.append(self)
+        return errors
+
+    def abandon(self) -> None:
+        """End because the session's handle is gone.
+
+        The interpreter calls this anywhere, on any thread: nothing here waits for a lock.
+        """
+        self._go_inert()
+        _ending.append(self)
+        lock = self.installation.lock
+        if lock._is_owned() or not lock.acquire(blocking=False):  # type: ignore[attr-defined]  # noqa: SLF001
+            return  # in the middle of something that must not change; whoever ends a step goes on
+        try:
+            self.installation.leave(self)
+        finally:
+            lock.release()
+        level = logging.INFO if self._steps else logging.WARNING
+        _log.log(
+            level,
+            "a session with a budget of %s has ended: its handle is gone. Keep what "
+            "`with swapkit.budget(...) as session` gives for as long as it is to hold",
+            format_bytes(self.limit_bytes),
+        )
+
+    def _go_inert(self) -> None:
+        self.is_closed = True
+        self.hooks.packer.is_inert = True
+
+    def finish(self) -> bool:
+        """Take back what this thread may; return whether nothing is left."""
+        with self._closing:
+            is_own = self.is_own
+            errors = self._of_thread.run() if is_own else []
+            errors += self._of_process.run()
+        for error in errors:
+            _log.error("while a session that has ended was undone", exc_info=error)
+        return is_own
+
+
+# Lives that have ended and left something behind that only their own thread takes back.
+_ending: list[Life] = []
+
+
+def finish_ended() -> None:
+    """Take back what lives that have ended elsewhere have left on this thread."""
+    for life in list(_ending):
+        if life.finish():
+            with suppress(ValueError):  # another thread was faster
+                _ending.remove(life)
+
+
+def _leave_modules() -> None:
+    """What an optimizer step allocates is no module's."""
+    set_tag(NO_MODULE)
+
+
+def _remove(swappers: list[Swapper], swapper: Swapper) -> None:
+    """Take a swapper out of a list, if it is there: a step of undoing may run twice."""
+    with suppress(ValueError):
+        swappers.remove(swapper)
+
+
+def _once(step: Callable[[], object]) -> Callable[[], object]:
+    """Return what runs a step once, even if that fails: the step counts its calls."""
+    left = [step]
+    return lambda: left.pop()() if left else None
