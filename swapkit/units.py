@@ -9,6 +9,7 @@ import reprlib
 
 from swapkit.errors import InvalidArgument
 
+MIB = 1 << 20
 MOST_BYTES = 1 << 60
 MOST_DIGITS = 30  # of an amount that is looked at closely; more are too many in every unit
 _FACTORS = {
@@ -22,25 +23,31 @@ _FACTORS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+# The same without the "b", as many tools write them: "10G" is "10GB", "10Gi" is "10GiB".
+_FACTORS |= {unit[:-1]: factor for unit, factor in _FACTORS.items() if len(unit) > 1}
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|[a-z]+)?\s*", re.IGNORECASE)
 _ACCEPTED = 'bytes (an int), "10GiB", "500MB", "80%", or a fraction such as 0.8'
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
 
 
-def parse_bytes(amount: int | float | str, *, whole_bytes: int | None = None, name: str) -> int:
+def parse_bytes(
+    amount: int | float | str, *, whole_bytes: int | None = None, name: str, least: int = 1
+) -> int:
     """Turn what a user wrote into bytes.
 
     Args:
-        amount: bytes, text with a unit, or a share of `whole_bytes` (`"80%"`, `0.8`).
+        amount: bytes, text with a unit, or a share of `whole_bytes` (`"80%"`, `0.8`). `"10GB"` and
+            `"10G"` are 10 * 10**9 bytes, `"10GiB"` and `"10Gi"` 10 * 2**30.
         whole_bytes: what a share refers to; None: shares are not accepted.
         name: of the argument, for the error text.
+        least: 1, or 0 where no bytes are an amount, too.
 
     Returns:
-        At least 1.
+        At least `least`.
 
     Raises:
-        InvalidArgument: the amount is not understood, not positive, more than any device has, or a
+        InvalidArgument: the amount is not understood, too small, more than any device has, or a
             share without a whole.
 
     Example:
@@ -51,14 +58,17 @@ def parse_bytes(amount: int | float | str, *, whole_bytes: int | None = None, na
     """
     number = _plain_number(amount)
     share = _share_of(amount, number)
-    if share is not None:
+    if number == 0 and least == 0:
+        nbytes = 0
+    elif share is not None:
         nbytes = _apply_share(amount, share, whole_bytes, name)
     elif number is not None:
         nbytes = _whole_number(amount, number, name)
     else:
         nbytes = _parse_text(amount, name)
-    if nbytes < 1:
-        raise InvalidArgument(f"{name}={show(amount)} is less than one byte; expected {_ACCEPTED}")
+    if nbytes < least:
+        few = "one byte" if least else "no bytes"
+        raise InvalidArgument(f"{name}={show(amount)} is less than {few}; expected {_ACCEPTED}")
     if nbytes > MOST_BYTES:
         raise InvalidArgument(
             f"{name}={show(amount)} is more than any device has; expected {_ACCEPTED}"
@@ -138,6 +148,16 @@ def show(value: object) -> str:
         return _SHOWN.repr(value)
     except ValueError:  # an int of more digits than Python prints
         return "a number of very many digits"
+
+
+def format_limit(nbytes: int) -> str:
+    """Return an amount as a user may write it for a limit: rounded up to whole MiB.
+
+    Example:
+        >>> format_limit(1 << 30), format_limit((1 << 20) + 1)
+        ('1024MiB', '2MiB')
+    """
+    return f"{-(-nbytes // MIB)}MiB"
 
 
 def format_bytes(nbytes: float) -> str:

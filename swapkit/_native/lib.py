@@ -9,17 +9,16 @@ import logging
 import signal
 import threading
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swapkit import errors
+from swapkit._native.missing import explain_missing
 
 try:
     from swapkit._native._lib import ffi, lib
-except ImportError as error:  # pragma: no cover - an installation without its compiled part
-    raise errors.NativeBuildError(
-        f"swapkit's compiled core could not be loaded ({error}). It is built when swapkit is "
-        "installed: run `pip install .` (or `make setup` in a checkout) with gcc available."
-    ) from error
+except ImportError as error:
+    raise errors.NativeBuildError(explain_missing(Path(__file__).parents[2], error)) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,4 +24,7 @@ class Course:
     why_none: str = ""  # why there is no plan and will be none
     replans: int = 0  # how often another plan was needed
     pace: float = 1.0  # how long steps have taken, by what was recorded and predicted for them
-    step_seconds: float | None = None  # median of the latest steps, from their first forward on
+    # Medians of the latest steps, each from its first forward on: of those of the present kind, to
+    # which the plan belongs, and of each other kind.
+    step_seconds: float | None = None
+    other_step_seconds: tuple[float, ...] = ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swapkit.planning.planner import POLICIES, trade_offs
 from swapkit.planning.reasons import explain_decisions
+from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.plans import format_plan, format_trade_offs
 from swapkit.reporting.text import format_holders
 from swapkit.units import format_bytes
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from swapkit._runtime.course import Course
     from swapkit._runtime.session_stats import SessionStats
     from swapkit.reporting.text import Holder
+
+MOST_KINDS = 4  # of steps, beside the present one
 
 
 def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[Holder]) -> str:
@@ -30,6 +33,8 @@ def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[
         f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
         *_explain_plan(stats, course, policy),
     ]
+    if course.other_step_seconds:
+        lines += ["", _describe_others(course.other_step_seconds)]
     if outside:
         total_bytes = sum(holder.nbytes for holder in outside)
         lines.append(
@@ -38,6 +43,14 @@ def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[
         )
         lines += format_holders(outside)
     return "\n".join(lines)
+
+
+def _describe_others(medians: Sequence[float]) -> str:
+    """Return a line about steps that are of another kind than those of the plan."""
+    shown = ", ".join(format_seconds(seconds) for seconds in medians[:MOST_KINDS])
+    rest = f" and {len(medians) - MOST_KINDS} more" if len(medians) > MOST_KINDS else ""
+    kinds = "one other kind" if len(medians) == 1 else f"{len(medians)} other kinds"
+    return f"steps of {kinds}, with plans of their own: {shown}{rest}"
 
 
 def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[str]:

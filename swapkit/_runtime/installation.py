@@ -16,14 +16,15 @@ import torch
 from typing_extensions import TypeVar
 
 from swapkit._native.entry import Entry
-from swapkit._native.pool import Pool
+from swapkit._native.pool import BlockState, Pool
+from swapkit._runtime.advice import advise_here
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.holders import find_holders
 from swapkit._runtime.undoing import raise_first
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import OverBudget, SessionError
 from swapkit.reporting.text import Failure, format_failure
-from swapkit.units import format_bytes
+from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -43,8 +44,8 @@ class ActiveSession(Protocol):
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device; return how many, 0 for none."""
 
-    def hints(self) -> list[str]:
-        """Return what a user could do when memory is out in this session."""
+    def hints(self, needed_bytes: int) -> list[str]:
+        """Return what a user could do when memory is out, and so many bytes were needed."""
 
     def note_peak(self) -> None:
         """Count the pool's peak since it was last asked."""
@@ -175,24 +176,30 @@ class Installation(Generic[_Pool]):
     def explain(self, nbytes: int) -> str:
         """Return what an allocation of `nbytes` that failed should say."""
         stats = self.pool.stats()
-        hints = [hint for session in reversed(self.sessions) for hint in session.hints()]
+        in_use_bytes = stats["allocated_bytes.all.current"]
+        hints = advise_here(stats)
+        for session in reversed(self.sessions):
+            hints += session.hints(in_use_bytes + nbytes)
         if not self.sessions:
-            hints = [
+            hints += [
                 "train inside `with swapkit.budget(limit, model, optimizer):`, which moves saved "
                 "tensors to the host instead of failing",
-                "a smaller batch or sequence, or a larger limit",
+                f"a limit of at least {format_limit(in_use_bytes + nbytes)}, or a smaller batch or "
+                "sequence",
             ]
+        blocks = self.pool.blocks()
         return format_failure(
             Failure(
                 asked=nbytes,
                 where=_describe_place(self.tracker),
-                in_use=stats["allocated_bytes.all.current"],
+                in_use=in_use_bytes,
                 reserved=stats["reserved_bytes.all.current"],
                 budget=stats["budget_bytes"],
                 device=_label(self.device.name),
                 device_bytes=self.total_bytes,
                 holders=find_holders(self.device, self.tracker),
                 hints=list(dict.fromkeys(hints)),
+                pieces=[each.nbytes for each in blocks if each.state is BlockState.CACHED],
             )
         )
 

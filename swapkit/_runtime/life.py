@@ -27,7 +27,7 @@ from swapkit._runtime.session_stats import SessionStats, predictions
 from swapkit._runtime.steering import Steering
 from swapkit._runtime.tracking import NO_MODULE
 from swapkit._runtime.undoing import Undo
-from swapkit.units import format_bytes
+from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ class Life:
         self._closing = threading.RLock()
         self._steps = 0
         self._peak_bytes = 0
-        self.advice: list[str] = []  # the user's own, if a step does not fit
+        self.advice: list[Callable[[int], str]] = []  # the user's own, given the bytes needed
 
     # ---- what it has done ------------------------------------------------------------------------
 
@@ -152,23 +152,38 @@ class Life:
             self.steering.note_rescue(time.perf_counter() - begun)
         return freed_bytes
 
-    def hints(self) -> list[str]:
-        """Return what a user could do when memory is out in this session."""
-        hints = list(self.advice)
-        if self.swapper.mover.host_is_full:
-            limit = self._config.host_limit_bytes
-            size = f" ({format_bytes(limit)})" if limit else ""
-            hints.append(f"the host has no room for more copies{size}: raise host_limit")
+    def hints(self, needed_bytes: int) -> list[str]:
+        """Return what a user could do when memory is out in this session.
+
+        Args:
+            needed_bytes: of the device, for the request that failed beside what is in use.
+        """
+        hints = [advise(needed_bytes) for advise in self.advice]
         kept_bytes = self.swapper.resident_bytes()
-        hints.append(
-            f"{format_bytes(kept_bytes)} of saved tensors are still on the device, held by the "
-            "running operator, other references, or below min_swap_bytes"
-        )
+        if self.swapper.mover.host_is_full:
+            hints.append(self._advise_host(kept_bytes))
+        if kept_bytes:
+            hints.append(
+                f"{format_bytes(kept_bytes)} of saved tensors are still on the device, held by the "
+                "running operator, other references, or below min_swap_bytes"
+            )
+        larger = "a larger one"
+        if needed_bytes > self.limit_bytes:
+            larger = f"at least {format_limit(needed_bytes)}, if nothing else can be freed"
         hints.append(
             "parameters, gradients, optimizer states and the running operator must fit the budget: "
-            "give a larger one, or a smaller batch or sequence"
+            f"give {larger}, or a smaller batch or sequence"
         )
         return hints
+
+    def _advise_host(self, kept_bytes: int) -> str:
+        limit = self._config.host_limit_bytes
+        if not limit:
+            return "the host has no room for more copies: give a folder as disk="
+        return (
+            f"the host has no room for more copies ({format_bytes(limit)}): raise host_limit; the "
+            f"next to try is {format_limit(limit + kept_bytes)}"
+        )
 
     def note_peak(self) -> None:
         """Count the pool's peak since it was last asked for every session that is active."""

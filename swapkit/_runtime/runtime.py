@@ -13,7 +13,7 @@ from swapkit._runtime.clock import Clock
 from swapkit._runtime.device import CPU, TYPES, Device
 from swapkit._runtime.shim import load_shim
 from swapkit._runtime.tracking import ModuleTracker
-from swapkit.config.environment import apply_log_level, read_environment
+from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
 
 if TYPE_CHECKING:
     from swapkit._runtime.saved import StorageGroup
@@ -41,7 +41,9 @@ class Runtime:
     """The names of modules, the clock of operators, and the devices."""
 
     def __init__(self) -> None:
-        apply_log_level(read_environment())
+        environment = read_environment()
+        apply_log_level(environment)
+        note_without_effect(environment)
         self.shim = load_shim()
         self.tracker = ModuleTracker()
         # Guards the sessions and what they move: one lock for all, since each may be asked for

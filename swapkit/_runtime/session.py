@@ -63,7 +63,7 @@ class Session:
         self._active: Life | None = None
         self._final: SessionStats | None = None
         self._course = Course()
-        self._advice: list[str] = []
+        self._advice: list[Callable[[int], str]] = []
         self._on_loss: weakref.finalize[[], Self] | None = None
         self._installation: Installation | None = None
 
@@ -164,13 +164,21 @@ class Session:
         """
         return 0 if self._active is None else self._active.rescue(needed_bytes)
 
-    def hints(self) -> list[str]:
-        """Return what a user could do when memory is out in this session."""
-        return [] if self._active is None else self._active.hints()
+    def hints(self, needed_bytes: int = 0) -> list[str]:
+        """Return what a user could do when memory is out in this session.
 
-    def add_hint(self, text: str) -> None:
-        """Let the message of a step that does not fit say one thing more."""
-        self._advice.append(text)
+        Args:
+            needed_bytes: of the device, for the request that failed beside what is in use.
+        """
+        return [] if self._active is None else self._active.hints(needed_bytes)
+
+    def add_hint(self, advise: Callable[[int], str]) -> None:
+        """Let the message of a step that does not fit say one thing more.
+
+        Args:
+            advise: given the bytes of the device that were needed, returns what to try.
+        """
+        self._advice.append(advise)
 
     def __repr__(self) -> str:
         if self._active is None and self._final is None:

@@ -8,9 +8,8 @@ count as the same, and each begins where the one before has ended.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from swapkit._runtime.parts import end_part, make_part
 from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
+from swapkit._runtime.step_times import StepTimes
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
 from swapkit.planning.smoothing import smooth_times
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
-STEPS_TIMED = 32  # the latest ones, whose median is the time of a step
 ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
@@ -93,7 +92,7 @@ class Steering:
         self._began_bytes = 0
         self._rescues_before = 0
         self._rescue_seconds = 0.0
-        self._seconds: deque[float] = deque(maxlen=STEPS_TIMED)
+        self._times = StepTimes()
 
     def course(self) -> Course:
         """Return where the present steps are."""
@@ -106,7 +105,8 @@ class Steering:
             machine=self._machine,
             why_none="" if case is None else case.why_none,
             replans=self._learner.replans,
-            step_seconds=statistics.median(self._seconds) if self._seconds else None,
+            step_seconds=self._times.median(self._learner.kind),
+            other_step_seconds=self._times.others(self._learner.kind),
         )
 
     def note_rescue(self, seconds: float) -> None:
@@ -261,7 +261,7 @@ class Steering:
         recorder.stop()
         if not recorder.savings.events:
             return None  # nothing was saved: there is nothing to plan, as yet
-        known = self._seconds[-1] if self._seconds else 0.0
+        known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
         return smooth_times(trace)
 
@@ -283,7 +283,7 @@ class Steering:
         report = self._following.end_step() if self._following is not None else None
         trace = self._stop_recording()
         if instruction.mode is not Mode.RECORD:
-            self._seconds.append(seconds)
+            self._times.add(self._learner.kind, seconds)
         outcome = Outcome(
             seconds=seconds,
             rescues=self._swapper.rescue.count - self._rescues_before,

@@ -118,7 +118,7 @@ class Arguments(Settings):
         if optimizer is not None and self.swap_optimizer:
             offload(optimizer)
         if self.is_fixed_limit:
-            session.add_hint(self.hint)
+            session.add_hint(self.advise)
         return session
 
     def _choose_policy(self, limit_bytes: int, planned_bytes: int) -> str | Policy | None:

@@ -86,8 +86,8 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         disk_limit: most bytes of that file; None: what the file system has.
         device: `"cpu"`, `"cuda"` (the current GPU) or `"cuda:1"`. None: where the model is; without
             one, the current GPU if swapkit is installed on CUDA, else the CPU.
-        min_swap_bytes: smaller saved storages are never moved; at least 1024. None: what the
-            environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
+        min_swap_bytes: smaller saved storages are never moved; at least 1024, which 0 means,
+            too. None: what the environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
         profile_steps: steps before there is a plan; the last of them is recorded.
         search_steps: plans that are tried, a step each, before one is settled on.
         plan: file that `session.save_plan` wrote: followed from the first step on; when steps
@@ -145,7 +145,7 @@ def _least_bytes(asked: int | str | None, usual: int) -> int:
     """Return the bytes from which on a saved storage is moved."""
     if asked is None:
         return usual
-    least = parse_bytes(asked, name="min_swap_bytes")
+    least = parse_bytes(asked, name="min_swap_bytes", least=0) or MIN_SWAP_BYTES
     if least < MIN_SWAP_BYTES:
         raise InvalidArgument(f"min_swap_bytes={asked!r}: the least possible is {MIN_SWAP_BYTES}")
     return least

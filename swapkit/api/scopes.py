@@ -103,8 +103,8 @@ def offload(
             graph: memory is given up 3n operators after it was saved, waiting for the copy if need
             be, or as soon as nobody but the graph has it; and the copy back begins n operators
             before the first use.
-        min_bytes: smaller storages stay; at least what the environment variable
-            MIN_SWAP_TENSOR_SIZE says, or 1024 bytes.
+        min_bytes: smaller storages stay. Less than what the environment variable
+            MIN_SWAP_TENSOR_SIZE says, or 1024 bytes, means that; so 0 moves all that can be moved.
 
     Returns:
         What it was applied to (for a function: one in its place); without `target`, something to
@@ -162,7 +162,7 @@ def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Swap:
     is_count = isinstance(prefetch, int) and not isinstance(prefetch, bool) and prefetch >= 1
     if prefetch is not None and not is_count:
         raise InvalidArgument(f"prefetch={prefetch!r}: expected None or a whole number from 1 on")
-    least = parse_bytes(min_bytes, name="min_bytes")
+    least = parse_bytes(min_bytes, name="min_bytes", least=0)
     least = max(least, read_environment().min_swap_bytes)
     return Swap(to=to, prefetch=prefetch, min_bytes=least)
 

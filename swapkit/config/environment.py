@@ -2,9 +2,10 @@
 
 `MIN_SWAP_TENSOR_SIZE`: saved storages of fewer bytes never move; 1024 at least, and by default.
 `SWAP_SIZE_MULTIPLE`: a rescue frees so many times the bytes that are missing; 1 at least, and by
-default. `MEMORY_FRAGMENTATION`: 1 asks for pools by lifetime. `SWAP_LOG_LEVEL`, from 0 (all) to 4,
-and `SWAP_LOG_RANK`, one process or -1 for all: what is logged, and by whom. A value that is none of
-these is replaced by the default, or the least, with a warning.
+default. `MEMORY_FRAGMENTATION`: 1 asks for pools by lifetime, and does nothing yet.
+`SWAP_LOG_LEVEL`, from 0 (all) to 4, and `SWAP_LOG_RANK`, one process or -1 for all: what is logged,
+and by whom; to standard error unless the program has set up `logging` itself. A value that is none
+of these is replaced by the default, or the least, with a warning.
 
 What the allocator is told by variables of torch's is in `allocator_settings.py`.
 
@@ -17,19 +18,19 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_log = logging.getLogger(__name__)
 # Smaller storages are never moved: a transfer costs more than they bring.
 MIN_SWAP_BYTES = 1024
-
-
 # By SWAP_LOG_LEVEL.
 LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 ALL_RANKS = -1
@@ -90,12 +91,42 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     )
 
 
+class _OwnHandler(logging.StreamHandler[TextIO]):
+    """Writes to standard error as long as the program has no handlers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("swapkit %(levelname)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            self.stream = sys.stderr  # whatever that is by now
+            super().emit(record)
+
+
 def apply_log_level(environment: Environment) -> None:
-    """Let swapkit log what the environment asks for, if it does."""
-    if environment.log_level is not None:
-        is_meant = environment.log_rank in {ALL_RANKS, environment.rank}
-        level = environment.log_level if is_meant else logging.CRITICAL + 1
-        logging.getLogger("swapkit").setLevel(level)
+    """Let swapkit log what the environment asks for, if it does.
+
+    Without a handler Python prints warnings only, whatever the level is.
+    """
+    if environment.log_level is None:
+        return
+    is_meant = environment.log_rank in {ALL_RANKS, environment.rank}
+    level = environment.log_level if is_meant else logging.CRITICAL + 1
+    logger = logging.getLogger("swapkit")
+    logger.setLevel(level)
+    if not any(isinstance(handler, _OwnHandler) for handler in logger.handlers):
+        logger.addHandler(_OwnHandler())
+
+
+def note_without_effect(environment: Environment) -> None:
+    """Say of settings that do nothing that they do nothing; called once a process."""
+    if environment.memory_fragmentation:
+        _log.warning(
+            "MEMORY_FRAGMENTATION=1 does nothing yet: there are no pools by lifetime. Free memory "
+            "serves any request, wherever it lies, unless PYTORCH_CUDA_ALLOC_CONF says "
+            "expandable_segments:False"
+        )
 
 
 def _bytes(text: str) -> int:

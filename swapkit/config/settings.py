@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit.config.environment import MIN_SWAP_BYTES
-from swapkit.units import format_bytes
+from swapkit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from swapkit.config.smart_swap import SmartSwapConfig
@@ -83,13 +83,15 @@ class Settings:
         """
         return device_bytes if self.limit_bytes is None else min(self.limit_bytes, device_bytes)
 
-    @property
-    def hint(self) -> str:
-        """What to tell a user whose step does not fit; empty: nothing beyond the usual."""
-        if self.limit_bytes is None:
-            return ""
+    def advise(self, needed_bytes: int) -> str:
+        """Return what to tell a user whose step does not fit the size that was given.
+
+        Args:
+            needed_bytes: of the device, for the request that failed beside what was in use.
+        """
+        size = format_bytes(self.limit_bytes or 0)
         return (
-            f"--adaptive-recompute-device-size gives {format_bytes(self.limit_bytes)}: start again "
-            "with another size (halve the interval between one that fits and one that does not), "
-            "or leave it away to have the device's memory"
+            f"--adaptive-recompute-device-size gives {size}: the next size to try is "
+            f"{-(-needed_bytes // MIB)} (MiB), which holds what was asked for here; or leave the "
+            "flag away to have the device's memory"
         )

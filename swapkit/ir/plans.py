@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
+
+from swapkit.units import format_bytes
 
 VERSION = 1
 
@@ -54,7 +57,7 @@ class Prediction:
     stall_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """Decisions for the storages of one trace; what is not named is kept."""
 
@@ -65,6 +68,20 @@ class Plan:
     prediction: Prediction | None = None
     bound_seconds: float | None = None  # no plan for this budget takes less
     version: int = VERSION
+
+    def __repr__(self) -> str:
+        """In one line: there may be thousands of decisions."""
+        counts = Counter(decision.action.value for decision in self.decisions)
+        what = ", ".join(f"{action} {count}" for action, count in sorted(counts.items()))
+        found = self.prediction
+        predicted = (
+            "not simulated"
+            if found is None
+            else f"{found.seconds:.4g} s, peak {format_bytes(found.peak_bytes)}"
+        )
+        policy = self.policy or "of the user"
+        budget = format_bytes(self.budget_bytes)
+        return f"<Plan {policy}: {what or 'keep all'}; budget {budget}; {predicted}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ import enum
 from dataclasses import dataclass
 from itertools import accumulate
 
+from swapkit.units import format_bytes
+
 VERSION = 1
 BEFORE = -1  # the birth of what was there before the step
 
@@ -94,7 +96,7 @@ class Event:
     operator: int  # the first operator that ran after it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Trace:
     """One step. `base_bytes`: in use throughout, by nothing that is listed."""
 
@@ -108,6 +110,15 @@ class Trace:
     step_seconds: float = 0.0  # what such a step takes unrecorded, without a limit; 0: not known
     reserved_ratio: float = 1.0  # most bytes reserved by those in use then
     version: int = VERSION
+
+    def __repr__(self) -> str:
+        """In one line: the tables have thousands of rows."""
+        label = f"{self.label}: " if self.label else ""
+        return (
+            f"<Trace {label}{len(self.operators)} operators, {len(self.storages)} storages, "
+            f"{len(self.events)} events, {self.seconds:.4g} s, "
+            f"peak {format_bytes(self.peak_bytes)}>"
+        )
 
     @property
     def seconds(self) -> float:

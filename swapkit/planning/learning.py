@@ -49,6 +49,7 @@ RECORDINGS = 3  # of one case; after that it is known to change from step to ste
 PATIENCE = 8  # and recorded after so many steps, then twice as many, and so on,
 MOST_PATIENCE = 1024
 REGULAR_STEPS = 8  # until so many went as planned
+STRANGE = "strange"  # the kind of all steps that have no plan of their own
 STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
 # A plan's time in the search is a single step's. Once it was followed for some steps, another that
 # took a smaller share of their median has its turn.
@@ -207,6 +208,11 @@ class Learner:
     def stage(self) -> Stage:
         """Of the step that runs, or ran last."""
         return Stage.WARMUP if self._now is None else self._now.stage
+
+    @property
+    def kind(self) -> str:
+        """Of the step that runs, or ran last: steps of the same kind follow the same plan."""
+        return STRANGE if self._now is self._general else self._signature
 
     @property
     def case(self) -> Case | None:

@@ -78,7 +78,10 @@ def format_stats(stats: Mapping[str, int], *, title: str) -> str:
 
 
 class Failure(NamedTuple):
-    """What is known about an allocation that failed. Amounts are bytes; 0 budget: none."""
+    """What is known about an allocation that failed. Amounts are bytes; 0 budget: none.
+
+    `pieces`: free memory that is reserved, as it lies; what could still be reserved is one more.
+    """
 
     asked: int
     where: str
@@ -89,23 +92,41 @@ class Failure(NamedTuple):
     device_bytes: int
     holders: Sequence[Holder]
     hints: Sequence[str]
+    pieces: Sequence[int] = ()
+
+
+def _describe_free(failure: Failure, whole: int) -> str:
+    """Return how much could still be given, and in how large a piece if that is the trouble."""
+    free = max(0, whole - failure.in_use)
+    pieces = [nbytes for nbytes in (*failure.pieces, whole - failure.reserved) if nbytes > 0]
+    if failure.asked > free or failure.asked <= max(pieces, default=0):
+        return f"at most {format_bytes(free)} could still be given"
+    if not pieces:
+        return f"{format_bytes(free)} are not in use, but wait for work on other streams"
+    return (
+        f"{format_bytes(free)} are free, but in {len(pieces)} "
+        f"{'piece' if len(pieces) == 1 else 'pieces'}, the largest of "
+        f"{format_bytes(max(pieces))}"
+    )
 
 
 def format_failure(failure: Failure) -> str:
     """Return the text of an out-of-memory error: asked, possible, held by whom, what to try."""
+    whole = failure.budget or failure.device_bytes
     limit = (
-        f"the budget is {format_bytes(failure.budget)}"
+        f"the budget is {format_bytes(whole)}"
         if failure.budget
-        else f"there is no budget; the device has {format_bytes(failure.device_bytes)}"
+        else f"there is no budget; the device has {format_bytes(whole)}"
     )
+    if failure.asked > whole:
+        limit += ", less than this request alone"
     where = f" in {failure.where}" if failure.where else ""
-    free = max(0, (failure.budget or failure.device_bytes) - failure.in_use)
     lines = [
         f"swapkit: out of memory on {failure.device}: {format_bytes(failure.asked)} "
         f"({failure.asked} bytes) requested{where}; {limit}.",
         f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
-        f"at most {format_bytes(free)} could still be given.",
-        "Largest holders (number of tensors):",
+        f"{_describe_free(failure, whole)}.",
+        *(["Largest holders (number of tensors):"] if failure.holders else []),
         *format_holders(failure.holders),
         "What to try:",
         *(f"  - {hint}" for hint in failure.hints),

@@ -26,6 +26,11 @@ from swapkit.units import MOST_BYTES, format_bytes, parse_bytes, show
         (" 3 KiB ", 3072),
         (".5MiB", 2**19),
         ("2TiB", 2**41),
+        ("10G", 10**10),
+        ("10 g", 10**10),
+        ("512k", 512 * 10**3),
+        ("10Gi", 10 * 2**30),
+        ("3mi", 3 * 2**20),
         ("9007199254740993", 9007199254740993),  # more than a float holds
         ("0" * 5000 + "1KiB", 1024),
         (MOST_BYTES, MOST_BYTES),
@@ -33,6 +38,15 @@ from swapkit.units import MOST_BYTES, format_bytes, parse_bytes, show
 )
 def test_parse_when_bytes_are_written_then_they_are_read(amount: float | str, nbytes: int) -> None:
     assert parse_bytes(amount, name="limit") == nbytes
+
+
+@pytest.mark.parametrize("amount", [0, "0", 0.0, "0GiB", "0 B"])
+def test_parse_when_nothing_is_an_amount_then_zero_is_read(amount: float | str) -> None:
+    assert parse_bytes(amount, name="min_bytes", least=0) == 0
+    with pytest.raises(InvalidArgument):
+        parse_bytes(amount, name="limit")
+    with pytest.raises(InvalidArgument, match="min_bytes=-1 is less than no bytes"):
+        parse_bytes(-1, name="min_bytes", least=0)
 
 
 @pytest.mark.promise("E7")

@@ -51,3 +51,9 @@ def test_other_budgets_when_steps_take_longer_than_recorded_then_compared_at_the
     course = Course(plan=pace(plan, 3.0), trace=trace, machine=machine, pace=3.0)
     row = explain(STATS, course, "auto", []).splitlines()[-1]
     assert "+0.0%" in row or "-0.0%" in row
+
+
+def test_measured_time_when_steps_are_of_several_kinds_then_others_are_told_apart() -> None:
+    course = Course(step_seconds=0.002, other_step_seconds=(0.5, 0.25))
+    lines = explain(STATS, course, "auto", []).splitlines()
+    assert lines[-1] == "steps of 2 other kinds, with plans of their own: 500.00 ms, 250.00 ms"

@@ -34,7 +34,7 @@ class FakeSession:
         self.held.clear()
         return self.frees.pop(0) if self.frees else 0
 
-    def hints(self) -> list[str]:
+    def hints(self, _needed_bytes: int) -> list[str]:
         return [f"ask less than {self.limit_bytes}"]
 
     def note_peak(self) -> None:

@@ -240,7 +240,13 @@ def test_hints_when_the_host_is_full_then_its_limit_is_named() -> None:
     with make_session(host_limit_bytes=MIB) as session:
         loss = make_loss(2 * MIB)
         assert session.rescue(1) == 0
-        hints = session.hints()
-    assert hints[0] == "the host has no room for more copies (1.00 MiB): raise host_limit"
+        hints = session.hints(session.limit_bytes + 1)
+        del loss
+        without = session.hints(1)
+    assert hints[0] == (
+        "the host has no room for more copies (1.00 MiB): raise host_limit; the next to try is 3MiB"
+    )
     assert hints[1].startswith("2.00 MiB of saved tensors are still on the device")
-    assert loss.requires_grad
+    assert f"give at least {(ROOMY >> 20) + 1}MiB" in hints[2]
+    assert not any("of saved tensors" in hint for hint in without)
+    assert "give a larger one" in without[-1]

@@ -43,6 +43,12 @@ def test_limits_when_bytes_are_given_then_they_are_taken() -> None:
     assert config.limit_bytes == 10 * 2**30
     assert config.host_limit_bytes == 5 * 2**30
     assert config.min_swap_bytes == 2**20
+    assert (
+        config_of(min_swap_bytes=0).min_swap_bytes
+        == config_of(min_swap_bytes="1Ki").min_swap_bytes
+        == 1024
+    )
+    assert config_of("10G").limit_bytes == 10**10
 
 
 @pytest.mark.usefixtures("installation")
@@ -63,7 +69,7 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
         ({"plan": b"plan.json"}, "plan=b'plan.json': expected the path of a file"),
         ({"plan": swapkit.plan}, "plan=<function plan .*: expected the path of a file"),
         ({"plan": Plan}, "plan=<class .*Plan'>: expected the path of a file"),
-        ({"plan": PLAN}, r"plan=Plan\(.*: expected the path .* or swapkit.ir.codec.write_planned"),
+        ({"plan": PLAN}, r"plan=<Plan .*: expected the path .* or swapkit.ir.codec.write_planned"),
         ({"plan": ""}, "plan='': expected the path of a file"),
         ({"plan": "a\0b"}, "expected the path of a file"),
         ({"plan": "missing-file.json"}, "plan='missing-file.json': there is no such file in '/"),

@@ -14,7 +14,7 @@ from swapkit.config.environment import (
     apply_log_level,
     read_environment,
 )
-from tests.support import installed
+from tests.support import installed, start_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +112,23 @@ def test_log_level_when_applied_then_only_on_the_rank_that_is_meant() -> None:
         assert not logger.isEnabledFor(logging.CRITICAL)
     finally:
         logger.setLevel(before)
+
+
+def test_log_level_when_set_then_messages_are_printed_unless_the_program_logs_itself() -> None:
+    code = """
+        import logging, swapkit
+        swapkit.install()
+        logging.getLogger("swapkit.here").info("first")
+        logging.basicConfig(format="own: %(message)s")
+        logging.getLogger("swapkit.here").info("second")
+        """
+    process = start_python(code, SWAP_LOG_LEVEL="1", MEMORY_FRAGMENTATION="1")
+    _, printed = process.communicate(timeout=60)
+    lines = [line for line in printed.splitlines() if "compil" not in line]
+    assert lines[0].startswith("swapkit WARNING: MEMORY_FRAGMENTATION=1 does nothing yet")
+    assert lines[1:] == ["swapkit INFO: first", "own: second"]
+    process = start_python(code, SWAP_LOG_LEVEL="")
+    assert process.communicate(timeout=60)[1] == ""
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_MEANING))

@@ -51,11 +51,11 @@ def test_settings_when_the_environment_speaks_then_it_is_in_them() -> None:
 
 
 @pytest.mark.promise("A9")
-def test_hint_when_a_size_was_chosen_by_hand_then_it_says_to_try_another() -> None:
+def test_hint_when_a_size_was_chosen_by_hand_then_it_names_the_next() -> None:
     settings = settings_of("--adaptive-recompute-device-size 4096")
     assert settings.is_fixed_limit
-    assert "device-size gives 4.00 GiB: start again with another size" in settings.hint
-    assert not settings_of("--adaptive-recompute-device-swap").hint
+    hint = settings.advise((5 << 30) + 1)
+    assert "device-size gives 4.00 GiB: the next size to try is 5121 (MiB)" in hint
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,22 @@ def test_failure_when_there_is_no_budget_then_the_device_is_the_limit() -> None:
     assert "at most 2.97 MiB could still be given" in text
 
 
+def test_failure_when_the_request_is_larger_than_the_budget_then_it_says_so() -> None:
+    text = format_failure(make_failure()._replace(asked=2000 * KIB))
+    assert "the budget is 1000.00 KiB, less than this request alone." in text
+
+
+def test_failure_when_free_memory_is_in_pieces_then_the_largest_is_named() -> None:
+    failure = make_failure()._replace(asked=35 * KIB, pieces=(12 * KIB, 18 * KIB))
+    assert "40.00 KiB are free, but in 3 pieces, the largest of 18.00 KiB." in format_failure(
+        failure
+    )
+    failure = failure._replace(reserved=1000 * KIB, pieces=())
+    assert "40.00 KiB are not in use, but wait for work on other streams." in format_failure(
+        failure
+    )
+
+
 def test_failure_when_the_place_is_unknown_then_none_is_named() -> None:
     assert "requested; the budget" in format_failure(make_failure(where=""))
 

@@ -1,0 +1,44 @@
+"""What to say where the compiled core is missing."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HOW = "It is compiled with gcc when swapkit is installed"
+
+
+def explain_missing(root: Path, error: ImportError) -> str:
+    """Return why the core cannot be loaded, and what to do.
+
+    Args:
+        root: the folder that holds the package that was imported.
+        error: what the import of the core raised.
+    """
+    head = f"swapkit's compiled core could not be loaded ({error}). {_HOW}"
+    if not (root / "build_native.py").exists():
+        return f"{head}: run `pip install --force-reinstall swapkit`, with gcc available."
+    checkout = f"Python imported swapkit from a checkout, {root}, which has none beside its sources"
+    elsewhere = _find_installed()
+    if elsewhere is not None and elsewhere != root:
+        return (
+            f"{head}. {checkout}; the installed one is in {elsewhere}. Start Python in another "
+            "folder to use that one, or run `make setup` (or `pip install -e .`) to compile the "
+            "checkout's."
+        )
+    return (
+        f"{head}. {checkout}: run `make setup` (or `pip install -e .`) there; `pip install .` "
+        "installs a copy elsewhere, which is used from any other folder."
+    )
+
+
+def _find_installed() -> Path | None:
+    """Return the folder of site packages that has a swapkit with its compiled core, if any."""
+    for distribution in metadata.distributions(name="swapkit"):
+        for file in distribution.files or ():
+            if file.name.startswith("_lib.") and file.suffix == ".so":
+                return distribution.locate_file("")  # type: ignore[return-value]
+    return None
