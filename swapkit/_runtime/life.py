@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime import global_hooks
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.course import Course
 from swapkit._runtime.hooks import Hooks
 from swapkit._runtime.session_stats import SessionStats, predictions
 from swapkit._runtime.steering import Steering
+from swapkit._runtime.step_counting import StepCounter
 from swapkit._runtime.tracking import NO_MODULE
 from swapkit._runtime.undoing import Undo
 from swapkit.units import format_bytes, format_limit
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 RESCUE = "rescue"  # the policy without a plan
+OPTIMIZER_STEP = "an optimizer's step"  # the name of what is allocated there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class Life:
         installation: Installation,
         config: SessionConfig,
         model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: tuple[torch.optim.Optimizer, ...],
     ) -> None:
         """Prepare; nothing changes before `start`."""
         self.installation = installation
@@ -95,7 +98,14 @@ class Life:
         self.is_closed = False
         self._config = config
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = optimizers
+        self._counter = StepCounter(
+            model,
+            optimizers,
+            self._end_step,
+            is_here=lambda: self.swapper in installation.runtime.entered.stack,
+            tag=installation.tracker.tag_named(OPTIMIZER_STEP),
+        )
         self._thread = threading.current_thread()
         self._entered = installation.runtime.entered.stack  # this thread's
         self._of_process = Undo()
@@ -133,7 +143,12 @@ class Life:
         )
 
     def mark_step(self) -> None:
-        """End a step."""
+        """End a step, because the user says so."""
+        if self._counter.mark():
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """End a step, on the thread that took it."""
         self.swapper.end_step()
         set_tag(NO_MODULE)  # backward left its last module's
         self.installation.pool.note(RingKind.MARK, self._steps)
@@ -219,11 +234,8 @@ class Life:
         undo.add(lambda: installation.leave(self))
         installation.enter(self)
         installation.pool.peak_take()  # what was reserved before does not count here
-        if self._optimizer is not None:
-            before = self._optimizer.register_step_pre_hook(lambda *_: _leave_modules())
-            undo.add(before.remove)
-            after = self._optimizer.register_step_post_hook(lambda *_: self.mark_step())
-            undo.add(after.remove)
+        undo.add(lambda: global_hooks.steps.remove(self._counter))
+        global_hooks.steps.add(self._counter)
         for swappers in (self._entered, installation.runtime.active):
             undo.add(functools.partial(_remove, swappers, self.swapper))
             swappers.append(self.swapper)
@@ -236,7 +248,7 @@ class Life:
         self.hooks.enter()
         if self._config.plans:
             steering = Steering(
-                installation, self.hooks, self._model, self._optimizer, self._config
+                installation, self.hooks, self._model, self._optimizers, self._config
             )
             undo.add(steering.stop)
             self.steering = steering
@@ -311,11 +323,6 @@ def finish_ended() -> None:
         if life.finish():
             with suppress(ValueError):  # another thread was faster
                 _ending.remove(life)
-
-
-def _leave_modules() -> None:
-    """What an optimizer step allocates is no module's."""
-    set_tag(NO_MODULE)
 
 
 def _remove(swappers: list[Swapper], swapper: Swapper) -> None:

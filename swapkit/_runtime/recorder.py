@@ -64,7 +64,7 @@ class Setting:
     pool: DevicePool | None = None
     hardware: Hardware | None = None
     root: torch.nn.Module | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
     stands_for: str = ""
 
 
@@ -139,7 +139,7 @@ class Recorder:
         self.is_paused = False
         self.storages = Storages(setting.device, setting.pool, self._next_operator)
         self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
-        self.optimizers = Optimizers(self, setting.optimizer)
+        self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
         self.holds = Holds(self.storages.lives)
         self.workspaces = Workspaces(setting.pool)

@@ -25,12 +25,12 @@ class Optimizers:
     Those of other threads are left alone: their gradients are replaced without any lock.
     """
 
-    def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer | None) -> None:
-        """Know one optimizer, if any; others are met when they step."""
+    def __init__(self, recorder: Recorder, known: tuple[torch.optim.Optimizer, ...]) -> None:
+        """Know some optimizers; others are met when they step."""
         self._recorder: Recorder | None = recorder
         self._lock = recorder.lock
         self._storages = recorder.storages
-        self._known: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
+        self._known: list[torch.optim.Optimizer] = list(known)
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
         self._tasks: list[int] = []  # of the steps under way: the backward pass that each is in
         self._was_backward = False

@@ -38,6 +38,9 @@ class Policy(Protocol):
     def note_timed(self, group: StorageGroup, /) -> None:
         """Note that a group was saved whose moves happen at operators."""
 
+    def backward_begins(self, tag: int, /) -> None:
+        """Note that a backward pass uses the first saved tensor on this thread, whose label was."""
+
     def note_stall(self, group: StorageGroup, seconds: float, /) -> None:
         """Note how long a group's transfer was waited for."""
 

@@ -54,12 +54,12 @@ class Session:
         self,
         config: SessionConfig,
         model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: tuple[torch.optim.Optimizer, ...] = (),
     ) -> None:
         self.limit_bytes = config.limit_bytes
         self._config = config
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._active: Life | None = None
         self._final: SessionStats | None = None
         self._course = Course()
@@ -120,6 +120,8 @@ class Session:
 
     def mark_step(self) -> None:
         """End a step by hand, in a loop without an optimizer.
+
+        From the first call on, optimizers that were not given to the session end none of its steps.
 
         Raises:
             SessionError: the session is not active.
@@ -212,7 +214,7 @@ class Session:
 
         @functools.wraps(function)
         def run(*args: object, **kwargs: object) -> object:
-            with Session(self._config, self._model, self._optimizer):
+            with Session(self._config, self._model, self._optimizers):
                 return function(*args, **kwargs)
 
         return cast("_Function", run)
@@ -227,7 +229,7 @@ class Session:
         installation = self._installation = ensure_installation(self._config.device)
         if self._model is not None:
             installation.tracker.add_model(self._model)
-        life = Life(installation, self._config, self._model, self._optimizer)
+        life = Life(installation, self._config, self._model, self._optimizers)
         life.advice = self._advice
         self._active = life
         try:
@@ -283,7 +285,8 @@ class Session:
             if self._on_loss is not None:
                 self._on_loss.detach()
             # From now on only the graphs of the block keep its host copies.
-            self._active = self._model = self._optimizer = None
+            self._active = self._model = None
+            self._optimizers = ()
         return errors
 
     def _require(self) -> Life:

@@ -58,7 +58,7 @@ class Steering:
         installation: Installation,
         hooks: Hooks,
         model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: tuple[torch.optim.Optimizer, ...],
         aim: Aim,
     ) -> None:
         """Prepare; nothing is seen before `start`."""
@@ -66,7 +66,7 @@ class Steering:
         self._hooks = hooks
         self._swapper = hooks.swapper
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._aim = aim
         # A policy may bring a search of its own.
         make_learner = getattr(aim.policy, "make_learner", Learner)
@@ -243,7 +243,7 @@ class Steering:
                 tracker=self._installation.tracker,
                 pool=device.pool,
                 root=self._model,
-                optimizer=self._optimizer,
+                optimizers=self._optimizers,
             )
         )
         if type(recorder.timer) is HostTimer:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swapkit._native.pool import set_tag
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.rescue import Rescue
 from swapkit._runtime.timing import Timing
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from swapkit._runtime.following import Curve
     from swapkit._runtime.saved import Mover, Packer, SavedTensor, StorageGroup
 
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+_engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
 # What autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)
 
@@ -122,6 +126,17 @@ class Swapper:
         self.stall_seconds[group.tag, group.index] += seconds
 
     @untraced
+    def backward_begins(self, tag: int) -> None:
+        """Give this thread its former label again when the backward pass that runs has ended.
+
+        The modules' own hooks label forward only. Once a pass, on the thread that runs it.
+        """
+        if _graph_task() == _NO_TASK:  # somebody only looks at what a graph has saved
+            set_tag(tag)
+        else:
+            _engine.queue_callback(lambda: _relabel(tag))
+
+    @untraced
     def has_room(self, nbytes: int) -> bool:
         """Return whether so many bytes may come back ahead of their use."""
         return self.device.has_room(nbytes)
@@ -163,6 +178,10 @@ class Swapper:
         """Return the name of the place where a group was saved."""
         shape: Any = next((list(h.alias.shape) for h in group.handles), [])
         return f"{self.name(group)}#{group.index} {shape}"
+
+
+def _relabel(tag: int) -> None:
+    set_tag(tag)
 
 
 def _is_cast_weight(tensor: torch.Tensor) -> bool:

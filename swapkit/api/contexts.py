@@ -12,6 +12,7 @@ import torch
 from swapkit._runtime.allocators import choose_device, ensure_installation
 from swapkit._runtime.life import RESCUE, SessionConfig
 from swapkit._runtime.session import Session
+from swapkit._runtime.wrapped_optimizers import list_optimizers
 from swapkit.api.files import read_argument
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
@@ -20,6 +21,8 @@ from swapkit.planning.planner import check_policy
 from swapkit.units import parse_bytes, show
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from swapkit._runtime.installation import Installation
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
@@ -36,7 +39,7 @@ _PLAN = "the path of a file that session.save_plan, or swapkit.ir.codec.write_pl
 def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     limit: int | float | str,
     model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     policy: str | Policy = "auto",
     host_limit: int | float | str | None = None,
@@ -74,7 +77,10 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory (on the CPU: of the
             control group's limit or of the physical memory).
         model: names its modules in reports and errors.
-        optimizer: a step ends at its `step()`; without it call `session.mark_step()`.
+        optimizer: a step ends at its `step()`. One, a wrapper of one (such as accelerate's), or a
+            list: then a step ends when each has stepped at least once. None: whatever optimizers
+            hold parameters of the model, made now or later; without a model those that step on this
+            thread. Or call `session.mark_step()`.
         policy: `"auto"`: keep, swap or recompute, whatever is fastest; `"swap"`, `"recompute"`: not
             the other; `"rescue"`: no plan, act when memory fills up; or an object with a method
             `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
@@ -120,7 +126,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     _check_count("profile_steps", profile_steps)
     _check_count("search_steps", search_steps)
     _check_kind("model", model, torch.nn.Module)
-    _check_kind("optimizer", optimizer, torch.optim.Optimizer)
+    optimizers = list_optimizers(optimizer)
     where = choose_device(device, model)
     installation = ensure_installation(where)
     environment = read_environment()
@@ -138,7 +144,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         search_steps=search_steps,
         saved_plan=saved_plan,
     )
-    return Session(config, model, optimizer)
+    return Session(config, model, optimizers)
 
 
 def _least_bytes(asked: int | str | None, usual: int) -> int:

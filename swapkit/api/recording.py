@@ -17,6 +17,7 @@ from swapkit._runtime.recorder_meta import standing_for
 from swapkit._runtime.recorder_saving import Watcher
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.tracking import ModuleTracker
+from swapkit._runtime.wrapped_optimizers import list_optimizers
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.traces import Phase
@@ -113,7 +114,7 @@ def _setting(
         pool=pool,
         hardware=modelled,
         root=model,
-        optimizer=optimizer,
+        optimizers=list_optimizers(optimizer),
         stands_for=stands_for,
     )
 

@@ -178,7 +178,7 @@ def test_session_when_it_moves_what_is_recorded_then_storages_keep_their_numbers
                     tracker=runtime.tracker,
                     pool=installed_pool("cpu"),
                     root=model,
-                    optimizer=optimizer,
+                    optimizers=(optimizer,),
                 )
             )
             assert session._active is not None

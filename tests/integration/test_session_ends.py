@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,7 @@ import swapkit
 from swapkit.errors import InvalidType, SessionError
 from tests.support import MIB, installed
 from tests.support.sessions import make_training, train_plainly
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,11 +51,6 @@ def assert_idle(installation: Installation) -> None:
     assert budget_bytes() == 0
     assert not has_hooks()
     assert torch._C._len_torch_dispatch_stack() == 0
-
-
-def on_thread(work: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(timeout=60)
 
 
 # ---- order and threads -------------------------------------------------------------------------

@@ -338,7 +338,11 @@ bool label(Mover *mover, const Group *group) {
     constexpr std::uint32_t backward = std::uint32_t{1} << 31;
     int labels = is_true<"is_on">(mover->tracker);
     if (labels == 1) {
-        (void)links.sk_tag_set(group->tag | backward);
+        std::uint32_t former = links.sk_tag_set(group->tag | backward);
+        if ((former & backward) == 0) { // the first in this backward pass
+            Ref<> tag = Ref<>::steal(PyLong_FromUnsignedLong(former));
+            return tag && call_method<"backward_begins">(mover->policy, tag.get());
+        }
     }
     return labels >= 0;
 }

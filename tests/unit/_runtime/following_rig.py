@@ -159,7 +159,7 @@ class Course:
                 tracker=self.installation.tracker,
                 pool=self.installation.pool,
                 root=self.model,
-                optimizer=self.optimizer,
+                optimizers=(self.optimizer,),
             )
         )
         recorder.start()

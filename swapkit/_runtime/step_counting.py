@@ -1,0 +1,254 @@
+"""Where the steps of a session end: after the steps of its optimizers.
+
+Torch tells of every optimizer's step in the process. A session's are those that it was given, or,
+while none of these has stepped, those that hold parameters of its model (libraries make their
+optimizers later, or other ones); with neither model nor optimizer, those that step on its thread.
+
+With several optimizers a step ends when each has stepped at least once since the last end: so a
+critic may step five times for each step of a generator. One that is overtaken by `MOST_AHEAD` steps
+of another is not waited for until it steps again. A step of an optimizer that runs another's (a
+wrapper), or a closure, is one. Optimizers that step in the middle of a backward pass (from hooks of
+parameters) count as one that steps when the pass has ended.
+
+An update that is left out, as by a gradient scaler that has seen an overflow, ends nothing: its
+forward and backward belong to the step that ends with the next update.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._native.pool import set_tag
+from swapkit._runtime.tracking import NO_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MOST_AHEAD = 16
+# Steps that nobody counted before the user is told.
+STEPS_UNTIL_WARNING = 3
+# Steps of an optimizer that was not given, before it counts since none of those given has stepped.
+STEPS_UNTIL_INSTEAD = 2
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+_engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
+
+
+class _Member:
+    """One optimizer of the session's, or all that step in backward."""
+
+    __slots__ = ("is_waited_for", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0  # since the last end
+        self.is_waited_for = True
+
+
+class _Thread(threading.local):
+    """The optimizers whose steps run on a thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.running: list[torch.optim.Optimizer] = []
+
+
+class StepCounter:
+    """Calls `end_step` where a step of a session ends. A listener of `global_hooks.steps`.
+
+    Torch calls it on whichever thread an optimizer steps, with no lock held; `end_step` is called
+    there, likewise. Its own lock guards what it has counted, and is held for no call outside.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        optimizers: Iterable[torch.optim.Optimizer],
+        end_step: Callable[[], None],
+        *,
+        is_here: Callable[[], bool],
+        tag: int,
+    ) -> None:
+        """Count nothing yet.
+
+        Args:
+            model: whose parameters tell optimizers that were not given.
+            optimizers: that were given.
+            end_step: called at the end of each step.
+            is_here: whether the session was entered on the running thread.
+            tag: of what an optimizer's step allocates.
+        """
+        self._model = model
+        self._end_step = end_step
+        self._is_here = is_here
+        self._tag = tag
+        self._members: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Member]
+        self._members = weakref.WeakKeyDictionary({each: _Member() for each in optimizers})
+        self._has_given = bool(self._members)
+        self._instead: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
+        self._instead = weakref.WeakKeyDictionary()
+        self._in_backward: _Member | None = None
+        self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]
+        self._held = weakref.WeakKeyDictionary()
+        self._task = _NO_TASK  # the backward pass at whose end a step is noted
+        self._lock = threading.RLock()
+        self._thread = _Thread()
+        self._have_stepped = False  # any of those that count
+        self._ended = 0
+        self._uncounted = 0
+        self._is_by_hand = False
+
+    def mark(self) -> bool:
+        """Note that the user ends a step; return whether it has not ended yet.
+
+        Who marks steps marks all of them: optimizers that were not given end none from now on. The
+        first mark may come right after a step that one of these has ended: that is the same step.
+        """
+        with self._lock:
+            if self._has_given:
+                return True
+            is_same = not self._is_by_hand and self._ended > 0
+            self._is_by_hand = True
+            return not is_same
+
+    # ---- for the hooks ---------------------------------------------------------------------------
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name what the step allocates."""
+        running = self._thread.running
+        _cut(running, optimizer)  # its last step raised
+        running.append(optimizer)
+        if self._is_ours(optimizer):
+            set_tag(self._tag)
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """End the session's step, if this was the last of its optimizers."""
+        running = self._thread.running
+        _cut(running, optimizer)
+        if self._is_ours(optimizer):
+            set_tag(NO_MODULE)
+        if any(self._is_ours(outer) for outer in running):
+            return
+        if not self._is_ours(optimizer):
+            self._note_other(optimizer)
+        elif _graph_task() != _NO_TASK:
+            self._wait_for_backward()
+        else:
+            self._note(optimizer)
+
+    # ---- which optimizers ------------------------------------------------------------------------
+
+    def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        with self._lock:
+            if self._is_by_hand:
+                return False
+            if optimizer in self._members:
+                return True
+            if self._has_given:
+                return self._instead.get(optimizer, 0) >= STEPS_UNTIL_INSTEAD
+        return self._holds(optimizer) if self._model is not None else self._is_here()
+
+    def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer holds a parameter of the model."""
+        if self._model is None:
+            return False
+        known, holds = self._held.get(optimizer, (0, False))
+        if holds:
+            return True
+        own = [id(each) for group in optimizer.param_groups for each in group["params"]]
+        state = hash(tuple(own))
+        if known == state:
+            return False
+        parameters = {id(each) for each in self._model.parameters()}
+        holds = not parameters.isdisjoint(own)
+        self._held[optimizer] = state, holds
+        return holds
+
+    def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note a step that is none of the session's, as far as is known; warn of it once."""
+        with self._lock:
+            if self._ended > 0 or self._is_by_hand:
+                return
+            if self._has_given and self._holds(optimizer) and not self._have_stepped:
+                seen = self._instead[optimizer] = self._instead.get(optimizer, 0) + 1
+                if seen == STEPS_UNTIL_INSTEAD:
+                    for member in self._members.values():
+                        member.is_waited_for = False
+                return
+            self._uncounted += self._is_here()
+            is_due = self._uncounted == STEPS_UNTIL_WARNING
+        if is_due:
+            self._uncounted += 1
+            warnings.warn(_describe_uncounted(optimizer, self._model), stacklevel=2)
+
+    # ---- counting --------------------------------------------------------------------------------
+
+    def _note(self, optimizer: torch.optim.Optimizer) -> None:
+        with self._lock:
+            member = self._members.get(optimizer)
+            if member is None:
+                member = self._members[optimizer] = _Member()
+            is_end = self._count(member)
+        if is_end:
+            self._end_step()
+
+    def _count(self, member: _Member) -> bool:
+        """Count a step; return whether the session's step ends. The lock is held."""
+        self._have_stepped = True
+        member.steps += 1
+        member.is_waited_for = True
+        members = list(self._members.values())
+        if self._in_backward is not None:
+            members.append(self._in_backward)
+        missing = [each for each in members if each.is_waited_for and each.steps == 0]
+        if missing and member.steps < MOST_AHEAD:
+            return False
+        for each in missing:
+            each.is_waited_for = False
+        for each in members:
+            each.steps = 0
+        self._ended += 1
+        return True
+
+    def _wait_for_backward(self) -> None:
+        """Note a step when the backward pass that runs on this thread has ended."""
+        task = _graph_task()
+        with self._lock:
+            if self._task == task:
+                return
+            self._task = task
+            if self._in_backward is None:
+                self._in_backward = _Member()
+        _engine.queue_callback(self._note_backward)
+
+    def _note_backward(self) -> None:
+        with self._lock:
+            self._task = _NO_TASK
+            assert self._in_backward is not None
+            is_end = self._count(self._in_backward)
+        if is_end:
+            self._end_step()
+
+
+def _cut(running: list[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
+    """Forget a step and those inside of it: they have ended, or raised."""
+    for index, each in enumerate(running):
+        if each is optimizer:
+            del running[index:]
+            return
+
+
+def _describe_uncounted(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> str:
+    name = type(optimizer).__name__
+    holds = "was not given to it"
+    if model is not None:
+        holds = f"holds no parameter of its model, a {type(model).__name__}"
+    return (
+        f"{STEPS_UNTIL_WARNING} steps of an optimizer ended no step of the swapkit session around: "
+        f"{name} {holds}. Until steps are counted no plan is made: give what steps as optimizer=, "
+        "or call session.mark_step()"
+    )
