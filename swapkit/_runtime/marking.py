@@ -9,7 +9,6 @@ not those of its submodules.
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import threading
 import weakref
@@ -20,12 +19,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from swapkit._runtime.choice import Action, Choice, choice_of
+from swapkit._runtime.effects import effects_of, is_repeatable
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost, is_foreign
 from swapkit._runtime.modes import OwnMode
-from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.operators import operator_names
 from swapkit._runtime.recompute.leaves import flatten, tensors_made
-from swapkit._runtime.recompute.recipes import Call, Recipe, extend, is_repeatable, settle_changed
+from swapkit._runtime.recompute.recipes import Call, Recipe, extend, settle_changed
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import Scope
 from swapkit.registry import Judgement, Row, judge
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _PASS = Scope(Choice(Action.PASS))
-# Makes another tensor of the same memory, and does not say so: `linear` ends with it.
-UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # noqa: SLF001
 
 
 class OperatorRows:
@@ -127,7 +125,7 @@ class _Watch(OwnMode):
             call = self._prepare(func, args, kwargs)
         self._runtime.shim.send_pending()
         results = func(*args, **kwargs)
-        if func is UNSAFE_VIEW:
+        if effects_of(func).is_unsafe_view:
             extend(args[0], results)
         if call is not None:
             _mark_recomputed(call, results)
@@ -152,7 +150,7 @@ class _Watch(OwnMode):
         self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | None:
         leaves, _ = flatten(args, kwargs)
-        if not is_repeatable(func, leaves) or not is_alone():
+        if not is_repeatable(func, args, kwargs) or not is_alone():
             return None
         with hidden():
             # It needs them in backward anyway.
@@ -167,31 +165,11 @@ def is_alone() -> bool:
     return all(isinstance(at(index), OwnMode) for index in range(count))
 
 
-@functools.cache
-def _written_arguments(func: Operator) -> tuple[tuple[int, str], ...]:
-    """Return the arguments that an operator changes in place, by position and name."""
-    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:  # noqa: SLF001
-        return ()
-    return tuple(
-        (index, argument.name)
-        for index, argument in enumerate(func._schema.arguments)  # noqa: SLF001
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
 def settle_written(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Settle the recipes of what an operator is about to change in place."""
-    written = _written_arguments(func)
+    """Settle the recipes of what an operator is about to change."""
+    written = effects_of(func).written(args, kwargs)
     if written:
-        settle_changed(_pick(written, args, kwargs))
-
-
-def _pick(
-    which: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[torch.Tensor]:
-    """Return the tensors among some arguments."""
-    values = [args[index] if index < len(args) else kwargs.get(name) for index, name in which]
-    return [leaf for leaf in tree_leaves(values) if torch.is_tensor(leaf)]
+        settle_changed(written)
 
 
 def _mark_recomputed(call: Call, results: object) -> None:
@@ -222,8 +200,9 @@ def make_recipe(call: Call, results: object, which: Sequence[bool] = ()) -> Reci
 def _mark_swapped(choice: Choice, func: Operator, operands: object, results: object) -> None:
     shim = get_runtime().shim
     # What is changed in place counts it later; a view does not yet have its tensor's count.
-    is_view = not can_keep(func) and not _written_arguments(func)
-    changes = 1 if _written_arguments(func) else 0
+    effects = effects_of(func)
+    is_view = not effects.can_keep and not effects.declares_writes
+    changes = 1 if effects.declares_writes else 0
     marked = tree_leaves(results)
     if is_view:
         storages = {shim.storage_of(result) for result in marked if torch.is_tensor(result)}

@@ -208,19 +208,6 @@ def _lookup(qualified: str, overload: str) -> Operator | None:
     return found
 
 
-@functools.cache
-def can_keep(operator: Operator) -> bool:
-    """Return whether an operator's result is something of its own.
-
-    Not of one that changes a tensor in place, nor of a view: their results are their inputs'
-    memory. Those always run again, which for a view costs nothing.
-    """
-    if isinstance(operator, HigherOrderOperator):
-        return True
-    schema = operator._schema  # noqa: SLF001
-    return not schema.is_mutable and all(each.alias_info is None for each in schema.returns)
-
-
 def is_random(operator: Operator) -> bool:
     """Return whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())

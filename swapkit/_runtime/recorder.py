@@ -17,9 +17,8 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
+from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import untraced
-from swapkit._runtime.operators import can_keep
-from swapkit._runtime.recompute.recipes import is_repeatable
 from swapkit._runtime.recorder_clocks import (
     NO_WORKSPACE,
     HostTimer,
@@ -37,7 +36,7 @@ from swapkit._runtime.recorder_traces import build_trace
 from swapkit.ir.traces import BEFORE, Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from swapkit._runtime.cost_model import Hardware
     from swapkit._runtime.device import DevicePool
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 NO_TASK = -1
+UPDATE = "swapkit.update_statistics"  # the name of what an operator changes besides its results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,37 +87,17 @@ class Row(NamedTuple):
 class _Form:
     """What is the same for all runs of an operator."""
 
-    __slots__ = ("can_keep", "is_view", "name", "takes_generator", "written", "written_names")
+    __slots__ = ("effects", "is_view", "name")
 
     def __init__(self, function: Operator) -> None:
-        self.written: tuple[int, ...] = ()
-        self.written_names: tuple[str, ...] = ()
-        self.can_keep = can_keep(function)
-        self.is_view = self.takes_generator = False
+        self.effects = effects_of(function)
+        self.is_view = False
         if isinstance(function, HigherOrderOperator):
             self.name: str = f"higher_order.{function.name()}"  # type: ignore[no-untyped-call]
             return
         self.name = str(function)
         # The latter ask a fake tensor what it is.
         self.is_view = function.is_view or function.namespace == "prim"
-        arguments = function._schema.arguments  # noqa: SLF001
-        self.takes_generator = any("Generator" in str(each.type) for each in arguments)
-        if function._schema.is_mutable:  # noqa: SLF001
-            changed = [
-                (index, argument.name)
-                for index, argument in enumerate(arguments)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ]
-            self.written = tuple(index for index, _ in changed)
-            self.written_names = tuple(name for _, name in changed)
-
-    def pick_written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the tensors that are changed in place."""
-        found: list[torch.Tensor] = []
-        for index, name in zip(self.written, self.written_names, strict=True):
-            value = args[index] if index < len(args) else kwargs.get(name)
-            tensors_in((value,), found)
-        return found
 
 
 _form_of = functools.cache(_Form)
@@ -225,6 +205,9 @@ class Recorder:
         tensors_in(args, given)
         if kwargs:
             tensors_in(kwargs.values(), given)
+        unread = form.effects.unread(args, kwargs)
+        if unread:
+            given = [tensor for tensor in given if all(tensor is not each for each in unread)]
         with self.lock:
             self._look()
             reads = self._numbers_read(given)
@@ -242,13 +225,25 @@ class Recorder:
         made: list[torch.Tensor] = []
         tensors_in((result,), made)
         with self.lock:
-            writes = self._numbers_written(form, args, kwargs, made)
+            written = form.effects.written(args, kwargs)
+            changed = [tensor for tensor in written if all(tensor is not each for each in unread)]
+            writes = self._numbers_written(changed, made)
             if writes or (reads and not self._is_view(made, reads)):
-                is_same = form.can_keep and is_repeatable(
-                    function, _judged(form, given, args, kwargs)
-                )
+                # Fake tensors are judged as the real ones that they stand for.
+                judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
+                is_same = form.effects.is_repeatable(args, kwargs, judged)
                 self._note(form.name, taken, (reads, writes), workspace, is_same)
+            if unread:
+                self._note_update(unread)
         return result
+
+    def _note_update(self, unread: list[torch.Tensor]) -> None:
+        """Note what an operator changed besides as an operator of its own; the lock is held.
+
+        A repetition leaves that out, so that it needs to be told from what makes the results.
+        """
+        numbers = self._numbers_written(unread, [])
+        self._note(UPDATE, self.timer.nothing(), (numbers, numbers), NO_WORKSPACE, is_same=False)
 
     def _look(self) -> None:
         """Note what forward holds no more."""
@@ -300,16 +295,15 @@ class Recorder:
         return tuple(numbers)
 
     def _numbers_written(
-        self, form: _Form, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[torch.Tensor]
+        self, changed: list[torch.Tensor], made: list[torch.Tensor]
     ) -> tuple[int, ...]:
         storages, operator = self.storages, len(self.rows)
         numbers: dict[int, None] = {}
-        if form.written:
-            for tensor in form.pick_written(args, kwargs):
-                number = storages.number(tensor, operator)
-                if number is not None:
-                    numbers[number] = None
-                    storages.resize(number, tensor)
+        for tensor in changed:
+            number = storages.number(tensor, operator)
+            if number is not None:
+                numbers[number] = None
+                storages.resize(number, tensor)
         for tensor in made:
             number = storages.add(tensor, operator)
             if number is not None:
@@ -343,13 +337,3 @@ class Recorder:
             if tensor is not None:
                 with self.lock:
                     self.optimizers.add_state(tensor)
-
-
-def _judged(
-    form: _Form, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Sequence[object]:
-    """Return the operands by which an operator is judged repeatable; fake ones are as real ones."""
-    leaves: list[object] = [tensor for tensor in given if type(tensor) is not FakeTensor]
-    if form.takes_generator:
-        leaves += (*args, *kwargs.values())
-    return leaves

@@ -32,6 +32,9 @@ class Timer(Protocol):
     def end(self, begun: Any, call: tuple[Operator, Any, Any], result: object) -> Any:  # noqa: ANN401
         """Note that it has ended; return what stands for its time."""
 
+    def nothing(self) -> Any:  # noqa: ANN401 - its own
+        """Return what stands for no time."""
+
     def seconds(self, taken: Sequence[Any]) -> list[float]:
         """Return the times that some operators took."""
 
@@ -46,6 +49,10 @@ class HostTimer:
     def end(self, begun: float, _call: object, _result: object) -> float:
         """Return the seconds since."""
         return time.perf_counter() - begun
+
+    def nothing(self) -> float:
+        """Return no seconds."""
+        return 0.0
 
     def seconds(self, taken: Sequence[float]) -> list[float]:
         """Return them as they are."""
@@ -92,15 +99,18 @@ class StreamTimer:
         """Record another."""
         return begun, self._record(enable_timing=True)
 
+    def nothing(self) -> None:
+        """Return no events."""
+
     def _record(self, *, enable_timing: bool) -> Any:  # noqa: ANN401 - an event
         event = self._module.Event(enable_timing=enable_timing)
         event.record()
         return event
 
-    def seconds(self, taken: Sequence[tuple[Any, Any]]) -> list[float]:
+    def seconds(self, taken: Sequence[tuple[Any, Any] | None]) -> list[float]:
         """Wait for the device; return the times between the events."""
         self._module.synchronize()
-        return [begun.elapsed_time(ended) / 1e3 for begun, ended in taken]
+        return [0.0 if pair is None else pair[0].elapsed_time(pair[1]) / 1e3 for pair in taken]
 
 
 class ModelTimer:
@@ -116,6 +126,10 @@ class ModelTimer:
         """Return the seconds that the hardware would take."""
         function, args, kwargs = call
         return self._hardware.seconds(function, args, kwargs, result)
+
+    def nothing(self) -> float:
+        """Return no seconds."""
+        return 0.0
 
     def seconds(self, taken: Sequence[float]) -> list[float]:
         """Return them as they are."""

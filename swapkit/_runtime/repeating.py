@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from swapkit._runtime.effects import effects_of, is_repeatable
 from swapkit._runtime.guards import hidden, untraced, untraced_itself
 from swapkit._runtime.hooks import innermost
 from swapkit._runtime.marking import (
-    UNSAFE_VIEW,
     is_alone,
     make_recipe,
     settle_written,
 )
 from swapkit._runtime.modes import OwnMode
-from swapkit._runtime.recompute.leaves import flatten
-from swapkit._runtime.recompute.recipes import Call, extend, is_repeatable
+from swapkit._runtime.recompute.recipes import Call, extend
 from swapkit._runtime.runtime import get_runtime
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ class _Repeating(OwnMode):
             return self._run(row, func, args, kwargs)
         settle_written(func, args, kwargs)
         results = func(*args, **kwargs)
-        if func is UNSAFE_VIEW:
+        if effects_of(func).is_unsafe_view:
             extend(args[0], results)
         return results
 
@@ -159,8 +158,10 @@ class _Repeating(OwnMode):
         gate = self._repetition.gate
         which = gate.results(row.operator, occurrence)
         if which is None or not _can_repeat(func, args, kwargs):
+            settle_written(func, args, kwargs)
             return func(*args, **kwargs)
         self._repetition.seen[row] += 1
+        settle_written(func, args, kwargs)
         with hidden():
             call = Call(func, args, kwargs)
         results = func(*args, **kwargs)
@@ -171,4 +172,4 @@ class _Repeating(OwnMode):
 
 
 def _can_repeat(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return is_repeatable(func, flatten(args, kwargs)[0]) and is_alone() and _is_followed()
+    return is_repeatable(func, args, kwargs) and is_alone() and _is_followed()

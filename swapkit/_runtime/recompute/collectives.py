@@ -15,14 +15,14 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
-from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.effects import FUNCTIONAL, can_keep
+from swapkit._runtime.operators import operator_names
 
 if TYPE_CHECKING:
     from swapkit._runtime.operators import Operator
     from swapkit._runtime.swapper import Swapper
     from swapkit.registry import Collectives
 
-_NAMESPACE = "_c10d_functional"
 _OTHERS = ("_dtensor::shard_dim_alltoall",)
 _WAIT = "wait_tensor"
 _NO_COLLECTIVES = (_WAIT, "_wrap_tensor_autograd", "isend", "irecv", "batch_p2p_ops")
@@ -36,14 +36,14 @@ def is_collective(operator: Operator) -> bool:
         return False
     qualified: str = operator._schema.name  # noqa: SLF001
     namespace, _, base = qualified.partition("::")
-    return (namespace == _NAMESPACE and base not in _NO_COLLECTIVES) or qualified in _OTHERS
+    return (namespace == FUNCTIONAL and base not in _NO_COLLECTIVES) or qualified in _OTHERS
 
 
 @functools.cache
 def may_be_under_way(operator: Operator) -> bool:
     """Return whether an operator's result may still be written to by a collective."""
     names = operator_names(operator)
-    return names[0] != _WAIT and any(name.startswith(f"{_NAMESPACE}::") for name in names)
+    return names[0] != _WAIT and any(name.startswith(f"{FUNCTIONAL}::") for name in names)
 
 
 class Repetition:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from swapkit._runtime.effects import can_keep, effects_of
 from swapkit._runtime.guards import hidden
-from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.operators import operator_names
 from swapkit._runtime.recompute.collectives import may_be_under_way
 from swapkit._runtime.recompute.selection import CAUSES, OperatorMode, inspect
 from swapkit.errors import RecomputeMismatch
@@ -129,7 +130,7 @@ class Digests:
         if _is_any(base, _UNWRITTEN) or may_be_under_way(operator):
             return 0
         if not can_keep(operator):
-            is_view = not _is_in_place(operator)
+            is_view = not effects_of(operator).declares_writes
             return 0 if is_view or any(map(self._is_state, results)) else len(results)
         return 1 if _is_any(base, _FIRST_ONLY) else len(results)
 
@@ -190,11 +191,6 @@ def _base(operator: Operator) -> str:
 
 def _is_any(base: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(base, pattern) for pattern in patterns)
-
-
-def _is_in_place(operator: Operator) -> bool:
-    schema = getattr(operator, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def _describe(row: _Row) -> str:

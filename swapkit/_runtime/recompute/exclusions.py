@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy
 
-from swapkit._runtime.operators import can_keep, operator_names
+from swapkit._runtime.effects import can_keep
+from swapkit._runtime.operators import operator_names
 from swapkit._runtime.runtime import get_runtime
 
 

@@ -1,8 +1,9 @@
 """Computing what one operator made again, from what it was given.
 
 An operator is repeated alone, below autograd: with the operands, the random numbers, the casts and
-the settings that it had, so its results have the same bits. One that writes to its operands, or
-whose results are views of them, cannot be repeated; nothing would be gained by it either.
+the settings that it had, so its results have the same bits. `effects.py` decides which operators
+can be repeated. What an operator changes without reading it, as a batch norm its running
+statistics, is replaced by scratch memory, so that a repetition has no effect.
 
 Operands may change later in ways that plain autograd would not mind, since it keeps the result. So
 a recipe is *settled* before an operator that is seen changes one of its tensors: from then on it
@@ -18,13 +19,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
-from swapkit._runtime.operators import can_keep
 from swapkit._runtime.recompute.leaves import (
     claim,
     flatten,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 NO_TASK = -1
 _PASS = Choice(Action.PASS)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Who counts versions and views.
 _VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
 
@@ -54,16 +53,20 @@ _by_result: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _all: weakref.WeakValueDictionary[int, Recipe] = weakref.WeakValueDictionary()
 
 
-def is_repeatable(function: Operator, leaves: Sequence[object]) -> bool:
-    """Return whether an operator can be repeated with the same results, and gains anything."""
-    if isinstance(function, HigherOrderOperator) or not can_keep(function):
-        return False
-    return all(
-        type(leaf) in _PLAIN if isinstance(leaf, torch.Tensor)
-        # What a generator of the user's draws next is not ours to draw again.
-        else not isinstance(leaf, torch.Generator)
-        for leaf in leaves
-    )  # fmt: skip
+class _Scratch:
+    """Stands for an operand that an operator changes, and of which its results do not depend."""
+
+    __slots__ = ("_device", "_dtype", "_size", "_stride")
+
+    def __init__(self, operand: torch.Tensor) -> None:
+        self._size, self._stride = operand.size(), operand.stride()
+        self._dtype, self._device = operand.dtype, operand.device
+
+    def make(self) -> torch.Tensor:
+        """Return memory of the same form."""
+        return torch.empty_strided(
+            self._size, self._stride, dtype=self._dtype, device=self._device
+        )
 
 
 class Call:
@@ -72,6 +75,8 @@ class Call:
     def __init__(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function = function
         leaves, self._spec = flatten(args, kwargs)
+        for unread in effects_of(function).unread(args, kwargs):
+            leaves = [_Scratch(leaf) if leaf is unread else leaf for leaf in leaves]
         operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.storages = frozenset(filter(None, map(storage_of, operands)))
         self._claims = claim(operands)
@@ -101,6 +106,7 @@ class Call:
         unpack = self._runtime.shim.unpack
         try:
             leaves = [unpack(leaf) if is_packed else leaf for is_packed, leaf in self._leaves]
+            leaves = [leaf.make() if isinstance(leaf, _Scratch) else leaf for leaf in leaves]
         except SavedTensorModified as error:
             raise SavedTensorModified(
                 f"{error} It is an operand of {self.function}, which was chosen to be computed "
@@ -281,11 +287,12 @@ def _end_pass(reference: weakref.ref[Recipe]) -> None:
         recipe._ready = {}  # noqa: SLF001 - its own kind
 
 
-def extend(result: torch.Tensor, alias: torch.Tensor) -> None:
-    """Let a recipe live as long as another tensor of its result's memory, too."""
+def extend(result: torch.Tensor, aliases: object) -> None:
+    """Let a recipe live as long as other tensors of its result's memory, too."""
     recipe = _by_result.get(result)  # type: ignore[no-untyped-call]
     if recipe is not None:
-        recipe.add_alias(alias)
+        for alias in tensors_made(aliases):
+            recipe.add_alias(alias)
 
 
 def settle_changed(changed: Sequence[torch.Tensor]) -> None:

@@ -31,9 +31,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
+from swapkit._runtime.effects import can_keep
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.modes import Mode
-from swapkit._runtime.operators import can_keep, is_random, matches
+from swapkit._runtime.operators import is_random, matches
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.effects import can_keep
 from swapkit._runtime.guards import untraced
-from swapkit._runtime.operators import can_keep, find_operators, matches
+from swapkit._runtime.operators import find_operators, matches
 from swapkit._runtime.recompute.collectives import Repetition, is_collective
 from swapkit._runtime.recompute.digests import Digests
 from swapkit._runtime.recompute.selection import (

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from swapkit._runtime.recompute.recipes import is_repeatable
+from swapkit._runtime.effects import is_repeatable
 from swapkit.api.recording import record
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.checks import check_trace
@@ -299,7 +299,7 @@ def test_predicate_when_operators_can_be_repeated_then_it_is_that_of_recipes() -
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if not func.is_view:
-                judged.append(is_repeatable(func, tree_leaves((args, kwargs or {}))))
+                judged.append(is_repeatable(func, args, kwargs or {}))
             return func(*args, **(kwargs or {}))
 
     def step() -> None:

@@ -15,7 +15,6 @@ from swapkit._runtime.recompute.recipes import (
     Layout,
     Recipe,
     Recomputed,
-    is_repeatable,
     settle_changed,
 )
 from swapkit._runtime.runtime import get_runtime
@@ -47,28 +46,7 @@ def repeats() -> int:
     return get_runtime().current_swapper().recomputed_regions
 
 
-# ---- what can be repeated ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("function", "leaves", "expected"),
-    [
-        (aten.mul.Tensor, [torch.ones(2), 2.0], True),
-        (aten.mul.Tensor, [torch.nn.Parameter(torch.ones(2)), None], True),
-        (aten.native_dropout.default, [torch.ones(2), 0.5, True], True),
-        (aten.mul_.Tensor, [torch.ones(2), 2.0], False),
-        (aten.mul.out, [torch.ones(2), torch.ones(2), torch.ones(2)], False),
-        (aten.t.default, [torch.ones(2, 2)], False),
-        (aten.bernoulli.default, [torch.ones(2), torch.Generator()], False),
-        (aten.mul.Tensor, [torch.nn.Buffer(torch.ones(2)).as_subclass(torch.Tensor)], True),
-        (aten.mul.Tensor, [torch.ones(2).as_subclass(type("Own", (torch.Tensor,), {}))], False),
-        (torch.ops.higher_order.cond, [torch.ones(2)], False),
-    ],
-)
-def test_operator_when_looked_at_then_repeatable_only_if_it_does_the_same_alone(
-    function: Any, leaves: list[Any], expected: bool
-) -> None:
-    assert is_repeatable(function, leaves) is expected
+# ---- repeating -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
