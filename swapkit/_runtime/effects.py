@@ -13,6 +13,7 @@ torch's own database of operators and fails on an effect that no rule knows.
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -70,18 +71,21 @@ _VIEWS = frozenset(
         torch.ops.aten.unsafe_split_with_sizes.default,
     }
 )
+# Memory that a kernel may fill that is no operator of torch, such as one in Triton: nothing shows
+# that. A repetition would return the memory as it was before.
+_UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class _Argument(NamedTuple):
     """An argument of an operator."""
 
-    index: int
+    position: int
     name: str
 
     def value(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Return what a call has for it; None: nothing."""
-        return args[self.index] if self.index < len(args) else kwargs.get(self.name)
+        return args[self.position] if self.position < len(args) else kwargs.get(self.name)
 
 
 class Effects:
@@ -236,6 +240,8 @@ def _has_own_state(operator: Any) -> bool:  # noqa: ANN401 - an overload
     schema = operator._schema  # noqa: SLF001
     if torch.Tag.maybe_aliasing_or_mutating in operator.tags:
         return True
+    if _UNFILLED.fullmatch(schema.name.partition("::")[2]):
+        return True
     if not _STATISTICS.isdisjoint(each.name for each in schema.arguments):
         # Of others than torch's own it is not known what their results depend on.
         is_reading = any(word in schema.name for word in _READING)
@@ -253,7 +259,7 @@ def _is_registered(operator: Any) -> bool:  # noqa: ANN401 - an overload
     silent = fx_node._side_effectful_functions  # noqa: SLF001 - `fx.node.has_side_effect` adds to it
     if operator in silent or operator.overloadpacket in silent:
         return True
-    entry = simple_registry.singleton.find(operator._schema.name)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    entry = simple_registry.singleton.find(operator._schema.name)  # noqa: SLF001
     holder = getattr(entry, "effect", None)  # not in every version of torch
     return getattr(holder, "effect", None) is not None
 

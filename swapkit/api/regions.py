@@ -95,6 +95,10 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     tensor like any other: a scope around may swap it, and a budget too. On one part, recompute wins
     over `offload`: `swap_inputs=True` is what to ask for instead.
 
+    The part runs twice, and so does everything in it that changes something else: as with torch's
+    checkpoint a batch norm updates its running statistics in both runs, unless `save` names it.
+    Plans, and choices for single operators, repeat no such effect.
+
     Args:
         target: what to apply it to.
         pattern: a regular expression for paths of submodules, such as `r"layers\.\d+"`.

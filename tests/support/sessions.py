@@ -1,4 +1,4 @@
-"""Programs for sessions to train, and what there is to compare: losses, gradients, parameters."""
+"""Programs for sessions to train, and what there is to compare: losses, gradients, states."""
 
 from __future__ import annotations
 
@@ -96,8 +96,9 @@ class Training:
         self.steps_done += 1
 
     def outcome(self) -> list[str]:
-        """Return losses and gradients of each step, and the parameters."""
-        return [*self.results, digest(self.model.parameters())]
+        """Return losses and gradients of each step, the whole state, and the next random number."""
+        state = [digest([tensor]) for tensor in self.model.state_dict().values()]
+        return [*self.results, *state, digest([torch.get_rng_state()])]
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:

@@ -64,9 +64,7 @@ class _Scratch:
 
     def make(self) -> torch.Tensor:
         """Return memory of the same form."""
-        return torch.empty_strided(
-            self._size, self._stride, dtype=self._dtype, device=self._device
-        )
+        return torch.empty_strided(self._size, self._stride, dtype=self._dtype, device=self._device)
 
 
 class Call:

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from swapkit._runtime.effects import is_repeatable
