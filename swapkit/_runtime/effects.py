@@ -57,6 +57,7 @@ _WAITING = frozenset({"wait_tensor", "irecv", "batch_p2p_ops"})
 _STATISTICS = frozenset({"running_mean", "running_var", "running_min", "running_max"})
 _TRAINING = frozenset({"training", "train", "is_training", "use_input_stats"})
 _READING = ("backward", "no_training", "no_update", "functional")
+_OTHERS = frozenset({("mkldnn_rnn_layer_backward", "workspace")})
 _NOISE = "noise"  # drawn by the operator that is given it
 _DROPOUT_STATE = "dropout_state"  # random numbers that no generator has
 # Of torch's own normalisations it is known that their results come from the batch alone while they
@@ -74,6 +75,8 @@ _VIEWS = frozenset(
 # Memory that a kernel may fill that is no operator of torch, such as one in Triton: nothing shows
 # that. A repetition would return the memory as it was before.
 _UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
+# A part of their results is never written, so that a repetition has other bits there.
+_INEXACT = frozenset({"mkldnn_rnn_layer", "_ctc_loss"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -138,26 +141,18 @@ class Effects:
 
     def _look_at_arguments(self, operator: Any) -> None:  # noqa: ANN401 - an overload
         schema = operator._schema  # noqa: SLF001
-        arguments = [(_Argument(i, each.name), each) for i, each in enumerate(schema.arguments)]
-        self._declared = tuple(
-            argument
-            for argument, each in arguments
-            if each.alias_info is not None and each.alias_info.is_write
-        )
-        self._undeclared = tuple(
-            argument
-            for argument, each in arguments
-            if each.alias_info is None
-            and "Tensor" in str(each.type)
-            and _is_written_silently(operator, each.name)
-        )
-        self._generators = tuple(
-            argument for argument, each in arguments if "Generator" in str(each.type)
-        )
-        for argument, _ in arguments:
-            if argument.name in _TRAINING:
+        for position, each in enumerate(schema.arguments):
+            argument = _Argument(position, each.name)
+            if each.alias_info is not None:
+                if each.alias_info.is_write:
+                    self._declared += (argument,)
+            elif "Tensor" in str(each.type) and _is_written_silently(operator, each.name):
+                self._undeclared += (argument,)
+            elif "Generator" in str(each.type):
+                self._generators += (argument,)
+            elif each.name in _TRAINING:
                 self._flag = argument
-            elif argument.name == _DROPOUT_STATE:
+            elif each.name == _DROPOUT_STATE:
                 self._dropout_state = argument
 
     # ---- of one call -----------------------------------------------------------------------------
@@ -236,22 +231,28 @@ def _meets_others(operator: Any) -> bool:  # noqa: ANN401 - an overload
 
 
 def _has_own_state(operator: Any) -> bool:  # noqa: ANN401 - an overload
-    """Whether an operator may do something that none of its arguments shows."""
+    """Whether an operator does, or depends on, something that none of its arguments shows."""
     schema = operator._schema  # noqa: SLF001
+    base = schema.name.partition("::")[2]
     if torch.Tag.maybe_aliasing_or_mutating in operator.tags:
         return True
-    if _UNFILLED.fullmatch(schema.name.partition("::")[2]):
+    if _UNFILLED.fullmatch(base) or base in _INEXACT:
         return True
-    if not _STATISTICS.isdisjoint(each.name for each in schema.arguments):
-        # Of others than torch's own it is not known what their results depend on.
-        is_reading = any(word in schema.name for word in _READING)
-        if operator.namespace != _TORCH and not is_reading:
-            return True
     if any(_OBJECT in str(each.type) for each in (*schema.arguments, *schema.returns)):
         return True
     if not any("Tensor" in str(each.type) for each in schema.returns):
         return True  # run for an effect, or for a number that somebody has read
-    return _is_registered(operator)
+    return _may_read_statistics(operator) or _is_registered(operator)
+
+
+def _may_read_statistics(operator: Any) -> bool:  # noqa: ANN401 - an overload
+    """Whether an operator updates statistics, and its results may depend on what they were."""
+    if operator.namespace == _TORCH:
+        return False
+    return any(_is_written_silently(operator, name) for name in _STATISTICS) and any(
+        each.name in _STATISTICS
+        for each in operator._schema.arguments  # noqa: SLF001
+    )
 
 
 def _is_registered(operator: Any) -> bool:  # noqa: ANN401 - an overload
@@ -271,6 +272,8 @@ def _is_written_silently(operator: Any, name: str) -> bool:  # noqa: ANN401 - an
     if operator.namespace in _FILLING:
         return not schema.is_mutable and base not in _SENDING and _INPUT not in name
     if operator.namespace in _COMMUNICATION and base in _WAITING:
+        return True
+    if (base, name) in _OTHERS:
         return True
     if name in _STATISTICS:
         return not any(word in base for word in _READING)

@@ -202,12 +202,9 @@ class Recorder:
         if form.is_view:  # touches no memory
             return function(*args, **kwargs)
         given: list[torch.Tensor] = []
-        tensors_in(args, given)
-        if kwargs:
-            tensors_in(kwargs.values(), given)
+        tensors_in((*args, *kwargs.values()), given)
         unread = form.effects.unread(args, kwargs)
-        if unread:
-            given = [tensor for tensor in given if all(tensor is not each for each in unread)]
+        given = _without(given, unread)
         with self.lock:
             self._look()
             reads = self._numbers_read(given)
@@ -225,8 +222,7 @@ class Recorder:
         made: list[torch.Tensor] = []
         tensors_in((result,), made)
         with self.lock:
-            written = form.effects.written(args, kwargs)
-            changed = [tensor for tensor in written if all(tensor is not each for each in unread)]
+            changed = _without(form.effects.written(args, kwargs), unread)
             writes = self._numbers_written(changed, made)
             if writes or (reads and not self._is_view(made, reads)):
                 # Fake tensors are judged as the real ones that they stand for.
@@ -337,3 +333,9 @@ class Recorder:
             if tensor is not None:
                 with self.lock:
                     self.optimizers.add_state(tensor)
+
+
+def _without(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not others:
+        return tensors
+    return [tensor for tensor in tensors if all(tensor is not each for each in others)]

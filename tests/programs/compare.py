@@ -28,7 +28,10 @@ def _components(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    dense = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # Not `contiguous`: a single element may have any stride.
+    dense = (
+        tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    )
     return dense.view(torch.uint8)
 
 

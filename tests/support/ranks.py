@@ -20,13 +20,13 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY
 
 
 @functools.cache
-def run_on_ranks(program: Path) -> Any:
+def run_on_ranks(program: Path, *arguments: str) -> Any:
     """Return what a program printed as one line of JSON: an object."""
     done = subprocess.run(
-        [*COMMAND, str(program)],
+        [*COMMAND, str(program), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         env={**os.environ, **ENVIRONMENT},
     )
