@@ -286,7 +286,7 @@ def test_arguments_when_only_by_keyword_then_refused_with_what_to_change() -> No
         "Product",
         torch.autograd.function.FunctionCtx,
     ],
-    ids=repr,
+    ids=["module", "module class", "builtin", "lambda", "apply", "None", "name", "context class"],
 )
 @pytest.mark.promise("D7")
 def test_wrapper_when_given_what_is_no_function_class_then_a_type_error_says_what_to_use(

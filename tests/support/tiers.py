@@ -68,6 +68,9 @@ def file_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if " at 0x" in item.nodeid:  # workers would not agree on the names of tests
+            raise pytest.UsageError(f"{item.nodeid}: give `ids` that hold no address")
     costs = read_costs()
     named = [each for each in config.args if "::" in each]
 
