@@ -104,6 +104,7 @@ class Life:
             optimizers,
             self._end_step,
             is_here=lambda: self.swapper in installation.runtime.entered.stack,
+            rebase=installation.tracker.rebase,
             tag=installation.tracker.tag_named(OPTIMIZER_STEP),
         )
         self._thread = threading.current_thread()

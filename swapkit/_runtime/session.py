@@ -231,15 +231,17 @@ class Session:
             installation.tracker.add_model(self._model)
         life = Life(installation, self._config, self._model, self._optimizers)
         life.advice = self._advice
+        on_loss = self._on_loss = weakref.finalize(self, life.abandon)
+        on_loss.atexit = False
         self._active = life
         try:
             life.start()
-        except BaseException:
+            _list(self)
+        except BaseException:  # an interruption, too, which nobody would leave the session after
             self._active = None
+            on_loss.detach()
+            life.close()
             raise
-        self._on_loss = weakref.finalize(self, life.abandon)
-        self._on_loss.atexit = False
-        _list(self)
         return self
 
     def __exit__(

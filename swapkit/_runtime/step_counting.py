@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._native.pool import set_tag
 from swapkit._runtime.tracking import NO_MODULE
 
 if TYPE_CHECKING:
@@ -71,6 +70,7 @@ class StepCounter:
         end_step: Callable[[], None],
         *,
         is_here: Callable[[], bool],
+        rebase: Callable[[int], None],
         tag: int,
     ) -> None:
         """Count nothing yet.
@@ -80,11 +80,13 @@ class StepCounter:
             optimizers: that were given.
             end_step: called at the end of each step.
             is_here: whether the session was entered on the running thread.
-            tag: of what an optimizer's step allocates.
+            rebase: sets the label of what this thread allocates outside of modules.
+            tag: the label of what an optimizer's step allocates.
         """
         self._model = model
         self._end_step = end_step
         self._is_here = is_here
+        self._rebase = rebase
         self._tag = tag
         self._members: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Member]
         self._members = weakref.WeakKeyDictionary({each: _Member() for each in optimizers})
@@ -123,14 +125,14 @@ class StepCounter:
         _cut(running, optimizer)  # its last step raised
         running.append(optimizer)
         if self._is_ours(optimizer):
-            set_tag(self._tag)
+            self._rebase(self._tag)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """End the session's step, if this was the last of its optimizers."""
         running = self._thread.running
         _cut(running, optimizer)
         if self._is_ours(optimizer):
-            set_tag(NO_MODULE)
+            self._rebase(NO_MODULE)
         if any(self._is_ours(outer) for outer in running):
             return
         if not self._is_ours(optimizer):

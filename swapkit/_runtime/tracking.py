@@ -61,6 +61,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.stack = _Stack()
+        self.base = NO_MODULE  # the label outside of all modules
         self.watch: Watch | None = None
 
 
@@ -141,6 +142,11 @@ class ModuleTracker:
         stack.saves[-1] += 1
         return tag, stack.saves[-1] - 1
 
+    def rebase(self, tag: int) -> None:
+        """Let what this thread takes outside of modules have a label, from now on."""
+        self._thread.base = tag
+        set_tag(tag)
+
     def enter_operator(self, name: str) -> int:
         """Let a kernel run on this thread as if it were a module; return its tag."""
         outer = self._names[self.current()]
@@ -205,7 +211,7 @@ class ModuleTracker:
         """Note that the innermost module's forward has ended on this thread."""
         stack = self._running()
         stack.leave()
-        set_tag(stack.tags[-1] if stack.tags else NO_MODULE)
+        set_tag(stack.tags[-1] if stack.tags else self._thread.base)
         if self._thread.watch is not None:
             self._thread.watch.go_on()
 

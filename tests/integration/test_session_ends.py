@@ -246,6 +246,25 @@ def test_session_when_its_generator_is_lost_on_another_thread_then_it_ends() -> 
     assert budget_bytes() == 0
 
 
+def test_session_when_its_entry_is_interrupted_then_nothing_of_it_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = make_training()
+    session = swapkit.budget("64MiB", training.model, training.optimizer)
+
+    def interrupted(_session: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("swapkit._runtime.session._list", interrupted)  # the last that it does
+        with pytest.raises(KeyboardInterrupt):
+            session.__enter__()
+    assert budget_bytes() == 0
+    assert not training.model._forward_pre_hooks
+    with session:
+        assert swapkit.sessions() == (session,)
+
+
 # ---- leaving that fails ------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import swapkit
 from swapkit._runtime.holders import find_holders, find_outside
 from swapkit._runtime.tracking import BACKWARD, ModuleTracker
 from tests.support import MIB
@@ -92,6 +93,50 @@ def test_holders_when_made_in_backward_then_the_name_says_so(
     set_tag(previous)
     assert amounts(installation, tracker)["made in backward of 0"] == (tensor.nbytes, 1)
     assert len(model) == 1
+
+
+def test_holders_when_backward_has_ended_then_what_follows_is_not_made_in_it(
+    installation: Installation,
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    made: list[torch.Tensor] = []
+
+    def keep_something(grad: torch.Tensor) -> torch.Tensor:
+        made.append(torch.ones(MIB // 4))
+        return grad
+
+    with swapkit.budget("1GiB", model, policy="rescue"):
+        tracker = installation.tracker
+        x = torch.ones(256, 64)
+        hidden = model[0](x)
+        hidden.register_hook(keep_something)
+        loss = model[1](hidden).sum()
+        before = amounts(installation, tracker)
+        loss.backward()
+        made.append(torch.ones(MIB // 2))
+        change = grown(before, amounts(installation, tracker))
+    assert change["made outside of any module"] == (2 * MIB, 1)
+    assert change["made in backward of 1"][0] >= MIB
+    assert x.numel() == 256 * 64
+
+
+def test_holders_when_an_optimizer_steps_then_its_temporaries_are_its_own(
+    installation: Installation,
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made: list[torch.Tensor] = []
+
+    def closure() -> float:
+        model(torch.ones(256, 64)).sum().backward()
+        made.append(torch.ones(MIB // 4))
+        return 0.0
+
+    with swapkit.budget("1GiB", model, policy="rescue"):
+        before = amounts(installation, installation.tracker)
+        optimizer.step(closure)
+        change = grown(before, amounts(installation, installation.tracker))
+    assert change["made in an optimizer's step"] == (MIB, 1)
 
 
 def test_holders_when_listed_then_the_largest_is_first(

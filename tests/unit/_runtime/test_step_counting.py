@@ -12,6 +12,7 @@ from torch import nn
 from swapkit._native.pool import set_tag
 from swapkit._runtime import global_hooks
 from swapkit._runtime.step_counting import MOST_AHEAD, StepCounter
+from swapkit._runtime.tracking import ModuleTracker
 from swapkit._runtime.wrapped_optimizers import list_optimizers, unwrap
 from swapkit.errors import InvalidArgument
 
@@ -28,7 +29,14 @@ class Counted:
         self, model: nn.Module | None, *optimizers: torch.optim.Optimizer, is_here: bool = True
     ) -> None:
         self.ended = 0
-        self.counter = StepCounter(model, optimizers, self.end, is_here=lambda: is_here, tag=TAG)
+        self.counter = StepCounter(
+            model,
+            optimizers,
+            self.end,
+            is_here=lambda: is_here,
+            rebase=ModuleTracker().rebase,
+            tag=TAG,
+        )
 
     def end(self) -> None:
         self.ended += 1
