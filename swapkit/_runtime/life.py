@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit._native.pool import RingKind, set_tag
-from swapkit._runtime import global_hooks
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.course import Course
 from swapkit._runtime.hooks import Hooks
@@ -235,8 +234,8 @@ class Life:
         undo.add(lambda: installation.leave(self))
         installation.enter(self)
         installation.pool.peak_take()  # what was reserved before does not count here
-        undo.add(lambda: global_hooks.steps.remove(self._counter))
-        global_hooks.steps.add(self._counter)
+        undo.add(self._counter.stop)  # which lets go of this life
+        self._counter.start()
         for swappers in (self._entered, installation.runtime.active):
             undo.add(functools.partial(_remove, swappers, self.swapper))
             swappers.append(self.swapper)

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from swapkit._native.lib import raise_interruption
+from swapkit._runtime.advice import advise_layout
 from swapkit._runtime.allocators import ensure_installation
 from swapkit._runtime.course import Course
 from swapkit._runtime.explaining import explain
@@ -143,7 +144,8 @@ class Session:
         stats = self.stats
         assert self._installation is not None
         outside = find_outside(self._installation.device, self._installation.tracker)
-        return explain(stats, self._look(), self._policy_name, outside)
+        advice = advise_layout(self._installation.pool.stats())
+        return "\n".join([explain(stats, self._look(), self._policy_name, outside), *advice])
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
@@ -214,7 +216,9 @@ class Session:
 
         @functools.wraps(function)
         def run(*args: object, **kwargs: object) -> object:
-            with Session(self._config, self._model, self._optimizers):
+            session = Session(self._config, self._model, self._optimizers)
+            session._advice = self._advice
+            with session:
                 return function(*args, **kwargs)
 
         return cast("_Function", run)

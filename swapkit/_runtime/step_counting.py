@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime import global_hooks
 from swapkit._runtime.tracking import NO_MODULE
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class StepCounter:
         rebase: Callable[[int], None],
         tag: int,
     ) -> None:
-        """Count nothing yet.
+        """Count nothing before `start`.
 
         Args:
             model: whose parameters tell optimizers that were not given.
@@ -103,6 +104,18 @@ class StepCounter:
         self._ended = 0
         self._uncounted = 0
         self._is_by_hand = False
+
+    def start(self) -> None:
+        """Begin to see steps."""
+        global_hooks.steps.add(self)
+
+    def stop(self) -> None:
+        """Count no more. A step that is under way on another thread may still call in."""
+        global_hooks.steps.remove(self)
+        with self._lock:
+            self._has_given, self._model = False, None
+            self._end_step, self._is_here = _do_nothing, bool
+            self._members.clear()
 
     def mark(self) -> bool:
         """Note that the user ends a step; return whether it has not ended yet.
@@ -234,6 +247,10 @@ class StepCounter:
             is_end = self._count(self._in_backward)
         if is_end:
             self._end_step()
+
+
+def _do_nothing() -> None:
+    """End no step: the session has ended."""
 
 
 def _cut(running: list[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:

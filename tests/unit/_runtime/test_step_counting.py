@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime import global_hooks
 from swapkit._runtime.step_counting import MOST_AHEAD, StepCounter
 from swapkit._runtime.tracking import ModuleTracker
 from swapkit._runtime.wrapped_optimizers import list_optimizers, unwrap
@@ -49,12 +48,12 @@ def count() -> Iterator[Callable[..., Counted]]:
     def make(*args: Any, **options: Any) -> Counted:
         counted = Counted(*args, **options)
         made.append(counted)
-        global_hooks.steps.add(counted.counter)
+        counted.counter.start()
         return counted
 
     yield make
     for counted in made:
-        global_hooks.steps.remove(counted.counter)
+        counted.counter.stop()
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
@@ -297,6 +296,15 @@ def test_steps_when_they_are_others_business_then_no_warning(count: Any, is_here
         for _ in range(5):
             foreign.step()
     assert counted.ended == is_here
+
+
+def test_step_when_counting_stops_in_the_middle_of_it_then_nothing_is_counted(count: Any) -> None:
+    model = nn.Linear(2, 2)
+    counted = count(model)
+    optimizer = sgd(model)
+    optimizer.step(lambda: counted.counter.stop() or 0.0)
+    optimizer.step()
+    assert counted.ended == 0
 
 
 # ---- what users give ---------------------------------------------------------------------------
