@@ -6,7 +6,7 @@ import contextlib
 import enum
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from swapkit._native._lib import CData
     from swapkit._native.backend import Backend, Stream
+
+_Info = TypeVar("_Info")
 
 STAT_NAMES = (
     "allocation",
@@ -149,6 +151,26 @@ def _ring_event(event: Any) -> RingEvent:
         in_use_bytes=event.in_use_bytes,
         reserved_bytes=event.reserved_bytes,
         tag=event.tag,
+    )
+
+
+def _block_info(block: Any) -> BlockInfo:
+    return BlockInfo(
+        address=block.address,
+        nbytes=block.nbytes,
+        requested_bytes=block.requested_bytes,
+        stream=block.stream,
+        tag=block.tag,
+        state=BlockState(block.state),
+    )
+
+
+def _segment_info(segment: Any) -> SegmentInfo:
+    return SegmentInfo(
+        address=segment.address,
+        nbytes=segment.nbytes,
+        committed_bytes=segment.committed_bytes,
+        is_small=segment.is_small,
     )
 
 
@@ -319,36 +341,21 @@ class Pool(Handle):
 
     def blocks(self) -> tuple[BlockInfo, ...]:
         """Describe every block."""
-        return tuple(
-            BlockInfo(
-                address=block.address,
-                nbytes=block.nbytes,
-                requested_bytes=block.requested_bytes,
-                stream=block.stream,
-                tag=block.tag,
-                state=BlockState(block.state),
-            )
-            for block in self._describe("sk_block_info[]", lib.sk_pool_blocks)
-        )
+        return self._describe("sk_block_info[]", lib.sk_pool_blocks, _block_info)
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Describe every segment."""
-        return tuple(
-            SegmentInfo(
-                address=segment.address,
-                nbytes=segment.nbytes,
-                committed_bytes=segment.committed_bytes,
-                is_small=segment.is_small,
-            )
-            for segment in self._describe("sk_segment_info[]", lib.sk_pool_segments)
-        )
+        return self._describe("sk_segment_info[]", lib.sk_pool_segments, _segment_info)
 
-    def _describe(self, kind: str, fill: Callable[[CData, Any, int], int]) -> list[Any]:
-        """Return as many native descriptions as there were a moment ago."""
+    def _describe(
+        self, kind: str, fill: Callable[[CData, Any, int], int], read: Callable[[Any], _Info]
+    ) -> tuple[_Info, ...]:
+        """Return as many native descriptions as there were a moment ago, read."""
         capacity = fill(self.pointer, NULL, 0)
         out = ffi.new(kind, capacity + 1)
         count = min(fill(self.pointer, out, capacity), capacity)
-        return [out[i] for i in range(count)]
+        # Read here: an element only refers to the array, and does not keep it.
+        return tuple([read(out[i]) for i in range(count)])
 
     def check(self) -> None:
         """Walk every structure.
