@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
-import threading
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +17,7 @@ import torch
 from swapkit._native.lib import defer_interruption
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.guards import hidden, untraced
+from swapkit._runtime.threads import backward_runs_elsewhere, others_wait, take_while
 from swapkit.config.environment import MIN_SWAP_BYTES
 
 if TYPE_CHECKING:
@@ -45,16 +43,16 @@ def adopt_graphs(swapper: Swapper) -> int:
     """Give hooks to every saved tensor of every graph that Python holds and that has none.
 
     Returns:
-        How many saved tensors got them. 0 while another thread runs a backward pass: it may be
-        using what would be packed.
+        How many saved tensors got them. 0 while another thread runs or is in a backward pass:
+        there is no telling whose graphs these are (`threads.py`).
     """
-    if _backward_runs_elsewhere():
+    if not _is_alone():
         return 0
     choice = Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
     pack = _careful(swapper.packer(choice), swapper.runtime.shim.saved_tensor)
     adopted = 0
     with hidden():
-        for node in _walk(_roots()):
+        for node in take_while(_is_alone, _walk(_roots())):
             for name in _saved_names(node.__class__):
                 for saved in _look(node, name):
                     adopted += _adopt(saved, pack, swapper.unpack)
@@ -105,14 +103,8 @@ def _adopt(saved: _Saved | None, pack: Callable[..., Any], unpack: Callable[...,
     return True
 
 
-def _backward_runs_elsewhere() -> bool:
-    frames = sys._current_frames()  # noqa: SLF001 - the documented way to see other threads
-    del frames[threading.get_ident()]  # our own, which would hold itself, and all below it
-    return any(
-        frame.f_code.co_name == "_engine_run_backward"
-        for other in frames.values()
-        for frame, _ in traceback.walk_stack(other)
-    )
+def _is_alone() -> bool:
+    return others_wait() and not backward_runs_elsewhere()
 
 
 def _roots() -> Iterator[Any]:
@@ -124,7 +116,7 @@ def _roots() -> Iterator[Any]:
         objects = gc.get_objects()
     except MemoryError:  # so little is left that nothing can be looked for
         return
-    for item in objects:
+    for item in take_while(_is_alone, objects):
         kind = type(item)  # not isinstance(): asking a lazy proxy for its class would run its code
         if issubclass(kind, torch.Tensor):
             root = _node_of(item)

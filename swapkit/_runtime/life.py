@@ -89,6 +89,7 @@ class Life:
             disk_limit_bytes=config.disk_limit_bytes,
         )
         self.swapper = device.new_swapper(scheduler, limit_bytes=config.limit_bytes)
+        self.swapper.train(model, *optimizers)
         self.swapper.rescue.multiple = config.rescue_multiple
         self.swapper.rescue.min_bytes = config.min_swap_bytes
         self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))

@@ -9,6 +9,7 @@ as there is room, and at the latest when they are unpacked. What every saved ten
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,17 @@ class Swapper:
         self.recomputed_regions = 0
         self.events: Packer | None = None  # the hooks of the session, whose calls are its events
         self.curve: Curve | None = None  # what a plan that is not followed any more leaves
+        self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
         self.timing = Timing(self)
         self.rescue = Rescue(self, limit_bytes=limit_bytes)
+
+    def train(self, *what: torch.nn.Module | torch.optim.Optimizer | None) -> None:
+        """Note what the session trains whose saved tensors these are."""
+        self._trained = [weakref.ref(each) for each in what if each is not None]
+
+    def trained(self) -> list[torch.nn.Module | torch.optim.Optimizer]:
+        """Return what of that is still there."""
+        return [each for reference in self._trained if (each := reference()) is not None]
 
     def packer(self, choice: Choice) -> Callable[[torch.Tensor], SavedTensor]:
         """Return a pack hook, whose calls nobody is told of."""

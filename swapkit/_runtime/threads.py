@@ -2,7 +2,9 @@
 
 Torch runs operators and backward passes without the interpreter's lock. Meanwhile they replace what
 tensors point to: `.grad`, `.grad_fn`, storages. Reading one of these from another thread may read
-freed memory. So what does not belong to this thread is only touched while every other thread waits.
+freed memory. Asking the garbage collector for all objects breaks other threads, too: it refers to
+tuples that they are about to fill, which Python then refuses to ("bad argument to internal
+function"). So what does not belong to this thread is only touched while every other thread waits.
 """
 
 from __future__ import annotations
@@ -10,11 +12,19 @@ from __future__ import annotations
 import sys
 import sysconfig
 import threading
+import traceback
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
+
+_Item = TypeVar("_Item")
+_Place: TypeAlias = "tuple[str, str]"  # file, function
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
 # Where a Python thread is that waits for another thread, another process or a peer.
@@ -35,16 +45,73 @@ _WAITS = frozenset(
 )
 
 
-def others_wait() -> bool:
+# How many items are looked at before it is asked again what other threads do: few, since that takes
+# less time than the interpreter gives a thread before it lets another one run.
+LOOKS = 64
+_ENGINE = (torch.autograd.graph.__file__, "_engine_run_backward")
+_NO_TASK = -1
+
+
+def others_wait(*, in_backward: bool = False) -> bool:
     """Return whether every other Python thread waits in the standard library.
 
     A thread may wake up right after: whoever relies on this for long asks again. Any thread may
     call this; it takes no lock.
+
+    Args:
+        in_backward: let the thread pass whose backward pass this one, one of autograd's, runs. No
+            other thread then runs what is on this device.
     """
+    at_work = [place for place in _places_of_others() if place not in _WAITS]
+    return not at_work or (in_backward and _is_for(at_work))
+
+
+def backward_runs_elsewhere() -> bool:
+    """Return whether another thread runs a backward pass, that is not run for it here.
+
+    As `others_wait`: any thread, no lock, and a pass may begin right after.
+    """
+    passes = [
+        place
+        for frame in _frames_of_others()
+        for each, _ in traceback.walk_stack(frame)
+        if (place := _place(each)) == _ENGINE
+    ]
+    return bool(passes) and not _is_for(passes)
+
+
+def take_while(may_go_on: Callable[[], bool], items: Iterable[_Item]) -> Iterator[_Item]:
+    """Yield items, for as long as what other threads do allows it."""
+    remaining = iter(items)
+    while some := list(islice(remaining, LOOKS)):
+        if not may_go_on():
+            return
+        yield from some
+
+
+def _is_for(places: list[_Place]) -> bool:
+    """Return whether places are the one of a backward pass that this thread runs for another."""
+    is_task = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001
+    return places == [_ENGINE] and is_task and not _runs_backward()
+
+
+def _runs_backward() -> bool:
+    """Return whether this thread has begun a backward pass: autograd's own threads do not."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - 0 would hold itself
+    while frame is not None and _place(frame) != _ENGINE:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _places_of_others() -> list[_Place]:
+    return [_place(frame) for frame in _frames_of_others()]
+
+
+def _frames_of_others() -> list[FrameType]:
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to see other threads
     frames.pop(threading.get_ident(), None)  # our own, which would hold itself, and all below it
-    return all(map(_waits, frames.values()))
+    return list(frames.values())
 
 
-def _waits(frame: FrameType) -> bool:
-    return (frame.f_code.co_filename, frame.f_code.co_name) in _WAITS
+def _place(frame: FrameType) -> _Place:
+    return frame.f_code.co_filename, frame.f_code.co_name

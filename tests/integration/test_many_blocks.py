@@ -30,6 +30,6 @@ PROGRAM = """
 def test_allocation_when_it_fails_beside_many_tensors_then_the_text_counts_them(
     count: int, allocator: dict[str, str]
 ) -> None:
-    text = run_python(PROGRAM.format(count=count), **allocator)
+    text = run_python(PROGRAM.format(count=count), timeout_s=60, **allocator)
     assert "300.00 MiB (314572800 bytes) requested" in text
     assert f"({count})" in text

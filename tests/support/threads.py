@@ -77,3 +77,19 @@ def alongside(work: Callable[[], object]) -> Iterator[None]:
     worker = Worker(work)
     yield
     worker.finish()
+
+
+@contextmanager
+def busy_thread() -> Iterator[None]:
+    """Let a thread compute while the block runs: it never waits."""
+    stop: list[bool] = []
+
+    def spin() -> None:
+        while not stop:
+            pass
+
+    with alongside(spin):
+        try:
+            yield
+        finally:
+            stop.append(True)

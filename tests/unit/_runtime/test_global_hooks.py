@@ -14,6 +14,7 @@ from torch.optim import optimizer as optimizer_hooks
 
 from swapkit._runtime import global_hooks
 from swapkit._runtime.threads import others_wait
+from tests.support.threads import busy_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,24 +57,6 @@ def listener() -> Iterator[Listener]:
     yield listener
     global_hooks.calls.remove(listener)
     global_hooks.steps.remove(listener)
-
-
-@pytest.fixture
-def _busy_thread() -> Iterator[None]:
-    """A thread that never waits where it can be known."""
-    stop = [False]
-
-    def spin() -> None:
-        while not stop[0]:
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    yield
-    stop[0] = True
-    thread.join()
-    global_hooks.calls.add(last := Listener())
-    global_hooks.calls.remove(last)  # nothing stays that others would find
 
 
 def sizes() -> list[int]:
@@ -150,20 +133,20 @@ def test_hooks_when_the_last_listener_leaves_then_torch_has_none_of_ours() -> No
     assert sizes() == before
 
 
-@pytest.mark.usefixtures("_busy_thread")
 def test_hooks_when_another_thread_runs_then_torchs_tables_stay_as_they_are() -> None:
     """It may be iterating over them."""
-    listener = Listener()
-    global_hooks.calls.add(listener)
-    inside = sizes()
-    assert not others_wait()
+    before, listener = sizes(), Listener()
+    with busy_thread():
+        global_hooks.calls.add(listener)
+        inside = sizes()
+        global_hooks.calls.remove(listener)
+        assert sizes() == inside
+        nn.Identity()(torch.ones(1))
+        assert listener.heard == []
+        global_hooks.calls.add(listener)
+        assert sizes() == inside  # not twice
     global_hooks.calls.remove(listener)
-    assert sizes() == inside
-    nn.Identity()(torch.ones(1))
-    assert listener.heard == []
-    global_hooks.calls.add(listener)
-    assert sizes() == inside  # not twice
-    global_hooks.calls.remove(listener)
+    assert sizes() == before
 
 
 def test_hooks_when_the_other_threads_wait_then_they_leave_with_the_last_listener() -> None:
@@ -175,25 +158,3 @@ def test_hooks_when_the_other_threads_wait_then_they_leave_with_the_last_listene
             pass
         global_hooks.steps.remove(listener)
     assert sizes() == before
-
-
-def test_threads_when_they_wait_for_one_another_then_they_are_known_to() -> None:
-    release, ready = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        ready.set()
-        release.wait()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    ready.wait()
-    while not others_wait():  # between the two lines of `wait`
-        pass
-    release.set()
-    thread.join()
-    assert others_wait()
-
-
-@pytest.mark.usefixtures("_busy_thread")
-def test_threads_when_one_computes_then_not_all_wait() -> None:
-    assert not others_wait()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import gc
+import threading
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import swapkit
 from swapkit._runtime.holders import find_holders, find_outside
 from swapkit._runtime.tracking import BACKWARD, ModuleTracker
 from tests.support import MIB
+from tests.support.threads import busy_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,3 +195,61 @@ def test_holders_when_a_tensor_is_of_a_foreign_kind_then_it_is_passed_over(
     find_outside(installation.device, tracker)
     assert "parameters" not in grown(before, amounts(installation, tracker)) or kind == "subclass"
     assert parameter.shape == tensor.shape
+
+
+def test_holders_when_another_thread_runs_then_own_tensors_have_names_and_its_none(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    model, foreign = nn.Linear(1024, 1024, bias=False), nn.Linear(512, 1024, bias=False)
+    model.register_buffer("scale", torch.ones(MIB // 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with swapkit.budget("1GiB", model, optimizer, policy="rescue"):
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer.step()
+        with busy_thread():
+            found = amounts(installation, tracker)
+    assert found["parameters"] == (4 * MIB, 1)
+    assert found["gradients of parameters"] == (4 * MIB, 1)
+    assert found["optimizer states"] == (4 * MIB, 1)
+    assert found["buffers"] == (MIB, 1)
+    assert found["made outside of any module"][0] >= foreign.weight.nbytes
+
+
+def test_holders_when_another_thread_is_in_backward_then_no_gradient_is_looked_at(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(_grad: torch.Tensor) -> None:
+        inside.set()
+        go_on.wait()
+
+    model = nn.Linear(1024, 1024, bias=False)
+    model.weight.grad = torch.ones_like(model.weight)
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(wait)
+    thread = threading.Thread(target=x.sum().backward)
+    thread.start()
+    inside.wait()
+    found = amounts(installation, tracker)
+    go_on.set()
+    thread.join()
+    assert "parameters" in found
+    assert "gradients of parameters" not in found
+    assert "gradients of parameters" in amounts(installation, tracker)
+
+
+def test_session_when_it_is_entered_then_nobody_walks_over_all_objects(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> NoReturn:
+        raise AssertionError("a walk over the heap")
+
+    monkeypatch.setattr(gc, "get_objects", refuse)
+    model = nn.Linear(4, 4)
+    with swapkit.budget("1GiB", model, torch.optim.SGD(model.parameters())) as session:
+        model(torch.ones(4)).sum().backward()
+        session.mark_step()
+        with pytest.raises(AssertionError, match="a walk over the heap"):
+            session.explain()
+    assert installation.active
