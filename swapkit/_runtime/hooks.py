@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from swapkit._runtime.choice import Choice
+    from swapkit._runtime.saved import Packer
     from swapkit._runtime.swapper import Swapper
 
 Pair: TypeAlias = "tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]"
@@ -55,10 +56,12 @@ class Hooks:
     What was saved stays with the swapper, whatever becomes of the pair.
     """
 
-    def __init__(self, swapper: Swapper, choice: Choice) -> None:
+    def __init__(self, swapper: Swapper, choice: Choice, packer: Packer | None = None) -> None:
+        """Prepare. `packer`: of another pair with this choice, for which this one stands in."""
         self.swapper = swapper
         self.choice = choice
-        self.packer = swapper.mover.packer(choice)
+        self.packer = swapper.mover.packer(choice) if packer is None else packer
+        self._is_stand_in = packer is not None
         self._has_entered = self._has_left = False
         self._foreign: Pair | None = None
         self.pair: Pair | None = None
@@ -81,7 +84,9 @@ class Hooks:
         inert, and leaves the stack with the next one of ours that does.
         """
         if self._has_entered and not self._has_left:
-            self._has_left = self.packer.is_inert = True
+            self._has_left = True
+            if not self._is_stand_in:  # the packer goes on elsewhere
+                self.packer.is_inert = True
             _remove_detour()
         if self._is_on_top:  # even where a signal handler raised before the stack below knew it
             self._pop()

@@ -8,6 +8,7 @@ count as the same, and each begins where the one before has ended.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import OrderedDict
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from swapkit._runtime.course import Course
 from swapkit._runtime.fitting import bytes_before, check_fit, describe, pace, sign
 from swapkit._runtime.following import Following
 from swapkit._runtime.guards import untraced
+from swapkit._runtime.lending import Lending
 from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.parts import end_part, make_part
 from swapkit._runtime.ranks import join_ranks
@@ -81,6 +83,7 @@ class Steering:
         self._signature = ANY
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
+        self._stepping = 0  # the thread that runs the step, once its forward was seen
         self._calls_model = model is not None  # as far as is known
         self._instruction: Instruction | None = None
         self._following: Following | None = None
@@ -126,6 +129,9 @@ class Steering:
             self._adopt(*self._aim.saved_plan)
         with ExitStack() as undo:
             if self._model is not None:
+                lending = Lending(self._hooks, self._model)
+                lending.start()
+                undo.callback(lending.stop)
                 # What the plan recomputes is to be found wherever the model saves it.
                 part = make_part(self._model)
                 was_carrier, part.is_carrier = part.is_carrier, True
@@ -162,9 +168,15 @@ class Steering:
 
     @property
     def _is_innermost(self) -> bool:
-        """Whether no other session has begun inside of this one on this thread."""
+        """Whether this thread's steps are the session's: no other one has begun inside of it.
+
+        A thread without a session has them whose forward began the step (`lending.py`).
+        """
         stack = self._installation.runtime.entered.stack
-        return stack[-1:] == [self._swapper]  # one look: a session may be ended on another thread
+        innermost = stack[-1:]  # one look: a session may be ended on another thread
+        if not innermost:
+            return self._stepping == threading.get_ident()
+        return innermost == [self._swapper]
 
     @untraced
     def see_forward(
@@ -177,6 +189,7 @@ class Steering:
         if self._is_begun and (self._is_training or not module.training):
             return
         self._is_begun, self._is_training = True, module.training
+        self._stepping = threading.get_ident()
         signature = sign(module, (args, kwargs))
         if signature != self._signature:
             self._leave_step()

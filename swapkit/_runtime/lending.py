@@ -1,0 +1,116 @@
+"""A session's hooks on other threads than its own, while these run its model.
+
+Autograd's hooks belong to a thread. A step that runs on another thread than the one that entered
+the session (an executor, a worker of a trainer) would save its tensors past the session. So the
+thread that runs the session's model gets the session's hooks for as long as the forward runs. What
+it saves outside of that, such as by the loss, is taken in when memory is short (`adoption.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime import global_hooks
+from swapkit._runtime.hooks import Hooks
+
+if TYPE_CHECKING:
+    from swapkit._runtime.swapper import Swapper
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+
+
+class _Lent(threading.local):
+    """The calls of the model on this thread, innermost last, with what was lent to each."""
+
+    def __init__(self) -> None:
+        self.calls: list[Hooks | None] = []
+
+
+class Lending:
+    """Lends the hooks of one session. `enter` and `leave` run on any thread, with no lock held."""
+
+    def __init__(self, hooks: Hooks, model: torch.nn.Module) -> None:
+        """Prepare; nothing is lent before `start`."""
+        self._hooks = hooks
+        self._model = model
+        self._lent = _Lent()
+        self._lock = threading.Lock()  # of the next two; nothing is called that takes another
+        self._count = 0  # of calls that have something
+        self._is_on = False
+
+    def start(self) -> None:
+        """Lend from now on. Before those listen who look for the session's hooks."""
+        self._is_on = True
+        global_hooks.calls.add(self)
+
+    def stop(self) -> None:
+        """Lend no more; a forward that runs now gives back what it has when it ends."""
+        with self._lock:
+            self._is_on = False
+            is_done = self._count == 0
+        if is_done:
+            global_hooks.calls.remove(self)
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Lend the hooks to a call of the model on a thread that has no session's."""
+        if not is_call_of(module, self._model):
+            return
+        calls = self._lent.calls
+        calls.append(None)
+        if not self._is_wanted() or not self._count_up():
+            return
+        hooks = calls[-1] = Hooks(self._swapper, self._hooks.choice, self._hooks.packer)
+        self._entered.append(self._swapper)
+        hooks.enter()
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """Take back what the call was lent."""
+        calls = self._lent.calls
+        if not is_call_of(module, self._model) or not calls:
+            return
+        hooks = calls.pop()
+        if hooks is None:
+            return
+        with suppress(ValueError):
+            self._entered.remove(self._swapper)
+        try:
+            hooks.leave()
+        finally:
+            self._count_down()
+
+    @property
+    def _swapper(self) -> Swapper:
+        return self._hooks.swapper
+
+    @property
+    def _entered(self) -> list[Swapper]:
+        return self._swapper.runtime.entered.stack  # this thread's
+
+    def _is_wanted(self) -> bool:
+        """Whether the call saves something, and no session is there to see it."""
+        return not self._entered and torch.is_grad_enabled() and _graph_task() == _NO_TASK
+
+    def _count_up(self) -> bool:
+        with self._lock:
+            self._count += self._is_on
+            return self._is_on
+
+    def _count_down(self) -> None:
+        with self._lock:
+            self._count -= 1
+            is_done = not self._is_on and self._count == 0
+        if is_done:
+            global_hooks.calls.remove(self)
+
+
+def is_call_of(module: torch.nn.Module, model: torch.nn.Module) -> bool:
+    """Return whether a module is the model, or what `torch.compile` made of it."""
+    if module is model:
+        return True
+    is_compiled = type(module).__name__ == "OptimizedModule"
+    return is_compiled and getattr(module, "_orig_mod", None) is model
