@@ -55,7 +55,8 @@ class Clock:
 
     @untraced
     def _ring(self, thread: int, operator: int, phase: int) -> None:
-        # Below C++ frames: nothing may be raised through them.
+        # On the thread whose operator it is, no lock held. Below C++ frames: nothing may be raised
+        # through them.
         call_back(self, partial(self._wake, thread, operator, phase), None)
 
     def _wake(self, thread: int, operator: int, phase: int) -> None:

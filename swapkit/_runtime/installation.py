@@ -164,7 +164,11 @@ class Installation(Generic[_Pool]):
 
     @untraced
     def _rescue(self, needed_bytes: int) -> int:
-        """Ask the sessions, innermost first."""
+        """Ask the sessions, innermost first.
+
+        Called on the thread that allocates, any one, in the middle of an operator or of backward;
+        no lock is held but those that the thread itself holds.
+        """
         for session in reversed(self.sessions):
             freed = session.rescue(needed_bytes)
             if freed > 0:
@@ -174,7 +178,10 @@ class Installation(Generic[_Pool]):
         return next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
 
     def explain(self, nbytes: int) -> str:
-        """Return what an allocation of `nbytes` that failed should say."""
+        """Return what an allocation of `nbytes` that failed should say.
+
+        Called as `_rescue` is. Other threads may be in the middle of anything: `holders.py`.
+        """
         stats = self.pool.stats()
         in_use_bytes = stats["allocated_bytes.all.current"]
         hints = advise_here(stats)

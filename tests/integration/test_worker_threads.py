@@ -140,7 +140,7 @@ def test_session_when_it_ends_in_the_middle_of_a_forward_then_that_gives_back_it
     assert torch.equal(x.grad, x.detach().exp())
 
 
-def test_step_when_its_optimizer_runs_on_the_sessions_thread_then_it_is_planned(
+def test_step_when_its_backward_and_optimizer_run_on_the_sessions_thread_then_it_trains(
     installation: Installation,
 ) -> None:
     losses, training = expected(), Training()
@@ -155,3 +155,27 @@ def test_step_when_its_optimizer_runs_on_the_sessions_thread_then_it_is_planned(
             found.append(training.finish(loss))
         assert session.stats.steps == STEPS
     assert found == losses
+
+
+def test_loss_when_a_worker_computes_it_outside_of_the_model_then_it_fits_too(
+    installation: Installation,
+) -> None:
+    class LongLoss(Training):
+        def forward(self) -> torch.Tensor:
+            x = self.model[0](self.x)
+            for weight in list(self.model.parameters())[2::2]:  # nobody's forward
+                x = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight))
+            loss: torch.Tensor = x.square().mean()
+            return loss
+
+    def train(training: LongLoss) -> list[float]:
+        return [training.step() for _ in range(STEPS)]
+
+    losses, training = train(LongLoss()), LongLoss()
+    limit = limit_above_reserved(installation, 16 * MIB)
+    with (
+        swapkit.budget(limit, training.model, training.optimizer) as session,
+        ThreadPoolExecutor(1) as executor,
+    ):
+        assert executor.submit(train, training).result() == losses
+    assert session.stats.oom_rescues > 0
