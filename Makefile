@@ -6,7 +6,8 @@
 #   make test     all tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
 #   make test-fast  those of the files that cost little
 #   make test-slow  the slow ones
-#   make check    format, lint, types, floors, static analysis, C tests under sanitisers
+#   make check    format, lint, types, floors, static analysis, sanitisers
+#   make check-quick  of these format, lint, types, floors and clang-tidy
 #   make format   rewrite the sources in the house format
 #   make bench    every benchmark, one after the other
 #   make gpu      prove and measure on an NVIDIA GPU, without .venv: benchmarks/gpu/README.md
@@ -32,20 +33,30 @@ WHEELS ?=
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
-SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption following following_deviations following_memory following_recompute groups hooks marking mover packer repeating swapper swapper_storages) \
-	tests/unit/_runtime/recompute/test_recipes.py
+SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption aside following following_deviations following_memory following_recompute groups hooks marking mover packer repeating swapper swapper_storages) \
+	tests/unit/_runtime/recompute/test_recipes.py tests/integration/test_threads.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
 	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/cpp/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --no-loadscope-reorder
-# Runs a command for every C source, as many at a time as there are cores; {} is the source.
+SHIM_FLAGS = -std=c++20 -I$(NATIVE)/include $$($(BIN)/python -m tools.shim_includes)
+# Run a command for every source, as many at a time as there are cores; {} is the source.
 EACH_C_SOURCE := printf '%s\n' $(C_SOURCES) | xargs -P $$(nproc) -I {}
+EACH_SHIM_SOURCE := printf '%s\n' $(SHIM_SOURCES) | xargs -P $$(nproc) -I {}
+comma := ,
+# The shim with assertions and a sanitiser; the compiler itself is run without one.
+SANITISED = SWAPKIT_DEBUG=1 XDG_CACHE_HOME=$(CURDIR)/build/$(1)
+BUILD_SANITISED = CXX="g++ -g -fsanitize=$(2)" $(SANITISED) \
+	$(BIN)/python -c "from swapkit._runtime import shim_build; shim_build.build_shim()"
+TEST_SANITISED = $(SANITISED) LD_PRELOAD="$$(for name in $(2); do gcc -print-file-name=lib$$name.so; done \
+	| xargs)" $(BIN)/python -m pytest -q -p no:cacheprovider $(SHIM_TESTS)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: setup demo test test-fast test-slow check check-python check-c check-sanitisers format bench gpu clean
+.PHONY: setup demo test test-fast test-slow check check-quick check-python check-style \
+	check-c check-sanitisers check-shim format bench gpu clean
 
 setup: $(READY)
 	@:
@@ -78,7 +89,9 @@ test-fast: setup
 test-slow: setup
 	@$(PYTEST) -m slow $(ARGS)
 
-check: check-python check-c check-sanitisers
+check: check-quick check-c check-sanitisers check-shim
+
+check-quick: check-python check-style
 
 check-python: setup
 	@echo "check: format, lint, types, floors, stub"
@@ -89,14 +102,18 @@ check-python: setup
 	@$(BIN)/python -m tools.check_includes
 	@$(BIN)/python -m tools.generate_stub --check
 
-check-c: setup
-	@echo "check: clang-format, gcc -fanalyzer, clang-tidy"
+check-style: setup
+	@echo "check: clang-format, clang-tidy"
 	@$(BIN)/clang-format --dry-run -Werror --ferror-limit=1 $(FORMATTED)
+	@$(EACH_C_SOURCE) $(BIN)/clang-tidy --quiet {} -- $(C_FLAGS)
+	@$(EACH_SHIM_SOURCE) $(BIN)/clang-tidy --quiet {} -- $(SHIM_FLAGS)
+
+check-c: setup
+	@echo "check: gcc's warnings, with and without assertions, and gcc -fanalyzer"
 	@$(EACH_C_SOURCE) gcc $(C_FLAGS) -O2 -Wall -Wextra -Werror -fanalyzer -c {} -o /dev/null
 	@$(EACH_C_SOURCE) gcc $(C_FLAGS) -O1 -DSK_DEBUG -Wall -Wextra -Werror -c {} -o /dev/null
-	@g++ -std=c++20 -O2 -Wall -Wextra -Wno-missing-field-initializers -Werror -shared -fPIC -o /dev/null \
-		-I$(NATIVE)/include $$($(BIN)/python -m tools.shim_includes) $(SHIM_SOURCES)
-	@$(EACH_C_SOURCE) $(BIN)/clang-tidy --quiet {} -- $(C_FLAGS)
+	@for debug in "" -DSK_DEBUG; do $(EACH_SHIM_SOURCE) g++ $(SHIM_FLAGS) -O2 $$debug -Wall -Wextra \
+		-Wno-missing-field-initializers -Werror -fPIC -c {} -o /dev/null || exit 1; done
 
 check-sanitisers: setup
 	@echo "check: C tests on the CPU and on simulated CUDA, plain and under three sanitisers"
@@ -104,11 +121,17 @@ check-sanitisers: setup
 		$(MAKE) -s -C tests/c DEVICE=$$device $$variant; done; done
 	@echo "check: the simulated CUDA driver, likewise"
 	@$(MAKE) -s -C tests/cuda all-tests
-	@echo "check: the shim under address and undefined behaviour sanitisers"
-	@CXX="g++ -g -fsanitize=address,undefined" XDG_CACHE_HOME=$(CURDIR)/build/asan \
-		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 PYTHONMALLOC=malloc \
-		$(BIN)/python -m pytest -q -p no:cacheprovider $(SHIM_TESTS)
+
+# The thread sanitiser sees what the shim does: torch and Python are not built with it, but the locks
+# that they take are seen.
+check-shim: setup
+	@echo "check: the shim with assertions, under address and undefined behaviour sanitisers"
+	@$(call BUILD_SANITISED,asan,address$(comma)undefined)
+	@ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 PYTHONMALLOC=malloc \
+		$(call TEST_SANITISED,asan,asan ubsan)
+	@echo "check: the shim with assertions, under the thread sanitiser"
+	@$(call BUILD_SANITISED,tsan,thread)
+	@TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1" $(call TEST_SANITISED,tsan,tsan)
 
 format: setup
 	@$(BIN)/ruff format -q

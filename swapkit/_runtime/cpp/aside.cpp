@@ -57,6 +57,12 @@ std::atomic<std::size_t> garbage_count{0};
 [[maybe_unused]] const int fork_handlers = pthread_atfork(
     [] { list.mutex.lock(); }, [] { list.mutex.unlock(); }, [] { list.mutex.unlock(); });
 
+// For assertions; the mutex is held.
+[[maybe_unused]] bool list_is_sound() {
+    return list.entries.size() == list.index.size() && list.entries.size() == expected &&
+           list.garbage.size() + list.garbage_of_python.size() == garbage_count;
+}
+
 struct Pressure {
     std::atomic<bool> is_on{false};
     std::atomic<std::size_t> limit_bytes{0};
@@ -85,6 +91,7 @@ std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
         std::lock_guard lock(list.mutex);
         garbage.swap(pile);
         garbage_count -= garbage.size();
+        SWAPKIT_ASSERT(list_is_sound());
     }
     std::size_t freed = 0;
     for (c10::StorageImpl *storage : garbage) {
@@ -98,6 +105,7 @@ std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
 void pile_up(std::vector<c10::StorageImpl *> &pile, c10::StorageImpl *storage) {
     pile.push_back(storage);
     garbage_count++;
+    SWAPKIT_ASSERT(list_is_sound());
 }
 
 // Whether nobody else holds a storage, and it goes without Python.
@@ -119,6 +127,7 @@ c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
             list.index.erase(storage);
             list.entries.erase(each);
             expected--;
+            SWAPKIT_ASSERT(list_is_sound());
             return storage;
         }
     }
@@ -128,6 +137,7 @@ c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
 } // namespace
 
 void aside_sweep() {
+    SWAPKIT_ASSERT(has_python());
     (void)sweep(list.garbage);
     (void)sweep(list.garbage_of_python);
 }
@@ -138,8 +148,10 @@ void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device devic
     aside_sweep();
     std::lock_guard lock(list.mutex);
     Aside entry = {.storage = storage, .native = native, .device = device, .has_arrived = false};
+    SWAPKIT_ASSERT(list.index.find(storage) == list.index.end());
     list.index[storage] = list.entries.insert(list.entries.end(), entry);
     expected++;
+    SWAPKIT_ASSERT(list_is_sound());
 }
 
 void aside_forget(c10::StorageImpl *storage) {
@@ -154,6 +166,7 @@ void aside_forget(c10::StorageImpl *storage) {
         list.entries.erase(found->second);
         list.index.erase(found);
         expected--;
+        SWAPKIT_ASSERT(list_is_sound());
     }
     if (held) {
         swapkit_storage_drop(storage);
@@ -237,10 +250,10 @@ void swapkit_storage_arrived(void *address) {
 
 // As c10/cuda/CUDACachingAllocator.h declares it; that header needs those of CUDA.
 namespace c10 {
-class FreeMemoryCallback {
+class FreeMemoryCallback { // NOLINT(misc-use-internal-linkage): torch's own
   public:
     virtual ~FreeMemoryCallback() = default;
-    virtual bool Execute() = 0;
+    virtual bool Execute() = 0; // NOLINT(readability-identifier-naming)
 };
 } // namespace c10
 

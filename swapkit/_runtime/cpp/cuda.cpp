@@ -129,8 +129,9 @@ void swapkit_cuda_fraction(double fraction, int device) {
     TORCH_CHECK(done, take_error());
 }
 
-void swapkit_cuda_begin_pool(int, std::pair<unsigned long long, unsigned long long>,
-                             std::function<bool(void *)>) {
+void swapkit_cuda_begin_pool(
+    int, std::pair<unsigned long long, unsigned long long>,
+    std::function<bool(void *)>) { // NOLINT(performance-unnecessary-value-param)
     TORCH_CHECK(false,
                 "swapkit's pool keeps no private memory for CUDA graphs and MemPools. Use "
                 "swapkit.install(device=\"cuda\", allocator=\"torch\"), which leaves torch's "

@@ -36,6 +36,17 @@ bool is_recipe(PyObject *packed) { return Py_TYPE(packed) != &handle_type; }
 
 // ---- who is in the plan -------------------------------------------------------------------------
 
+// For assertions: whether every group knows its place in the plan.
+[[maybe_unused]] bool places_are_sound(const Body &body) {
+    std::size_t leaving = 0, number = 0, lost = 0;
+    for (const Progress &each : body.progress) {
+        number++;
+        leaving += each.is_leaving ? 1 : 0;
+        lost += each.group != nullptr && each.group->followed != number ? 1 : 0;
+    }
+    return lost == 0 && leaving == body.leaving.size();
+}
+
 // Let a group be one that memory decides about.
 void part(Follower *follower, Progress &progress) {
     Group *group = std::exchange(progress.group, nullptr);
@@ -71,6 +82,7 @@ void join(Follower *follower, std::int64_t storage, Group *group) {
     progress.group = group;
     progress.memory = group->key.storage;
     group->followed = static_cast<std::uint32_t>(storage) + 1;
+    SWAPKIT_ASSERT(places_are_sound(*follower->body));
 }
 
 // Tell the owner that an event was not as expected, and let everything be as without a plan.
@@ -93,8 +105,7 @@ bool deviate(Follower *follower, bool is_save, PyObject *packed) {
     return found && call_method<"deviated">(owner.get(), found.get());
 }
 
-// ---- whether an event is as expected
-// -------------------------------------------------------------
+// ---- whether an event is as expected ------------------------------------------------------------
 
 const Expected *next_event(Follower *follower) {
     const Body &body = *follower->body;
@@ -139,8 +150,7 @@ bool is_expected_use(const Follower *follower, const Expected &event, PyObject *
     return group != nullptr && group->followed == storage + 1;
 }
 
-// ---- what is due; the lock is held
-// ---------------------------------------------------------------
+// ---- what is due; the lock is held --------------------------------------------------------------
 
 bool is_there(const Group *group) { return group->storage != nullptr; }
 
@@ -334,6 +344,17 @@ bool is_following(const Mover *mover) {
     return mover->follower != nullptr && mover->follower->is_on != 0;
 }
 
+// Do with a group that was saved at an expected event what the plan says. As `follow_save`.
+static int take_save(Follower *follower, std::int64_t storage, Group *group) {
+    Locked lock(follower->mover);
+    if (!lock || follower->is_on == 0) {
+        return lock ? 0 : -1;
+    }
+    join(follower, storage, group);
+    auto treatment = follower->body->storages[static_cast<std::size_t>(storage)].treatment;
+    return treatment != Treatment::swap || send_out(follower, storage) ? 1 : -1;
+}
+
 int follow_save(Mover *mover, PyObject *packed, bool is_new) {
     auto follower = Ref<Follower>::share(mover->follower);
     const Expected *event = next_event(follower.get());
@@ -342,15 +363,9 @@ int follow_save(Mover *mover, PyObject *packed, bool is_new) {
     }
     Group *group = group_of(follower.get(), packed);
     if (event->storage != no_storage && group != nullptr) {
-        Locked lock(mover);
-        if (!lock || follower->is_on == 0) {
-            return lock ? 0 : -1;
-        }
-        join(follower.get(), event->storage, group);
-        const Terminal &terminal =
-            follower->body->storages[static_cast<std::size_t>(event->storage)];
-        if (terminal.treatment == Treatment::swap && !send_out(follower.get(), event->storage)) {
-            return -1;
+        int is_taken = take_save(follower.get(), event->storage, group);
+        if (is_taken != 1) {
+            return is_taken;
         }
     }
     return end_event(follower.get()) ? 1 : -1;

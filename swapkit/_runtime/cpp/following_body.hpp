@@ -10,9 +10,11 @@
 namespace swapkit {
 
 // The words of the three tables that Python hands over, each a row of 64-bit numbers.
+// NOLINTBEGIN(performance-enum-size)
 enum class Event : std::int64_t { first_save, save, use };
 enum class Treatment : std::int64_t { keep, swap, recompute };
 enum class Turn : std::int64_t { continues, goes, comes };
+// NOLINTEND(performance-enum-size)
 inline constexpr std::int64_t no_storage = -1;
 
 struct Expected {

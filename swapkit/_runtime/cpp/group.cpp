@@ -19,7 +19,22 @@ std::uint32_t version_of(c10::TensorImpl *impl) {
     return impl->is_inference() ? 0 : impl->version_counter().current_version();
 }
 
+// For assertions: whether a group knows its handles, and they their group.
+[[maybe_unused]] bool handles_are_sound(const Group *group) {
+    std::size_t count = 0;
+    const Handle *previous = nullptr;
+    for (const Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        if (handle->group != group || handle->previous != previous) {
+            return false;
+        }
+        previous = handle;
+        count++;
+    }
+    return count == group->nhandles;
+}
+
 void handle_join(Handle *handle, Group *group) {
+    SWAPKIT_ASSERT(has_python() && handle->group == nullptr);
     Py_INCREF(group);
     handle->group = group;
     handle->shift = static_cast<std::int64_t>(group->shift_bytes / handle->impl->itemsize());
@@ -29,15 +44,18 @@ void handle_join(Handle *handle, Group *group) {
     }
     group->handles = handle;
     group->nhandles++;
+    SWAPKIT_ASSERT(handles_are_sound(group));
 }
 
 void handle_part(Handle *handle) {
     Group *group = handle->group;
+    SWAPKIT_ASSERT(has_python() && group->nhandles > 0);
     (handle->previous == nullptr ? group->handles : handle->previous->next) = handle->next;
     if (handle->next != nullptr) {
         handle->next->previous = handle->previous;
     }
     group->nhandles--;
+    SWAPKIT_ASSERT(handles_are_sound(group));
 }
 
 // Let go of the storage; the alias stays as a tracker of the version.
@@ -184,6 +202,7 @@ void group_strip(Group *group) {
     if (group->storage == nullptr) {
         return;
     }
+    SWAPKIT_ASSERT(has_python() && group->native != nullptr); // or its bytes would be lost
     if (group->weak == nullptr && (group->is_aside != 0 || !group_is_exclusive(group))) {
         group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
     }
@@ -206,6 +225,7 @@ bool group_revive(Group *group) {
 }
 
 void group_restore(Group *group, c10::StorageImpl *storage) {
+    SWAPKIT_ASSERT(has_python() && group->storage == nullptr && group->native != nullptr);
     group->storage = storage;
     group->is_moved = 1;
     group->shift_bytes = group->part_bytes;
@@ -246,6 +266,7 @@ void handle_free(PyObject *self) {
 
 void group_free(PyObject *self) {
     auto *group = reinterpret_cast<Group *>(self);
+    SWAPKIT_ASSERT(has_python() && group->handles == nullptr && group->nhandles == 0);
     mover_forget(group->mover, group);
     if (group->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);

@@ -194,6 +194,38 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
 
 PyObject *keep(PyObject *tensor) { return as_object(handle_new(tensor, nullptr, false)); }
 
+// The handle of a tensor that a mover serves; `terms` are the mark's if it `is_marked`, or else
+// those of the scope.
+PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::TensorImpl *impl,
+                      const Terms &terms, bool is_marked) {
+    Locked lock(mover);
+    if (!lock) {
+        return nullptr;
+    }
+    // Again: while the lock was waited for, the tensor may have been given another storage.
+    Span span = {};
+    auto storage =
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(look(*impl, terms.min_bytes, &span));
+    if (!storage) {
+        return keep(tensor);
+    }
+    Key key = {.storage = storage.get(), .version = impl->version_counter().current_version()};
+    Joined joined = join_group(mover, tensor, impl, key, span, terms);
+    Group *group = joined.group.get();
+    if (group == nullptr) {
+        return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
+    }
+    group_cover(group, span);
+    std::int64_t here = current_stream(mover->device());
+    if (!joined.is_new && here != group->stream) {
+        note_use(key.storage, mover->device(), group->stream); // which may still read it
+    }
+    group->stream = here;
+    Ref<> handle = Ref<>::steal(as_object(handle_new(tensor, group, false)));
+    bool is_done = handle && follow_terms(packer, mover, joined, is_marked);
+    return is_done ? handle.release() : nullptr;
+}
+
 // The handle of a tensor, where no mode sees what is done.
 PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     OwnOperators ours;
@@ -219,31 +251,7 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     if (mover == nullptr) {
         return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
     }
-    Locked lock(mover);
-    if (!lock) {
-        return nullptr;
-    }
-    // Again: while the lock was waited for, the tensor may have been given another storage.
-    auto storage =
-        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(look(*impl, terms.min_bytes, &span));
-    if (!storage) {
-        return keep(tensor);
-    }
-    Key key = {.storage = storage.get(), .version = impl->version_counter().current_version()};
-    Joined joined = join_group(mover, tensor, impl, key, span, terms);
-    Group *group = joined.group.get();
-    if (group == nullptr) {
-        return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
-    }
-    group_cover(group, span);
-    std::int64_t here = current_stream(mover->device());
-    if (!joined.is_new && here != group->stream) {
-        note_use(key.storage, mover->device(), group->stream); // which may still read it
-    }
-    group->stream = here;
-    Ref<> handle = Ref<>::steal(as_object(handle_new(tensor, group, false)));
-    bool is_done = handle && follow_terms(packer, mover, joined, is_marked);
-    return is_done ? handle.release() : nullptr;
+    return pack_served(packer, mover, tensor, impl, terms, is_marked);
 }
 
 // What a function (none: an exception is set) returns where no mode sees what it does.

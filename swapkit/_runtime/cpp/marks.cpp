@@ -34,8 +34,14 @@ thread_local std::vector<Pending> pending;
 
 void let_go(Entry &entry) { c10::raw::weak_intrusive_ptr::decref(entry.weak); }
 
+// For assertions: whether an entry keeps the address that it is found by.
+[[maybe_unused]] bool is_sound(const Key &key, const Entry &entry) {
+    return entry.weak == key.storage && static_cast<bool>(entry.choice);
+}
+
 // Forget the storages that are gone.
 void sweep() {
+    SWAPKIT_ASSERT(has_python());
     // What an entry holds goes last: that may run Python, which may mark.
     std::vector<Entry> dead;
     for (auto each = entries.begin(); each != entries.end();) {
@@ -187,6 +193,7 @@ PyObject *watch(PyObject *, PyObject *argument) {
         return nullptr;
     }
     watches += on == 1 ? 1 : -1;
+    SWAPKIT_ASSERT(watches >= 0);
     return watches == 0 ? send_pending(nullptr, nullptr) : Py_NewRef(Py_None);
 }
 
@@ -218,11 +225,13 @@ bool marks_are_empty() { return entries.empty(); }
 
 Mark find_mark(Key key) {
     Mark found = {};
+    SWAPKIT_ASSERT(has_python());
     auto at = entries.find(key);
     if (at == entries.end()) {
         return found;
     }
     const Entry &entry = at->second;
+    SWAPKIT_ASSERT(is_sound(at->first, entry));
     if (!entry.recipe) {
         found.terms = entry.terms;
         found.choice = Ref<>::share(entry.choice.get());

@@ -5,11 +5,18 @@
 #include "operators.hpp"
 #include "streams.hpp"
 
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 namespace swapkit {
 
 Links links;
+
+void assertion_failed(const char *condition, const char *file, int line) {
+    (void)std::fprintf(stderr, "swapkit: %s:%d: assertion failed: %s\n", file, line, condition);
+    std::abort();
+}
 
 bool raise_interruption() {
     if (PyList_GET_SIZE(links.interruptions) == 0) {
@@ -379,6 +386,7 @@ PyModuleDef module = {
 
 } // namespace swapkit
 
+// Python looks for this name. NOLINTNEXTLINE(bugprone-reserved-identifier,readability-*)
 PyMODINIT_FUNC PyInit__shim() {
     using namespace swapkit;
     Ref<> made = Ref<>::steal(PyModule_Create(&module));

@@ -43,6 +43,22 @@ static void erase(BySerial &groups, std::uint64_t number, const Group *group) {
     }
 }
 
+// For assertions: whether the books hold what they say.
+[[maybe_unused]] static bool books_are_sound(const Books &books) {
+    std::size_t coming_bytes = 0, leaving_bytes = 0;
+    for (const Coming &each : books.coming) {
+        coming_bytes += each.nbytes;
+    }
+    for (auto [turn, group] : books.leaving) {
+        leaving_bytes += group->turn == turn ? group->leaving_bytes : 0;
+    }
+    auto is_waiting = [](const BySerial::value_type &each) {
+        return each.second->turn == each.first && each.second->leaving_bytes == 0;
+    };
+    return coming_bytes == books.coming_bytes && leaving_bytes == books.leaving_bytes &&
+           std::all_of(books.waiting.begin(), books.waiting.end(), is_waiting);
+}
+
 // Let a group's storage no longer lead to it: another one may get its address.
 static void forget_key(Mover *mover, Group *group) {
     auto found = mover->books->index.find(group->key);
@@ -61,6 +77,8 @@ static void stop_leaving(Mover *mover, Group *group) {
 
 void enroll(Mover *mover, Group *group) {
     Books &books = *mover->books;
+    SWAPKIT_ASSERT(has_python() && group->storage != nullptr &&
+                   group->storage == group->key.storage);
     if (group->serial == 0) {
         group->serial = ++books.serials;
     }
@@ -106,6 +124,7 @@ Ref<Group> find_group(Mover *mover, Key key, Span span) {
 }
 
 void mover_forget(Mover *mover, Group *group) {
+    SWAPKIT_ASSERT(has_python());
     forget_key(mover, group);
     follower_forget(mover->follower, group);
     stop_leaving(mover, group);
@@ -327,6 +346,7 @@ static bool end_aside(Mover *mover, Group *group) {
 }
 
 bool release(Mover *mover, Group *group) {
+    SWAPKIT_ASSERT(has_python() && group->native != nullptr);
     if (raises(links.sk_group_evict(group->native))) {
         return false;
     }
@@ -407,6 +427,7 @@ static bool leave_some(Mover *mover) {
 }
 
 bool release_done(Mover *mover, bool is_end) {
+    SWAPKIT_ASSERT(has_python() && books_are_sound(*mover->books));
     if (!(is_end ? leave_all(mover) : leave_some(mover))) {
         return false;
     }
@@ -516,6 +537,7 @@ static bool prefetch_before(Mover *mover, std::uint64_t serial) {
 }
 
 bool bring_back(Mover *mover, Group *group) {
+    SWAPKIT_ASSERT(has_python() && books_are_sound(*mover->books));
     if (!end_aside(mover, group)) {
         return false;
     }
@@ -526,6 +548,7 @@ bool bring_back(Mover *mover, Group *group) {
         enroll_again(mover, group);
     }
     c10::StorageImpl *storage = group->storage;
+    SWAPKIT_ASSERT(storage != nullptr);
     swapkit_storage_hold(storage); // so that no rescue meanwhile takes it for nobody's
     bool is_back = prefetch_before(mover, group->serial) && finish_in(mover, group);
     swapkit_storage_drop(storage);

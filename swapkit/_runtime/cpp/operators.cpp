@@ -185,7 +185,10 @@ PyObject *read_record(PyObject *, PyObject *argument) {
 
 OwnOperators::OwnOperators() { own_operators++; }
 
-OwnOperators::~OwnOperators() { own_operators--; }
+OwnOperators::~OwnOperators() {
+    own_operators--;
+    SWAPKIT_ASSERT(own_operators >= 0);
+}
 
 PyMethodDef clock_functions[] = {
     {"clock_start", start, METH_O, nullptr},

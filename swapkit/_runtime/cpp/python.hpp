@@ -6,6 +6,8 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include "assertions.hpp"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,6 +65,9 @@ class WithoutPython {
     PyThreadState *state_;
 };
 
+// For assertions: whether this thread has the interpreter.
+inline bool has_python() { return PyGILState_Check() != 0; }
+
 inline PyObject *as_object(void *object) { return static_cast<PyObject *>(object); }
 
 // A function that Python calls, whose C++ exceptions become Python's.
@@ -81,6 +86,7 @@ PyObject *shielded(PyObject *self, PyObject *argument) {
 // A name that is written in the source; made once.
 template <std::size_t size> struct Text {
     char text[size];
+    // NOLINTNEXTLINE(misc-explicit-constructor): a literal is written in its place
     constexpr Text(const char (&source)[size]) { std::copy_n(source, size, text); }
 };
 template <Text name> PyObject *interned() {
