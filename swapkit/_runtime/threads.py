@@ -15,6 +15,7 @@ import threading
 import traceback
 from itertools import islice
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
@@ -48,12 +49,13 @@ _WAITS = frozenset(
 # How many items are looked at before it is asked again what other threads do: few, since that takes
 # less time than the interpreter gives a thread before it lets another one run.
 LOOKS = 64
+_NAMED = (type, FunctionType, BuiltinFunctionType)
 _ENGINE = (torch.autograd.graph.__file__, "_engine_run_backward")
 _NO_TASK = -1
 
 
 def others_wait(*, in_backward: bool = False) -> bool:
-    """Return whether every other Python thread waits in the standard library.
+    """Return whether every other Python thread that knows torch waits in the standard library.
 
     A thread may wake up right after: whoever relies on this for long asks again. Any thread may
     call this; it takes no lock.
@@ -62,7 +64,11 @@ def others_wait(*, in_backward: bool = False) -> bool:
         in_backward: let the thread pass whose backward pass this one, one of autograd's, runs. No
             other thread then runs what is on this device.
     """
-    at_work = [place for place in _places_of_others() if place not in _WAITS]
+    at_work = [
+        place
+        for frame in _frames_of_others()
+        if (place := _place(frame)) not in _WAITS and _knows_torch(frame)
+    ]
     return not at_work or (in_backward and _is_for(at_work))
 
 
@@ -103,8 +109,27 @@ def _runs_backward() -> bool:
     return frame is not None
 
 
-def _places_of_others() -> list[_Place]:
-    return [_place(frame) for frame in _frames_of_others()]
+def _knows_torch(frame: FrameType) -> bool:
+    """Return whether any code on a thread's stack has something of torch's at hand.
+
+    Threads of others wait in code of their own: of a kernel for notebooks, a logger, a debugger.
+    """
+    return any(
+        _is_torchs(value)
+        for each, _ in traceback.walk_stack(frame)
+        for value in tuple(each.f_globals.values())
+    )
+
+
+def _is_torchs(value: object) -> bool:
+    # By exact types: asking anything else for an attribute may run its code.
+    if type(value) is ModuleType:
+        name = value.__dict__.get("__name__")
+    elif type(value) in _NAMED:
+        name = value.__module__
+    else:
+        return False
+    return isinstance(name, str) and name.partition(".")[0] == "torch"
 
 
 def _frames_of_others() -> list[FrameType]:

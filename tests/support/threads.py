@@ -9,6 +9,8 @@ import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -81,12 +83,12 @@ def alongside(work: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def busy_thread() -> Iterator[None]:
-    """Let a thread compute while the block runs: it never waits."""
+    """Let a thread work with torch while the block runs: it never waits."""
     stop: list[bool] = []
 
     def spin() -> None:
         while not stop:
-            pass
+            torch.is_grad_enabled()
 
     with alongside(spin):
         try:

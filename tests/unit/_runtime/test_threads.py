@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
@@ -63,3 +64,16 @@ def test_backward_when_it_is_this_threads_own_then_it_runs_not_elsewhere() -> No
     x.register_hook(lambda _grad: found.append(backward_runs_elsewhere()))
     x.sum().backward()
     assert found == [False]
+
+
+def test_threads_when_one_computes_without_torch_then_it_does_not_count() -> None:
+    """As the threads of a kernel for notebooks do, of a logger, or of a test's distributor."""
+    namespace: dict[str, Any] = {"stop": []}
+    exec("def spin():\n    while not stop:\n        pass", namespace)
+    thread = threading.Thread(target=namespace["spin"])
+    thread.start()
+    try:
+        assert others_wait()
+    finally:
+        namespace["stop"].append(True)
+        thread.join()
