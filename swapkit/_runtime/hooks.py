@@ -33,6 +33,7 @@ Pair: TypeAlias = "tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Te
 _autograd = torch._C._autograd  # noqa: SLF001
 _push = _autograd._push_saved_tensors_default_hooks  # noqa: SLF001
 _pop = _autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _disabled_message = _autograd._saved_tensors_hooks_get_disabled_error_message  # noqa: SLF001
 
 
@@ -63,6 +64,7 @@ class Hooks:
         self.packer = swapper.mover.packer(choice) if packer is None else packer
         self._is_stand_in = packer is not None
         self._has_entered = self._has_left = False
+        self._task = _graph_task()
         self._foreign: Pair | None = None
         self.pair: Pair | None = None
 
@@ -70,6 +72,8 @@ class Hooks:
         """Begin to see what this thread saves; without effect where hooks are disabled."""
         if _disabled_message() is not None:
             return
+        pop_left()
+        self._task = _graph_task()
         self._foreign = _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
@@ -81,21 +85,27 @@ class Hooks:
         """Undo `enter`, on the same thread.
 
         Torch's stack of pairs only gives up its top. Where another pair is on it this one goes
-        inert, and leaves the stack with the next one of ours that does.
+        inert, and leaves the stack with the next one of ours that does. So it does in the middle of
+        a backward pass: at its end the engine puts the stack back as it was at its beginning.
         """
         if self._has_entered and not self._has_left:
             self._has_left = True
             if not self._is_stand_in:  # the packer goes on elsewhere
                 self.packer.is_inert = True
             _remove_detour()
-        if self._is_on_top:  # even where a signal handler raised before the stack below knew it
+        if self._is_loose:  # even where a signal handler raised before the stack below knew it
             self._pop()
-        _pop_left()
+        pop_left()
 
     @property
     def _is_on_top(self) -> bool:
         top = _top()
         return top is not None and self.pair is not None and top[0] is self.pair[0]
+
+    @property
+    def _is_loose(self) -> bool:
+        """Whether it can be taken off the stack now, and stays off."""
+        return self._is_on_top and self._task == _graph_task()
 
     def _push(self) -> None:
         assert self.pair is not None
@@ -108,10 +118,10 @@ class Hooks:
             _pushed.stack.remove(self)
 
 
-def _pop_left() -> None:
-    """Take those pairs off this thread's stack that were left while others were on top."""
+def pop_left() -> None:
+    """Take those pairs off this thread's stack that were left when they could not be taken off."""
     stack = _pushed.stack
-    while stack and stack[-1]._has_left and stack[-1]._is_on_top:  # noqa: SLF001 - its own kind
+    while stack and stack[-1]._has_left and stack[-1]._is_loose:  # noqa: SLF001 - its own kind
         stack[-1]._pop()  # noqa: SLF001
 
 

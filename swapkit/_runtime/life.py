@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.course import Course
-from swapkit._runtime.hooks import Hooks
+from swapkit._runtime.hooks import Hooks, pop_left
 from swapkit._runtime.session_stats import SessionStats, predictions
 from swapkit._runtime.steering import Steering
 from swapkit._runtime.step_counting import StepCounter
@@ -324,6 +324,7 @@ def finish_ended() -> None:
         if life.finish():
             with suppress(ValueError):  # another thread was faster
                 _ending.remove(life)
+    pop_left()
 
 
 def _remove(swappers: list[Swapper], swapper: Swapper) -> None:

@@ -145,6 +145,18 @@ def test_session_when_a_foreign_pair_is_inside_then_its_own_goes_with_the_next()
     assert x.grad is not None
 
 
+def test_session_when_closed_inside_backward_then_the_next_one_evicts_again() -> None:
+    x = torch.ones(MIB, requires_grad=True)
+    with swapkit.budget("64MiB") as session:
+        x.register_hook(lambda _: session.close())
+        (x * 1.0).exp().sum().backward()
+    assert not has_hooks()
+    with swapkit.budget("32MiB") as session:
+        loss = (x * 1.0).exp().sum()
+        assert session.rescue(1) == 4 * MIB
+    del loss
+
+
 def test_session_when_closed_twice_then_nothing_happens_and_the_figures_stay() -> None:
     with swapkit.budget("64MiB") as session:
         session.mark_step()
