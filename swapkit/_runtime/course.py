@@ -28,3 +28,5 @@ class Course:
     # which the plan belongs, and of each other kind.
     step_seconds: float | None = None
     other_step_seconds: tuple[float, ...] = ()
+    # The places whose copies were waited for longest, and how long in all, in seconds.
+    stalls: tuple[tuple[str, float], ...] = ()

@@ -31,6 +31,7 @@ def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[
         f"{format_bytes(stats.swapped_out_bytes)} copied out, "
         f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
         f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
+        *_explain_stalls(course),
         *_explain_plan(stats, course, policy),
     ]
     if course.other_step_seconds:
@@ -51,6 +52,12 @@ def _describe_others(medians: Sequence[float]) -> str:
     rest = f" and {len(medians) - MOST_KINDS} more" if len(medians) > MOST_KINDS else ""
     kinds = "one other kind" if len(medians) == 1 else f"{len(medians)} other kinds"
     return f"steps of {kinds}, with plans of their own: {shown}{rest}"
+
+
+def _explain_stalls(course: Course) -> Iterator[str]:
+    if course.stalls:
+        longest = ", ".join(f"{where} ({seconds:.3f} s)" for where, seconds in course.stalls)
+        yield f"waited longest for copies of what these saved: {longest}"
 
 
 def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[str]:

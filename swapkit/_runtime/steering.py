@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
+STALLS_SHOWN = 3  # places whose copies were waited for
 ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
@@ -81,6 +82,8 @@ class Steering:
         self._ranks: Ranks | None = None  # where there are others
         self._undo = ExitStack()
         self._signature = ANY
+        # Whether a plan that was given is for the inputs that come first, whichever these are.
+        self._is_unbound = False
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
         self._stepping = 0  # the thread that runs the step, once its forward was seen
@@ -110,6 +113,7 @@ class Steering:
             replans=self._learner.replans,
             step_seconds=self._times.median(self._learner.kind),
             other_step_seconds=self._times.others(self._learner.kind),
+            stalls=self._swapper.longest_stalls(STALLS_SHOWN),
         )
 
     def note_rescue(self, seconds: float) -> None:
@@ -163,6 +167,7 @@ class Steering:
         check_fit(trace, plan, self._model, self._aim.limit_bytes)
         self._learner.adopt(trace.signature, trace, plan)
         self._signature = trace.signature
+        self._is_unbound = plan.trace is not None  # recorded outside of a session
 
     # ---- the beginning of a step ---------------------------------------------------------------
 
@@ -191,6 +196,9 @@ class Steering:
         self._is_begun, self._is_training = True, module.training
         self._stepping = threading.get_ident()
         signature = sign(module, (args, kwargs))
+        if self._is_unbound:
+            self._is_unbound = False
+            self._learner.rename(self._signature, signature)
         if signature != self._signature:
             self._leave_step()
             self._enter_step(signature)

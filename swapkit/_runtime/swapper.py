@@ -132,7 +132,10 @@ class Swapper:
 
     @untraced
     def note_stall(self, group: StorageGroup, seconds: float) -> None:
-        """Note how long a group's transfer was waited for."""
+        """Note how long a group's transfer was waited for.
+
+        On whichever thread waited; the runtime's lock is held.
+        """
         self.stall_seconds[group.tag, group.index] += seconds
 
     @untraced
@@ -171,6 +174,15 @@ class Swapper:
         """Free at least `needed_bytes` of the device if possible; return how many were freed."""
         with self._lock, hidden():
             return self.rescue.free(needed_bytes)
+
+    def longest_stalls(self, count: int) -> tuple[tuple[str, float], ...]:
+        """Return the places whose copies were waited for longest, and for how many seconds."""
+        with self._lock:
+            stalls = sorted(self.stall_seconds.items(), key=lambda each: -each[1])[:count]
+        return tuple(
+            (f"{self._tracker.name(tag) or 'no module'} #{index}", seconds)
+            for (tag, index), seconds in stalls
+        )
 
     def end_step(self) -> None:
         """Learn from the step that ended."""

@@ -106,7 +106,7 @@ class Arguments(Settings):
         )
         steps = {"profile_steps": self.profile_steps, "search_steps": self.search_steps}
         asked = {
-            "policy": self._choose_policy(limit_bytes, min(planned_bytes, limit_bytes))
+            "policy": self._choose_policy(model, limit_bytes, min(planned_bytes, limit_bytes))
             or ("rescue" if options.get("plan") is None else "auto"),
             "min_swap_bytes": self.min_swap_bytes,
             **{name: number for name, number in steps.items() if number is not None},
@@ -121,16 +121,18 @@ class Arguments(Settings):
             session.add_hint(self.advise)
         return session
 
-    def _choose_policy(self, limit_bytes: int, planned_bytes: int) -> str | Policy | None:
+    def _choose_policy(
+        self, model: torch.nn.Module | None, limit_bytes: int, planned_bytes: int
+    ) -> str | Policy | None:
         """Return who plans, in a session with this limit; None: no flag says."""
         if self.searches_threshold:
             return AdaptiveRecompute(limit_bytes=limit_bytes, most_bytes=planned_bytes)
         if self.smart_swap is not None:
-            return _choose_swap(self.smart_swap)
+            return _choose_swap(self.smart_swap, model)
         return self.policy
 
 
-def _choose_swap(config: SmartSwapConfig) -> str | Policy:
+def _choose_swap(config: SmartSwapConfig, model: torch.nn.Module | None) -> str | Policy:
     """Return who plans for SmartSwap: our planner, within what the configuration limits."""
     reduction_bytes, least_bytes = config.reduction_bytes, config.least_bytes
     if not (config.has_stages or reduction_bytes or least_bytes):
@@ -139,6 +141,7 @@ def _choose_swap(config: SmartSwapConfig) -> str | Policy:
         bucket_bytes=config.bucket_bytes,
         layers_per_stage=config.num_attn_layers_per_stage,
         least_bytes=config.tensor_size_filter,
+        layers=_layer_paths(model),
     )
     return AimedPolicy(
         policy="swap",
@@ -146,6 +149,16 @@ def _choose_swap(config: SmartSwapConfig) -> str | Policy:
         least_bytes=least_bytes,
         stages=stages if config.has_stages else None,
     )
+
+
+def _layer_paths(model: torch.nn.Module | None) -> tuple[str, ...]:
+    """Return the paths of a model's layers; none: it has no list of them."""
+    if model is None:
+        return ()
+    try:
+        return tuple(find_layers(model))
+    except InvalidArgument:
+        return ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

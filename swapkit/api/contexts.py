@@ -16,7 +16,9 @@ from swapkit._runtime.wrapped_optimizers import list_optimizers
 from swapkit.api.files import read_argument
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
-from swapkit.ir.codec import read_planned
+from swapkit.ir.checks import check_plan
+from swapkit.ir.codec import inside, read_planned
+from swapkit.ir.plans import Plan
 from swapkit.planning.planner import check_policy
 from swapkit.units import parse_bytes, show
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swapkit._runtime.installation import Installation
-    from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
 
@@ -49,7 +50,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     min_swap_bytes: int | str | None = None,
     profile_steps: int = 2,
     search_steps: int = 4,
-    plan: str | os.PathLike[str] | None = None,
+    plan: str | os.PathLike[str] | Plan | None = None,
 ) -> Session:
     """Train inside a memory budget.
 
@@ -96,8 +97,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             too. None: what the environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
         profile_steps: steps before there is a plan; the last of them is recorded.
         search_steps: plans that are tried, a step each, before one is settled on.
-        plan: file that `session.save_plan` wrote: followed from the first step on; when steps
-            are others later, `policy` plans again, which must not be `"rescue"`.
+        plan: what `swapkit.plan` returned, or the file that `session.save_plan` wrote: followed
+            from the first step on; when steps are others later, `policy` plans again, which must
+            not be `"rescue"`.
 
     Returns:
         The session, to be entered once, or to decorate a function.
@@ -182,7 +184,16 @@ def _read_plan(plan: object, policy: str | Policy) -> tuple[Trace, Plan] | None:
             f"plan={show(plan)}: policy={RESCUE!r} follows no plan; leave plan= out, or give "
             f"policy={others}, or an object with plan(trace, machine)"
         )
-    return read_argument("plan", plan, read_planned, _PLAN)
+    if not isinstance(plan, Plan):
+        return read_argument("plan", plan, read_planned, _PLAN)
+    if plan.trace is None:
+        raise InvalidArgument(
+            f"plan={show(plan)}: it does not know the trace that it was made for, by which it is "
+            f"followed: give what swapkit.plan returned, or {_PLAN}"
+        )
+    with inside("plan: "):
+        check_plan(plan, plan.trace)
+    return plan.trace, plan
 
 
 def _check_count(name: str, value: object) -> None:

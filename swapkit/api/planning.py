@@ -51,7 +51,8 @@ def plan(
         optimizer_states: whether these may be swapped, too.
 
     Returns:
-        The plan, with what it is predicted to come to and a bound below which no plan can be.
+        The plan, with what it is predicted to come to and a bound below which no plan can be. A
+        session follows it: `swapkit.budget(limit, model, optimizer, plan=made)`.
 
     Raises:
         InfeasibleBudget: no plan fits; it names the smallest budget for which there is one.
@@ -68,9 +69,10 @@ def plan(
         True
     """
     read = _read_trace(trace)
-    return make_plan(
+    made = make_plan(
         read, _read_machine(machine, read, budget), policy, optimizer_states=optimizer_states
     )
+    return replace(made, trace=read)
 
 
 def simulate(

@@ -19,10 +19,9 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from swapkit.config.smart_swap import SmartSwapConfig, SwapPolicyPref
+from swapkit.config.smart_swap import SwapPolicyConfig, SwapPolicyPref, swap_policy_config
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -45,19 +44,6 @@ def accept_module_class(module_class: type) -> None:
     if not isinstance(module_class, type):
         raise InvalidArgument(f"{module_class!r}: expected a class of modules")
 
-
-class SwapPolicyConfig:
-    """The settings of SmartSwap as the original has them: attributes that may be changed."""
-
-    def __init__(self) -> None:
-        for field in fields(SmartSwapConfig):
-            setattr(self, field.name, field.default)
-
-    def __str__(self) -> str:
-        return str(vars(self))
-
-
-swap_policy_config = SwapPolicyConfig()
 
 # By module and name: the module and name that answer.
 _HERE = __name__

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from swapkit.config.environment import read_environment
 from swapkit.config.incompatibilities import check_pairs
 from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, Part, Settings
-from swapkit.config.smart_swap import read_smart_swap
+from swapkit.config.smart_swap import read_smart_swap, swap_policy_config
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -369,7 +369,7 @@ def _list_swapped(flags: _Flags) -> list[Part]:
 def _read_smart_swap(flags: _Flags, source: SmartSwapSource) -> SmartSwapConfig | None:
     file = flags["smart-swap-config"]
     if flags["smart-swap"]:
-        return read_smart_swap(file if source is None else source)
+        return read_smart_swap((file or swap_policy_config) if source is None else source)
     if file is not None:
         _warn("--smart-swap-config has no effect without --smart-swap")
     return None

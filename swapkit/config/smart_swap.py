@@ -13,7 +13,7 @@ import enum
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -69,12 +69,13 @@ class SmartSwapConfig:
     output_root_path: str = "./swap_output"
     print_level: int = 1  # 0: everything, 1: what matters, 2: nothing
     print_rank: int = 0  # -1: all
+    # Not one of the original's: the fields that somebody has given a value, be it the default.
+    named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, default in _DEFAULTS.items():
             # A frozen value is completed here, before anyone sees it.
-            object.__setattr__(self, field.name, _convert(field.name, field.default, value))
+            object.__setattr__(self, name, _convert(name, default, getattr(self, name)))
         if self.stable_step <= self.warmup_step:
             raise InvalidArgument(
                 f"stable_step={self.stable_step}: both count from the first step, so it must be "
@@ -103,7 +104,11 @@ class SmartSwapConfig:
     @property
     def has_stages(self) -> bool:
         """Whether it is said what stages swap, or what a stage is."""
-        is_said = self.bucket_bytes is not None or self.is_changed("num_attn_layers_per_stage")
+        is_said = (
+            self.bucket_bytes is not None
+            or "swap_bucket_size" in self.named  # -1: stages swap all that they can
+            or self.is_changed("num_attn_layers_per_stage")
+        )
         return self.policy_v2 and is_said
 
     @property
@@ -127,7 +132,35 @@ class SmartSwapConfig:
         return bool(getattr(self, name) != _DEFAULTS[name])
 
 
-_DEFAULTS = {field.name: field.default for field in fields(SmartSwapConfig)}
+# Of the original's fields.
+_DEFAULTS = {each.name: each.default for each in fields(SmartSwapConfig) if each.name != "named"}
+
+
+class SwapPolicyConfig:
+    """The settings of SmartSwap as the original has them: attributes that may be changed."""
+
+    def __init__(self) -> None:
+        """Begin with the defaults, none of which counts as given."""
+        vars(self).update(_DEFAULTS)
+        vars(self)["_named"] = set()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Change a setting; one that there is not is refused where the settings are read."""
+        super().__setattr__(name, value)
+        vars(self)["_named"].add(name)
+
+    def given(self) -> dict[str, object]:
+        """Return the settings that were given a value."""
+        return {name: getattr(self, name) for name in vars(self)["_named"] if hasattr(self, name)}
+
+    def __str__(self) -> str:
+        """Return all settings as text."""
+        return str({name: value for name, value in vars(self).items() if name != "_named"})
+
+
+# What a script that uses the original edits; without other settings, --smart-swap takes these.
+swap_policy_config = SwapPolicyConfig()
+
 SIZES = frozenset(
     {
         *("swap_bucket_size", "reduction_memory", "target_memory", "redundant_memory"),
@@ -170,16 +203,19 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
         values = _read_file(Path(source))
     elif isinstance(source, Mapping):
         values = source
-    else:
+    elif isinstance(source, SwapPolicyConfig):
+        values = source.given()
+    else:  # which has all settings, whoever has given them
         values = vars(source)
-    known = {field.name for field in fields(SmartSwapConfig)}
+    known = set(_DEFAULTS)
     unknown = sorted(str(name) for name in set(values) - known - FORMER_FIELDS)
     if unknown:
         raise InvalidArgument(
             f"SmartSwap has no {', '.join(unknown)}; there are {', '.join(sorted(known))}"
         )
     chosen: dict[str, Any] = {name: value for name, value in values.items() if name in known}
-    return SmartSwapConfig(**chosen)
+    is_whole = set(chosen) == known
+    return SmartSwapConfig(**chosen, named=frozenset() if is_whole else frozenset(chosen))
 
 
 def _read_file(path: Path) -> Mapping[str, object]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from swapkit.ir.traces import Trace
 
 VERSION = 1
 
@@ -68,6 +72,8 @@ class Plan:
     prediction: Prediction | None = None
     bound_seconds: float | None = None  # no plan for this budget takes less
     version: int = VERSION
+    # What it was made for, by which a session follows it. Not in the plan's own document.
+    trace: Trace | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """In one line: there may be thousands of decisions."""

@@ -223,6 +223,11 @@ class Learner:
         """Follow a plan that was made before, from the first step on."""
         self._cases[signature] = Case(trace=trace, recordings=1, chosen=plan)
 
+    def rename(self, former: str, signature: str) -> None:
+        """Let what is known of the steps of one signature be for those of another."""
+        if former in self._cases and signature not in self._cases:
+            self._cases[signature] = self._cases.pop(former)
+
     # ---- before a step -------------------------------------------------------------------------
 
     def begin(self, signature: str) -> Instruction:

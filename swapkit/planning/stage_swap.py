@@ -11,6 +11,7 @@ Source:
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
 
+_log = logging.getLogger(__name__)
+
 LEAST_BYTES = 20 << 20
 LEAST_STAGES = 2  # between out and back
 _LAYER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
@@ -40,10 +43,13 @@ class StageSwapPolicy:
     layers_per_stage: int = 1
     least_bytes: int = LEAST_BYTES  # what is smaller stays
     moves_optimizer: bool = False  # optimizer states, too
+    layers: tuple[str, ...] = ()  # paths of the model's layers; none: modules with a number
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
         """Return what the stages swap; of the machine, only the budget is noted."""
-        stages = find_stages(trace, self.layers_per_stage)
+        stages = find_stages(trace, self.layers_per_stage, self.layers)
+        if not stages:
+            _log.warning("no layers were found, so there are no stages that swap anything")
         gaps = list(self._list_gaps(trace, stages))
         # A stage of backward begins where something of its stage of forward is first read.
         begins = {stage: min(gap.use for gap in gaps if gap.stage == stage) for stage in
@@ -116,17 +122,24 @@ class _Gap:
     use: int
 
 
-def find_stages(trace: Trace, layers_per_stage: int = 1) -> tuple[int, ...]:
+def find_stages(
+    trace: Trace, layers_per_stage: int = 1, layers: Sequence[str] = ()
+) -> tuple[int, ...]:
     """Return the first operator of each stage of forward.
 
     Args:
         trace: the step; each microbatch has stages of its own.
         layers_per_stage: layers with attention; where no layer has any, all count.
+        layers: their paths. None: a layer is the outermost module whose name is a number.
     """
+    pattern = _LAYER
+    if layers:
+        paths = "|".join(map(re.escape, sorted(layers, key=len, reverse=True)))
+        pattern = re.compile(rf"(?:{paths})(?=\.|$)")
     forward = [
         (number, operator.microbatch, match.group(), operator)
         for number, operator in enumerate(trace.operators)
-        if operator.phase is Phase.FORWARD and (match := _LAYER.match(operator.module))
+        if operator.phase is Phase.FORWARD and (match := pattern.match(operator.module))
     ]
     attending = {
         layer

@@ -57,3 +57,11 @@ def test_measured_time_when_steps_are_of_several_kinds_then_others_are_told_apar
     course = Course(step_seconds=0.002, other_step_seconds=(0.5, 0.25))
     lines = explain(STATS, course, "auto", []).splitlines()
     assert lines[-1] == "steps of 2 other kinds, with plans of their own: 500.00 ms, 250.00 ms"
+
+
+def test_waits_when_copies_were_late_then_the_places_are_named() -> None:
+    course = Course(stalls=(("layers.3.mlp #2", 0.25), ("layers.1 #0", 0.0104)))
+    text = explain(STATS, course, "auto", [])
+    assert "waited longest for" in text
+    assert "layers.3.mlp #2 (0.250 s), layers.1 #0 (0.010 s)" in text
+    assert "waited" not in explain(STATS, Course(), "auto", [])

@@ -39,6 +39,8 @@ def test_gain_when_computed_then_in_throughput_and_round_by_round() -> None:
         (0.1, 0.3, False, "no"),
         (0.02, 0.05, False, "no: not possible here"),
         (None, 0.3, False, "no"),
+        (1.33, 0.396, False, "measurement invalid"),
+        (0.31, 0.3, True, "yes"),  # as two runs of the same differ
     ],
 )
 def test_table_when_printed_then_says_whether_the_claim_is_reached(

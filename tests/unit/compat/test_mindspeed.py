@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 
 import swapkit
 from swapkit.compat import mindspeed
+from swapkit.config import flags, smart_swap
 from swapkit.config.smart_swap import SwapPolicyPref, read_smart_swap
 from swapkit.errors import InvalidArgument
 
@@ -96,6 +98,28 @@ def test_policy_when_edited_as_in_the_original_then_read_with_the_edits() -> Non
     assert config.bucket_bytes == 0
     assert "'swap_bucket_size': 0" in str(mine)
     assert read_smart_swap(swap_policy_config) == read_smart_swap()
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.promise("F1")
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_attn_layers_per_stage", 3), ("swap_bucket_size", -1)]
+)
+def test_policy_when_edited_and_the_flag_is_given_then_the_edits_count(
+    name: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smart_swap, "swap_policy_config", smart_swap.SwapPolicyConfig())
+    monkeypatch.setattr(flags, "swap_policy_config", smart_swap.swap_policy_config)
+    parser = flags.add_arguments(argparse.ArgumentParser())
+    before = flags.from_arguments(parser.parse_args(["--smart-swap"]))
+    setattr(smart_swap.swap_policy_config, name, value)
+    after = flags.from_arguments(parser.parse_args(["--smart-swap"]))
+    assert before.smart_swap is not None
+    assert after.smart_swap is not None
+    assert not before.smart_swap.has_stages
+    assert after.smart_swap.has_stages
+    assert getattr(after.smart_swap, name) == value
+    assert flags.from_arguments(parser.parse_args([])).smart_swap is None
 
 
 @pytest.mark.usefixtures("_installed")

@@ -141,6 +141,14 @@ def test_stages_when_something_is_said_of_them_then_they_count() -> None:
     assert not SmartSwapConfig(swap_bucket_size=0, policy_v2=False).has_stages
 
 
+@pytest.mark.promise("C10")
+def test_bucket_when_given_as_minus_one_then_stages_swap_all_that_they_can() -> None:
+    given = read_smart_swap({"swap_bucket_size": -1})
+    assert given.has_stages
+    assert given.bucket_bytes is None
+    assert not read_smart_swap({"print_level": 1}).has_stages
+
+
 @pytest.mark.promise("C9")
 def test_aims_when_asked_for_then_less_or_down_to() -> None:
     assert (SmartSwapConfig().reduction_bytes, SmartSwapConfig().limit_bytes) == (0, None)

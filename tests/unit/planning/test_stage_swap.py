@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -52,10 +53,30 @@ def test_stages_when_found_then_layers_by_number_of_each(layers: int, count: int
     assert all("layers." in trace().operators[begin].module for begin in stages)
 
 
-def test_stages_when_modules_have_no_numbers_then_none() -> None:
+def test_stages_when_the_paths_of_layers_are_given_then_their_names_need_no_numbers() -> None:
+    named = replace(
+        trace(),
+        operators=tuple(
+            replace(each, module=each.module.replace("layers.", "layers.b"))
+            for each in trace().operators
+        ),
+    )
+    assert find_stages(named) == ()
+    paths = tuple(f"model.layers.b{number}" for number in range(6))
+    assert find_stages(named, 2, paths) == find_stages(trace(), 2)
+    plan = make_plan(named, MACHINE, StageSwapPolicy(least_bytes=UNIT, layers=paths))
+    assert plan == replace(
+        make_plan(trace(), MACHINE, StageSwapPolicy(least_bytes=UNIT)), prediction=plan.prediction
+    )
+
+
+def test_stages_when_modules_have_no_numbers_then_none_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert find_stages(layered_trace(3, numbered=False)) == ()
     plan = make_plan(layered_trace(3, numbered=False), MACHINE, StageSwapPolicy())
     assert plan.decisions == ()
+    assert "no layers were found" in caplog.text
 
 
 @pytest.mark.promise("C10")
