@@ -187,10 +187,10 @@ class Following:
     # ---- deviations -----------------------------------------------------------------------------
 
     @untraced
-    def deviated(self, found: tuple[bool, int, int, int, bool]) -> None:
+    def deviated(self, found: tuple[int, bool, int, int, int, bool]) -> None:
         """Note that an event was not as expected; see `Owner`."""
         assert self._follower is not None
-        position = int(self._follower.position) - 1
+        position = found[0]  # not the follower's: another thread's events are counted there, too
         expected = self._expected(position)
         self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"
         self._swapper.curve = Curve(self._swapper, self._table, int(self._follower.moved_bytes))
@@ -210,8 +210,8 @@ class Following:
             f" of {storage.module or 'no module'}"
         )
 
-    def _describe(self, found: tuple[bool, int, int, int, bool]) -> str:
-        is_save, tag, nbytes, number, is_recipe = found
+    def _describe(self, found: tuple[int, bool, int, int, int, bool]) -> str:
+        _, is_save, tag, nbytes, number, is_recipe = found
         verb = "saves" if is_save else "uses"
         if is_recipe:
             return f"it {verb} what is computed again"

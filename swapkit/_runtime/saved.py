@@ -166,11 +166,12 @@ class Mover(Protocol):
 class Owner(Protocol):
     """Whose plan a follower carries out."""
 
-    def deviated(self, found: tuple[bool, int, int, int, bool], /) -> None:
+    def deviated(self, found: tuple[int, bool, int, int, int, bool], /) -> None:
         """Note that an event was not as expected. The lock is held, and following has ended.
 
-        `found`: whether it is a save; the tag and the bytes of what is moved, and its number in the
-        plan, each -1 if there is none; whether a recipe stands for it.
+        On the thread of that event. `found`: its number in the step; whether it is a save; the tag
+        and the bytes of what is moved, and its number in the plan, each -1 if there is none;
+        whether a recipe stands for it.
         """
 
 

@@ -132,10 +132,7 @@ def find_stages(
         layers_per_stage: layers with attention; where no layer has any, all count.
         layers: their paths. None: a layer is the outermost module whose name is a number.
     """
-    pattern = _LAYER
-    if layers:
-        paths = "|".join(map(re.escape, sorted(layers, key=len, reverse=True)))
-        pattern = re.compile(rf"(?:{paths})(?=\.|$)")
+    pattern = _layer_pattern(layers)
     forward = [
         (number, operator.microbatch, match.group(), operator)
         for number, operator in enumerate(trace.operators)
@@ -157,3 +154,11 @@ def find_stages(
         if (count - 1) % layers_per_stage == 0:
             stages.append(number)
     return tuple(stages)
+
+
+def _layer_pattern(layers: Sequence[str]) -> re.Pattern[str]:
+    """Return what matches the beginning of a module's path that is a layer's."""
+    if not layers:
+        return _LAYER
+    paths = "|".join(map(re.escape, sorted(layers, key=len, reverse=True)))
+    return re.compile(rf"(?:{paths})(?=\.|$)")

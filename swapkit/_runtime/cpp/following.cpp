@@ -85,15 +85,16 @@ void join(Follower *follower, std::int64_t storage, Group *group) {
     SWAPKIT_ASSERT(places_are_sound(*follower->body));
 }
 
-// Tell the owner that an event was not as expected, and let everything be as without a plan.
-bool deviate(Follower *follower, bool is_save, PyObject *packed) {
+// Tell the owner that the event at `position` was not as expected, and let everything be as without
+// a plan. Waiting for the lock lets other threads' events be counted, so the position comes along.
+bool deviate(Follower *follower, std::size_t position, bool is_save, PyObject *packed) {
     Locked lock(follower->mover);
     if (!lock || follower->is_on == 0) {
         return static_cast<bool>(lock); // another thread's event was the first
     }
     const Group *group = group_of(follower, packed);
     Ref<> found = Ref<>::steal(Py_BuildValue(
-        "(OLLLO)", is_save ? Py_True : Py_False,
+        "(nOLLLO)", static_cast<Py_ssize_t>(position), is_save ? Py_True : Py_False,
         static_cast<long long>(group == nullptr ? none : group->tag),
         static_cast<long long>(group == nullptr ? none : static_cast<long long>(group->nbytes)),
         static_cast<long long>(group == nullptr ? none
@@ -107,9 +108,11 @@ bool deviate(Follower *follower, bool is_save, PyObject *packed) {
 
 // ---- whether an event is as expected ------------------------------------------------------------
 
-const Expected *next_event(Follower *follower) {
+// Count an event; `position` is its own.
+const Expected *next_event(Follower *follower, std::size_t *position_out) {
     const Body &body = *follower->body;
     std::size_t position = follower->position++;
+    *position_out = position;
     return position < body.events.size() ? &body.events[position] : nullptr;
 }
 
@@ -357,9 +360,10 @@ static int take_save(Follower *follower, std::int64_t storage, Group *group) {
 
 int follow_save(Mover *mover, PyObject *packed, bool is_new) {
     auto follower = Ref<Follower>::share(mover->follower);
-    const Expected *event = next_event(follower.get());
+    std::size_t position = 0;
+    const Expected *event = next_event(follower.get(), &position);
     if (event == nullptr || !is_expected_save(follower.get(), *event, packed, is_new)) {
-        return deviate(follower.get(), true, packed) ? 0 : -1;
+        return deviate(follower.get(), position, true, packed) ? 0 : -1;
     }
     Group *group = group_of(follower.get(), packed);
     if (event->storage != no_storage && group != nullptr) {
@@ -373,9 +377,10 @@ int follow_save(Mover *mover, PyObject *packed, bool is_new) {
 
 bool follow_use(Mover *mover, PyObject *packed) {
     auto follower = Ref<Follower>::share(mover->follower);
-    const Expected *event = next_event(follower.get());
+    std::size_t position = 0;
+    const Expected *event = next_event(follower.get(), &position);
     if (event == nullptr || !is_expected_use(follower.get(), *event, packed)) {
-        return deviate(follower.get(), false, packed);
+        return deviate(follower.get(), position, false, packed);
     }
     if (!has_due(follower.get())) {
         return true;

@@ -25,6 +25,7 @@ from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
+from swapkit._runtime.recompute.by_storage import ByStorage
 from swapkit._runtime.recompute.leaves import (
     claim,
     flatten,
@@ -50,7 +51,7 @@ _VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
 
 # By result: a recipe lives as long as that, or as what stands for it in a graph.
 _by_result: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_all: weakref.WeakValueDictionary[int, Recipe] = weakref.WeakValueDictionary()
+_by_storage: ByStorage[Recipe] = ByStorage()
 
 
 class _Scratch:
@@ -177,7 +178,7 @@ class Recipe:
         self._lock = threading.RLock()
         for result in results:
             _by_result[result] = self
-        _all[id(self)] = self
+        _by_storage.add(self, {*filter(None, self._storages), *call.storages})
 
     @untraced
     def pack(self, tensor: torch.Tensor) -> object:
@@ -296,9 +297,8 @@ def extend(result: torch.Tensor, aliases: object) -> None:
 def settle_changed(changed: Sequence[torch.Tensor]) -> None:
     """Settle the recipes of tensors that an operator is about to change, and of what needs them."""
     storages = set(filter(None, map(storage_of, changed)))
-    for reference in _all.valuerefs():
-        recipe = reference()
-        if recipe is not None and recipe.touches(storages):
+    for recipe in _by_storage.find(storages):
+        if recipe.touches(storages):  # a settled one needs its operands no more
             recipe.settle()
 
 

@@ -236,6 +236,19 @@ def test_deviation_when_sizes_or_modules_differ_then_it_says_where_and_what() ->
             assert f"expected the step to end after {len(trace.events)} events" in text
 
 
+def test_deviation_when_other_threads_events_were_counted_since_then_its_own_place_is_said() -> (
+    None
+):
+    course = Course()
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *swap_all(trace)) as following:
+            following.deviated((2, True, -1, -1, -1, True))  # nothing has been counted so far
+            text = following._deviation or ""
+    assert text.startswith("event 2: expected that autograd")
+    assert text.endswith("found that it saves what is computed again")
+
+
 def test_deviation_when_something_is_out_then_it_comes_back_ahead_of_its_use() -> None:
     course = Course()
     with course.running():

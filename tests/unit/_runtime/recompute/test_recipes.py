@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from swapkit._runtime.recompute import recipes
+from swapkit._runtime.recompute import by_storage, recipes
+from swapkit._runtime.recompute.by_storage import ByStorage
 from swapkit._runtime.recompute.recipes import (
     Call,
     Layout,
@@ -195,6 +196,53 @@ def test_recipe_when_something_else_changes_then_it_is_not_settled() -> None:
     before = repeats()
     assert torch.equal(packed.unpack(), operand * 2)
     assert repeats() == before + 1
+
+
+def test_recipes_when_one_operand_changes_then_no_other_recipe_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    touches = Recipe.touches
+
+    def note(recipe: Recipe, storages: Any) -> bool:
+        asked.append(recipe)
+        return touches(recipe, storages)
+
+    monkeypatch.setattr(Recipe, "touches", note)
+    kept = [make(aten.mul.Tensor, numbers(), 2.0) for _ in range(20)]
+    operand = numbers()
+    first, results = make(aten.mul.Tensor, operand, 2.0)
+    second, more = make(aten.exp.default, results[0])
+    settle_changed([operand])
+    assert asked == [first]
+    settle_changed(results)
+    assert asked == [first, first, second]
+    assert len(kept) == 20
+    assert more
+
+
+def test_recipes_when_made_and_settled_on_several_threads_then_each_is_settled_once() -> None:
+    def work() -> None:
+        for _ in range(200):
+            operand = numbers()
+            recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
+            packed, expected = pack(recipe, made), made.clone()
+            settle_changed([operand])
+            operand.zero_()
+            assert torch.equal(packed.unpack(), expected)
+
+    on_threads(*[work] * 4)
+
+
+def test_storages_when_their_recipes_are_gone_then_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_storage, "LEAST_STORAGES", 16)
+    known: ByStorage[Recipe] = ByStorage()
+    monkeypatch.setattr(recipes, "_by_storage", known)
+    for _ in range(500):
+        make(aten.mul.Tensor, numbers(), 2.0)
+    assert 0 < len(known) <= 17
 
 
 def test_recipe_when_another_storage_is_where_its_result_was_then_it_is_not_settled() -> None:
