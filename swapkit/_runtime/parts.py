@@ -245,6 +245,11 @@ def operator_part(function: type[torch.autograd.Function]) -> Part | None:
     return _parts.get(function)
 
 
+def chosen_functions() -> list[tuple[Any, Part]]:
+    """Return the functions, autograd's and the `forward` of classes too, that have choices."""
+    return [(function, part) for function, part in list(_parts.items()) if part.rows]
+
+
 # Not the function inside: it may well be compiled.
 @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
 def _run(

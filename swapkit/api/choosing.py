@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from swapkit._runtime.parts import carry_marks, end_part, make_part, part_of
+from swapkit._runtime.parts import (
+    carry_marks,
+    chosen_functions,
+    end_part,
+    make_part,
+    operator_part,
+    part_of,
+)
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Source, judge
 from swapkit.reporting.text import format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from swapkit._runtime.parts import Part
     from swapkit.registry import Row, Verdict
@@ -37,11 +44,21 @@ class ChosenRow:
 
 
 class Choices(Sequence[ChosenRow]):
-    """The choices for a model when they were asked for. Printed as a table."""
+    """The choices for a model or for functions when they were asked for. Printed as a table."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module | None, functions: Iterable[Any] = ()) -> None:
         self._model = model
-        self._rows: list[tuple[ChosenRow, torch.nn.Module, Row]] = []
+        self._title = "functions" if model is None else type(model).__name__
+        self._rows: list[tuple[ChosenRow, Any, Row]] = []  # with the module or function it is of
+        if model is not None:
+            self._add_modules(model)
+        wanted = {id(function) for function in functions}
+        for function, part in chosen_functions():
+            if id(function) in wanted:
+                name = getattr(function, "__qualname__", repr(function))
+                self._rows += [(row, function, of) for row, of in _rows_of(name, part, None)]
+
+    def _add_modules(self, model: torch.nn.Module) -> None:
         recomputed: list[str] = []  # paths of the regions around, outermost first
         for path, module in model.named_modules():
             recomputed = [other for other in recomputed if _is_inside(path, other)]
@@ -92,34 +109,35 @@ class Choices(Sequence[ChosenRow]):
             if not compiled.fullmatch(row.where) or by not in (None, row.by):
                 kept.append(entry)
                 continue
-            make_part(module).remove(of)
-            end_part(module)
+            _take_back(module, of)
             removed += 1
         self._rows = kept
-        carry_marks(self._model)
+        if self._model is not None:
+            carry_marks(self._model)
         return removed
 
     def __str__(self) -> str:
         if not self._rows:
-            return f"no choices for {type(self._model).__name__}"
+            return f"no choices for {self._title}"
         cells = [(row.where, row.what, row.by, _holding(row)) for row in self]
         return format_table(HEADINGS, cells)
 
     __repr__ = __str__
 
 
-def choices(model: torch.nn.Module) -> Choices:
+def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a function
     """Return what has been chosen for a model and its submodules, by whom, and whether it holds.
 
     Args:
-        model: any module.
+        target: a module; a function or one of autograd's that was chosen for; None: all functions
+            that were, the `forward` of module classes among them.
 
     Returns:
         A sequence of rows with `where`, `what`, `by`, `holds`, `reason`; printed, a table. Its
         `remove()` takes choices back.
 
     Raises:
-        InvalidArgument: it is no module.
+        InvalidArgument: it is none of these.
 
     Example:
         >>> import swapkit, torch
@@ -129,9 +147,29 @@ def choices(model: torch.nn.Module) -> Choices:
         where  what                      by       holds
         0      swap to host, prefetch 2  pattern  yes
     """
-    if not isinstance(model, torch.nn.Module):
-        raise InvalidArgument(f"choices: {model!r} is no torch.nn.Module")
-    return Choices(model)
+    if isinstance(target, torch.nn.Module):
+        return Choices(target)
+    if target is None:
+        return Choices(None, [function for function, _ in chosen_functions()])
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        return Choices(None, [target.forward])
+    is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
+    if not is_function and (isinstance(target, type) or not callable(target)):
+        raise InvalidArgument(
+            f"choices: {target!r} is no torch.nn.Module, function or torch.autograd.Function"
+        )
+    return Choices(None, [target])
+
+
+def _take_back(owner: Any, row: Row) -> None:  # noqa: ANN401 - a module or a function
+    """Take a choice back that was made for a module or a function."""
+    if isinstance(owner, torch.nn.Module):
+        make_part(owner).remove(row)
+        end_part(owner)
+        return
+    part = operator_part(owner)
+    if part is not None:
+        part.remove(row)
 
 
 def _rows_of(path: str, part: Part, around: str | None) -> Iterator[tuple[ChosenRow, Row]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -139,9 +141,62 @@ def test_operator_when_two_choices_are_for_it_then_judged_by_themselves() -> Non
     ]
 
 
+class Double(torch.autograd.Function):
+    """Twice what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.exp())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (_,) = ctx.saved_tensors
+        return grad * 2
+
+
+def test_choices_when_for_functions_then_listed_and_taken_back() -> None:
+    @swapkit.checkpoint
+    def activate(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return x.exp().sin()
+
+    runs: list[int] = []
+    swapkit.offload(Double)
+    assert [(row.what, row.by, row.holds) for row in swapkit.choices(Double)] == [
+        ("swap to host", "decorator", True)
+    ]
+    assert [row.what for row in swapkit.choices(activate)] == ["recompute"]
+    every = {row.where: row.what for row in swapkit.choices()}
+    assert every["Double"] == "swap to host"
+    name = "test_choices_when_for_functions_then_listed_and_taken_back.<locals>.activate"
+    assert every[name] == "recompute"
+
+    x = torch.randn(8, requires_grad=True)
+    activate(x).sum().backward()
+    assert len(runs) == 2
+    assert swapkit.choices(activate).remove() == 1
+    assert swapkit.choices().remove("Double") == 1
+    activate(x).sum().backward()
+    assert len(runs) == 3
+    assert not swapkit.choices(activate)
+    assert str(swapkit.choices(Double)) == "no choices for functions"
+    swapkit.adapt_mem_func_wrapper(Double, x).sum().backward()
+
+
+def test_choices_when_for_a_class_of_modules_then_those_of_its_forward() -> None:
+    @swapkit.offload
+    class Part(torch.nn.Linear):
+        pass
+
+    assert [row.what for row in swapkit.choices(Part)] == ["swap to host"]
+    assert swapkit.choices(Part).remove() == 1
+    assert not swapkit.choices(Part(2, 2))
+
+
 def test_argument_when_wrong_then_named() -> None:
     with pytest.raises(InvalidArgument, match=r"3 is no torch\.nn\.Module"):
-        swapkit.choices(3)  # type: ignore[arg-type]
+        swapkit.choices(3)
     with pytest.raises(InvalidArgument, match=r"pattern '\('"):
         swapkit.choices(make_model()).remove("(")
     with pytest.raises(InvalidArgument, match="by='me': expected one of decorator, pattern"):
