@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
-STALLS_SHOWN = 3  # places whose copies were waited for
 ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
@@ -82,8 +81,7 @@ class Steering:
         self._ranks: Ranks | None = None  # where there are others
         self._undo = ExitStack()
         self._signature = ANY
-        # Whether a plan that was given is for the inputs that come first, whichever these are.
-        self._is_unbound = False
+        self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
         self._stepping = 0  # the thread that runs the step, once its forward was seen
@@ -113,7 +111,7 @@ class Steering:
             replans=self._learner.replans,
             step_seconds=self._times.median(self._learner.kind),
             other_step_seconds=self._times.others(self._learner.kind),
-            stalls=self._swapper.longest_stalls(STALLS_SHOWN),
+            stalls=self._swapper.longest_stalls(),
         )
 
     def note_rescue(self, seconds: float) -> None:

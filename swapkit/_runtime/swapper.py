@@ -175,7 +175,7 @@ class Swapper:
         with self._lock, hidden():
             return self.rescue.free(needed_bytes)
 
-    def longest_stalls(self, count: int) -> tuple[tuple[str, float], ...]:
+    def longest_stalls(self, count: int = 3) -> tuple[tuple[str, float], ...]:
         """Return the places whose copies were waited for longest, and for how many seconds."""
         with self._lock:
             stalls = sorted(self.stall_seconds.items(), key=lambda each: -each[1])[:count]

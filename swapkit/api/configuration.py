@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -349,6 +350,8 @@ def _report(
     actions: Sequence[LayerActions],
 ) -> None:
     """Log what the original logs, and the patterns that name nothing."""
+    for text in document.without_effect:
+        _say_once(text)
     lines = [*document.log_lines, *settings.log_lines]
     lines += [line for each in actions for line in each.log_lines]
     for line in lines:
@@ -358,3 +361,8 @@ def _report(
     for key, pattern in list_unmatched(settings, parts):
         configuration.unmatched.append(pattern)
         _log.warning("%s: %s names nothing in any layer; %s", key, pattern, describe(parts[0]))
+
+
+@functools.cache  # each model of a pipeline is configured by the same document
+def _say_once(text: str) -> None:
+    _log.warning("%s", text)

@@ -9,7 +9,7 @@ model where a call does not say it:
 - `parallel_config.pipeline_stage`;
 - `parallel.pipeline_config.pipeline_interleave`.
 
-All else, such as `context`, is ignored.
+All else is ignored; of what the examples of MindFormers have beside it, `WITHOUT_EFFECT` says why.
 
 Source:
     MindFormers, `TransformerRecomputeConfig`, `TransformerSwapConfig` and the template of its YAML.
@@ -31,11 +31,17 @@ from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig, che
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from swapkit.config.mindformers.layouts import Offset
 
 Section = TypeVar("Section", RecomputeConfig, SwapConfig)
 
 SECTIONS = ("recompute_config", "swap_config")
+# Of `context`: keys, and why there is nothing here that they would change.
+WITHOUT_EFFECT = {
+    "memory_optimize_level": "it is for static graphs of MindSpore, and there are none",
+}
 ALIKE = 0.75  # from here on, of 1, a key is taken for a misspelt section
 
 
@@ -57,6 +63,7 @@ class Document:
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     swap: SwapConfig = field(default_factory=SwapConfig)
     inputs: ModelInputs = field(default_factory=ModelInputs)
+    without_effect: tuple[str, ...] = field(default=(), compare=False)  # to be said
     log_lines: tuple[LogLine, ...] = field(default=(), compare=False)
 
 
@@ -101,6 +108,7 @@ def read_document(source: object) -> Document:
         recompute=_read_section("recompute_config", sections, RecomputeConfig),
         swap=_read_section("swap_config", sections, SwapConfig),
         inputs=_read_inputs(sections),
+        without_effect=tuple(_find_without_effect(sections.get("context"))),
         log_lines=log_lines,
     )
 
@@ -174,6 +182,17 @@ def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]
             message = f"The config '{name}' gets an unexpected key: {key}. It takes {known}"
             raise WrongKey(message)
     return kind(**values)
+
+
+def _find_without_effect(context: object) -> Iterator[str]:
+    """Yield what a document says that changes nothing. `context` may be text: `key=value`."""
+    values = (
+        dict([context.split("=", 1)]) if isinstance(context, str) and "=" in context else context
+    )
+    if isinstance(values, Mapping):
+        for key, reason in WITHOUT_EFFECT.items():
+            if key in values:
+                yield f"context: {key}={values[key]} has no effect: {reason}"
 
 
 def _read_inputs(sections: Mapping[str, Any]) -> ModelInputs:

@@ -14,6 +14,7 @@ from torch import nn
 import swapkit
 from swapkit._runtime.parts import PartForward
 from swapkit._runtime.runtime import get_runtime
+from swapkit.api import configuration as configuration_module
 from swapkit.errors import (
     InvalidArgument,
     InvalidConfiguration,
@@ -382,3 +383,16 @@ def test_configuration_when_patterns_overlap_then_one_row_for_each_thing() -> No
     assert wheres(model) == [f"layers.{layer}.feed_forward.mul" for layer in range(4)]
     swapkit.configure(model, op_swap(op_name=[r"feed_forward\.mul", r".*\.mul"]))
     assert wheres(model) == ["layers.0.feed_forward.mul"]
+
+
+@pytest.mark.promise("F8")
+@pytest.mark.parametrize("context", [{"memory_optimize_level": "O0"}, "memory_optimize_level=O0"])
+def test_context_when_it_has_what_changes_nothing_then_said_once(
+    context: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    configuration_module._say_once.cache_clear()
+    for _ in range(2):
+        swapkit.configure(make_model(), {"context": context, **DOCUMENT})
+    said = [text for text in caplog.messages if "has no effect" in text]
+    assert len(said) == 1
+    assert said[0].startswith("context: memory_optimize_level=O0 has no effect: ")
