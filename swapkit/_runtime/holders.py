@@ -26,10 +26,12 @@ from swapkit._runtime.tracking import BACKWARD
 from swapkit.reporting.text import Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from swapkit._runtime.device import Device
     from swapkit._runtime.tracking import ModuleTracker
+
+NESTED = 3  # containers of containers that optimizers' states are looked for in
 
 
 class _Found(NamedTuple):
@@ -112,14 +114,19 @@ def _find_own(device: Device) -> _Found:
 
 
 def _states_of(optimizers: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    return [
-        value
-        for optimizer in optimizers
-        for states in list(optimizer.state.values())
-        if isinstance(states, dict)
-        for value in list(states.values())
-        if isinstance(value, torch.Tensor)
-    ]
+    values = [value for optimizer in optimizers for value in list(optimizer.state.values())]
+    return list(_tensors_in(values))
+
+
+def _tensors_in(values: Iterable[object], depth: int = NESTED) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested containers: LBFGS keeps lists of its former directions."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif depth and isinstance(value, dict):
+            yield from _tensors_in(list(value.values()), depth - 1)
+        elif depth and isinstance(value, (list, tuple)):
+            yield from _tensors_in(list(value), depth - 1)
 
 
 def _name_tag(tag: int, tracker: ModuleTracker) -> str:

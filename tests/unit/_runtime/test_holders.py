@@ -142,6 +142,35 @@ def test_holders_when_an_optimizer_steps_then_its_temporaries_are_its_own(
     assert change["made in an optimizer's step"] == (MIB, 1)
 
 
+def test_holders_when_an_optimizer_keeps_lists_of_tensors_then_they_are_its_states(
+    installation: Installation, tracker: ModuleTracker
+) -> None:
+    before = amounts(installation, tracker)
+    model = nn.Linear(512, 512, bias=False)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5, history_size=3)
+
+    target = torch.randn(512, 512, generator=torch.Generator().manual_seed(0))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (model(torch.eye(512)) - target).pow(4).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    states = optimizer.state[model.weight]
+    kept = {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+        for value in states.values()
+        for each in (value if isinstance(value, list) else [value])
+        if isinstance(each, torch.Tensor)
+    }
+    assert len(states["old_dirs"]) > 1
+    change = grown(before, amounts(installation, tracker))
+    assert change["optimizer states"][1] == len(kept)
+    assert change["optimizer states"][0] >= sum(kept.values())
+
+
 def test_holders_when_listed_then_the_largest_is_first(
     installation: Installation, tracker: ModuleTracker
 ) -> None:
