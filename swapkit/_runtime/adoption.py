@@ -116,12 +116,12 @@ def _roots() -> Iterator[Any]:
         objects = gc.get_objects()
     except MemoryError:  # so little is left that nothing can be looked for
         return
-    for item in take_while(_is_alone, objects):
-        kind = type(item)  # not isinstance(): asking a lazy proxy for its class would run its code
-        if issubclass(kind, torch.Tensor):
-            root = _node_of(item)
-            if root is not None:
-                yield root
+    # Not isinstance(): asking a lazy proxy for its class would run its code.
+    tensors = [item for item in objects if issubclass(type(item), torch.Tensor)]
+    for tensor in take_while(_is_alone, tensors):
+        root = _node_of(tensor)
+        if root is not None:
+            yield root
 
 
 def _node_of(tensor: torch.Tensor) -> torch.autograd.graph.Node | None:
