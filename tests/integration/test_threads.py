@@ -170,7 +170,7 @@ def test_sessions_when_both_bring_back_at_once_then_they_do_not_wait_for_each_ot
             thread.join()
         print(results)
         """,
-        timeout_s=30,
+        timeout_s=120,
     )
     assert output == "[True, True]\n"
 
