@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import installed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.installation import Installation
 
 # Before torch is loaded: the tensors of tests are small, and threads that share them out only wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,6 +67,13 @@ def _pool_as_before() -> Iterator[None]:
     """A session installs the pool where that was not done."""
     with keep_pool():
         yield
+
+
+@pytest.fixture
+def installation() -> Iterator[Installation]:
+    """The pool below torch; as it was before when the test ends."""
+    with installed() as installation:
+        yield installation
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from swapkit._runtime.optimizer import attach
 from swapkit.errors import BackendError
-from tests.support import MIB, installed, limit_above_reserved
+from tests.support import MIB, limit_above_reserved
 from tests.support.offloading import (
     STATE,
     Recorder,
@@ -24,15 +24,7 @@ from tests.support.offloading import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit._runtime.installation import Installation
-
-
-@pytest.fixture
-def installation() -> Iterator[Installation]:
-    with installed() as installation:
-        yield installation
 
 
 @pytest.fixture

@@ -12,23 +12,15 @@ import swapkit
 from swapkit.errors import OverBudget, SessionError
 from tests.support import (
     MIB,
-    installed,
     limit_above_reserved,
     run_python,
     start_python,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from swapkit._runtime.installation import Installation
-
-
-@pytest.fixture
-def installation() -> Iterator[Installation]:
-    with installed() as installation:
-        yield installation
 
 
 def in_pool(installation: Installation, tensor: torch.Tensor) -> bool:

@@ -15,10 +15,10 @@ import swapkit
 from swapkit._runtime.copies import HostCopies
 from swapkit._runtime.optimizer import OptimizerStates, attach
 from swapkit._runtime.runtime import get_runtime
-from tests.support import MIB, installed
+from tests.support import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.installation import Installation
@@ -122,12 +122,6 @@ def assert_same(ours: Trainer, theirs: Trainer) -> None:
     assert a.losses == b.losses
     assert len(a.tensors) == len(b.tensors)
     assert all(map(torch.equal, a.tensors, b.tensors))
-
-
-@pytest.fixture
-def installation() -> Iterator[Installation]:
-    with installed() as installation:
-        yield installation
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import swapkit
-from tests.support import MIB, installed, limit_above_reserved
+from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from swapkit._runtime.installation import Installation
 
@@ -22,12 +22,6 @@ WIDTH = 256
 ROWS = 1024  # one activation is 1 MiB
 LAYERS = 12
 STEPS = 10
-
-
-@pytest.fixture
-def installation() -> Iterator[Installation]:
-    with installed() as installation:
-        yield installation
 
 
 class Training:
