@@ -4,7 +4,7 @@
 #   make demo     train under a budget and print the comparison (ARGS="--help" for its options);
 #                 installs only what this needs
 #   make test     all tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
-#   make test-fast  those of the files that cost little
+#   make test-fast  the quick files of the folders FAST
 #   make test-slow  the slow ones
 #   make check    format, lint, types, floors, static analysis, sanitisers
 #   make check-quick  of these format, lint, types, floors and clang-tidy
@@ -22,6 +22,8 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
 READY_DEMO := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
 ARGS ?=
+# Of `make test-fast`: what needs neither long training nor a compiler.
+FAST := tests/unit tests/contract tests/fault tests/golden tests/property
 # Of the test targets: how many processes share the tests out, file by file.
 WORKERS ?= $(shell nproc)
 # Of `make gpu`: the interpreter, the folder of results, the parts (none: all), a folder of wheels.
@@ -84,7 +86,7 @@ test: setup
 	@$(PYTEST) $(ARGS)
 
 test-fast: setup
-	@$(PYTEST) --fast $(ARGS)
+	@$(PYTEST) --fast $(FAST) $(ARGS)
 
 test-slow: setup
 	@$(PYTEST) -m slow $(ARGS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 from collections import Counter
 from pathlib import Path
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COSTS = Path(__file__).parent.parent / "costs.json"
-LEAST_RECORDED_SECONDS = 0.5
 FAST_SECONDS = 5.0
 # Settings of pyproject.toml that a pytest without the plugin, or an older one, does not know.
 # `make gpu` runs suites with whatever pytest the machine has.
@@ -86,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out(config, items, "costly, make test", [i for i in items if is_costly(i)], named)
     is_worker = hasattr(config, "workerinput")
     if is_worker and not config.pluginmanager.hasplugin("randomly"):
-        items.sort(key=lambda item: -costs.get(file_of(item), 0.0))  # keeps files together
+        # Files of unknown cost come first. Files stay together: sorting is stable.
+        items.sort(key=lambda item: -costs.get(file_of(item), math.inf))
 
 
 def leave_out(
@@ -126,11 +127,7 @@ def write_costs(spent: dict[str, float]) -> None:
     """Write the costs of the files that ran; those of others stay, while the files are there."""
     costs = {**read_costs(), **{file: round(seconds, 1) for file, seconds in spent.items()}}
     root = COSTS.parent.parent
-    kept = {
-        file: seconds
-        for file, seconds in sorted(costs.items())
-        if seconds >= LEAST_RECORDED_SECONDS and (root / file).is_file()
-    }
+    kept = {file: seconds for file, seconds in sorted(costs.items()) if (root / file).is_file()}
     COSTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
