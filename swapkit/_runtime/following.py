@@ -18,15 +18,15 @@ from swapkit._native.sched import RESIDENT
 from swapkit._runtime import global_hooks
 from swapkit._runtime.following_tables import Run, Table, compile_plan
 from swapkit._runtime.guards import untraced
-from swapkit._runtime.parts import end_part, make_part
 from swapkit._runtime.recompute.recipes import settle_changed
+from swapkit._runtime.repeating import Repeated, Repetition, leave_repeated
 from swapkit.errors import SessionError
 from swapkit.ir.traces import EventKind
 from swapkit.registry import Recompute, Row, Source
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from swapkit._runtime.recompute.recipes import Recipe
     from swapkit._runtime.saved import Follower, StorageGroup
@@ -72,7 +72,7 @@ class Following:
         self._tracker = swapper.runtime.tracker
         self._table = compile_plan(trace, plan, self._tracker)
         self._follower: Follower | None = None
-        self._parts: list[torch.nn.Module] = []  # those that repeat operators
+        self._repeated: Repeated | None = None  # the modules that repeat operators
         self._recipes: list[weakref.ref[Recipe]] = []  # that were made in this step
         self._deviation: str | None = None
         self._waited_before = 0.0
@@ -80,7 +80,10 @@ class Following:
     # ---- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Follow the plan from the next event on, which has to be the first one of a step."""
+        """Follow the plan from the next event on, which has to be the first one of a step.
+
+        Until `stop`, `enter` and `leave` are told of every call of a module.
+        """
         swapper, table = self._swapper, self._table
         with swapper.runtime.lock:
             self._follower = follower = swapper.runtime.shim.follower(
@@ -90,7 +93,7 @@ class Following:
             swapper.device.expect(table.largest_bytes)
             self._begin(follower)
         if table.repeats:
-            self._add_rows()
+            self._repeated = Repeated(self._find_repetitions(), self._packer)
             global_hooks.steps.add(self)
         self._packer.follows = True
 
@@ -100,7 +103,10 @@ class Following:
             return
         swapper = self._swapper
         self._packer.follows = False
-        self._remove_rows()
+        repeated, self._repeated = self._repeated, None
+        if repeated is not None:
+            repeated.end()
+        global_hooks.steps.remove(self)
         self._forget_recipes()
         with swapper.runtime.lock:
             self._follower.end()
@@ -117,6 +123,8 @@ class Following:
         follower, swapper = self._follower, self._swapper
         if follower is None:
             raise SessionError("this plan is not followed: call start() first")
+        if self._repeated is not None:
+            self._repeated.settle()
         with swapper.runtime.lock:
             position, count = int(follower.position), self._table.event_count
             if follower.is_on and position < count:
@@ -143,21 +151,22 @@ class Following:
 
     # ---- what is computed again -----------------------------------------------------------------
 
-    def _add_rows(self) -> None:
-        """Choose the operators that the plan repeats, but in parts that a user has chosen for."""
+    def _find_repetitions(self) -> Iterator[Repetition]:
+        """Yield the operators that the plan repeats, by module."""
         known = self._tracker.modules() if self._model is None else self._model.modules()
         for module in known:
             repeats = self._table.repeats.get(self._tracker.name_of(module))
             if repeats is not None:
-                make_part(module).follow(_rows(repeats), _Gate(self, repeats))
-                self._parts.append(module)
+                yield Repetition(module, _rows(repeats), _Gate(self, repeats))
 
-    def _remove_rows(self) -> None:
-        for module in self._parts:
-            make_part(module).follow((), None)
-            end_part(module)
-        self._parts = []
-        global_hooks.steps.remove(self)
+    def enter(self, module: torch.nn.Module) -> None:
+        """See the operators of a module that begins on this thread, if some are repeated."""
+        if self._repeated is not None:
+            self._repeated.enter(module)
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """Note that a module has ended on this thread, whether or not `enter` was told of it."""
+        leave_repeated(module)
 
     def _forget_recipes(self) -> None:
         """Let nothing more be saved as what is computed again; what was saved so stays."""

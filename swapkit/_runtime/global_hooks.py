@@ -8,14 +8,17 @@ without effect until listeners leave again.
 
 Listeners come and go without touching torch's dictionaries: they are in a tuple, which is replaced
 as a whole. A listener is called on whichever thread runs the module or the optimizer, with no lock
-held. A call that began before `remove` may still reach a listener afterwards: it must take that.
+held; where a module ends, those that were added last are called first. A call that began before
+`remove` may still reach a listener afterwards: it must take that.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+import warnings
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.nn.modules import module as module_hooks
@@ -24,10 +27,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from swapkit._runtime.guards import untraced
 from swapkit._runtime.threads import others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
 
@@ -88,6 +93,9 @@ class Listeners(Generic[_Listener]):
 
 
 def _install_calls() -> Sequence[RemovableHandle]:
+    if not module_hooks._has_any_global_hook():  # type: ignore[no-untyped-call] # noqa: SLF001
+        # It is about ours alone: that a compiled model is told of once more than its modules.
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global")
     return (
         module_hooks.register_module_forward_pre_hook(_enter),
         module_hooks.register_module_forward_hook(_leave, always_call=True),
@@ -108,18 +116,37 @@ steps: Listeners[StepListener] = Listeners(_install_steps)
 # ---- what torch calls ---------------------------------------------------------------------------
 
 
-def _enter(module: torch.nn.Module, _inputs: object) -> None:
+# What is compiled as a part of more has no calls of modules: the compiler takes these two in, and
+# they do nothing. Where it meets one by itself (`Module.compile`), it leaves it and its callees.
+@untraced
+def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
     if torch.compiler.is_compiling():
         return
     for listener in calls.now:
         listener.enter(module)
 
 
+@untraced
 def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
     if torch.compiler.is_compiling():
         return
-    for listener in calls.now:
+    for listener in reversed(calls.now):
         listener.leave(module)
+
+
+def find_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what the module is called with that a listener's `enter` is being told of.
+
+    Torch does not give keyword arguments to global hooks, and a hook of the module itself would be
+    copied and pickled with it. So they are read where torch calls the hooks.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code is not _enter.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return (), {}
+    caller = {} if frame.f_back is None else frame.f_back.f_locals
+    return frame.f_locals["_inputs"], caller.get("kwargs", {})
 
 
 # A step may be compiled; what listeners do is not.

@@ -7,6 +7,7 @@ process, since tensors live in it; uninstalling only lets new tensors go elsewhe
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing_extensions import TypeVar
 from swapkit._native.entry import Entry
 from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.advice import advise_here
-from swapkit._runtime.guards import untraced
+from swapkit._runtime.guards import hide, untraced
 from swapkit._runtime.holders import find_holders
 from swapkit._runtime.undoing import raise_first
 from swapkit.config.allocator_settings import read_allocator_settings
@@ -175,7 +176,21 @@ class Installation(Generic[_Pool]):
                 return freed
         with self.lock:
             others = list(self.device.swappers)
-        return next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
+        freed = next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
+        return freed or self._collect_garbage()
+
+    def _collect_garbage(self) -> int:
+        """Free what only cycles hold, before the allocation fails; return the bytes.
+
+        Runs the user's finalizers in the middle of an operator: hidden from modes, as all that is
+        done there. Not while this thread holds the runtime's lock: a finalizer may wait for another
+        thread, and that one for the lock.
+        """
+        if self.lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - as conditions ask
+            return 0
+        before_bytes = self.pool.in_use_bytes()
+        hide(gc.collect)
+        return max(0, before_bytes - self.pool.in_use_bytes())
 
     def explain(self, nbytes: int) -> str:
         """Return what an allocation of `nbytes` that failed should say.

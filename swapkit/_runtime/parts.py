@@ -3,14 +3,21 @@
 A *part* is a module, a class of modules or a function with its rows of the registry. Its `forward`
 runs as these say: in a scope, as a recomputed region, with its operators watched. The rows live on
 the part itself, so they are copied and pickled with it, and go with it.
+
+What a plan has chosen is not here: a session leaves the user's objects as they are
+(`repeating.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import pickle
+import threading
 import weakref
 from dataclasses import replace
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,18 +26,17 @@ from torch.utils._pytree import tree_leaves
 from swapkit._runtime.choice import Action, Choice, choice_of
 from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.marking import OperatorRows, carrying, mark_operators
+from swapkit._runtime.pickling import Call, loader
 from swapkit._runtime.recompute.exclusions import KeepInside
 from swapkit._runtime.recompute.regions import run_region
-from swapkit._runtime.repeating import Repetition, run_repeating
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import Scope, innermost_choice, resting_choice
 from swapkit.config.environment import read_environment
-from swapkit.registry import Row, Source, judge
+from swapkit.errors import SessionError
+from swapkit.registry import Row, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from swapkit._runtime.repeating import Gate
 
 _KEEP = Scope(Choice(Action.KEEP))
 _NOTHING = contextlib.nullcontext()
@@ -40,18 +46,16 @@ class Part:
     """Rows for one part, and what they come to."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._gate: Gate | None = None  # of rows that a plan has made
         self._set(tuple(rows))
         self.is_carrier = False  # what operators inside make is to be found wherever it is saved
 
     def _set(self, rows: tuple[Row, ...]) -> None:
         self.rows = rows
         own = tuple(row for row in rows if not row.operator)
-        inside = tuple(row for row in self._spoken() if row.operator)
+        inside = tuple(row for row in rows if row.operator)
+        self.is_whole = bool(own)  # whether a choice is for all of it: then a plan has no say
         self.judgement = judge(own)
         self.operators = OperatorRows(inside) if inside else None
-        # Where a user has chosen for all of it, a plan has no say.
-        self._repetition = None if own else self._planned()
         self._terms = self.judgement.recompute
         if self._terms is not None and self._terms.excluded and self._terms.is_full:
             self._terms = replace(self._terms, policy=KeepInside(operators=self._terms.excluded))
@@ -69,26 +73,10 @@ class Part:
         """Take a choice back."""
         self._set(tuple(other for other in self.rows if other is not row))
 
-    def follow(self, rows: Iterable[Row], gate: Gate | None) -> None:
-        """Let a plan's rows hold, instead of those of the plan before, when the gate says so."""
-        self._gate = gate
-        self._set((*self._spoken(), *rows))
-
-    def _planned(self) -> Repetition | None:
-        """Return what a plan has chosen for operators inside."""
-        if self._gate is None:
-            return None
-        rows = [row for row in self.rows if row.operator and row.source is Source.PLANNER]
-        return Repetition(rows, self._gate, self.operators)
-
-    def _spoken(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.source is not Source.PLANNER)
-
     def __getstate__(self) -> tuple[tuple[Row, ...], bool]:
-        return self._spoken(), self.is_carrier  # a copy follows no plan
+        return self.rows, self.is_carrier
 
     def __setstate__(self, state: tuple[tuple[Row, ...], bool]) -> None:
-        self._gate = None
         rows, self.is_carrier = state
         self._set(rows)
 
@@ -103,10 +91,6 @@ class Part:
             _void_swaps((args, kwargs))
             with self._inputs_scope():
                 return run_region(self._terms, function, args, kwargs)
-        if self._repetition is not None:
-            around = self._marking() if self.operators or self.is_carrier else _NOTHING
-            with around:
-                return run_repeating(self._repetition, function, args, kwargs)
         with contextlib.ExitStack() as stack:
             if self._scope is not None:
                 stack.enter_context(self._scope)
@@ -121,10 +105,7 @@ class Part:
 
     def count_of(self, row: Row) -> int | None:
         """Return how many operators ran that a row is for; None: it is not for operators."""
-        for rows in (self.operators, self._repetition):
-            if rows is not None and row in rows.seen:
-                return rows.seen[row]
-        return None
+        return None if self.operators is None else self.operators.seen.get(row)
 
     @untraced
     def _inputs_scope(self) -> contextlib.AbstractContextManager[None]:
@@ -152,22 +133,125 @@ def _void_swaps(inputs: object) -> None:
 
 
 class PartForward:
-    """A module's `forward` as a part; copied and pickled with the module."""
+    """A module's `forward` as a part; copied and pickled with the module.
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.former = module.__dict__.get("forward")
-        function = getattr(module.forward, "__func__", None)
-        by_class = None if function is None else _find_part(function)
-        inner: Callable[..., Any] = module.forward
+    It refers to the module weakly: else each module with choices would be in a cycle, and the
+    memory of a copy would wait for the garbage collector (as that of one from a pickle still does).
+    Where swapkit is not installed, a pickle loads as the `forward` that was there before.
+    """
+
+    def __init__(self, module: torch.nn.Module, former: Callable[..., Any] | None = None) -> None:
+        """Stand for a module's `forward`. `former`: what the user had put in its place."""
+        self.former = former
+        self._module = weakref.ref(module)
+        self.keeper: torch.nn.Module | None = None
+        forward = module.forward if former is None else former
+        self._function = getattr(forward, "__func__", None)  # bound anew for each call
+        self._other: Callable[..., Any] | None = None  # what is no method of the module
+        by_class = None if self._function is None else _find_part(self._function)
         if by_class is not None:  # a choice for its class is one for it: they are judged together
-            inner = function.__wrapped__.__get__(module)  # type: ignore[union-attr]
-        functools.update_wrapper(self, inner)
-        self.inner = inner
+            self._function = self._function.__wrapped__  # type: ignore[union-attr]
+        if self._function is None or getattr(forward, "__self__", None) is not module:
+            self._function, self._other = None, forward
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(forward, name):
+                setattr(self, name, getattr(forward, name))
         self.part = Part(() if by_class is None else by_class.rows)
         self.class_rows = self.part.rows
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        return _run(self.part, self.inner, args, kwargs)
+        if torch.compiler.is_exporting():  # nothing is saved
+            return self.__wrapped__(*args, **kwargs)
+        # Bound in there: a compiler takes a bound `forward` for the attribute, which this is.
+        return _run(self.part, self, args, kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """What runs as a part; for those who look for the signature or the source, too."""
+        if self._other is not None:
+            return self._other
+        assert self._function is not None
+        bound: Callable[..., Any] = self._function.__get__(self._get_module())
+        return bound
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """A method to those who ask, such as `inspect`."""
+        return MethodType if self._other is None else PartForward
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a method has
+        """Be a method to those who look into one: `torch.export`, `torch.jit.script`."""
+        if name in _OWN:  # not there yet: it is being made
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def _get_module(self) -> torch.nn.Module:
+        module = self._module()
+        if module is None:
+            raise SessionError(
+                "the module of this forward is gone: keep the module, not its `forward` alone"
+            )
+        return module
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> object:
+        module = self._get_module()
+        copied = memo.get(id(module))
+        if copied is None:  # it is copied by itself
+            return MethodType(_call_forward, copy.deepcopy(module, memo))
+        twin = PartForward(copied, copy.deepcopy(self.former, memo))
+        twin.part = copy.deepcopy(self.part, memo)
+        return twin
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        module = self._get_module()
+        # Bound methods are looked up when they are loaded; they can be hashed whatever the module.
+        owner = Call(getattr, module, "__init__")
+        plain = Call(getattr, module, "forward") if self.former is None else self.former
+        return loader(__name__, load_forward.__name__), ((_dump(self.part), owner), plain)
+
+
+_OWN = frozenset({"former", "keeper", "part", "class_rows", "_module", "_function", "_other"})
+
+
+def _call_forward(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+    """Be a `forward` that keeps its module: one that is in no module itself."""
+    result: object = module.forward(*args, **kwargs)
+    return result
+
+
+class _Dumping(threading.local):
+    """Whether rows are being pickled on this thread."""
+
+    is_on = False
+
+
+_dumping = _Dumping()
+
+
+def _dump(part: Part) -> bytes:
+    """Pickle a part by itself, so that the pickle around it loads without swapkit."""
+    if _dumping.is_on:
+        return b""  # a policy of the user's refers to the model: its choices are on the way
+    _dumping.is_on = True
+    try:
+        return pickle.dumps(part)
+    finally:
+        _dumping.is_on = False
+
+
+def load_forward(key: tuple[bytes, Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what was pickled of a module's `forward`. `plain`: what it is without choices."""
+    dumped, owner = key
+    module = owner.__self__
+    if isinstance(plain, PartForward) or not dumped:
+        return plain
+    is_former = getattr(plain, "__func__", None) is not type(module).forward
+    forward = PartForward(module, plain if is_former else None)
+    forward.keeper = module  # nobody else may: it may have been pickled by itself
+    forward.part = pickle.loads(dumped)
+    return forward
 
 
 # Functions that run as parts, the `forward` of classes among them; and autograd's, by their class.
@@ -193,7 +277,7 @@ def make_part(module: torch.nn.Module) -> Part:
     """Return the part that a module is by itself from now on."""
     forward = module.__dict__.get("forward")
     if not isinstance(forward, PartForward):
-        forward = PartForward(module)
+        forward = PartForward(module, forward)
         module.forward = forward
     return forward.part
 
@@ -255,4 +339,6 @@ def chosen_functions() -> list[tuple[Any, Part]]:
 def _run(
     part: Part, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
+    if isinstance(function, PartForward):
+        function = function.__wrapped__
     return part.run(function, args, kwargs)

@@ -13,20 +13,20 @@ import time
 from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime import global_hooks
 from swapkit._runtime.course import Course
 from swapkit._runtime.fitting import bytes_before, check_fit, describe, pace, sign
 from swapkit._runtime.following import Following
-from swapkit._runtime.guards import untraced
-from swapkit._runtime.lending import Lending
+from swapkit._runtime.lending import Lending, is_call_of
 from swapkit._runtime.measuring import measure_machine
-from swapkit._runtime.parts import end_part, make_part
 from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
+from swapkit._runtime.repeating import leave_repeated
 from swapkit._runtime.step_times import StepTimes
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
@@ -134,15 +134,8 @@ class Steering:
                 lending = Lending(self._hooks, self._model)
                 lending.start()
                 undo.callback(lending.stop)
-                # What the plan recomputes is to be found wherever the model saves it.
-                part = make_part(self._model)
-                was_carrier, part.is_carrier = part.is_carrier, True
-                undo.callback(self._end_carrier, self._model, was_carrier)
-                undo.callback(
-                    self._model.register_forward_pre_hook(
-                        _FirstForward(self), with_kwargs=True, prepend=True
-                    ).remove
-                )
+            global_hooks.calls.add(self)
+            undo.callback(global_hooks.calls.remove, self)
             undo.callback(self._leave_step)
             self._enter_step(self._signature)
             self._undo = undo.pop_all()
@@ -150,11 +143,6 @@ class Steering:
     def stop(self) -> None:
         """Undo `start`, in the middle of a step too."""
         self._undo.close()
-
-    @staticmethod
-    def _end_carrier(model: torch.nn.Module, was_carrier: bool) -> None:  # noqa: FBT001
-        make_part(model).is_carrier = was_carrier
-        end_part(model)
 
     def _adopt(self, trace: Trace, plan: Plan) -> None:
         """Follow a plan that was made before.
@@ -181,19 +169,30 @@ class Steering:
             return self._stepping == threading.get_ident()
         return innermost == [self._swapper]
 
-    @untraced
-    def see_forward(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def enter(self, module: torch.nn.Module) -> None:
+        """A module's forward begins, on any thread: see `global_hooks.CallListener`."""
+        model = self._model
+        if model is not None and is_call_of(module, model):
+            self._see_forward(model)
+        if self._following is not None:
+            self._following.enter(module)
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """It has ended."""
+        leave_repeated(module)  # of whichever plan was followed when it began
+
+    def _see_forward(self, module: torch.nn.Module) -> None:
         """Begin a step if the model's forward is the first one of it."""
         if not torch.is_grad_enabled() or not self._is_innermost:
+            return
+        if torch._C._get_tracing_state() is not None:  # noqa: SLF001 - of `torch.jit`: no step
             return
         # What was run for evaluation, and saved for nothing, is no part of the step.
         if self._is_begun and (self._is_training or not module.training):
             return
         self._is_begun, self._is_training = True, module.training
         self._stepping = threading.get_ident()
-        signature = sign(module, (args, kwargs))
+        signature = sign(module, global_hooks.find_inputs())
         if self._is_unbound:
             self._is_unbound = False
             self._learner.rename(self._signature, signature)
@@ -381,19 +380,3 @@ class Steering:
         if isinstance(aim.policy, str):
             return make_candidates(trace, machine, aim.policy, count)
         return (make_plan(trace, machine, aim.policy),)
-
-
-class _FirstForward:
-    """Tells a steering of its model's forwards; that of a copy of the model tells nobody."""
-
-    def __init__(self, steering: Steering | None = None) -> None:
-        self._steering = steering
-
-    def __call__(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if self._steering is not None:
-            self._steering.see_forward(module, args, kwargs)
-
-    def __reduce__(self) -> tuple[type[_FirstForward], tuple[()]]:
-        return _FirstForward, ()

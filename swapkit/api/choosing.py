@@ -17,6 +17,7 @@ from swapkit._runtime.parts import (
     operator_part,
     part_of,
 )
+from swapkit._runtime.repeating import repetition_of
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Source, judge
 from swapkit.reporting.text import format_table
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from swapkit._runtime.parts import Part
+    from swapkit._runtime.repeating import Repetition
     from swapkit.registry import Row, Verdict
 
 HEADINGS = ("where", "what", "by", "holds")
@@ -56,18 +58,18 @@ class Choices(Sequence[ChosenRow]):
         for function, part in chosen_functions():
             if id(function) in wanted:
                 name = getattr(function, "__qualname__", repr(function))
-                self._rows += [(row, function, of) for row, of in _rows_of(name, part, None)]
+                rows = _rows_of(name, part, None, None)
+                self._rows += [(row, function, of) for row, of in rows]
 
     def _add_modules(self, model: torch.nn.Module) -> None:
         recomputed: list[str] = []  # paths of the regions around, outermost first
         for path, module in model.named_modules():
             recomputed = [other for other in recomputed if _is_inside(path, other)]
-            part = part_of(module)
-            if part is None:
-                continue
+            part, repetition = part_of(module), repetition_of(module)
             around = recomputed[-1] if recomputed else None
-            self._rows += [(row, module, of) for row, of in _rows_of(path, part, around)]
-            if part.judgement.recompute is not None:
+            rows = _rows_of(path, part, repetition, around)
+            self._rows += [(row, module, of) for row, of in rows]
+            if part is not None and part.judgement.recompute is not None:
                 recomputed.append(path)
 
     @overload
@@ -163,20 +165,27 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
 
 def _take_back(owner: Any, row: Row) -> None:  # noqa: ANN401 - a module or a function
     """Take a choice back that was made for a module or a function."""
-    if isinstance(owner, torch.nn.Module):
+    if not isinstance(owner, torch.nn.Module):
+        part = operator_part(owner)
+        if part is not None:
+            part.remove(row)
+    elif row.source is Source.PLANNER:
+        repetition = repetition_of(owner)
+        if repetition is not None:
+            repetition.remove(row)
+    else:
         make_part(owner).remove(row)
         end_part(owner)
-        return
-    part = operator_part(owner)
-    if part is not None:
-        part.remove(row)
 
 
-def _rows_of(path: str, part: Part, around: str | None) -> Iterator[tuple[ChosenRow, Row]]:
-    """Yield the rows of a part as they are shown. `around`: the region that it is inside of."""
-    verdicts = _judge_each(part.rows)
-    inside = around if part.judgement.recompute is None else path
-    for row in part.rows:
+def _rows_of(
+    path: str, part: Part | None, repetition: Repetition | None, around: str | None
+) -> Iterator[tuple[ChosenRow, Row]]:
+    """Yield the rows of a module as they are shown. `around`: the region that it is inside of."""
+    counted = _count_rows(part, repetition)
+    verdicts = _judge_each([row for row, _ in counted])
+    inside = around if part is None or part.judgement.recompute is None else path
+    for row, count in counted:
         reason = verdicts[id(row)].reason or _why_void(row, inside if row.operator else around)
         shown = ChosenRow(
             where=".".join(filter(None, (path, row.operator))) or MODEL,
@@ -184,9 +193,19 @@ def _rows_of(path: str, part: Part, around: str | None) -> Iterator[tuple[Chosen
             by=row.source.value,
             holds=not reason,
             reason=reason,
-            operators=part.count_of(row),
+            operators=count,
         )
         yield shown, row
+
+
+def _count_rows(part: Part | None, repetition: Repetition | None) -> list[tuple[Row, int | None]]:
+    """Return the rows of a user and of a plan, and how many operators ran that each is for."""
+    counted: list[tuple[Row, int | None]] = []
+    if part is not None:
+        counted += [(row, part.count_of(row)) for row in part.rows]
+    if repetition is not None:
+        counted += [(row, repetition.seen[row]) for row in repetition.rows]
+    return counted
 
 
 def _why_void(row: Row, region: str | None) -> str:

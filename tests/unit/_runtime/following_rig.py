@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from swapkit._native.sched import Scheduler, State
+from swapkit._runtime import global_hooks
 from swapkit._runtime.allocators import require_installation
 from swapkit._runtime.choice import Action as Wish
 from swapkit._runtime.choice import Choice
@@ -177,9 +178,11 @@ class Course:
         plan = Plan(decisions=decisions, budget_bytes=1 << 40)
         following = Following(self.swapper, self.model, trace, plan)
         following.start()
+        global_hooks.calls.add(following)
         try:
             yield following
         finally:
+            global_hooks.calls.remove(following)
             following.stop()
 
     def moved(self) -> tuple[int, int]:

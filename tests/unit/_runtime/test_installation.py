@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
 from swapkit._runtime import allocators as module
@@ -17,6 +20,8 @@ from swapkit.errors import InvalidArgument, OverBudget, SessionError, Unsupporte
 from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from swapkit._runtime.installation import Installation
 
 
@@ -225,6 +230,7 @@ def test_rescue_when_needed_then_the_innermost_is_asked_first(installation: Inst
     assert (outer.asked, inner.asked) == ([], [100])
     assert installation._rescue(200) == 5
     assert (outer.asked, inner.asked) == ([200], [100, 200])
+    gc.collect()  # the last resort
     assert installation._rescue(300) == 0
     for session in (outer, inner):
         installation.leave(session)
@@ -303,3 +309,85 @@ def test_failure_when_a_name_is_long_or_odd_then_still_torchs_error(
         swapkit.install()
         installation.tracker.stop()
     assert kept.numel() == MIB
+
+
+# ---- the last resort ----------------------------------------------------------------------------
+
+
+class Cycle:
+    """Memory that only the garbage collector frees."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = torch.ones(nbytes, dtype=torch.uint8)
+        self.itself = self
+        self.finalized = weakref.finalize(self, Cycle.end, threading.get_ident())
+
+    ended: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def end(thread: int) -> None:
+        """Run an operator, as a finalizer may."""
+        torch.ones(4).sum()
+        Cycle.ended.append(thread == threading.get_ident())
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    Cycle.ended.clear()
+    yield
+    gc.enable()
+
+
+class CountOperators(TorchDispatchMode):
+    """Counts the operators that a user's mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("asks", [1, 3])
+def test_rescue_when_garbage_holds_the_memory_then_it_is_collected_before_failing(
+    installation: Installation, asks: int
+) -> None:
+    with swapkit.budget(limit_above_reserved(installation, 8 * MIB)):
+        for _ in range(asks):
+            Cycle(6 * MIB)
+            with CountOperators() as seen:
+                big = torch.ones(6 * MIB, dtype=torch.uint8)
+            assert seen.count <= 2  # `empty` and `fill_`, not the finalizer's
+            del big
+    assert Cycle.ended == [True] * asks
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_rescue_when_there_is_memory_then_nothing_is_collected(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes = limit_above_reserved(installation, 16 * MIB)
+    monkeypatch.setattr(gc, "collect", lambda: 1 / 0)
+    with swapkit.budget(limit_bytes) as session:
+        x = torch.ones(MIB, requires_grad=True)
+        loss = x
+        for _ in range(6):  # 4 MiB each: the budget takes four
+            loss = loss.exp()
+        assert session.stats.oom_rescues + session.stats.swapped_out_bytes > 0
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_rescue_when_the_thread_holds_the_lock_then_no_finalizer_runs(
+    installation: Installation,
+) -> None:
+    with swapkit.budget(limit_above_reserved(installation, 8 * MIB)):
+        Cycle(6 * MIB)
+        with installation.lock, pytest.raises(torch.OutOfMemoryError):
+            torch.ones(6 * MIB, dtype=torch.uint8)
+        assert Cycle.ended == []
+    gc.collect()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
 from swapkit._runtime.modes import OwnMode
@@ -280,3 +281,44 @@ def test_watch_when_nothing_is_recomputed_then_no_mode_is_entered(
 ) -> None:
     monkeypatch.setattr(OwnMode, "__enter__", lambda _self: 1 / 0)
     assert follow(Course(), swap_all) == 0
+
+
+def test_rows_when_a_user_takes_a_plans_back_then_nothing_is_computed_again() -> None:
+    course = Course()
+    expected = plain(course, *[Course.step] * 3)
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *recompute(*made_by(trace, "gelu"))):
+            course.step()
+            before = course.swapper.recomputed_regions
+            assert before > 0
+            assert swapkit.choices(course.model).remove(by="planner") == 3
+            assert len(swapkit.choices(course.model)) == 0
+            course.step()
+        assert course.swapper.recomputed_regions == before
+    assert_same(course, expected)
+
+
+def test_watch_when_a_hook_of_the_module_leaves_a_mode_late_then_both_modes_are_gone() -> None:
+    """Torch calls a module's own hooks after the global ones, so modes may not be nested."""
+
+    class Other(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    course = Course()
+    expected = plain(course, *[Course.step] * 2)
+    other = Other()
+    act = block(course, 0).act
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *recompute(*made_by(trace, "gelu"))):
+            enter = act.register_forward_pre_hook(lambda *_: other.__enter__() and None)
+            leave = act.register_forward_hook(lambda *_: other.__exit__(None, None, None))
+            course.step()
+            assert torch._C._len_torch_dispatch_stack() == 0
+            enter.remove()
+            leave.remove()
+    assert_same(course, expected)
