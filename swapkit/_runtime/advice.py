@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.utils.checkpoint
 
 from swapkit.units import format_bytes
@@ -12,6 +14,11 @@ from swapkit.units import format_bytes
 if TYPE_CHECKING:
     from types import FrameType
 
+# A region of torch's checkpoint, run or computed again; what calls a graph that was compiled.
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_COMPILED = str(
+    Path(torch.__file__).parent / "_functorch" / "_aot_autograd" / "runtime_wrappers.py"
+)
 # Of free memory that is reserved: more is worth a setting.
 SCATTERED_BYTES = 1 << 30
 
@@ -19,20 +26,28 @@ SCATTERED_BYTES = 1 << 30
 def advise_here(stats: dict[str, int]) -> list[str]:
     """Return hints for an allocation that failed on this thread. `stats`: the pool's."""
     hints = []
-    if _is_in_checkpoint():
+    if _is_in(_CHECKPOINT):
         hints.append(
             "this is inside a checkpointed region (torch.utils.checkpoint): what is saved while it "
             "is computed again stays on the device until its backward has run. Make the regions "
             "smaller, or leave them out and let the budget choose what to recompute"
         )
+    if _is_in(_COMPILED):
+        hints.append(
+            "this is inside a compiled graph (torch.compile), which is one node of autograd: all "
+            "that it saves is needed at once in its backward, and nothing inside is recomputed for "
+            "the budget. Compile the blocks of the model instead of the whole (`for block in "
+            "model.layers: block.compile()`), or let torch recompute inside the graph "
+            "(torch._functorch.config.activation_memory_budget = 0.5)"
+        )
     return [*hints, *advise_layout(stats)]
 
 
-def _is_in_checkpoint() -> bool:
-    """Return whether this thread runs a region of torch's checkpoint, or computes one again."""
+def _is_in(code: str) -> bool:
+    """Return whether code of a file of torch's runs on this thread, in forward or backward."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to see callers
     while frame is not None:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+        if frame.f_code.co_filename == code:
             return True
         frame = frame.f_back
     return False

@@ -93,3 +93,43 @@ def test_explain_when_two_kinds_of_steps_alternate_then_each_plan_has_its_own_ti
     assert session.stats.steps == steps
     assert medians[0] != medians[1]
     assert "steps of one other kind, with plans of their own: " in text
+
+
+@pytest.mark.promise("F11")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_failure_when_inside_a_compiled_model_then_compiling_its_blocks_is_advised(
+    installation: Installation,
+    in_backward: bool,
+) -> None:
+    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = (x @ weight).tanh()
+        return x.sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    weight = torch.ones(512, 512, requires_grad=True)  # 1 MiB, as is each of 8 that are saved
+    x = torch.ones(512, 512)
+    compiled(x, weight).backward()
+    weight.grad = None
+    done: list[torch.Tensor] = []
+
+    def work() -> None:
+        done.append(compiled(x, weight))
+        done.pop().backward()
+        done.append(x)
+
+    # Forward takes 9 MiB at most, and backward 10.
+    with swapkit.budget(
+        limit_above_reserved(installation, (19 if in_backward else 10) * MIB // 2),
+        policy="rescue",
+    ):
+        text = failure_of(work)
+        assert "inside a compiled graph" in text
+        assert "block.compile()" in text
+        assert "activation_memory_budget" in text
+        assert ("CompiledFunctionBackward" in text) is in_backward
+        assert "compiled graph" not in failure_of(lambda: torch.ones(4 * MIB))
+    assert done == []
+    torch._dynamo.reset()
