@@ -99,11 +99,14 @@ class Course:
             backend or device.backend, drop_owner=device.runtime.shim.drop_address, **options
         )
         self.swapper: Swapper = device.new_swapper(scheduler, limit_bytes=1 << 40)
-        self.hooks = Hooks(self.swapper, Choice(Wish.AUTO, min_bytes=1))
-        self.swapper.events = self.hooks.packer
+        self._make_hooks()
         self.swapper.rescue._least_bytes = 0
         self.seed = 0
         self.losses: list[float] = []
+
+    def _make_hooks(self) -> None:
+        self.hooks = Hooks(self.swapper, Choice(Wish.AUTO, min_bytes=1))
+        self.swapper.events = self.hooks.packer
 
     @contextmanager
     def running(self, limit_bytes: int = 1 << 40) -> Iterator[Course]:
@@ -116,6 +119,7 @@ class Course:
             installation.tracker.add_model(self.model)
             installation.tracker.start()
             undo.callback(installation.tracker.stop)
+            undo.callback(self._make_hooks)  # a pair is entered once
             self.hooks.enter()
             undo.callback(self.hooks.leave)
             runtime.entered.stack.append(self.swapper)

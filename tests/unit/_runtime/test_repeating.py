@@ -306,18 +306,26 @@ def test_watch_when_a_hook_of_the_module_leaves_a_mode_late_then_both_modes_are_
         def __torch_dispatch__(
             self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
+    seen: list[str] = []
     course = Course()
     expected = plain(course, *[Course.step] * 2)
     other = Other()
+
+    def end(_module: nn.Module, _inputs: object, _output: torch.Tensor) -> None:
+        torch.ones(1).neg()
+        other.__exit__(None, None, None)
+
     act = block(course, 0).act
     with course.running():
         trace = course.record()
         with course.following_plan(trace, *recompute(*made_by(trace, "gelu"))):
             enter = act.register_forward_pre_hook(lambda *_: other.__enter__() and None)
-            leave = act.register_forward_hook(lambda *_: other.__exit__(None, None, None))
+            leave = act.register_forward_hook(end)
             course.step()
+            assert "aten.neg.default" in seen
             assert torch._C._len_torch_dispatch_stack() == 0
             enter.remove()
             leave.remove()
