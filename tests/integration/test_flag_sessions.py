@@ -188,7 +188,7 @@ def test_fixed_size_when_it_is_enough_then_it_holds_else_the_error_says_what_to_
     assert log.session.plan is not None
     assert {each.action for each in log.session.plan.decisions} == {Action.RECOMPUTE}
     del log, training
-    with pytest.raises(torch.OutOfMemoryError, match="start again with another size"):
+    with pytest.raises(torch.OutOfMemoryError, match="the next size to try is"):
         train(parse(f"{SIZE} 3"))
 
 
