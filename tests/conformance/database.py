@@ -139,15 +139,17 @@ def runs_plainly(case: Case) -> bool:
     return True
 
 
-def run_case(case: Case, evict: Evict) -> list[torch.Tensor]:
-    """Run a case forward and backward.
+def run_case(
+    case: Case, evict: Evict, function: Callable[..., Any] | None = None
+) -> list[torch.Tensor]:
+    """Run a case forward and backward; `function`: what is called if not a new one.
 
     Returns:
         Whatever must not depend on what `evict` does: results, gradients, all arguments and the
         whole state as they are afterwards, and the random numbers that come next.
     """
     args, kwargs = copied(case)
-    function = case.make()
+    function = case.make() if function is None else function
     torch.manual_seed(SEED)
     results = function(*args, **kwargs)
     evict()

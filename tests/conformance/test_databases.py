@@ -1,0 +1,134 @@
+"""Every operator and module of torch's databases does the same in every mode.
+
+Compared are results, gradients, all arguments and the whole state afterwards, and random numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+
+import swapkit
+from swapkit.api import contexts
+from tests.conformance.database import (
+    Case,
+    differences,
+    module_cases,
+    modules,
+    operator_cases,
+    operators,
+    run_case,
+    runs_plainly,
+)
+from tests.conformance.modes import BUDGET, find_mode
+from tests.conformance.test_operator_choices import marked
+from tests.support.operators import Calls
+from tests.support.stateful import RecomputeAll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from tests.programs import Evict
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SHARDS, PLANNED_SHARDS = 4, 16
+MOVED = ("swap_everything", "rescue_everything")
+STEPS = 4  # of a session: recorded twice, a candidate, and one more
+LEAST = 40  # cases that were compared, of a shard
+
+# The others take minutes, and recomputation is what could repeat an effect.
+in_modes = pytest.mark.parametrize(
+    "mode",
+    ["recomputed", *(pytest.param(mode, marks=pytest.mark.slow) for mode in (*MOVED, "mixed"))],
+)
+
+
+def scope(mode: str) -> AbstractContextManager[Evict]:
+    """Enter a mode: saved tensors move, or all operators are chosen."""
+    return find_mode(mode).open() if mode in MOVED else marked(mode)
+
+
+def expectations(cases: Iterator[Case]) -> Iterator[tuple[Case, list[torch.Tensor]]]:
+    """Yield what torch itself makes of each case that it can run here, always to the same bits."""
+    for case in cases:
+        if runs_plainly(case):
+            expected = run_case(case, lambda: None)
+            if not differences(run_case(case, lambda: None), expected):
+                yield case, expected
+
+
+def check(cases: Iterator[Case], mode: str) -> int:
+    """Compare cases in a mode with plain torch; return how many were compared."""
+    wanted = list(expectations(cases))
+    wrong = {}
+    with scope(mode) as evict:
+        for case, expected in wanted:
+            found = differences(run_case(case, evict), expected)
+            if found:
+                wrong[case.name] = found
+    assert not wrong
+    return len(wanted)
+
+
+@in_modes
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_operators_when_in_a_mode_then_they_do_the_same(shard: int, mode: str) -> None:
+    entries = operators()[shard::SHARDS]
+    assert check(operator_cases(entries, dtypes=(torch.float32,), samples=1), mode) >= LEAST
+
+
+@in_modes
+def test_modules_when_in_a_mode_then_they_do_the_same(mode: str) -> None:
+    assert check(module_cases(modules(), samples=1), mode) >= LEAST
+
+
+def run_steps(case: Case, function: Any, session: Any = None) -> list[torch.Tensor]:
+    """Run a case several times, as steps of a session if there is one."""
+    results: list[torch.Tensor] = []
+    for _ in range(STEPS):
+        results += run_case(case, lambda: None, function)
+        if session is not None:
+            session.mark_step()
+    return results
+
+
+def check_planned(cases: Iterator[Case]) -> int:
+    """Compare cases whose steps follow a plan that recomputes all that it may."""
+    wrong: dict[str, Sequence[int]] = {}
+    recomputed = 0
+    for case, _ in expectations(cases):
+        function = case.make()
+        plain = function if isinstance(function, torch.nn.Module) else Calls(function)
+        expected = run_steps(case, plain)
+        function = case.make()
+        model = function if isinstance(function, torch.nn.Module) else Calls(function)
+        policy = RecomputeAll()
+        terms: dict[str, Any] = {"policy": policy, "search_steps": 1, "min_swap_bytes": 1}
+        # The samples are smaller than what users may ask for.
+        with (
+            mock.patch.object(contexts, "MIN_SWAP_BYTES", 1),
+            swapkit.budget(BUDGET, model, **terms) as session,
+        ):
+            found = differences(run_steps(case, model, session), expected)
+            recomputed += session.stats.recomputed_regions
+        if found:
+            wrong[case.name] = found
+    assert not wrong
+    return recomputed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(PLANNED_SHARDS))
+def test_operators_when_a_plan_recomputes_all_that_it_may_then_they_do_the_same(shard: int) -> None:
+    entries = operators()[shard::PLANNED_SHARDS]
+    check_planned(operator_cases(entries, dtypes=(torch.float32,), samples=1))
+
+
+@pytest.mark.slow
+def test_modules_when_a_plan_recomputes_all_that_it_may_then_they_do_the_same() -> None:
+    assert check_planned(module_cases(modules(), samples=1)) > 0
