@@ -110,7 +110,7 @@ def train(
         gradients += [one.grad.clone() for one in model.parameters() if one.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
-    return Training(losses, gradients, [one.detach().clone() for one in model.parameters()])
+    return Training(losses, gradients, [one.clone() for one in model.state_dict().values()])
 
 
 @functools.cache

@@ -137,7 +137,7 @@ def own_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def parameters(training: Training) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in training.model.parameters()]
+    return [each.clone() for each in training.model.state_dict().values()]
 
 
 def train_on(training: Training, plain: Result) -> None:

@@ -114,7 +114,7 @@ def outcome(trainer: Trainer) -> Outcome:
     state = trainer.optimizer.state_dict()["state"]
     values = [value for each in state.values() for value in each.values()]
     states = [value for value in values if torch.is_tensor(value)]
-    return Outcome(trainer.losses, [*trainer.model.parameters(), *states])
+    return Outcome(trainer.losses, [*trainer.model.state_dict().values(), *states])
 
 
 def assert_same(ours: Trainer, theirs: Trainer) -> None:

@@ -73,7 +73,7 @@ def train(
 
 
 def digest(model: nn.Module) -> str:
-    content = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    content = b"".join(each.numpy().tobytes() for each in model.state_dict().values())
     return hashlib.sha256(content).hexdigest()
 
 

@@ -29,7 +29,7 @@ class Training(NamedTuple):
 
     losses: list[torch.Tensor]
     gradients: list[torch.Tensor]
-    parameters: list[torch.Tensor]
+    states: list[torch.Tensor]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -67,7 +67,7 @@ def train(
         del loss
         optimizer.step()
         optimizer.zero_grad()
-    return Training(losses, gradients, [each.detach() for each in model.parameters()])
+    return Training(losses, gradients, [each.detach() for each in model.state_dict().values()])
 
 
 @pytest.mark.promise("A3")

@@ -12,6 +12,7 @@ from tests.programs import (  # noqa: F401 - importing them registers their prog
     mutations,
     orders,
     parameters,
+    states,
     transforms,
 )
 from tests.programs.compare import assert_same_bits, is_same

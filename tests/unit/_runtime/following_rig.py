@@ -195,8 +195,8 @@ class Course:
         return stats.copied_out_bytes, stats.copied_in_bytes
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return copies of the parameters."""
-        return [parameter.detach().clone() for parameter in self.model.parameters()]
+        """Return copies of the parameters and buffers."""
+        return [each.detach().clone() for each in self.model.state_dict().values()]
 
 
 def items(trace: Trace) -> list[int]:
