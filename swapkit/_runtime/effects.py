@@ -76,7 +76,7 @@ _VIEWS = frozenset(
 # that. A repetition would return the memory as it was before.
 _UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
 # A part of their results is never written, so that a repetition has other bits there.
-_INEXACT = frozenset({"mkldnn_rnn_layer", "_ctc_loss"})
+_INEXACT = frozenset({"mkldnn_rnn_layer", "_ctc_loss", "_sparse_mm_reduce_impl"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
