@@ -77,8 +77,10 @@ class Hooks:
         self._foreign = _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
-        self._has_entered = True
         _install_detour()
+        # After it: an interruption in between leaves a detour too many, which costs time only. One
+        # too few would keep others from disabling hooks while ours are there.
+        self._has_entered = True
         self._push()
 
     def leave(self) -> None:

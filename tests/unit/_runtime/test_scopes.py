@@ -126,6 +126,7 @@ def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
         assert _open.stack == []
         assert hooks_module._top() is None
         assert hooks_module._pushed.stack == []
+        assert hooks_module._detours >= detours
     assert interruptions > 5
     assert len(_open.stack) == 1
     scope.__exit__(None, None, None)
