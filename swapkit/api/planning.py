@@ -69,10 +69,9 @@ def plan(
         True
     """
     read = _read_trace(trace)
-    made = make_plan(
+    return make_plan(
         read, _read_machine(machine, read, budget), policy, optimizer_states=optimizer_states
     )
-    return replace(made, trace=read)
 
 
 def simulate(

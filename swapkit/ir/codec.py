@@ -211,7 +211,12 @@ def _encode_fields(value: object) -> dict[str, object]:
 
 
 def _encode_table(rows: Sequence[object], kind: type) -> dict[str, object]:
-    rules = SHAPES[kind].rules
+    shape = SHAPES[kind]
+    rules = {
+        name: rule
+        for name, rule in shape.rules.items()
+        if name not in shape.optional or any(getattr(row, name) is not None for row in rows)
+    }
     encoded = [[rule.encode(getattr(row, name)) for name, rule in rules.items()] for row in rows]
     return {"fields": list(rules), "rows": encoded}
 
@@ -250,10 +255,11 @@ def _decode_fields(content: dict[str, object], shape: Shape) -> dict[str, Any]:
 
 
 def _decode_table(name: str, table: object, kind: type[Value]) -> tuple[Value, ...]:
-    rules = SHAPES[kind].rules
+    shape = SHAPES[kind]
+    rules = shape.rules
     content = _check_keys(name, table, ("fields", "rows"))
     fields, rows = content["fields"], content["rows"]
-    if not isinstance(fields, list) or sorted(map(repr, fields)) != sorted(map(repr, rules)):
+    if not isinstance(fields, list) or not _is_complete(fields, shape):
         refuse(f"{name}.fields", f"each of {', '.join(map(repr, rules))} once", fields)
     if not isinstance(rows, list):
         refuse(f"{name}.rows", "a list of rows", rows)
@@ -266,3 +272,9 @@ def _decode_table(name: str, table: object, kind: type[Value]) -> tuple[Value, .
     ]
     decoded = zip(*columns, strict=True) if columns else ()
     return tuple(kind(**dict(zip(fields, row, strict=True))) for row in decoded)
+
+
+def _is_complete(fields: list[object], shape: Shape) -> bool:
+    """Return whether a table has every column once, but for those that it may leave out."""
+    found = [*fields, *(name for name in shape.optional if name not in fields)]
+    return sorted(map(repr, found)) == sorted(map(repr, shape.rules))

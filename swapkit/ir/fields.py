@@ -168,6 +168,9 @@ class Shape:
     title: str  # what such a document says that it is; empty: it is part of others
     version: int
     rules: dict[str, Rule]
+    # Columns that tables leave out where every row has None: documents of this version that were
+    # written before there was such a field stay readable.
+    optional: frozenset[str] = frozenset()
 
 
 _BYTES = Whole(0, MOST_BYTES)
@@ -207,6 +210,7 @@ STORAGE = Shape(
         "held": Whole(BEFORE),
         "continues": Optional(_COUNT),
     },
+    optional=frozenset({"continues"}),
 )
 EVENT = Shape(
     title="",

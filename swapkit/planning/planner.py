@@ -274,7 +274,9 @@ def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:
         schedule = simulate(trace, plan, machine)
     except PlanMismatch as error:  # legal, but nothing that is ever done
         raise InvalidArgument(f"the policy's plan is not possible: {error}") from None
-    plan = replace(plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction)
+    plan = replace(
+        plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction, trace=trace
+    )
     _refuse_illegal(find_violations(trace, plan, machine, schedule))
     return plan
 

@@ -90,6 +90,7 @@ def as_plan(
         policy=policy,
         signature=trace.signature,
         prediction=predict(run),
+        trace=trace,
     )
 
 

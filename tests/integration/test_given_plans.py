@@ -49,6 +49,8 @@ def test_plan_when_made_from_a_recorded_step_then_followed_from_the_first_step_o
         log = train(session, training, STEPS)
         assert session.plan == made
         assert session.stats.swapped_out_bytes + session.stats.recomputed_regions > 0
+        again = session.plan
+    swapkit.budget(limit_bytes, training.model, training.optimizer, plan=again)  # it can be given
     assert log.stages == ["stable"] * STEPS
     assert log.replans[-1] == 0
     assert training.outcome() == plain.outcome

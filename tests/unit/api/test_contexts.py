@@ -69,7 +69,7 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
         ({"plan": b"plan.json"}, "plan=b'plan.json': expected the path of a file"),
         ({"plan": swapkit.plan}, "plan=<function plan .*: expected the path of a file"),
         ({"plan": Plan}, "plan=<class .*Plan'>: expected the path of a file"),
-        ({"plan": PLAN}, r"plan=<Plan .*: expected the path .* or swapkit.ir.codec.write_planned"),
+        ({"plan": PLAN}, r"plan=<Plan .*: it does not know the trace .* give what swapkit.plan"),
         ({"plan": ""}, "plan='': expected the path of a file"),
         ({"plan": "a\0b"}, "expected the path of a file"),
         ({"plan": "missing-file.json"}, "plan='missing-file.json': there is no such file in '/"),

@@ -55,7 +55,7 @@ def test_values_when_sound_then_pass() -> None:
         (replaced(TRACE, reserved_ratio=0), "reserved_ratio"),
         (replaced(TRACE, version=2), "version: expected 1, got 2"),
         (replaced(TRACE, version=True), "version: expected 1, got True"),
-        (PLAN, "trace: expected a Trace, got Plan"),
+        (PLAN, "trace: expected a Trace, got <Plan auto"),
     ],
 )  # fmt: skip
 def test_trace_when_wrong_then_says_where(trace: Any, expected: str) -> None:

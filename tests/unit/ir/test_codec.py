@@ -16,7 +16,7 @@ from swapkit.ir.documents import parse_document
 from swapkit.ir.fields import SHAPES
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
-from swapkit.ir.traces import Operator, Phase, Trace
+from swapkit.ir.traces import Operator, Phase, Storage, Trace
 from tests.unit.ir.values import DECODERS, DOCUMENTS, MACHINE, PLAN, TRACE, VALUES
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_trace_when_written_then_a_line_for_each_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", list(SHAPES))
 def test_shape_when_compared_then_has_every_plain_field(kind: type) -> None:
-    parts = {"version", "operators", "storages", "events", "decisions", "prediction"}
+    parts = {"version", "operators", "storages", "events", "decisions", "prediction", "trace"}
     parts -= set() if kind in {Trace, Plan, Machine} else parts
     assert set(SHAPES[kind].rules) == {field.name for field in dataclasses.fields(kind)} - parts
 
@@ -87,6 +87,16 @@ def test_rows_when_fields_are_in_another_order_then_equal() -> None:
     table = DOCUMENTS["trace"]["operators"]
     turned = {"fields": table["fields"][::-1], "rows": [row[::-1] for row in table["rows"]]}
     assert codec.decode_trace(edited("trace", ("operators",), turned)) == TRACE
+
+
+def test_column_when_no_row_needs_it_then_left_out_and_read_again() -> None:
+    first, *others = TRACE.storages
+    plain = codec._encode_table(TRACE.storages, Storage)
+    continued = (first, *(dataclasses.replace(each, continues=0) for each in others))
+    table = codec._encode_table(continued, Storage)
+    assert table["fields"] == [*plain["fields"], "continues"]  # type: ignore[misc]
+    assert codec._decode_table("storages", plain, Storage) == TRACE.storages
+    assert codec._decode_table("storages", table, Storage) == continued
 
 
 @pytest.mark.parametrize(
