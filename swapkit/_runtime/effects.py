@@ -75,8 +75,11 @@ _VIEWS = frozenset(
 # Memory that a kernel may fill that is no operator of torch, such as one in Triton: nothing shows
 # that. A repetition would return the memory as it was before.
 _UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
-# A part of their results is never written, so that a repetition has other bits there.
-_INEXACT = frozenset({"mkldnn_rnn_layer", "_ctc_loss", "_sparse_mm_reduce_impl"})
+# A repetition has other bits: a part of the results is never written, or, of the last, an argument
+# that is read is overwritten.
+_INEXACT = frozenset(
+    {"mkldnn_rnn_layer", "_ctc_loss", "_sparse_mm_reduce_impl", "mkldnn_rnn_layer_backward"}
+)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 

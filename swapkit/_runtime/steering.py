@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
 ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
@@ -251,8 +253,13 @@ class Steering:
     # ---- recording -----------------------------------------------------------------------------
 
     def _record(self, root: torch.nn.Module | None) -> None:
-        """Record from here on. `root` None: not if a mode of somebody's would end before that."""
-        if root is None and torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
+        """Record from here on. `root` None: not where the recorder's mode would not stay.
+
+        A mode of somebody's may end before it. And a step that ends in a backward pass, by
+        optimizers in hooks, begins the next one there: the engine puts the modes back as they were.
+        """
+        is_inside = torch._C._len_torch_dispatch_stack() > 0 or _graph_task() != _NO_TASK  # noqa: SLF001
+        if root is None and is_inside:
             return
         device = self._installation.device
         self._recorder = recorder = Recorder(
@@ -277,8 +284,8 @@ class Steering:
             return None
         self._hooks.packer.observer = None
         recorder.stop()
-        if not recorder.savings.events:
-            return None  # nothing was saved: there is nothing to plan, as yet
+        if not recorder.savings.events or recorder.operator_count == 0:
+            return None  # there is nothing to plan, as yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
         return smooth_times(trace)

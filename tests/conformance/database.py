@@ -43,12 +43,13 @@ class Case:
 
 def _load(module: str, name: str) -> list[Any]:
     """Return a database, with torch's switches for users as they were before."""
-    flag = "__allow_nonbracketed_mutation_flag"
-    before = getattr(torch.backends, flag)
+    # `torch.backends` is a wrapper: only the module inside of it has the flag that counts.
+    flag, switches = "__allow_nonbracketed_mutation_flag", torch.backends.flags_frozen.__globals__
+    before = switches[flag]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = __import__(f"torch.testing._internal.{module}", fromlist=[name])
-    setattr(torch.backends, flag, before)
+    switches[flag] = before
     return list(getattr(found, name))
 
 

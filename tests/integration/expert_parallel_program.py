@@ -139,14 +139,16 @@ def run(make_it: Callable[[], Training], plain: Plain, share: float, policy: str
     chosen = RecomputeAll() if policy == ALL else policy
     limit = plain.budget(share)
     before = count()
+    planned = 0
     with swapkit.budget(limit, training.model, training.optimizer, policy=chosen) as session:
         for _ in range(STEPS):
+            planned += session.plan is not None  # routing may lead to another plan at any step
             training.step()
             dist.barrier()
         return {
             "same": training.outcome() == plain.outcome,
             "collectives": count() - before,
-            "stage": session.stage,
+            "planned": planned,
             "recomputed": session.stats.recomputed_regions,
         }
 

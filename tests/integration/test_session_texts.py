@@ -52,7 +52,7 @@ def test_failure_when_inside_torchs_checkpoint_then_its_region_is_named(
     installation: Installation,
     use_reentrant: bool,
 ) -> None:
-    limit_bytes = limit_above_reserved(installation, 24 * MIB)
+    limit_bytes = limit_above_reserved(installation, 18 * MIB)  # 25 are enough
 
     def region(x: torch.Tensor) -> torch.Tensor:
         for _ in range(8):

@@ -192,7 +192,7 @@ MODELS: dict[str, Stateful] = {
     "fake quantisation": Stateful(lambda: _rows(lambda: FakeQuantised(ROWS[-1])), ROWS),
     "kernel of its own": Stateful(lambda: _rows(Kernels), ROWS),
     "random slopes": Stateful(lambda: _rows(nn.RReLU), ROWS),
-    "generator": Stateful(_generator, (16, LATENT)),
+    "generator": Stateful(_generator, (64, LATENT)),
 }
 
 
