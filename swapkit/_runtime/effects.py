@@ -110,6 +110,7 @@ class Effects:
         "_declared",
         "_dropout_state",
         "_flag",
+        "_flag_default",
         "_generators",
         "_has_own_state",
         "_undeclared",
@@ -126,6 +127,7 @@ class Effects:
         self._undeclared: tuple[_Argument, ...] = ()
         self._generators: tuple[_Argument, ...] = ()
         self._flag: _Argument | None = None
+        self._flag_default = False
         self._dropout_state: _Argument | None = None
         self.is_communication = False
         self.declares_writes = False
@@ -155,6 +157,7 @@ class Effects:
                 self._generators += (argument,)
             elif each.name in _TRAINING:
                 self._flag = argument
+                self._flag_default = bool(each.default_value)
             elif each.name == _DROPOUT_STATE:
                 self._dropout_state = argument
 
@@ -197,7 +200,11 @@ class Effects:
         return all(type(each) in _PLAIN for each in tensors)
 
     def _is_training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        return self._flag is None or bool(self._flag.value(args, kwargs))
+        if self._flag is None:
+            return True
+        value = self._flag.value(args, kwargs)
+        # A dispatch mode is not given what comes last and is the default.
+        return self._flag_default if value is None else bool(value)
 
 
 @functools.cache

@@ -3,8 +3,8 @@
 Torch calls these hooks on every thread, and iterates over their dictionaries meanwhile. Adding or
 removing one breaks the iteration of another thread ("OrderedDict mutated during iteration", raised
 in that thread's `optimizer.step()`). So there is one set of hooks. It is added with the first
-listener. It is removed with the last one only if every other thread waits; otherwise it stays
-without effect until listeners leave again.
+listener. It is removed with the last one only if every other thread waits, and no thread is inside
+of an optimizer's step; otherwise it stays without effect until listeners leave again.
 
 Listeners come and go without touching torch's dictionaries: they are in a tuple, which is replaced
 as a whole. A listener is called on whichever thread runs the module or the optimizer, with no lock
@@ -86,10 +86,32 @@ class Listeners(Generic[_Listener]):
         """Tell a listener no more; without effect if it is not there."""
         with self._lock:
             self.now = tuple(other for other in self.now if other is not listener)
-            if not self.now and self._handles and others_wait():
+            if not self.now and self._handles and others_wait() and not _are_called():
                 handles, self._handles = self._handles, ()
                 for handle in handles:
                     handle.remove()
+
+
+# Torch calls the hooks of an optimizer's step in this function, whatever its class.
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
+
+
+def running_steps(frame: FrameType | None) -> list[torch.optim.Optimizer]:
+    """Return the optimizers whose steps run on the stack of a frame, innermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code is _STEP and "self" in frame.f_locals:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found
+
+
+def _are_called() -> bool:
+    """Return whether some thread may be in the middle of torch's hooks of a step.
+
+    This one, when a session ends in a hook; or another, which waits in a hook.
+    """
+    return any(running_steps(frame) for frame in sys._current_frames().values())  # noqa: SLF001
 
 
 def _install_calls() -> Sequence[RemovableHandle]:

@@ -16,6 +16,7 @@ forward and backward belong to the step that ends with the next update.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
@@ -48,13 +49,6 @@ class _Member:
     def __init__(self) -> None:
         self.steps = 0  # since the last end
         self.is_waited_for = True
-
-
-class _Thread(threading.local):
-    """The optimizers whose steps run on a thread, outermost first."""
-
-    def __init__(self) -> None:
-        self.running: list[torch.optim.Optimizer] = []
 
 
 class StepCounter:
@@ -99,7 +93,6 @@ class StepCounter:
         self._held = weakref.WeakKeyDictionary()
         self._task = _NO_TASK  # the backward pass at whose end a step is noted
         self._lock = threading.RLock()
-        self._thread = _Thread()
         self._have_stepped = False  # any of those that count
         self._ended = 0
         self._uncounted = 0
@@ -134,24 +127,21 @@ class StepCounter:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Name what the step allocates."""
-        running = self._thread.running
-        _cut(running, optimizer)  # its last step raised
-        running.append(optimizer)
         if self._is_ours(optimizer):
             self._rebase(self._tag)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """End the session's step, if this was the last of its optimizers."""
-        running = self._thread.running
-        _cut(running, optimizer)
-        if self._is_ours(optimizer):
-            self._rebase(NO_MODULE)
-        if any(self._is_ours(outer) for outer in running):
+        # Steps inside of steps are one: a wrapper's, or the same optimizer's where a class calls
+        # `super().step()`. Torch calls the hooks of each.
+        if any(outer is optimizer or self._is_ours(outer) for outer in _outer_steps(optimizer)):
             return
         if not self._is_ours(optimizer):
             self._note_other(optimizer)
-        elif _graph_task() != _NO_TASK:
-            self._wait_for_backward()
+            return
+        self._rebase(NO_MODULE)
+        if _graph_task() != _NO_TASK:
+            self._wait_for_backward(optimizer)
         else:
             self._note(optimizer)
 
@@ -229,10 +219,13 @@ class StepCounter:
         self._ended += 1
         return True
 
-    def _wait_for_backward(self) -> None:
+    def _wait_for_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step when the backward pass that runs on this thread has ended."""
         task = _graph_task()
         with self._lock:
+            member = self._members.get(optimizer)
+            if member is not None:
+                member.is_waited_for = False  # it is counted with the others of the pass
             if self._task == task:
                 return
             self._task = task
@@ -253,12 +246,14 @@ def _do_nothing() -> None:
     """End no step: the session has ended."""
 
 
-def _cut(running: list[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
-    """Forget a step and those inside of it: they have ended, or raised."""
-    for index, each in enumerate(running):
-        if each is optimizer:
-            del running[index:]
-            return
+def _outer_steps(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return the optimizers around whose steps one runs on this thread, innermost first.
+
+    The stack tells it. What hooks remember of steps would be wrong after one that raised, for which
+    torch calls no hook.
+    """
+    found = global_hooks.running_steps(sys._getframe(1))  # noqa: SLF001
+    return found[1:] if found and found[0] is optimizer else found
 
 
 def _describe_uncounted(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> str:

@@ -130,6 +130,17 @@ def test_statistics_when_an_operator_only_updates_them_then_scratch_stands_for_t
     assert not effects_of(c10d.allreduce_.default).unread(([X], None, None, None), {})
 
 
+def test_statistics_when_the_flag_is_left_out_then_its_default_counts() -> None:
+    """A dispatch mode is not given an argument that comes last and is the default."""
+    with torch.library._scoped_library("swapkit_norms", "FRAGMENT") as library:
+        for default in ("True", "False"):
+            flag = f"bool training={default}"
+            library.define(f"norm_{default}(Tensor x, Tensor running_mean, {flag}) -> Tensor")
+        norms = torch.ops.swapkit_norms
+        assert effects_of(norms.norm_True.default).written((X, MEAN), {}) == [MEAN]
+        assert effects_of(norms.norm_False.default).written((X, MEAN), {}) == []
+
+
 def test_custom_operators_when_torch_knows_of_effects_then_not_repeatable() -> None:
     with torch.library._scoped_library("swapkit_effects", "FRAGMENT") as library:
         library.define("pure(Tensor x) -> Tensor")

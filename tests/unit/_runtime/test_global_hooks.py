@@ -14,7 +14,7 @@ from torch.optim import optimizer as optimizer_hooks
 
 from swapkit._runtime import global_hooks
 from swapkit._runtime.threads import others_wait
-from tests.support.threads import busy_thread
+from tests.support.threads import busy_thread, on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,6 +121,26 @@ def test_listeners_when_they_come_and_go_in_a_step_then_the_step_goes_on(
     assert [what for what, _, _ in restless.heard] == ["before", "after"]
     assert [what for what, _, _ in other.heard] == ["after"]
     assert [what for what, _, _ in listener.heard] == ["before", "after"]
+
+
+def test_listener_when_the_last_one_leaves_inside_a_step_then_the_step_goes_on() -> None:
+    """Torch iterates over its hooks meanwhile, on this thread or on one that waits in a hook."""
+    before, listener = sizes(), Listener()
+    global_hooks.steps.add(listener)
+
+    def leave(*_: object) -> None:
+        on_thread(lambda: global_hooks.steps.remove(listener))
+        global_hooks.steps.remove(listener)
+
+    handles = [
+        optimizer_hooks.register_optimizer_step_post_hook(each) for each in (leave, lambda *_: None)
+    ]
+    optimizer().step()
+    for handle in handles:
+        handle.remove()
+    global_hooks.steps.add(listener)
+    global_hooks.steps.remove(listener)  # outside of steps the hooks go
+    assert sizes() == before
 
 
 def test_hooks_when_the_last_listener_leaves_then_torch_has_none_of_ours() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -216,10 +217,46 @@ def test_step_when_one_raised_then_the_next_is_counted_again(count: Any) -> None
     assert counted.ended == 1
 
 
-def test_step_when_optimizers_step_in_backward_then_it_ends_with_the_pass(count: Any) -> None:
+def test_step_when_one_was_interrupted_then_those_of_a_new_optimizer_count(count: Any) -> None:
+    model = nn.Linear(2, 2)
+    first = sgd(model)
+    counted = count(model)
+
+    def interrupt() -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.step(interrupt)
+    gone = weakref.ref(first)
+    del first
+    later = sgd(model)
+    for _ in range(2):
+        later.step()
+    assert counted.ended == 2
+    assert gone() is None
+
+
+def test_step_when_a_class_calls_that_of_its_base_then_it_is_one_step(count: Any) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    model = nn.Linear(2, 2)
+    sgd(nn.Linear(2, 2))  # from now on torch calls its hooks for the base's step, too
+    counted = count(model)
+    optimizer = Own(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.step()
+    assert counted.ended == 2
+
+
+@pytest.mark.parametrize("are_given", [False, True])
+def test_step_when_optimizers_step_in_backward_then_it_ends_with_the_pass(
+    count: Any, are_given: bool
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
     optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
-    counted = count(model)
+    counted = count(model, *(optimizers.values() if are_given else ()))
     ends = []
     for parameter in model.parameters():
 
