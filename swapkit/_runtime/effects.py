@@ -197,6 +197,9 @@ class Effects:
         state = self._dropout_state
         if state is not None and state.value(args, kwargs) is not None:
             return False
+        unread = self.unread(args, kwargs)
+        if unread and _is_shared(unread, (args, kwargs)):
+            return False  # what is read there is no scratch
         return all(type(each) in _PLAIN for each in tensors)
 
     def _is_training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -205,6 +208,14 @@ class Effects:
         value = self._flag.value(args, kwargs)
         # A dispatch mode is not given what comes last and is the default.
         return self._flag_default if value is None else bool(value)
+
+
+def _is_shared(some: Sequence[torch.Tensor], arguments: object) -> bool:
+    """Return whether other arguments lie in the memory of some of them."""
+    storages = {each.untyped_storage()._cdata for each in some}  # noqa: SLF001
+    tensors = [leaf for leaf in tree_leaves(arguments) if type(leaf) in _PLAIN]
+    there = sum(each.untyped_storage()._cdata in storages for each in tensors)  # noqa: SLF001
+    return there > len(some)
 
 
 @functools.cache

@@ -130,6 +130,14 @@ def test_statistics_when_an_operator_only_updates_them_then_scratch_stands_for_t
     assert not effects_of(c10d.allreduce_.default).unread(([X], None, None, None), {})
 
 
+def test_statistics_when_another_argument_shares_them_then_not_repeatable() -> None:
+    settings = (True, 0.1, 1e-5)
+    norm = aten.native_batch_norm.default
+    assert is_repeatable(norm, (X, W, W, MEAN, VAR, *settings), {})
+    assert not is_repeatable(norm, (X, VAR, W, MEAN, VAR, *settings), {})
+    assert not is_repeatable(norm, (X, W, MEAN.view(-1), MEAN, VAR, *settings), {})
+
+
 def test_statistics_when_the_flag_is_left_out_then_its_default_counts() -> None:
     """A dispatch mode is not given an argument that comes last and is the default."""
     with torch.library._scoped_library("swapkit_norms", "FRAGMENT") as library:
