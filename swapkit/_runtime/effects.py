@@ -197,8 +197,7 @@ class Effects:
         state = self._dropout_state
         if state is not None and state.value(args, kwargs) is not None:
             return False
-        unread = self.unread(args, kwargs)
-        if unread and _is_shared(unread, (args, kwargs)):
+        if _is_shared(self.unread(args, kwargs), (args, kwargs)):
             return False  # what is read there is no scratch
         return all(type(each) in _PLAIN for each in tensors)
 
@@ -212,6 +211,8 @@ class Effects:
 
 def _is_shared(some: Sequence[torch.Tensor], arguments: object) -> bool:
     """Return whether other arguments lie in the memory of some of them."""
+    if not some:
+        return False
     storages = {each.untyped_storage()._cdata for each in some}  # noqa: SLF001
     tensors = [leaf for leaf in tree_leaves(arguments) if type(leaf) in _PLAIN]
     there = sum(each.untyped_storage()._cdata in storages for each in tensors)  # noqa: SLF001

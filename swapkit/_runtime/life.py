@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime import global_hooks
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.course import Course
 from swapkit._runtime.hooks import Hooks, pop_left
@@ -275,6 +276,7 @@ class Life:
             errors += self._of_process.run()
             if not self.is_own and self not in _ending:
                 _ending.append(self)
+                global_hooks.steps.add(_finisher)
         return errors
 
     def abandon(self) -> None:
@@ -314,16 +316,31 @@ class Life:
         return is_own
 
 
+class _Finisher:
+    """Lets each thread that steps take back what is its own. A listener while something is left."""
+
+    def before_step(self, _optimizer: torch.optim.Optimizer) -> None:
+        """Nothing is taken back in the middle of a step."""
+
+    def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
+        """On the thread that steps, with no lock held."""
+        finish_ended()
+
+
+_finisher = _Finisher()
 # Lives that have ended and left something behind that only their own thread takes back.
 _ending: list[Life] = []
 
 
 def finish_ended() -> None:
     """Take back what lives that have ended elsewhere have left on this thread."""
-    for life in list(_ending):
+    ended = list(_ending)
+    for life in ended:
         if life.finish():
             with suppress(ValueError):  # another thread was faster
                 _ending.remove(life)
+    if ended and not _ending:
+        global_hooks.steps.remove(_finisher)
     pop_left()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import logging
@@ -13,7 +12,8 @@ import pytest
 import torch
 
 import swapkit
-from swapkit.errors import InvalidType, SessionError
+from swapkit._runtime import global_hooks
+from swapkit.errors import SessionError
 from tests.support import MIB, installed
 from tests.support.sessions import make_training, train_plainly
 from tests.support.threads import on_thread
@@ -104,6 +104,21 @@ def test_session_when_closed_while_a_step_is_recorded_then_its_thread_stops_reco
         on_thread(session.close)
         loss.backward()
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_session_when_closed_elsewhere_then_its_thread_takes_the_rest_back_with_its_step() -> None:
+    training = make_training()
+    with swapkit.budget("1GiB", training.model, training.optimizer, profile_steps=1) as session:
+        loss = training.forward()
+        on_thread(session.close)
+        loss.backward()
+        assert torch._C._len_torch_dispatch_stack() == 1
+        assert has_hooks()
+        assert training.optimizer is not None
+        training.optimizer.step()
+        assert torch._C._len_torch_dispatch_stack() == 0
+        assert not has_hooks()
+        assert global_hooks.steps.now == ()
 
 
 def test_session_when_left_on_another_thread_then_it_ends_and_leaves_its_own_later() -> None:
@@ -330,57 +345,6 @@ def test_block_when_it_raises_on_another_thread_than_entered_then_its_own_error_
     with pytest.raises(KeyError):
         on_thread(leave)
     session.close()
-
-
-# ---- the decorator -----------------------------------------------------------------------------
-
-
-def test_function_when_decorated_then_each_call_has_a_session_of_its_own() -> None:
-    seen = []
-
-    @swapkit.budget("64MiB")
-    def train(count: int, *, deeper: bool = False) -> int:
-        """Train."""
-        (*_, session) = swapkit.sessions()
-        seen.append(session)
-        assert budget_bytes() == 64 * MIB
-        session.mark_step()
-        return train(count + 1) if deeper else count
-
-    assert train(1, deeper=True) == 2
-    assert train(5) == 5
-    assert [session.stats.steps for session in seen] == [1, 1, 1]
-    assert train.__name__ == "train"
-    assert train.__doc__ == "Train."
-
-
-def test_function_when_decorated_and_it_raises_then_the_session_has_ended() -> None:
-    @swapkit.budget("64MiB")
-    def train() -> None:
-        raise KeyError("inside")
-
-    for _ in range(2):
-        with pytest.raises(KeyError):
-            train()
-
-
-async def wait() -> None:
-    await asyncio.sleep(0)
-
-
-def count() -> Iterator[int]:
-    yield 1
-
-
-@pytest.mark.parametrize("function", [wait, count, 5, torch.nn.Linear])
-def test_function_when_others_run_in_its_middle_then_it_cannot_be_decorated(function: Any) -> None:
-    with pytest.raises(InvalidType, match=r"[uU]se `with"):
-        swapkit.budget("64MiB")(function)
-
-
-def test_function_when_the_session_was_entered_then_it_cannot_be_decorated() -> None:
-    with swapkit.budget("64MiB") as session, pytest.raises(SessionError, match="entered once"):
-        session(print)
 
 
 # ---- figures -----------------------------------------------------------------------------------
