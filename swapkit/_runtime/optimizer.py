@@ -18,18 +18,19 @@ import inspect
 import sys
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from swapkit._native.lib import raise_interruption
+from swapkit._runtime import global_hooks
 from swapkit._runtime.device import CPU
 from swapkit._runtime.states import StateMover, find_slots
 from swapkit.errors import SessionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType
+    from types import CodeType
 
     from swapkit._runtime.states import Arrival, Executor, Slot
 
@@ -346,19 +347,7 @@ def _treats_each_parameter_by_itself(kind: type[torch.optim.Optimizer]) -> bool:
     return all(inspect.unwrap(part).__module__ in PER_PARAMETER for part in parts)
 
 
-def _unused() -> NoReturn:
-    raise NotImplementedError
-
-
-# A step that is hooked runs in a function of this code.
-_HOOKED = torch.optim.Optimizer.profile_hook_step(_unused).__code__
-
-
 def _count_running_steps(optimizer: torch.optim.Optimizer) -> int:
     """Return how many steps of an optimizer run on this thread: `super().step()` is one, too."""
-    count = 0
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-    while frame is not None:
-        count += frame.f_code is _HOOKED and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return count
+    running = global_hooks.running_steps(sys._getframe(1))  # noqa: SLF001
+    return sum(each is optimizer for each in running)

@@ -11,8 +11,6 @@ became of each session, for each rank.
 from __future__ import annotations
 
 import functools
-import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as collectives
 
 import swapkit
+from tests.support.ranks import tell_and_exit
 from tests.support.sessions import Plain, Training, train_plainly
 from tests.support.stateful import RecomputeAll
 
@@ -173,14 +172,7 @@ def main() -> None:
     _groups.append(dist.new_group(backend="gloo"))
     swapkit.install()
     found = run_all(sys.argv[1:])
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
-    if dist.get_rank() == 0:
-        by_name = {name: [each[name] for each in everywhere] for name in found}
-        sys.stdout.write(json.dumps(by_name) + "\n")
-    sys.stdout.flush()
-    dist.barrier()
-    os._exit(0)  # as in tensor_parallel_program.py
+    tell_and_exit(found)
 
 
 if __name__ == "__main__":

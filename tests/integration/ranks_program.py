@@ -8,10 +8,7 @@ Rank 0 prints, as one line of JSON, what became of each session, by the scenario
 from __future__ import annotations
 
 import functools
-import json
 import logging
-import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import swapkit
+from tests.support.ranks import tell_and_exit
 from tests.support.sessions import TOKENS, Training, make_training, train_plainly
 
 STEPS = 14
@@ -100,14 +98,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     swapkit.install()
     found = {name: run(scenario) for name, scenario in SCENARIOS.items()}
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
-    if dist.get_rank() == 0:
-        by_name = {name: [each[name] for each in everywhere] for name in SCENARIOS}
-        sys.stdout.write(json.dumps(by_name) + "\n")
-    sys.stdout.flush()
-    dist.barrier()
-    os._exit(0)  # as in tensor_parallel_program.py
+    tell_and_exit(found)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch.distributed as dist
 
 from tests.support import ROOT
 
@@ -33,3 +35,15 @@ def run_on_ranks(program: Path, *arguments: str) -> Any:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return json.loads(lines[-1])
+
+
+def tell_and_exit(found: dict[str, Any]) -> NoReturn:
+    """Print what all ranks have found, by name, as one line of JSON; end this rank's process."""
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    if dist.get_rank() == 0:
+        by_name = {name: [each[name] for each in everywhere] for name in found}
+        sys.stdout.write(json.dumps(by_name) + "\n")
+    sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # as in tensor_parallel_program.py
