@@ -8,7 +8,7 @@ With several optimizers a step ends when each has stepped at least once since th
 critic may step five times for each step of a generator. One that is overtaken by `MOST_AHEAD` steps
 of another is not waited for until it steps again. A step of an optimizer that runs another's (a
 wrapper), or a closure, is one. Optimizers that step in the middle of a backward pass (from hooks of
-parameters) count as one that steps when the pass has ended.
+parameters) count as one that steps when the outermost pass has ended.
 
 An update that is left out, as by a gradient scaler that has seen an overflow, ends nothing: its
 forward and backward belong to the step that ends with the next update.
@@ -37,6 +37,7 @@ STEPS_UNTIL_WARNING = 3
 STEPS_UNTIL_INSTEAD = 2
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_running_node = torch._C._current_autograd_node  # noqa: SLF001
 _NO_TASK = -1
 _engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
@@ -91,7 +92,7 @@ class StepCounter:
         self._in_backward: _Member | None = None
         self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]
         self._held = weakref.WeakKeyDictionary()
-        self._task = _NO_TASK  # the backward pass at whose end a step is noted
+        self._tasks: set[int] = set()  # the backward passes whose ends are waited for
         self._lock = threading.RLock()
         self._have_stepped = False  # any of those that count
         self._ended = 0
@@ -220,26 +221,66 @@ class StepCounter:
         return True
 
     def _wait_for_backward(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a step when the backward pass that runs on this thread has ended."""
-        task = _graph_task()
+        """Note a step when the backward passes that run on this thread have ended."""
         with self._lock:
             member = self._members.get(optimizer)
             if member is not None:
                 member.is_waited_for = False  # it is counted with the others of the pass
-            if self._task == task:
+        self.wait_for_pass()
+
+    # ---- for `_PassEnd` --------------------------------------------------------------------------
+
+    def wait_for_pass(self) -> None:
+        """Wait for the end of the innermost backward pass that runs on this thread."""
+        task = _graph_task()
+        with self._lock:
+            if task in self._tasks:
                 return
-            self._task = task
+            self._tasks.add(task)
+        _engine.queue_callback(_PassEnd(self, task))
+
+    def forget_pass(self, task: int) -> None:
+        """Note that the engine has done with a pass, in which something may have been raised."""
+        with self._lock:
+            self._tasks.discard(task)
+
+    def note_backward(self) -> None:
+        """Note that the outermost pass has ended."""
+        with self._lock:
             if self._in_backward is None:
                 self._in_backward = _Member()
-        _engine.queue_callback(self._note_backward)
-
-    def _note_backward(self) -> None:
-        with self._lock:
-            self._task = _NO_TASK
-            assert self._in_backward is not None
             is_end = self._count(self._in_backward)
         if is_end:
             self._end_step()
+
+
+class _PassEnd:
+    """What the engine calls at the end of a backward pass in which optimizers step.
+
+    A pass may run inside of another one's node, as for each region of torch's reentrant checkpoint.
+    Its end is none of a step: that of the outer pass may be. The engine takes callbacks for the
+    innermost pass only, and this one is that until it has let go of all its callbacks: so the
+    outer one's end is waited for from where this object goes.
+    """
+
+    def __init__(self, counter: StepCounter, task: int) -> None:
+        self._counter = counter
+        self._task = task
+        self._is_inner = False
+
+    def __call__(self) -> None:
+        self._is_inner = _running_node() is not None
+        if not self._is_inner:
+            self._counter.note_backward()
+
+    def __del__(self) -> None:
+        self._counter.forget_pass(self._task)
+        if not self._is_inner:
+            return
+        if _graph_task() == _NO_TASK:  # somebody kept this object: it is too late for a callback
+            self._counter.note_backward()
+        else:
+            self._counter.wait_for_pass()
 
 
 def _do_nothing() -> None:

@@ -11,56 +11,19 @@ import torch
 from torch import nn
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime.step_counting import MOST_AHEAD, StepCounter
-from swapkit._runtime.tracking import ModuleTracker
+from swapkit._runtime.step_counting import MOST_AHEAD
 from swapkit._runtime.wrapped_optimizers import list_optimizers, unwrap
 from swapkit.errors import InvalidArgument
+from tests.unit._runtime.counting_rig import TAG, Counted, counting, sgd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TAG = 77
-
-
-class Counted:
-    """A counter that listens, and the steps it ended."""
-
-    def __init__(
-        self, model: nn.Module | None, *optimizers: torch.optim.Optimizer, is_here: bool = True
-    ) -> None:
-        self.ended = 0
-        self.counter = StepCounter(
-            model,
-            optimizers,
-            self.end,
-            is_here=lambda: is_here,
-            rebase=ModuleTracker().rebase,
-            tag=TAG,
-        )
-
-    def end(self) -> None:
-        self.ended += 1
-
 
 @pytest.fixture
 def count() -> Iterator[Callable[..., Counted]]:
-    made: list[Counted] = []
-
-    def make(*args: Any, **options: Any) -> Counted:
-        counted = Counted(*args, **options)
-        made.append(counted)
-        counted.counter.start()
-        return counted
-
-    yield make
-    for counted in made:
-        counted.counter.stop()
-
-
-def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    with counting() as make:
+        yield make
 
 
 def test_step_when_the_optimizer_is_given_then_only_its_own_count(count: Any) -> None:
@@ -248,28 +211,6 @@ def test_step_when_a_class_calls_that_of_its_base_then_it_is_one_step(count: Any
     for _ in range(2):
         optimizer.step()
     assert counted.ended == 2
-
-
-@pytest.mark.parametrize("are_given", [False, True])
-def test_step_when_optimizers_step_in_backward_then_it_ends_with_the_pass(
-    count: Any, are_given: bool
-) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
-    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
-    counted = count(model, *(optimizers.values() if are_given else ()))
-    ends = []
-    for parameter in model.parameters():
-
-        def update(parameter: torch.Tensor) -> None:
-            optimizers[parameter].step()  # type: ignore[index]
-            ends.append(counted.ended)
-            parameter.grad = None
-
-        parameter.register_post_accumulate_grad_hook(update)
-    for step in range(3):
-        model(torch.ones(3, 2)).sum().backward()
-        assert counted.ended == step + 1
-    assert ends == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_step_when_it_runs_then_what_it_allocates_has_its_label(count: Any) -> None:
