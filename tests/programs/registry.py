@@ -1,7 +1,8 @@
 """What a program is, and the lists that hold them all.
 
 A program is a plain function: it builds a graph, calls `evict()` wherever a training step could run
-out of memory, and returns the tensors whose bits must not depend on what `evict` does.
+out of memory, and returns the tensors whose bits must not depend on what `evict` does. `run` adds
+what else the program leaves behind (`remains.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tests.cuda.simulated import INSIDE
+from tests.programs.remains import note_leaf, noted_remains
 from tests.support.place import ON_CPU
 
 Evict: TypeAlias = Callable[[], object]
@@ -86,7 +88,9 @@ def illegal(*gotchas: str) -> Callable[[Program], Program]:
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a random tensor that wants a gradient; without a shape a square matrix."""
-    return torch.randn(*(shape or (SIDE, SIDE)), dtype=dtype, requires_grad=True)
+    made = torch.randn(*(shape or (SIDE, SIDE)), dtype=dtype, requires_grad=True)
+    note_leaf(made)
+    return made
 
 
 def gradients(loss: torch.Tensor, *leaves: torch.Tensor, **options: Any) -> list[torch.Tensor]:
@@ -95,9 +99,11 @@ def gradients(loss: torch.Tensor, *leaves: torch.Tensor, **options: Any) -> list
 
 
 def run(body: Program, evict: Evict) -> list[torch.Tensor]:
-    """Run a program from a fixed seed."""
+    """Run a program from a fixed seed; return its results and all that it leaves behind."""
     torch.manual_seed(0)
-    return [result.detach() for result in body(evict)]
+    with noted_remains() as remains:
+        results = [result.detach() for result in body(evict)]
+        return results + remains.tensors()
 
 
 @functools.cache
