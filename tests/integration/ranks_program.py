@@ -32,7 +32,7 @@ class Scenario:
 
 SCENARIOS = {
     "agreed": Scenario((0.9, 0.6)),
-    "too little": Scenario((0.5, 0.9), tokens=(TOKENS // 4, TOKENS)),
+    "too little": Scenario((0.5, 0.9), tokens=(TOKENS // 2, 2 * TOKENS)),
     "alone": Scenario((0.6, 0.0)),
 }
 

@@ -301,7 +301,7 @@ def test_smart_swap_when_memory_is_to_be_saved_then_optimizer_states_leave_too(
 
 
 def test_smart_swap_when_small_ones_are_filtered_then_only_large_ones_move(plain: Plain) -> None:
-    least = 600 * 1024
+    least = 300 * 1024
     asked = parse("--smart-swap", {"tensor_size_filter": least})
     log, training, _ = train(asked, limit=plain.budget(0.8))
     assert training.outcome() == plain.outcome

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,10 @@ STATUS = pytest.StashKey[int]()
 # A collection in the middle of a test would free what earlier tests left in cycles: memory of the
 # pool, marks, hooks. So what is left is freed before each test; and all that lives on, modules
 # above all, is frozen, which makes a collection cost microseconds instead of a tenth of a second.
+# Tests import, too: torch's compiler alone is some hundred thousand objects. What is frozen between
+# two tests of a module may belong to its fixtures, so it is collectable again when the module ends.
+
+MANY_OBJECTS = 20_000  # a collection of fewer costs a few milliseconds
 
 
 def collect_and_freeze() -> None:
@@ -31,15 +36,29 @@ def pytest_collection_finish() -> None:
     collect_and_freeze()
 
 
+@dataclass
+class Frozen:
+    """Whether anything was frozen since the module's first test began."""
+
+    between_tests: bool = False
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _few_objects() -> None:
+def _few_objects() -> Iterator[Frozen]:
     """Freeze what the module before imported, too."""
     collect_and_freeze()
+    frozen = Frozen()
+    yield frozen
+    if frozen.between_tests:
+        gc.unfreeze()  # the next module collects it
 
 
 @pytest.fixture(autouse=True)
-def _no_garbage_of_others() -> None:
+def _no_garbage_of_others(_few_objects: Frozen) -> None:
     gc.collect()
+    if len(gc.get_objects()) > MANY_OBJECTS:  # those that are frozen are not among them
+        gc.freeze()
+        _few_objects.between_tests = True
 
 
 # ---- lost threads --------------------------------------------------------------------------------

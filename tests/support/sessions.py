@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.session import Session
 
 WIDTH = 64
-TOKENS = 1024
+TOKENS = 512
 LAYERS = 5
 
 

@@ -140,7 +140,7 @@ def test_saved_plan_when_followed_then_nothing_is_asked(
         assert run(session, training, 2) == ["stable", "stable"]
     assert not store.check(["rank-0"])
     with pytest.raises(PlanMismatch):
-        open_session(training, limit // 4, plan=path).__enter__()
+        open_session(training, plain.budget(0.3), plan=path).__enter__()
 
 
 def test_session_when_the_other_rank_says_something_else_then_one_step_fails_and_it_goes_on(
