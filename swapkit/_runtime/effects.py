@@ -73,7 +73,8 @@ _VIEWS = frozenset(
     }
 )
 # Memory that a kernel may fill that is no operator of torch, such as one in Triton: nothing shows
-# that. A repetition would return the memory as it was before.
+# that. A repetition would return the memory as it was before. Other results may be overwritten in
+# that way, too: where a step is recorded, `recorder_bytes.py` finds those.
 _UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
 # A repetition has other bits: a part of the results is never written, or, of the last, an argument
 # that is read is overwritten.

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import untraced
+from swapkit._runtime.recorder_bytes import Bytes
 from swapkit._runtime.recorder_clocks import (
     NO_WORKSPACE,
     HostTimer,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.cost_model import Hardware
     from swapkit._runtime.device import DevicePool
     from swapkit._runtime.operators import Operator
+    from swapkit._runtime.recorder_bytes import Read
     from swapkit._runtime.recorder_clocks import Timer
     from swapkit._runtime.tracking import ModuleTracker
     from swapkit.ir.traces import Trace
@@ -122,6 +124,8 @@ class Recorder:
         self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
         self.holds = Holds(self.storages.lives)
+        has_bytes = setting.hardware is None and setting.device.type != "meta"
+        self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
         self.workspaces = Workspaces(setting.pool)
         self.timer: Timer = HostTimer()
         if setting.hardware is not None:
@@ -165,6 +169,7 @@ class Recorder:
         self.optimizers.stop()
         self._seconds = self.timer.seconds([row.taken for row in self.rows])
         self.savings.stop()
+        self.bytes.stop()
         self.storages.stop()
 
     def trace(
@@ -208,6 +213,10 @@ class Recorder:
         with self.lock:
             self._look()
             reads = self._numbers_read(given)
+        # Fake tensors are judged as the real ones that they stand for.
+        judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
+        is_same = form.effects.is_repeatable(args, kwargs, judged)
+        read = self._look_at_bytes(given, is_same=is_same)
         workspaces = self.workspaces
         if workspaces.is_on:
             workspaces.begin()
@@ -224,14 +233,26 @@ class Recorder:
         with self.lock:
             changed = _without(form.effects.written(args, kwargs), unread)
             writes = self._numbers_written(changed, made)
+            row = len(self.rows)
             if writes or (reads and not self._is_view(made, reads)):
-                # Fake tensors are judged as the real ones that they stand for.
-                judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
-                is_same = form.effects.is_repeatable(args, kwargs, judged)
                 self._note(form.name, taken, (reads, writes), workspace, is_same)
+            else:
+                read = None
             if unread:
                 self._note_update(unread)
+        if read is not None:  # without the lock: it takes time, and maybe memory
+            self.bytes.ran(row, read, made)
         return result
+
+    def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
+        """Look at what an operator is about to read that a plan could repeat; None: it cannot.
+
+        A plan repeats operators of modules, in forward.
+        """
+        is_forward = _graph_task() == NO_TASK and not self.optimizers.is_stepping
+        if not (is_same and is_forward and self.bytes.is_on and self.calls.is_inside):
+            return None
+        return self.bytes.before(given)
 
     def _note_update(self, unread: list[torch.Tensor]) -> None:
         """Note what an operator changed besides as an operator of its own; the lock is held.
@@ -300,6 +321,7 @@ class Recorder:
             if number is not None:
                 numbers[number] = None
                 storages.resize(number, tensor)
+                self.bytes.written(number)
         for tensor in made:
             number = storages.add(tensor, operator)
             if number is not None:

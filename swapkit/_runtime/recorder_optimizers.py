@@ -60,12 +60,18 @@ class Optimizers:
             if tensor.grad is not None:
                 self._storages.state(tensor.grad, Kind.GRADIENT)
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether this thread's operators are an optimizer's."""
+        # A closure computes the loss again in the middle of a step; the step itself has no grad.
+        is_inside = bool(self._tasks) and _graph_task() == self._tasks[-1]
+        return is_inside and not torch.is_grad_enabled()
+
     def phase(self) -> Phase:
         """Return what the operator that just ran on this thread was part of."""
-        task = _graph_task()
-        # A closure computes the loss again in the middle of a step; the step itself has no grad.
-        if self._tasks and task == self._tasks[-1] and not torch.is_grad_enabled():
+        if self.is_stepping:
             return Phase.OPTIMIZER
+        task = _graph_task()
         if task != _NO_TASK:
             self._was_backward = True
             return Phase.BACKWARD

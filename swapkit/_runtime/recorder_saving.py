@@ -86,6 +86,8 @@ class Savings:
                 recorder.holds.add(number, packed, _graph_task())
             self._saves[id(packed)] = len(self.events)
             self._add(recorder, EventKind.SAVE, number if is_planned else None, -1)
+        if number is not None:
+            recorder.bytes.saved(number, tensor)
 
     @untraced
     def used(self, packed: object, tensor: torch.Tensor) -> None:
@@ -100,6 +102,8 @@ class Savings:
                 recorder.storages.move(number, tensor)
                 self._used.append(number)
             self._add(recorder, EventKind.USE, number, save)
+        if number is not None:
+            recorder.bytes.used(number, tensor)
 
     def stop(self) -> None:
         """Note no more: graphs may outlive the step."""

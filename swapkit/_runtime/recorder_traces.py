@@ -48,7 +48,7 @@ def build_trace(
             reads=_there(row.reads, storages, index),
             writes=_there(row.writes, storages, index),
             workspace_bytes=recorder.workspaces.bytes_of(row.workspace),
-            is_repeatable=row.is_repeatable,
+            is_repeatable=row.is_repeatable and index not in recorder.bytes.changed,
         )
         for index, row in enumerate(rows)
     )

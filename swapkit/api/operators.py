@@ -8,6 +8,7 @@ import torch
 
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.device import TYPES
+from swapkit._runtime.recompute.recipes import settle_changed
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 
@@ -29,6 +30,9 @@ class Operator:
     def outputs(self, *tensors: torch.Tensor) -> None:
         """Name the kernel as the maker of tensors: their memory counts as its in reports.
 
+        Also what it has overwritten, such as an operator's result: that is kept as it is now, where
+        it was to be computed again.
+
         Raises:
             InvalidArgument: one of them is no tensor.
             SessionError: the kernel does not run.
@@ -37,6 +41,7 @@ class Operator:
             raise SessionError(f"op {self.name!r} does not run: use `with swapkit.op(...) as op:`")
         _check_operands(self.name, tensors)
         self._operands += tensors
+        settle_changed(tensors)
 
     def __enter__(self) -> Self:
         if self._outer_tag is not None or self._is_over:
@@ -79,7 +84,7 @@ def op(name: str, *operands: torch.Tensor) -> Operator:
         operands: the tensors that it reads or writes; all of their bytes must be there.
 
     Returns:
-        A context manager whose `outputs(...)` adds the tensors that the kernel made.
+        A context manager whose `outputs(...)` adds the tensors that the kernel made or overwrote.
 
     Raises:
         InvalidArgument: an operand is no tensor, or its storage was taken away.

@@ -1,0 +1,185 @@
+"""What a kernel that torch does not run writes over an operator's result is in no repetition of it.
+
+Kernels in Triton, of numpy, or of a library change memory without a version that counts it. Plans
+find such results in the recorded step, by their bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import swapkit
+from swapkit.registry import Recompute
+from tests.programs import assert_same_bits
+from tests.support import installed
+from tests.support.operators import choose
+from tests.support.sessions import Training, train_both
+from tests.support.stateful import RecomputeAll
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DEPTH = 3
+WIDTH = 64
+BATCH = (512, WIDTH)
+STEPS = 6
+SHARE = 0.93
+PLENTY = 3.0
+
+pytestmark = [pytest.mark.usefixtures("steady_machine"), pytest.mark.promise("A3")]
+
+
+@pytest.fixture(autouse=True)
+def _pool() -> Iterator[None]:
+    with installed():
+        yield
+
+
+def overwrite(tensor: torch.Tensor) -> None:
+    """Write over a tensor as a kernel does that torch does not run."""
+    np.tanh(tensor.numpy(), out=tensor.numpy())
+
+
+def before_it_is_saved(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    made = x.clone()
+    overwrite(made)
+    return made, made
+
+
+def before_another_operator_reads_it(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    made = x.mul(2)
+    overwrite(made)
+    read = made.exp()
+    return read, read
+
+
+def after_another_operator_has_read_it(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    made = x.mul(2)
+    read = made.exp()
+    overwrite(made)
+    return made + read, made, read
+
+
+def in_part(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    made = x.mul(2)
+    overwrite(made[1:2, 3:5])
+    return made, made
+
+
+def by_a_permutation(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    made = x.mul(2)
+    content = made.numpy()
+    content[:] = content[::-1].copy()
+    return made, made
+
+
+BODIES = (
+    before_it_is_saved,
+    before_another_operator_reads_it,
+    after_another_operator_has_read_it,
+    in_part,
+    by_a_permutation,
+)
+
+
+class Kernel(torch.autograd.Function):
+    """Returns the first tensor that a function makes, and saves the others."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, body: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    ) -> torch.Tensor:
+        made, *saved = body(x)
+        ctx.save_for_backward(*saved)
+        return made.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        factor: torch.Tensor = sum(saved.cos() for saved in ctx.saved_tensors)
+        return grads[0] * factor, None
+
+
+class Kernels(nn.Module):
+    """A module around it."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = Kernel.apply(x, self.body)
+        return made
+
+
+class Overwriting(nn.Module):
+    """Writes over what autograd has saved of an operator: it has the new bytes in backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = x.tanh()
+        overwrite(made.detach())
+        return made.sigmoid()
+
+
+def make_training(make: Callable[[], nn.Module]) -> Training:
+    torch.manual_seed(0)
+    layers = [each for _ in range(DEPTH) for each in (nn.Linear(WIDTH, WIDTH), make(), nn.GELU())]
+    model = nn.Sequential(*layers)
+    return Training(model, torch.optim.AdamW(model.parameters(), 1e-3), tokens=BATCH[0])
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_results_when_overwritten_unseen_and_all_else_is_recomputed_then_same_bits(
+    body: Callable[..., Any],
+) -> None:
+    policy = RecomputeAll()
+    make = functools.partial(make_training, functools.partial(Kernels, body))
+    log = train_both(make, PLENTY, STEPS, policy=policy, search_steps=1)
+    assert log.stages[-1] == "stable"
+    assert policy.recomputed > 0
+    assert log.session.stats.recomputed_regions > 0
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_results_when_overwritten_unseen_and_a_session_plans_then_same_bits(
+    body: Callable[..., Any],
+) -> None:
+    make = functools.partial(make_training, functools.partial(Kernels, body))
+    train_both(make, SHARE, STEPS, policy="recompute", search_steps=1)
+
+
+def test_results_when_overwritten_unseen_after_they_were_saved_then_same_bits() -> None:
+    policy = RecomputeAll()
+    make = functools.partial(make_training, Overwriting)
+    train_both(make, PLENTY, STEPS, policy=policy, search_steps=1)
+    assert policy.recomputed > 0
+
+
+class Announcing(nn.Module):
+    """Writes over a result, and says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = x.mul(2)
+        with swapkit.op("tanh", made) as kernel:
+            overwrite(made.detach())
+            kernel.outputs(made)
+        return made.sin()
+
+
+def test_results_when_overwritten_by_an_announced_kernel_then_a_choice_keeps_them() -> None:
+    found: list[list[torch.Tensor]] = []
+    for is_chosen in (False, True):
+        torch.manual_seed(0)
+        model = Announcing()
+        if is_chosen:
+            choose(model, {"mul": Recompute()})
+        x = torch.randn(BATCH, requires_grad=True)
+        model(x).sum().backward()
+        assert x.grad is not None
+        found.append([x.grad])
+    assert_same_bits(*found)
