@@ -1,14 +1,18 @@
 """Where the steps of a session end: after the steps of its optimizers.
 
 Torch tells of every optimizer's step in the process. A session's are those that it was given, or,
-while none of these has stepped, those that hold parameters of its model (libraries make their
-optimizers later, or other ones); with neither model nor optimizer, those that step on its thread.
+while none of these steps, those that hold parameters of its model (libraries make their optimizers
+later, or other ones); with neither model nor optimizer, those that step on its thread.
 
 With several optimizers a step ends when each has stepped at least once since the last end: so a
 critic may step five times for each step of a generator. One that is overtaken by `MOST_AHEAD` steps
-of another is not waited for until it steps again. A step of an optimizer that runs another's (a
-wrapper), or a closure, is one. Optimizers that step in the middle of a backward pass (from hooks of
-parameters) count as one that steps when the outermost pass has ended.
+of another is not waited for until it steps again. An optimizer that shows up right after an end may
+be the last of the step that has ended, which nobody could know, or the first of the next: the
+latter if nothing is run forward before another one steps.
+
+A step of an optimizer that runs another's (a wrapper), or a closure, is one. Optimizers that step
+in the middle of a backward pass (from hooks of parameters) count as one that steps when the
+outermost pass has ended.
 
 An update that is left out, as by a gradient scaler that has seen an overflow, ends nothing: its
 forward and backward belong to the step that ends with the next update.
@@ -34,22 +38,32 @@ MOST_AHEAD = 16
 # Steps that nobody counted before the user is told.
 STEPS_UNTIL_WARNING = 3
 # Steps of an optimizer that was not given, before it counts since none of those given has stepped.
+# Once one of these has, it takes `MOST_AHEAD` without any of theirs: another phase of the training.
 STEPS_UNTIL_INSTEAD = 2
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _running_node = torch._C._current_autograd_node  # noqa: SLF001
 _NO_TASK = -1
+# How many nodes of graphs were made on this thread: a forward makes some, an optimizer none.
+_made_nodes = torch.autograd._get_sequence_nr  # noqa: SLF001
 _engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
 
 class _Member:
     """One optimizer of the session's, or all that step in backward."""
 
-    __slots__ = ("is_waited_for", "steps")
+    __slots__ = ("is_given", "is_waited_for", "joined_at", "steps")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_given: bool = False) -> None:
+        self.is_given = is_given
         self.steps = 0  # since the last end
         self.is_waited_for = True
+        self.joined_at: int | None = None  # nodes then, until it is known to which step it belongs
+
+    def settle(self) -> None:
+        """Leave the first step to the session's step before, if a forward came after it."""
+        if self.joined_at is not None and self.joined_at != _made_nodes():
+            self.steps, self.joined_at = 0, None
 
 
 class StepCounter:
@@ -85,8 +99,11 @@ class StepCounter:
         self._rebase = rebase
         self._tag = tag
         self._members: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Member]
-        self._members = weakref.WeakKeyDictionary({each: _Member() for each in optimizers})
+        self._members = weakref.WeakKeyDictionary(
+            {each: _Member(is_given=True) for each in optimizers}
+        )
         self._has_given = bool(self._members)
+        # Those of the model that step while no given one does, and how often.
         self._instead: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
         self._instead = weakref.WeakKeyDictionary()
         self._in_backward: _Member | None = None
@@ -94,7 +111,7 @@ class StepCounter:
         self._held = weakref.WeakKeyDictionary()
         self._tasks: set[int] = set()  # the backward passes whose ends are waited for
         self._lock = threading.RLock()
-        self._have_stepped = False  # any of those that count
+        self._have_given_stepped = False
         self._ended = 0
         self._uncounted = 0
         self._is_by_hand = False
@@ -152,10 +169,8 @@ class StepCounter:
         with self._lock:
             if self._is_by_hand:
                 return False
-            if optimizer in self._members:
-                return True
-            if self._has_given:
-                return self._instead.get(optimizer, 0) >= STEPS_UNTIL_INSTEAD
+            if optimizer in self._members or self._has_given:
+                return optimizer in self._members
         return self._holds(optimizer) if self._model is not None else self._is_here()
 
     def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -177,13 +192,12 @@ class StepCounter:
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step that is none of the session's, as far as is known; warn of it once."""
         with self._lock:
-            if self._ended > 0 or self._is_by_hand:
+            if self._is_by_hand:
                 return
-            if self._has_given and self._holds(optimizer) and not self._have_stepped:
-                seen = self._instead[optimizer] = self._instead.get(optimizer, 0) + 1
-                if seen == STEPS_UNTIL_INSTEAD:
-                    for member in self._members.values():
-                        member.is_waited_for = False
+            if self._has_given and self._holds(optimizer):
+                self._note_instead(optimizer)
+                return
+            if self._ended > 0:
                 return
             self._uncounted += self._is_here()
             is_due = self._uncounted == STEPS_UNTIL_WARNING
@@ -191,32 +205,66 @@ class StepCounter:
             self._uncounted += 1
             warnings.warn(_describe_uncounted(optimizer, self._model), stacklevel=2)
 
+    def _note_instead(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer count if it steps while none that was given does. The lock is held."""
+        seen = self._instead[optimizer] = self._instead.get(optimizer, 0) + 1
+        if seen < (MOST_AHEAD if self._have_given_stepped else STEPS_UNTIL_INSTEAD):
+            return
+        for member in self._members.values():
+            member.is_waited_for &= not member.is_given
+        self._members[optimizer] = _Member()
+
     # ---- counting --------------------------------------------------------------------------------
 
     def _note(self, optimizer: torch.optim.Optimizer) -> None:
         with self._lock:
             member = self._members.get(optimizer)
             if member is None:
-                member = self._members[optimizer] = _Member()
+                member = self._join(optimizer)
             is_end = self._count(member)
         if is_end:
             self._end_step()
 
+    def _settle(self, member: _Member) -> None:
+        """Decide to which step those belong that came late, as a member steps. The lock is held."""
+        members = self._list_members()
+        if member.joined_at is None or member.steps > 0:
+            for each in members:
+                each.settle()
+        if member.joined_at is None:
+            for each in members:
+                each.joined_at = None  # they belong to the same step
+
+    def _join(self, optimizer: torch.optim.Optimizer) -> _Member:
+        """Return what stands for an optimizer that steps for the first time. The lock is held."""
+        others = self._list_members()
+        for each in others:
+            each.settle()
+        member = self._members[optimizer] = _Member()
+        if others and all(each.steps == 0 or each.joined_at is not None for each in others):
+            member.joined_at = _made_nodes()
+        return member
+
+    def _list_members(self) -> list[_Member]:
+        members = list(self._members.values())
+        return members if self._in_backward is None else [*members, self._in_backward]
+
     def _count(self, member: _Member) -> bool:
         """Count a step; return whether the session's step ends. The lock is held."""
-        self._have_stepped = True
+        if member.is_given:
+            self._have_given_stepped = True
+            self._instead.clear()
+        members = self._list_members()
+        self._settle(member)
         member.steps += 1
         member.is_waited_for = True
-        members = list(self._members.values())
-        if self._in_backward is not None:
-            members.append(self._in_backward)
         missing = [each for each in members if each.is_waited_for and each.steps == 0]
         if missing and member.steps < MOST_AHEAD:
             return False
         for each in missing:
             each.is_waited_for = False
         for each in members:
-            each.steps = 0
+            each.steps, each.joined_at = 0, None
         self._ended += 1
         return True
 
@@ -248,7 +296,7 @@ class StepCounter:
         """Note that the outermost pass has ended."""
         with self._lock:
             if self._in_backward is None:
-                self._in_backward = _Member()
+                self._in_backward = _Member(is_given=self._has_given)
             is_end = self._count(self._in_backward)
         if is_end:
             self._end_step()

@@ -122,6 +122,78 @@ def test_step_when_the_model_is_stepped_by_another_than_given_then_that_one_coun
     assert counted.ended == 3  # from the third on: the one given might have come later
 
 
+@pytest.mark.parametrize("forwards", ["each", "one"])
+@pytest.mark.parametrize(
+    ("order", "ends"),
+    [
+        ("dgdgdg", "100101"),
+        ("dddddgdddddg", "111110000001"),
+        ("abcabcabc", "100001001"),
+    ],
+)
+def test_step_when_several_of_the_model_are_found_then_the_last_of_a_cycle_ends_it(
+    count: Any, order: str, ends: str, forwards: str
+) -> None:
+    names = sorted(set(order))
+    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+    optimizers = {name: sgd(model[name]) for name in names}
+    counted = count(model)
+    found = ""
+    for which in order:
+        before = counted.ended
+        if forwards == "each" or which == order[0]:
+            model[which](torch.ones(1, 2))
+        optimizers[which].step()
+        found += str(counted.ended - before)
+    assert found == ends
+
+
+@pytest.mark.parametrize("order", ["th", "ht"])
+def test_step_when_another_of_the_model_is_found_later_then_the_last_of_both_ends_it(
+    count: Any, order: str
+) -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in order})
+    optimizers = {name: sgd(model[name]) for name in order}
+    counted = count(model)
+    found = ""
+    for which in ("h", "h", *[order] * 3):  # the trunk is trained later
+        model["h"](torch.ones(1, 2))
+        for name in which:
+            before = counted.ended
+            optimizers[name].step()
+            found += str(counted.ended - before)
+    assert found == {"th": "11010101", "ht": "11100101"}[order]
+
+
+def test_step_when_the_given_one_gives_way_to_another_then_that_one_counts(count: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    head, trunk = sgd(model[1]), sgd(model[0])
+    counted = count(model, head)
+    for _ in range(3):
+        head.step()
+    assert counted.ended == 3
+    for _ in range(MOST_AHEAD + 3):
+        trunk.step()
+    assert counted.ended == 3 + 3
+    for _ in range(3):  # both: the step ends with the last of them
+        head.step()
+        trunk.step()
+    assert counted.ended == 3 + 3 + 3
+
+
+def test_step_when_another_of_the_model_steps_in_between_then_only_the_given_one_counts(
+    count: Any,
+) -> None:
+    model = nn.ModuleDict({"critic": nn.Linear(2, 2), "generator": nn.Linear(2, 2)})
+    critic, generator = sgd(model["critic"]), sgd(model["generator"])
+    counted = count(model, generator)
+    for step in range(MOST_AHEAD):
+        generator.step()
+        for _ in range(5):
+            critic.step()
+        assert counted.ended == step + 1
+
+
 class Lookahead(torch.optim.Optimizer):
     """Runs another optimizer in its step."""
 
