@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from swapkit._runtime.guards import untraced
+from swapkit._runtime.recorder_modes import drop_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +122,8 @@ class Hooks:
 
 
 def pop_left() -> None:
-    """Take those pairs off this thread's stack that were left when they could not be taken off."""
+    """Take off this thread's stacks what was left when it could not be taken off: pairs, modes."""
+    drop_left()
     stack = _pushed.stack
     while stack and stack[-1]._has_left and stack[-1]._is_loose:  # noqa: SLF001 - its own kind
         stack[-1]._pop()  # noqa: SLF001

@@ -26,6 +26,7 @@ from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
+from swapkit._runtime.recorder_modes import can_stay, drop_left
 from swapkit._runtime.repeating import leave_repeated
 from swapkit._runtime.step_times import StepTimes
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
 ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
@@ -86,6 +85,7 @@ class Steering:
         self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
+        self._is_late = False  # whether the step begins with a module's forward, whichever
         self._stepping = 0  # the thread that runs the step, once its forward was seen
         self._calls_model = model is not None  # as far as is known
         self._instruction: Instruction | None = None
@@ -176,6 +176,9 @@ class Steering:
         model = self._model
         if model is not None and is_call_of(module, model):
             self._see_forward(model)
+        elif self._is_late and torch.is_grad_enabled() and self._is_innermost and can_stay():
+            self._is_late = False
+            self._begin_step(module)
         if self._following is not None:
             self._following.enter(module)
 
@@ -192,6 +195,7 @@ class Steering:
         # What was run for evaluation, and saved for nothing, is no part of the step.
         if self._is_begun and (self._is_training or not module.training):
             return
+        drop_left()  # a recorder's that stopped in backward would slow down what follows
         self._is_begun, self._is_training = True, module.training
         self._stepping = threading.get_ident()
         signature = sign(module, global_hooks.find_inputs())
@@ -212,6 +216,7 @@ class Steering:
         else:
             self._stop_following()
         if not self._calls_model:
+            self._is_late = not can_stay()
             self._begin_step(None)
 
     def _begin_step(self, root: torch.nn.Module | None) -> None:
@@ -253,13 +258,8 @@ class Steering:
     # ---- recording -----------------------------------------------------------------------------
 
     def _record(self, root: torch.nn.Module | None) -> None:
-        """Record from here on. `root` None: not where the recorder's mode would not stay.
-
-        A mode of somebody's may end before it. And a step that ends in a backward pass, by
-        optimizers in hooks, begins the next one there: the engine puts the modes back as they were.
-        """
-        is_inside = torch._C._len_torch_dispatch_stack() > 0 or _graph_task() != _NO_TASK  # noqa: SLF001
-        if root is None and is_inside:
+        """Record from here on. `root` None: not where the recorder's mode would not stay."""
+        if root is None and self._is_late:
             return
         device = self._installation.device
         self._recorder = recorder = Recorder(

@@ -45,7 +45,7 @@ _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _running_node = torch._C._current_autograd_node  # noqa: SLF001
 _NO_TASK = -1
 # How many nodes of graphs were made on this thread: a forward makes some, an optimizer none.
-_made_nodes = torch.autograd._get_sequence_nr  # noqa: SLF001
+_made_nodes = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001
 _engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
 

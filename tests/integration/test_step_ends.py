@@ -37,6 +37,9 @@ def _pool() -> Iterator[None]:
         yield
 
 
+count_modes = torch._C._len_torch_dispatch_stack
+
+
 class Net(nn.Module):
     """As a model of `transformers`: a dict with the loss comes out."""
 
@@ -220,6 +223,36 @@ def test_loop_when_the_library_makes_another_optimizer_than_given_then_its_steps
             model.zero_grad()
     assert session.stats.steps == STEPS - 2
     assert session.plan is not None
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_loop_when_steps_end_in_backward_then_they_are_planned_without_the_model(
+    is_given: bool,
+) -> None:
+    def loop(model: Net) -> None:
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+            def update(parameter: torch.Tensor, own: torch.optim.Optimizer = optimizer) -> None:
+                own.step()
+                parameter.grad = None
+
+            parameter.register_post_accumulate_grad_hook(update)
+        for step in range(STEPS):
+            x = batch(step)
+            model(x * x.sigmoid()).square().mean().backward()
+            modes.append(count_modes())
+
+    modes = [0]
+    plain = make_net()
+    loop(plain)
+    model = make_net()
+    with swapkit.budget("1GiB", model if is_given else None) as session:
+        loop(model)
+    assert modes[-1] == count_modes() == 0  # no recorder's stays
+    assert digest(model) == digest(plain)
+    assert session.stats.replans == 0
+    assert_planned(session)
 
 
 def test_loop_when_workers_load_data_then_their_processes_count_nothing() -> None:
