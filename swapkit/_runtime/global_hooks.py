@@ -10,6 +10,9 @@ Listeners come and go without touching torch's dictionaries: they are in a tuple
 as a whole. A listener is called on whichever thread runs the module or the optimizer, with no lock
 held; where a module ends, those that were added last are called first. A call that began before
 `remove` may still reach a listener afterwards: it must take that.
+
+Torch calls no hook where a forward ends by what is no `Exception` (Ctrl-C). The listeners are told
+of such an end when the module around ends, or when the module is called again.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
@@ -44,7 +48,10 @@ class CallListener(Protocol):
         """A module's forward begins."""
 
     def leave(self, module: torch.nn.Module, /) -> None:
-        """It has ended, or raised. Not only where `enter` was called: listening may begin later."""
+        """It has ended, or raised. Not only where `enter` was called: listening may begin later.
+
+        After an interruption it may come late, and with another module if that one is gone.
+        """
 
 
 class StepListener(Protocol):
@@ -114,7 +121,54 @@ def _are_called() -> bool:
     return any(running_steps(frame) for frame in sys._current_frames().values())  # noqa: SLF001
 
 
+class _Running(threading.local):
+    """The calls of modules that listeners of this thread were told of, innermost last."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.modules: list[weakref.ref[torch.nn.Module]] = []
+        self.period = 0
+        self.has_raised = False
+
+    def leave(self, *, has_raised: bool) -> None:
+        """Tell that the innermost call has ended."""
+        self.has_raised = has_raised
+        self.ids.pop()
+        # One that is gone is another one to who asks.
+        module = self.modules.pop()() or torch.nn.Module()
+        for listener in reversed(calls.now):
+            listener.leave(module)
+
+    def settle(self, module: torch.nn.Module) -> None:
+        """Tell of calls that have ended unseen, where a module that is noted is called again."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        on_stack = sum(each is module for each in running_modules(frame)) - 1  # this call
+        noted = [index for index, each in enumerate(self.ids) if each == id(module)]
+        if on_stack < len(noted):
+            while len(self.ids) > noted[max(0, on_stack)]:
+                self.leave(has_raised=True)
+
+
+_running = _Running()
+_period = 0  # of hooks; what a thread has noted in an earlier one is stale
+
+# Torch calls the hooks of a module in a function inside of this one.
+_CALL = torch.nn.Module._call_impl.__code__  # noqa: SLF001
+
+
+def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
+    """Return the modules that are called on the stack of a frame, innermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found
+
+
 def _install_calls() -> Sequence[RemovableHandle]:
+    global _period  # noqa: PLW0603
+    _period += 1
     if not module_hooks._has_any_global_hook():  # type: ignore[no-untyped-call] # noqa: SLF001
         # It is about ours alone: that a compiled model is told of once more than its modules.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global")
@@ -144,16 +198,33 @@ steps: Listeners[StepListener] = Listeners(_install_steps)
 def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
     if torch.compiler.is_compiling():
         return
+    running = _running
+    if running.period != _period:
+        running.ids, running.modules, running.period = [], [], _period
+    if id(module) in running.ids:
+        running.settle(module)
+    running.ids.append(id(module))
+    running.modules.append(weakref.ref(module))
     for listener in calls.now:
         listener.enter(module)
 
 
 @untraced
-def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
+def _leave(module: torch.nn.Module, _inputs: object, output: object) -> None:
     if torch.compiler.is_compiling():
         return
-    for listener in reversed(calls.now):
-        listener.leave(module)
+    running, own = _running, id(module)
+    if running.period != _period or own not in running.ids:
+        return  # it began before anybody listened
+    while running.ids[-1] != own:
+        running.leave(has_raised=True)  # inside of it, and unseen
+    # After an exception torch calls the hooks where it handles that, with None.
+    running.leave(has_raised=output is None and sys.exc_info()[0] is not None)
+
+
+def has_raised() -> bool:
+    """Return whether the call has raised of whose end a listener's `leave` is being told."""
+    return _running.has_raised
 
 
 def find_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -4,13 +4,18 @@ Autograd's hooks belong to a thread. A step that runs on another thread than the
 the session (an executor, a worker of a trainer) would save its tensors past the session. So the
 thread that runs the session's model gets the session's hooks for as long as the forward runs. What
 it saves outside of that, such as by the loss, is taken in when memory is short (`adoption.py`).
+
+Of a forward that was interrupted nobody hears (`global_hooks.py`) before the thread calls the model
+again. Where it does not, the session's end takes back what can be from another thread; the pair of
+hooks is inert then, and goes when the thread next enters or leaves a session.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -24,11 +29,25 @@ _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
 
 
+class _Loan(NamedTuple):
+    """What was lent to a call."""
+
+    hooks: Hooks
+    entered: list[Swapper]  # of its thread
+    thread: int
+
+    def end(self) -> None:
+        """Take it back, as far as this thread can; twice is fine."""
+        with suppress(ValueError):
+            self.entered.remove(self.hooks.swapper)
+        self.hooks.leave()
+
+
 class _Lent(threading.local):
     """The calls of the model on this thread, innermost last, with what was lent to each."""
 
     def __init__(self) -> None:
-        self.calls: list[Hooks | None] = []
+        self.calls: list[_Loan | None] = []
 
 
 class Lending:
@@ -40,7 +59,7 @@ class Lending:
         self._model = model
         self._lent = _Lent()
         self._lock = threading.Lock()  # of the next two; nothing is called that takes another
-        self._count = 0  # of calls that have something
+        self._loans: list[_Loan] = []
         self._is_on = False
 
     def start(self) -> None:
@@ -52,9 +71,11 @@ class Lending:
         """Lend no more; a forward that runs now gives back what it has when it ends."""
         with self._lock:
             self._is_on = False
-            is_done = self._count == 0
-        if is_done:
-            global_hooks.calls.remove(self)
+            loans = list(self._loans)
+        for loan in loans:
+            if not self._is_running(loan):
+                self._end(loan)
+        self._leave_if_done()
 
     def enter(self, module: torch.nn.Module) -> None:
         """Lend the hooks to a call of the model on a thread that has no session's."""
@@ -62,9 +83,15 @@ class Lending:
             return
         calls = self._lent.calls
         calls.append(None)
-        if not self._is_wanted() or not self._count_up():
+        if not self._is_wanted():
             return
-        hooks = calls[-1] = Hooks(self._swapper, self._hooks.choice, self._hooks.packer)
+        hooks = Hooks(self._swapper, self._hooks.choice, self._hooks.packer)
+        loan = _Loan(hooks, self._entered, threading.get_ident())
+        with self._lock:
+            if not self._is_on:
+                return
+            self._loans.append(loan)
+        calls[-1] = loan
         self._entered.append(self._swapper)
         hooks.enter()
 
@@ -73,15 +100,12 @@ class Lending:
         calls = self._lent.calls
         if not is_call_of(module, self._model) or not calls:
             return
-        hooks = calls.pop()
-        if hooks is None:
-            return
-        with suppress(ValueError):
-            self._entered.remove(self._swapper)
-        try:
-            hooks.leave()
-        finally:
-            self._count_down()
+        loan = calls.pop()
+        if loan is not None:
+            try:
+                self._end(loan)
+            finally:
+                self._leave_if_done()
 
     @property
     def _swapper(self) -> Swapper:
@@ -95,20 +119,26 @@ class Lending:
         """Whether the call saves something, and no session is there to see it."""
         return not self._entered and torch.is_grad_enabled() and _graph_task() == _NO_TASK
 
-    def _count_up(self) -> bool:
-        with self._lock:
-            self._count += self._is_on
-            return self._is_on
+    def _is_running(self, loan: _Loan) -> bool:
+        """Whether the call goes on: another thread may be in the middle of it."""
+        frame = sys._current_frames().get(loan.thread)  # noqa: SLF001
+        return any(is_call_of(each, self._model) for each in global_hooks.running_modules(frame))
 
-    def _count_down(self) -> None:
+    def _end(self, loan: _Loan) -> None:
+        try:
+            loan.end()
+        finally:
+            with self._lock, suppress(ValueError):
+                self._loans.remove(loan)
+
+    def _leave_if_done(self) -> None:
         with self._lock:
-            self._count -= 1
-            is_done = not self._is_on and self._count == 0
+            is_done = not self._is_on and not self._loans
         if is_done:
             global_hooks.calls.remove(self)
 
 
-def is_call_of(module: torch.nn.Module, model: torch.nn.Module) -> bool:
+def is_call_of(module: torch.nn.Module, model: torch.nn.Module | None) -> bool:
     """Return whether a module is the model, or what `torch.compile` made of it."""
     if module is model:
         return True

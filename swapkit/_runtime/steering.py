@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
 ANY = ""  # the signature of all steps where there is no model
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
@@ -85,6 +87,7 @@ class Steering:
         self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
+        self._is_broken = False  # the forward raised: the step begins again with the next one
         self._is_late = False  # whether the step begins with a module's forward, whichever
         self._stepping = 0  # the thread that runs the step, once its forward was seen
         self._calls_model = model is not None  # as far as is known
@@ -185,6 +188,8 @@ class Steering:
     def leave(self, module: torch.nn.Module) -> None:
         """It has ended."""
         leave_repeated(module)  # of whichever plan was followed when it began
+        if self._is_begun and global_hooks.has_raised() and is_call_of(module, self._model):
+            self._is_broken = self._is_innermost and _graph_task() == _NO_TASK
 
     def _see_forward(self, module: torch.nn.Module) -> None:
         """Begin a step if the model's forward is the first one of it."""
@@ -193,7 +198,10 @@ class Steering:
         if torch._C._get_tracing_state() is not None:  # noqa: SLF001 - of `torch.jit`: no step
             return
         # What was run for evaluation, and saved for nothing, is no part of the step.
-        if self._is_begun and (self._is_training or not module.training):
+        if self._is_broken:
+            self._is_broken = False
+            self._stop_recording()
+        elif self._is_begun and (self._is_training or not module.training):
             return
         drop_left()  # a recorder's that stopped in backward would slow down what follows
         self._is_begun, self._is_training = True, module.training
@@ -319,7 +327,7 @@ class Steering:
         try:
             self._learn(outcome)
         finally:
-            self._is_begun = False
+            self._is_begun = self._is_broken = False
             self._enter_step(self._signature)
 
     def _is_heavier(self, instruction: Instruction) -> bool:

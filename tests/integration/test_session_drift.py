@@ -232,3 +232,23 @@ def test_step_when_a_single_one_is_odd_then_the_plan_stays() -> None:
     log = train_both(make, 0.6, STEPS)
     assert "warmup" not in log.stages[1:]
     assert log.stages[-CALM:] == ["stable"] * CALM
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_forward_when_it_is_interrupted_then_the_step_begins_again_with_the_next(
+    error: type[BaseException],
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise error
+
+    def before(training: Training, step: int) -> None:
+        if step in {CHANGE, CHANGE + 2}:
+            handle = training.model[LAYERS // 2].register_forward_pre_hook(interrupt)  # type: ignore[index]
+            with pytest.raises(error):
+                training.step()
+            handle.remove()
+
+    log = train_both(make_training, SHARE, STEPS, before)
+    assert log.stages[CHANGE - 1 :] == ["stable"] * (STEPS - CHANGE + 1)
+    assert log.replans[-1] == log.replans[CHANGE - 1]
+    assert log.rescues_since(CHANGE - 1) == 0

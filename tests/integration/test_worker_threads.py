@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime import global_hooks
+from swapkit._runtime.lending import Lending
 from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
@@ -104,6 +106,37 @@ def test_forward_when_it_ends_on_another_thread_then_no_hooks_stay_there(
         ThreadPoolExecutor(1) as executor,
     ):
         assert executor.submit(look).result() == [None, None, []]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_forward_when_it_is_interrupted_on_another_thread_then_the_next_session_plans_there(
+    installation: Installation, goes_on: bool
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def run_interrupted(training: Training) -> None:
+        handle = training.model[3].register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            training.step()
+        handle.remove()
+
+    with ThreadPoolExecutor(1) as executor:
+        training = Training()
+        limit = limit_above_reserved(installation, 64 * MIB)
+        with swapkit.budget(limit, training.model, training.optimizer) as session:
+            executor.submit(run_interrupted, training).result()
+            found = [executor.submit(training.step).result() for _ in range(STEPS * goes_on)]
+            assert (session.plan is not None) is goes_on
+        assert found == expected()[: len(found)]
+        assert installation.runtime.entered.stack == []
+        assert executor.submit(lambda: installation.runtime.entered.stack).result() == []
+        assert not any(isinstance(each, Lending) for each in global_hooks.calls.now)
+        training = Training()
+        with swapkit.budget(limit, training.model, training.optimizer) as session:
+            found = [executor.submit(training.step).result() for _ in range(STEPS)]
+            assert session.plan is not None
+        assert found == expected()
 
 
 def test_session_when_it_ends_in_the_middle_of_a_forward_then_that_gives_back_its_hooks(

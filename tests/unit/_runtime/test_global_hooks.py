@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,6 +97,65 @@ def test_listener_when_a_forward_raises_then_it_hears_of_its_end(listener: Liste
     with pytest.raises(RuntimeError, match="shapes"):
         module(torch.ones(3))
     assert [what for what, _, _ in listener.heard] == ["enter", "leave"]
+
+
+class Interrupted(nn.Module):
+    """Raises what torch runs no hooks for, the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_due = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_due:
+            self.is_due = False
+            raise KeyboardInterrupt
+        return x
+
+
+def test_listener_when_a_forward_is_interrupted_then_it_hears_of_it_with_the_next_call(
+    listener: Listener,
+) -> None:
+    inner = Interrupted()
+    outer = nn.Sequential(inner)
+    with pytest.raises(KeyboardInterrupt):
+        outer(torch.ones(1))
+    outer(torch.ones(1))
+    enters, leaves = [("enter", outer), ("enter", inner)], [("leave", inner), ("leave", outer)]
+    assert [heard[:2] for heard in listener.heard] == [*enters, *leaves] * 2
+
+
+def test_listener_when_an_interruption_is_caught_inside_then_it_hears_of_both_ends(
+    listener: Listener,
+) -> None:
+    class Catching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Interrupted()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with suppress(KeyboardInterrupt):
+                self.inner(x)
+            return x
+
+    outer = Catching()
+    outer(torch.ones(1))
+    assert [heard[:2] for heard in listener.heard] == [
+        ("enter", outer),
+        ("enter", outer.inner),
+        ("leave", outer.inner),
+        ("leave", outer),
+    ]
+
+
+def test_listener_when_a_module_calls_itself_then_each_call_ends_once(listener: Listener) -> None:
+    class Recursive(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+            result: torch.Tensor = self(x, depth - 1) if depth else x
+            return result
+
+    Recursive()(torch.ones(1))
+    assert [what for what, _, _ in listener.heard] == ["enter"] * 3 + ["leave"] * 3
 
 
 def test_listeners_when_they_come_and_go_in_a_step_then_the_step_goes_on(
