@@ -294,9 +294,9 @@ def test_training_when_segments_are_whole_then_the_same_numbers_inside_the_budge
         import swapkit, torch
         swapkit.install()
         torch.manual_seed(0)
-        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        x = torch.randn(8192, 512)
+        x = torch.randn(65536, 64)  # 16 MiB
         with swapkit.budget("128MiB", model, optimizer) as session:
             for _ in range(2):
                 loss = model(x).square().mean()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WIDTH = 128
-TOKENS = 2048
+TOKENS = 1024
 LAYERS = 6
 STEPS = 3
 
