@@ -45,7 +45,8 @@ def lower(
     rows, inputs, extra_bytes = _columns_of_chains(find_chains(touches, items))
     steps = {operator: step for step, operator in enumerate(sorted(set(join(*rows))))}
     storages, *lives = _columns(items)
-    slots = _Slots(trace, lives)
+    chain_bytes = np.array(extra_bytes, np.int64)
+    slots = _Slots(trace, lives, chain_bytes)
     births, readies, releases, uses, deaths = map(slots.of, lives)
     nbytes = _sizes(trace)
     seconds = np.array([operator.seconds for operator in trace.operators], np.float64)
@@ -62,7 +63,7 @@ def lower(
         deaths=deaths,
         can_swap=np.ones(len(items), np.bool_),
         can_recompute=np.array(list(map(bool, rows)), np.bool_),
-        chain_bytes=np.array(extra_bytes, np.int64),
+        chain_bytes=chain_bytes,
         classes=_classes(items),
         own_steps=_own_steps(rows, steps),
         step_seconds=seconds[_indexes(steps)],
@@ -74,13 +75,18 @@ def lower(
 
 
 class _Slots:
-    """Operators in a row between which nothing happens to any item."""
+    """Operators in a row between which nothing happens to any item.
 
-    def __init__(self, trace: Trace, lives: list[Indexes]) -> None:
+    An operator before which items are made again is a slot of its own: what that takes beside them
+    counts for a whole slot, of which another operator may have the most bytes.
+    """
+
+    def __init__(self, trace: Trace, lives: list[Indexes], chain_bytes: Bytes) -> None:
         births, readies, releases, uses, deaths = lives
         begins = np.zeros(len(trace.operators) + 1, np.bool_)
         begins[0] = True
-        for firsts in (births, readies + 1, releases + 1, uses, deaths + 1):
+        made = uses[chain_bytes > 0]
+        for firsts in (births, readies + 1, releases + 1, uses, made + 1, deaths + 1):
             begins[firsts] = True
         self.starts = np.flatnonzero(begins[:-1])
         self._slot_of = np.append(np.cumsum(begins[:-1]) - 1, -1).astype(np.int32)

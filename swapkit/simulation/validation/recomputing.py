@@ -1,4 +1,8 @@
-"""What has to be there when, and which operators run again to make it."""
+"""What has to be there when, and which operators run again to make it.
+
+Which ones these are is settled when forward has run: whatever is gone when a storage is used first
+runs again, also where a plan has it made earlier, for something else that is made from it.
+"""
 
 from __future__ import annotations
 
@@ -81,15 +85,21 @@ class Resolver:
         for storage in storages:
             needs[storage] = need
             self._check_sole_writer(storage, maker, need)
-        self._rerun(maker, need)
+        for use in {self.gaps[storage].need for storage in storages}:
+            self._rerun(maker, need, use)
 
-    def _rerun(self, maker: int, need: int) -> None:
-        """Run `maker` again before `need`, and before it what its reads ask for."""
+    def _rerun(self, maker: int, need: int, use: int) -> None:
+        """Run `maker` again before `need`, and before it what its reads ask for.
+
+        `use`: the operator that uses what is made first.
+        """
         waiting = [maker]
+        seen: set[int] = set()
         while waiting:
             step = waiting.pop()
-            if step in self.demand.reruns[need]:
+            if step in seen:
                 continue
+            seen.add(step)
             self.demand.reruns[need].add(step)
             operator = self.trace.operators[step]
             if not operator.is_repeatable:
@@ -100,10 +110,10 @@ class Resolver:
             waiting += [
                 self.trace.storages[storage].birth
                 for storage in sorted(set(operator.reads))
-                if self._is_missing(storage, step, need)
+                if self._is_missing(storage, step, need, use)
             ]
 
-    def _is_missing(self, storage: int, step: int, need: int) -> bool:
+    def _is_missing(self, storage: int, step: int, need: int, use: int) -> bool:
         """Tell whether what `step` reads has to be made again before `need`; ask for it if not."""
         about = self.trace.storages[storage]
         where = f"operator {step}, run again before operator {need}, reads storage {storage}"
@@ -113,7 +123,7 @@ class Resolver:
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):
             self._object(f"{where}, which was written in between")
             return False
-        if need < about.death:
+        if use < about.death:
             if storage in self.actions and self.gaps[storage].last < need:
                 self.demand.needs[storage] = min(self.demand.needs[storage], need)
             return False

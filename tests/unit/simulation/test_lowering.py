@@ -164,6 +164,16 @@ def test_chain_when_operand_is_gone_then_its_maker_is_a_step_and_its_memory_coun
     assert problem.chain_bytes[0] == 33 + 4
 
 
+def test_slots_when_a_chain_takes_memory_then_only_the_operator_that_needs_it_is_there() -> None:
+    more = [*USE, operator("b", workspace_bytes=50), operator("b", (1,))]
+    operators = [operator("f", (), (0,)), operator("f", (0,), (1,)), *more]
+    problem = lower(trace_of(operators, [plain(0, 2, 33), saved(1, 6)]), least_bytes=1)
+    slot = problem.uses[0]
+    assert problem.chain_bytes[0] == 33
+    assert problem.slot_operators[[slot, slot + 1]].tolist() == [3, 4]
+    assert problem.slot_bytes[[slot, slot + 1]].tolist() == [100, 150]
+
+
 def test_chain_when_operand_is_an_item_then_input() -> None:
     problem = recomputed(first=saved(0, 5), more=[*USE, operator("b", (0,))])
     assert chain_of(problem, 1) == [1]

@@ -10,6 +10,7 @@ import pytest
 
 from swapkit.errors import InfeasibleBudget, PlanMismatch
 from swapkit.ir.checks import check_plan, check_trace
+from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Tier
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import (
@@ -24,9 +25,9 @@ from swapkit.simulation.timeline import (
 )
 from swapkit.simulation.validator import find_violations
 from tests.support.problems import layered_trace, machine_for, random_actions
+from tests.unit.simulation.steps import B, F, Row, make_step, with_operator
 
 if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
     from swapkit.simulation.problems import Problem
 
@@ -208,3 +209,19 @@ def test_simulate_when_plan_is_of_another_trace_then_plan_mismatch(
     plan = Plan(decisions=(Decision(storage=storage, action=action),), budget_bytes=1 << 40)
     with pytest.raises(PlanMismatch, match=message):
         simulate(trace, plan, machine_for(lower(trace), 2.0))
+
+
+def test_chain_when_a_later_operator_needs_more_then_its_memory_is_gone_by_then() -> None:
+    rows: list[Row] = [
+        (F, (0,), (1,)), (F, (1,), (2,)), (F, (2,), (3,)),
+        (B, (3,), ()), (B, (2,), ()), (B, (), ()), (B, (2, 0), ()),
+    ]  # fmt: skip
+    # 1 is not saved, so it is made again on the way to 2, and gone when operator 5 runs.
+    trace = make_step(rows, {0: 10, 1: 100, 2: 20, 3: 10}, saved=(2,), changes={1: {"death": 2}})
+    trace = with_operator(trace, 5, workspace_bytes=95)
+    machine = Machine(budget_bytes=130, out_bytes_per_second=1.0, in_bytes_per_second=1.0)
+    decision = Decision(storage=2, action=Action.RECOMPUTE)
+    plan = Plan(decisions=(decision,), budget_bytes=machine.budget_bytes)
+    schedule = simulate(trace, plan, machine)
+    assert schedule.prediction.peak_bytes == 130
+    assert find_violations(trace, plan, machine, schedule) == []
