@@ -1,5 +1,10 @@
 """How items are made again: by which operators, from what, and where that has to end.
 
+A chain begins at what is there when backward needs the item, as it was when forward read it. What
+the step was given belongs to the training loop, which may overwrite it as soon as forward has read
+it, unseen or in some steps only. Only if autograd has saved it, which a later operator of backward
+shows, plain torch would not allow that either.
+
 What an item is made from may itself have to be made again, and so on back to the beginning of the
 network: then recomputing anything would recompute everything. Two rules end that. What one block
 hands to another is never recomputed (an *anchor*), if blocks are what the model consists of; and
@@ -14,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from swapkit.ir.traces import BEFORE, Phase
+from swapkit.ir.traces import BEFORE, Kind, Phase
 
 if TYPE_CHECKING:
     from swapkit.simulation.items import Item, Touches
@@ -143,7 +148,10 @@ class _Finder:
 
     def _is_there(self, storage: int, operator: int, need: int) -> bool:
         """Return whether nothing frees it before it is needed, or changes it after `operator`."""
-        if storage in self._numbers or self._storages[storage].death <= need:
+        about = self._storages[storage]
+        if storage in self._numbers or about.death <= need:
+            return False
+        if about.kind is Kind.INPUT and self._touches.last_backward[storage] < need:
             return False
         writers = self._touches.writers[storage]
         next_write = bisect_left(writers, operator)

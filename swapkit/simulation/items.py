@@ -39,6 +39,7 @@ class Touches:
         count = len(trace.storages)
         self.last_forward = [NEVER] * count  # operator of a forward that read or wrote it
         self.next_read = [NEVER] * count  # the first one after that, of another phase
+        self.last_backward = [NEVER] * count  # operator of a backward pass that read it
         self.first_optimizer = [NEVER] * count
         self.writers: list[list[int]] = [[] for _ in range(count)]
         self.is_disturbed = [False] * count  # written between `last_forward` and `next_read`
@@ -72,9 +73,12 @@ class Touches:
     def _note_other(self, index: int) -> None:
         operator = self.trace.operators[index]
         is_optimizer = operator.phase is Phase.OPTIMIZER
+        is_backward = operator.phase is Phase.BACKWARD
         for storage in operator.reads:
             if self.next_read[storage] == NEVER:
                 self.next_read[storage] = index
+            if is_backward:
+                self.last_backward[storage] = index
             if is_optimizer and self.first_optimizer[storage] == NEVER:
                 self.first_optimizer[storage] = index
         for storage in operator.writes:

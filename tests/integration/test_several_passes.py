@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 import swapkit
 from swapkit.ir.plans import Action
 from tests.support import installed
-from tests.support.sessions import Training, digest, in_use_bytes, train, train_plainly
+from tests.support.sessions import Training, Whole, in_use_bytes, train, train_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,37 +35,6 @@ def make_layers(inputs: int, outputs: int) -> nn.Sequential:
     for _ in range(4):
         layers += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
-
-
-@dataclass
-class Whole(Training):
-    """A program whose outcome is everything that it leaves behind."""
-
-    def outcome(self) -> list[str]:
-        assert self.optimizer is not None
-        tensors = [*self.model.state_dict().values()]
-        for state in self.optimizer.state_dict()["state"].values():
-            tensors += _tensors_in(list(state.values()))
-        return [*self.results, digest(tensors), digest([torch.get_rng_state()])]
-
-    def step(self) -> None:
-        torch.manual_seed(self.steps_done)
-        self.steps_done += 1
-        self.results.append(self.loss().hex())
-
-    def loss(self) -> float:
-        """Train one step; return its loss."""
-        raise NotImplementedError
-
-
-def _tensors_in(values: list[Any]) -> list[torch.Tensor]:
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list):
-            found += _tensors_in(value)
-    return found
 
 
 class ActorCritic(nn.Module):

@@ -156,6 +156,8 @@ def layered_trace(
         block = f"model.layers.{layer}" if numbered else "model.body"
         gradient = _run_backward(builder, made[layer], weights[layer], block, gradient)
         gradients.append((layer, gradient))
+    last = builder.add_storage(4, Kind.GRADIENT, len(builder.operators))
+    builder.run("embedding_backward", Phase.BACKWARD, 0.1, (tokens, gradient), (last,), "model")
     if optimizer:
         _run_optimizer(builder, weights)
     return builder.finish(seed)

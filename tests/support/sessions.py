@@ -101,6 +101,37 @@ class Training:
         return [*self.results, *state, digest([torch.get_rng_state()])]
 
 
+@dataclass
+class Whole(Training):
+    """A program whose outcome is everything that it leaves behind."""
+
+    def outcome(self) -> list[str]:
+        assert self.optimizer is not None
+        tensors = [*self.model.state_dict().values()]
+        for state in self.optimizer.state_dict()["state"].values():
+            tensors += _tensors_in(list(state.values()))
+        return [*self.results, digest(tensors), digest([torch.get_rng_state()])]
+
+    def step(self) -> None:
+        torch.manual_seed(self.steps_done)
+        self.steps_done += 1
+        self.results.append(self.loss().hex())
+
+    def loss(self) -> float:
+        """Train one step; return its loss."""
+        raise NotImplementedError
+
+
+def _tensors_in(values: list[Any]) -> list[torch.Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list):
+            found += _tensors_in(value)
+    return found
+
+
 def digest(tensors: Iterable[torch.Tensor]) -> str:
     content = b"".join(each.detach().contiguous().numpy().tobytes() for each in tensors)
     return hashlib.sha256(content).hexdigest()[:16]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swapkit.ir.plans import Action
-from swapkit.ir.traces import BEFORE
+from swapkit.ir.traces import BEFORE, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,6 +124,8 @@ class Resolver:
             self._object(f"{where}, which was written in between")
             return False
         if use < about.death:
+            if self._may_be_overwritten(storage, use):
+                self._object(f"{where}, which the training loop may have changed by then")
             if storage in self.actions and self.gaps[storage].last < need:
                 self.demand.needs[storage] = min(self.demand.needs[storage], need)
             return False
@@ -132,6 +134,13 @@ class Resolver:
             return False
         self._check_sole_writer(storage, about.birth, need)
         return True
+
+    def _may_be_overwritten(self, storage: int, use: int) -> bool:
+        """Tell whether something is an input that autograd has not saved for `use` or later."""
+        return self.trace.storages[storage].kind is Kind.INPUT and not any(
+            each.phase is Phase.BACKWARD and each.is_read and each.operator >= use
+            for each in self.touches[storage]
+        )
 
     def _check_sole_writer(self, storage: int, maker: int, need: int) -> None:
         writers = [

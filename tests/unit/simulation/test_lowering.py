@@ -164,6 +164,19 @@ def test_chain_when_operand_is_gone_then_its_maker_is_a_step_and_its_memory_coun
     assert problem.chain_bytes[0] == 33 + 4
 
 
+@pytest.mark.parametrize(("last", "is_found"), [(2, False), (3, True), (4, True)])
+def test_chain_when_it_begins_at_an_input_then_autograd_has_to_have_saved_that(
+    last: int, is_found: bool
+) -> None:
+    reads = {2: (), 3: (1,), 4: ()}
+    more = [
+        operator("b", (*reads[number], 0) if number == last else reads[number]) for number in reads
+    ]
+    problem = recomputed(first=plain(BEFORE, 5, kind=Kind.INPUT), more=more)
+    assert problem.slot_operators[problem.uses[0]] == 3
+    assert problem.can_recompute.tolist() == [is_found]
+
+
 def test_slots_when_a_chain_takes_memory_then_only_the_operator_that_needs_it_is_there() -> None:
     more = [*USE, operator("b", workspace_bytes=50), operator("b", (1,))]
     operators = [operator("f", (), (0,)), operator("f", (0,), (1,)), *more]

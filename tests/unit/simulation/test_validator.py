@@ -210,6 +210,20 @@ def test_chain_when_through_what_nobody_saved_then_legal() -> None:
     assert find_violations(SHORT_LIVED, again(2), MACHINE) == []
 
 
+@pytest.mark.parametrize(("last", "is_legal"), [(3, False), (4, True), (5, True)])
+def test_input_when_autograd_has_not_saved_it_so_long_then_nothing_is_made_from_it(
+    last: int, is_legal: bool
+) -> None:
+    reads = {3: (3,), 4: (2,), 5: ()}
+    backward: list[Row] = [(B, (*reads[n], 0) if n == last else reads[n], ()) for n in reads]
+    changes = {0: {"death": 6}, 1: {"death": 3}}
+    trace = make_step([*CHAIN[:3], *backward], SIZES, saved=(2,), changes=changes)
+    if is_legal:
+        assert find_violations(trace, again(2), MACHINE) == []
+    else:
+        assert_found(trace, again(2), "which the training loop may have changed by then")
+
+
 def test_chain_when_a_write_follows_the_need_then_legal() -> None:
     trace = make_step([*CHAIN, (O, (0,), (0, 1))], SIZES, saved=(1,))
     assert find_violations(trace, again(1), MACHINE) == []
