@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
+# Of the limit: more memory in use before a step than this, beside what was in use before the
+# recorded one, is another situation.
+HEAVIER = 1 / 256
+
 
 def sign(module: torch.nn.Module, inputs: object) -> str:
     """Return text that is the same for steps that a model is given the same kind of inputs in."""
@@ -87,3 +91,14 @@ def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_byt
 def _is_known(path: str, known: set[str]) -> bool:
     """Whether a model has a module, or the one in whose forward it was made."""
     return path in known or path.rpartition(".")[0] in known - {""}
+
+
+def is_heavier(began_bytes: int, trace: Trace | None, limit_bytes: int) -> bool:
+    """Return whether a step began with so much more in use than the recorded one that it differs.
+
+    Args:
+        began_bytes: in use at its beginning.
+        trace: the recorded one, if any.
+        limit_bytes: the budget.
+    """
+    return trace is not None and began_bytes > bytes_before(trace) + int(limit_bytes * HEAVIER)

@@ -18,6 +18,7 @@ from swapkit._native.sched import RESIDENT
 from swapkit._runtime import global_hooks
 from swapkit._runtime.following_tables import Run, Table, compile_plan
 from swapkit._runtime.guards import untraced
+from swapkit._runtime.lending import find_weakly
 from swapkit._runtime.recompute.recipes import settle_changed
 from swapkit._runtime.repeating import Repeated, Repetition, leave_repeated
 from swapkit.errors import SessionError
@@ -67,7 +68,7 @@ class Following:
         self.plan = plan
         self._trace = trace
         self._swapper = swapper
-        self._model = model
+        self._find_model = find_weakly(model)
         self._packer = swapper.events
         self._tracker = swapper.runtime.tracker
         self._table = compile_plan(trace, plan, self._tracker)
@@ -153,7 +154,8 @@ class Following:
 
     def _find_repetitions(self) -> Iterator[Repetition]:
         """Yield the operators that the plan repeats, by module."""
-        known = self._tracker.modules() if self._model is None else self._model.modules()
+        model = self._find_model()
+        known = self._tracker.modules() if model is None else model.modules()
         for module in known:
             repeats = self._table.repeats.get(self._tracker.name_of(module))
             if repeats is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,8 @@ from swapkit._runtime import global_hooks
 from swapkit._runtime.hooks import Hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from swapkit._runtime.swapper import Swapper
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
@@ -56,7 +59,7 @@ class Lending:
     def __init__(self, hooks: Hooks, model: torch.nn.Module) -> None:
         """Prepare; nothing is lent before `start`."""
         self._hooks = hooks
-        self._model = model
+        self._find_model = find_weakly(model)
         self._lent = _Lent()
         self._lock = threading.Lock()  # of the next two; nothing is called that takes another
         self._loans: list[_Loan] = []
@@ -79,7 +82,7 @@ class Lending:
 
     def enter(self, module: torch.nn.Module) -> None:
         """Lend the hooks to a call of the model on a thread that has no session's."""
-        if not is_call_of(module, self._model):
+        if not is_call_of(module, self._find_model()):
             return
         calls = self._lent.calls
         calls.append(None)
@@ -98,7 +101,7 @@ class Lending:
     def leave(self, module: torch.nn.Module) -> None:
         """Take back what the call was lent."""
         calls = self._lent.calls
-        if not is_call_of(module, self._model) or not calls:
+        if not is_call_of(module, self._find_model()) or not calls:
             return
         loan = calls.pop()
         if loan is not None:
@@ -122,7 +125,9 @@ class Lending:
     def _is_running(self, loan: _Loan) -> bool:
         """Whether the call goes on: another thread may be in the middle of it."""
         frame = sys._current_frames().get(loan.thread)  # noqa: SLF001
-        return any(is_call_of(each, self._model) for each in global_hooks.running_modules(frame))
+        return any(
+            is_call_of(each, self._find_model()) for each in global_hooks.running_modules(frame)
+        )
 
     def _end(self, loan: _Loan) -> None:
         try:
@@ -139,8 +144,17 @@ class Lending:
 
 
 def is_call_of(module: torch.nn.Module, model: torch.nn.Module | None) -> bool:
-    """Return whether a module is the model, or what `torch.compile` made of it."""
-    if module is model:
-        return True
+    """Return whether a module is the model, or what `torch.compile` made of it. None: is gone."""
+    if module is model or model is None:
+        return module is model
     is_compiled = type(module).__name__ == "OptimizedModule"
     return is_compiled and getattr(module, "_orig_mod", None) is model
+
+
+def find_weakly(model: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
+    """Return what finds a model while somebody else holds it."""
+    return _find_none if model is None else weakref.ref(model)
+
+
+def _find_none() -> None:
+    """Return no model: none was given."""

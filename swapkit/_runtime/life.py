@@ -255,6 +255,7 @@ class Life:
             undo.add(steering.stop)
             self.steering = steering
             steering.start()
+        self._model, self._optimizers = None, ()  # the session holds them while it is active
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -274,6 +275,8 @@ class Life:
             self._go_inert()
             errors = self._of_thread.run() if self.is_own else []
             errors += self._of_process.run()
+            if not self.is_own and self.steering is not None:
+                self.steering.drop()
             if not self.is_own and self not in _ending:
                 _ending.append(self)
                 global_hooks.steps.add(_finisher)

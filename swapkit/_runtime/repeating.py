@@ -64,7 +64,7 @@ class Repetition:
 
     def __init__(self, module: torch.nn.Module, rows: Sequence[Row], gate: Gate) -> None:
         """Let a gate decide, but for operators that a user has spoken of."""
-        self.module = module
+        self.find_module = weakref.ref(module)
         self.gate = gate
         self._by_name = {row.operator: row for row in rows}
         self._spoken: OperatorRows | None = None
@@ -141,16 +141,19 @@ class Repeated:
         """Let a plan's rows hold from now on. `packer`: of the session that follows the plan."""
         self._packer = packer
         # By identity: a module of the user's may compare, and hash, as it likes.
-        self._by_module = {id(each.module): each for each in repetitions}
-        for each in self._by_module.values():
-            _repetitions[each.module] = each
+        self._by_module: dict[int, Repetition] = {}
+        for each in repetitions:
+            module = each.find_module()
+            if module is not None:
+                self._by_module[id(module)] = _repetitions[module] = each
 
     def end(self) -> None:
         """Watch nothing more, in the middle of a module of this thread too."""
         repetitions, self._by_module = self._by_module, {}
         for each in repetitions.values():
-            if _repetitions.get(each.module) is each:
-                del _repetitions[each.module]
+            module = each.find_module()
+            if module is not None and _repetitions.get(module) is each:
+                del _repetitions[module]
         self.settle()
 
     def settle(self) -> None:
@@ -169,7 +172,7 @@ class Repeated:
         On any thread, with no lock held; `leave_repeated` undoes it.
         """
         repetition = self._by_module.get(id(module))
-        if repetition is None:
+        if repetition is None or repetition.find_module() is not module:
             return
         watch: _Repeating | None = None
         part = part_of(module)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.advice import advise_layout
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from types import TracebackType
+    from typing import SupportsIndex
 
     import torch
     from typing_extensions import Self
@@ -189,6 +190,13 @@ class Session:
             return f"<swapkit session, budget {format_bytes(self.limit_bytes)}, not entered>"
         state = self.stage if self.is_active else "ended"
         return f"<swapkit session, {summarize(self.stats, state)}>"
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "a swapkit session cannot be pickled or copied, being of this process: save its plan "
+            "by `session.save_plan(path)`, which the next one takes as plan=path, and its numbers "
+            "from `session.metrics()`"
+        )
 
     def _look(self) -> Course:
         """Return where the search for a plan stands."""

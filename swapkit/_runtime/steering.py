@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,9 +20,9 @@ import torch
 
 from swapkit._runtime import global_hooks
 from swapkit._runtime.course import Course
-from swapkit._runtime.fitting import bytes_before, check_fit, describe, pace, sign
+from swapkit._runtime.fitting import check_fit, describe, is_heavier, pace, sign
 from swapkit._runtime.following import Following
-from swapkit._runtime.lending import Lending, is_call_of
+from swapkit._runtime.lending import Lending, find_weakly, is_call_of
 from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Recorder, Setting
@@ -47,9 +48,6 @@ _log = logging.getLogger(__name__)
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
 ANY = ""  # the signature of all steps where there is no model
-# Of the limit: more memory in use before a step than this, beside what was in use before the
-# recorded one, is another situation.
-HEAVIER = 1 / 256
 # What plans leave free at least, if there are any for that: each end of a piece of free memory may
 # lie within a granule, which then serves nothing else.
 SPARE_GRANULES = 16
@@ -70,8 +68,9 @@ class Steering:
         self._installation = installation
         self._hooks = hooks
         self._swapper = hooks.swapper
-        self._model = model
-        self._optimizers = optimizers
+        # Weakly: the session holds them, and what its thread takes back later needs them no more.
+        self._find_model = find_weakly(model)
+        self._optimizers = [weakref.ref(each) for each in optimizers]
         self._aim = aim
         # A policy may bring a search of its own.
         make_learner = getattr(aim.policy, "make_learner", Learner)
@@ -95,6 +94,7 @@ class Steering:
         self._following: Following | None = None
         self._followings: OrderedDict[int, Following] = OrderedDict()  # by the plan
         self._recorder: Recorder | None = None
+        self._recording = threading.Lock()  # of who takes the recorder away
 
         self._machine: Machine | None = None
         self._began = 0.0
@@ -135,8 +135,9 @@ class Steering:
         if self._aim.saved_plan is not None:
             self._adopt(*self._aim.saved_plan)
         with ExitStack() as undo:
-            if self._model is not None:
-                lending = Lending(self._hooks, self._model)
+            model = self._find_model()
+            if model is not None:
+                lending = Lending(self._hooks, model)
                 lending.start()
                 undo.callback(lending.stop)
             global_hooks.calls.add(self)
@@ -149,13 +150,17 @@ class Steering:
         """Undo `start`, in the middle of a step too."""
         self._undo.close()
 
+    def drop(self) -> None:
+        """Let go of what is recorded, which holds the model, before `stop`. Any thread."""
+        self._stop_recording()
+
     def _adopt(self, trace: Trace, plan: Plan) -> None:
         """Follow a plan that was made before.
 
         Raises:
             PlanMismatch: it cannot be for this model or budget.
         """
-        check_fit(trace, plan, self._model, self._aim.limit_bytes)
+        check_fit(trace, plan, self._find_model(), self._aim.limit_bytes)
         self._learner.adopt(trace.signature, trace, plan)
         self._signature = trace.signature
         self._is_unbound = plan.trace is not None  # recorded outside of a session
@@ -176,7 +181,7 @@ class Steering:
 
     def enter(self, module: torch.nn.Module) -> None:
         """A module's forward begins, on any thread: see `global_hooks.CallListener`."""
-        model = self._model
+        model = self._find_model()
         if model is not None and is_call_of(module, model):
             self._see_forward(model)
         elif self._is_late and torch.is_grad_enabled() and self._is_innermost and can_stay():
@@ -188,7 +193,7 @@ class Steering:
     def leave(self, module: torch.nn.Module) -> None:
         """It has ended."""
         leave_repeated(module)  # of whichever plan was followed when it began
-        if self._is_begun and global_hooks.has_raised() and is_call_of(module, self._model):
+        if self._is_begun and global_hooks.has_raised() and is_call_of(module, self._find_model()):
             self._is_broken = self._is_innermost and _graph_task() == _NO_TASK
 
     def _see_forward(self, module: torch.nn.Module) -> None:
@@ -251,7 +256,7 @@ class Steering:
         self._stop_following()
         following = self._followings.pop(id(plan), None)
         if following is None:
-            following = Following(self._swapper, self._model, trace, plan)
+            following = Following(self._swapper, self._find_model(), trace, plan)
         self._followings[id(plan)] = following
         while len(self._followings) > CASES_KEPT:
             self._followings.popitem(last=False)
@@ -275,8 +280,8 @@ class Steering:
                 device=device.name,
                 tracker=self._installation.tracker,
                 pool=device.pool,
-                root=self._model,
-                optimizers=self._optimizers,
+                root=self._find_model(),
+                optimizers=tuple(each for ref in self._optimizers if (each := ref())),
             )
         )
         if type(recorder.timer) is HostTimer:
@@ -287,7 +292,8 @@ class Steering:
         self._hooks.packer.observer = recorder.savings
 
     def _stop_recording(self) -> Trace | None:
-        recorder, self._recorder = self._recorder, None
+        with self._recording:
+            recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
         self._hooks.packer.observer = None
@@ -322,19 +328,13 @@ class Steering:
             rescues=self._swapper.rescue.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,
-            is_heavier=self._is_heavier(instruction),
+            is_heavier=is_heavier(self._began_bytes, instruction.trace, self._aim.limit_bytes),
         )
         try:
             self._learn(outcome)
         finally:
             self._is_begun = self._is_broken = False
             self._enter_step(self._signature)
-
-    def _is_heavier(self, instruction: Instruction) -> bool:
-        if instruction.trace is None:
-            return False
-        slack_bytes = int(self._aim.limit_bytes * HEAVIER)
-        return self._began_bytes > bytes_before(instruction.trace) + slack_bytes
 
     def _learn(self, outcome: Outcome) -> None:
         """Give a step's outcome to the learner; say in the log what comes of it."""

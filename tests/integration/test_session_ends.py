@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -360,3 +361,21 @@ def test_metrics_when_asked_then_flat_numbers_under_the_prefix() -> None:
     assert "swapkit/step_seconds" not in metrics  # not known under "rescue" or so soon
     assert all(type(value) in {int, float} for value in metrics.values())
     assert session.metrics(prefix="")["peak_bytes"] == session.stats.peak_bytes
+
+
+@pytest.mark.parametrize("policy", ["auto", "recompute", "rescue"])
+@pytest.mark.parametrize("steps", [0, 1, STEPS])
+def test_close_when_on_another_thread_then_model_and_optimizer_can_go(
+    policy: str, steps: int
+) -> None:
+    training = make_training()
+    session = swapkit.budget("1GiB", training.model, training.optimizer, policy=policy)
+    session.__enter__()
+    for _ in range(steps):
+        training.step()
+    training.forward()  # while it is recorded, after one step
+    on_thread(session.close)
+    held = [weakref.ref(each) for each in (training.model, training.optimizer)]
+    del training
+    gc.collect()
+    assert [each() for each in held] == [None, None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
+import pickle
 import weakref
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ from swapkit.errors import OverBudget, SessionError
 from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from swapkit._runtime.installation import Installation
 
 ROOMY = 1 << 40
@@ -241,3 +245,15 @@ def test_hints_when_the_host_is_full_then_its_limit_is_named() -> None:
     assert f"give at least {(ROOMY >> 20) + 1}MiB" in hints[2]
     assert not any("of saved tensors" in hint for hint in without)
     assert "give a larger one" in without[-1]
+
+
+@pytest.mark.parametrize("copied_by", [pickle.dumps, copy.deepcopy])
+def test_session_when_it_is_copied_then_refused_with_what_to_save(
+    installation: Installation, copied_by: Callable[[object], object]
+) -> None:
+    session = make_session()
+    with pytest.raises(TypeError, match=r"session\.save_plan\(path\)"):
+        copied_by(session)
+    with session, pytest.raises(TypeError, match=r"cannot be pickled or copied"):
+        copied_by({"model": nn.Linear(1, 1), "session": session})
+    assert_idle(installation)
