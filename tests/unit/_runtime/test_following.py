@@ -30,6 +30,9 @@ from tests.unit._runtime.following_rig import (
 pytestmark = pytest.mark.usefixtures("installation")
 
 
+LONG_NS = 50_000_000
+
+
 def watch(course: Course, storage_event: int) -> list[State]:
     """Run a step; return where what was saved at an event was after each event from then on."""
     states = States(course, [storage_event])
@@ -123,7 +126,8 @@ def test_prefetch_when_it_is_due_then_it_comes_and_not_before() -> None:
 
 
 def test_prefetch_when_none_is_named_then_it_comes_where_it_is_used() -> None:
-    course = Course(backend=Backend.cpu(copy_bytes_per_s=32 * MIB))
+    # No copy is done before this thread looks for it, however late that comes to run.
+    course = Course(backend=Backend.cpu(copy_latency_ns=LONG_NS))
     with course.running():
         trace = course.record()
         target = made_by(trace, "addmm")[0]
