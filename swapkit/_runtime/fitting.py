@@ -24,15 +24,38 @@ HEAVIER = 1 / 256
 
 
 def sign(module: torch.nn.Module, inputs: object) -> str:
-    """Return text that is the same for steps that a model is given the same kind of inputs in."""
+    """Return text that is the same for steps that a model is given the same kind of inputs in.
+
+    And in which the same modules train: what a norm changes besides its results, no event shows.
+    """
     leaves, structure = tree_flatten(inputs)
     parts = [str(structure), str(module.training)]
+    switched = _find_switched(module)
+    if switched:  # else the text stays that of the plans that were saved before
+        parts.append(f"switched: {switched}")
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             parts.append(f"{leaf.dtype}{tuple(leaf.shape)}{leaf.requires_grad}")
         else:
             parts.append(str(leaf) if isinstance(leaf, (bool, str)) else type(leaf).__name__)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _find_switched(module: torch.nn.Module) -> list[int]:
+    """Return which modules train where the model does not, or the reverse: places in a walk."""
+    is_training = module.training
+    seen = {id(module)}
+    waiting = [module]
+    switched = []
+    while waiting:  # once a step, over all modules: `modules()` makes their names, too
+        for each in waiting.pop()._modules.values():  # noqa: SLF001 - as above
+            if each is None or id(each) in seen:
+                continue
+            if each.training != is_training:
+                switched.append(len(seen))
+            seen.add(id(each))
+            waiting.append(each)
+    return switched
 
 
 def describe(plan: Plan) -> str:

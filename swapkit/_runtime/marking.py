@@ -187,14 +187,20 @@ def make_recipe(call: Call, results: object, which: Sequence[bool] = ()) -> Reci
     made = tensors_made(results)
     storages = [shim.storage_of(result) for result in made]
     # Some operators give a view of an operand and do not say so.
-    if not made or not all(storages) or not call.storages.isdisjoint(storages):
+    if not _are_plain(made, storages) or not call.storages.isdisjoint(storages):
         return None
     recipe = Recipe(call, made)
     wanted = which if len(which) == len(made) else [True] * len(made)
-    for result, is_wanted in zip(made, wanted, strict=True):
-        if is_wanted:
+    for result, storage, is_wanted in zip(made, storages, wanted, strict=True):
+        if storage and is_wanted:
             shim.mark(result, _PASS.choice, recipe, 0)
     return recipe
+
+
+def _are_plain(made: Sequence[torch.Tensor], storages: Sequence[int]) -> bool:
+    """Whether results have plain memory, as far as any: in evaluation a batch norm's others not."""
+    pairs = zip(made, storages, strict=True)
+    return any(storages) and all(storage or not result.numel() for result, storage in pairs)
 
 
 def _mark_swapped(choice: Choice, func: Operator, operands: object, results: object) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+# Operands without gradients up to this size are copied: statistics of so many channels.
+_COPIED_BYTES = 1 << 16
 _TREES = (list, tuple, dict)
 
 
@@ -50,6 +52,20 @@ def storage_of(tensor: torch.Tensor) -> int:
     if type(tensor) is torch.nn.Parameter:  # a kind of its own, with plain memory
         return _storage_id(tensor)
     return get_runtime().shim.storage_of(tensor)
+
+
+def copy_small(operand: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of what may be changed without its version; None: it is none such.
+
+    Torch counts no version of running statistics, which a norm elsewhere may update meanwhile.
+    """
+    if operand.requires_grad or not storage_of(operand):
+        return None
+    if operand.numel() * operand.element_size() > _COPIED_BYTES:
+        return None
+    copy = operand.detach().clone()
+    # Strides may decide how an operator computes: those of an expanded tensor are not kept.
+    return copy if copy.stride() == operand.stride() else None
 
 
 def claim(tensors: Sequence[torch.Tensor]) -> list[StorageWeakRef]:

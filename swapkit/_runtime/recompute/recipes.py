@@ -28,6 +28,7 @@ from swapkit._runtime.hooks import innermost
 from swapkit._runtime.recompute.by_storage import ByStorage
 from swapkit._runtime.recompute.leaves import (
     claim,
+    copy_small,
     flatten,
     storage_of,
     tensors_made,
@@ -132,7 +133,8 @@ class Call:
             if operand.requires_grad and operand.is_leaf:
                 # Not the leaf itself, whose data may be replaced meanwhile.
                 return saved_tensor(operand.detach(), itself=True)
-            return keep(operand)
+            copy = copy_small(operand)
+            return keep(operand) if copy is None else saved_tensor(copy, itself=True)
 
         return pack
 
