@@ -4,10 +4,15 @@
 step. What they use is idle between two passes, as it is between forward and the first one. A plan
 decides about a storage once, so here each such stretch becomes a storage of its own that continues
 the former one: it begins where an earlier pass has used that for the last time.
+
+A pass through another one's graph, as of a gradient penalty, uses what both have saved twice: for
+the nodes of the former pass, which come first, and much later for those of forward. That is such a
+stretch as well.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import replace
 from itertools import groupby, pairwise
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from swapkit.ir.traces import Event, Operator, Storage, Trace
+
+SHORTEST_WITHIN = 8  # operators: between two uses of one pass, less is too short to be away
 
 
 def continue_after_passes(trace: Trace) -> Trace:
@@ -56,13 +63,23 @@ def _find_begins(trace: Trace, passes: Sequence[range]) -> dict[int, list[int]]:
     touches, written = _find_touches(trace)
     begins: dict[int, list[int]] = {}
     for number, indexes in touches.items():
+        final = written.get(number, BEFORE)
         for last, following in pairwise(indexes):
-            # Between two touches of one pass a storage is away too shortly; and what is changed
-            # later is another version, which autograd would have to save anew.
-            is_between = last in pass_of and pass_of.get(following) != pass_of[last]
-            if is_between and following > last + 1 and written.get(number, BEFORE) <= last:
+            # What is changed later is another version, which autograd would have to save anew.
+            if last not in pass_of or final > last:
+                continue
+            is_within = pass_of.get(following) == pass_of[last]
+            shortest = _shortest(is_within=is_within, is_divided=number in begins)
+            if following - last > shortest:
                 begins.setdefault(number, []).append(last + 1)
     return begins
+
+
+def _shortest(*, is_within: bool, is_divided: bool) -> float:
+    """Return after how many operators at the least what is used again is idle in between."""
+    if not is_within:
+        return 1
+    return SHORTEST_WITHIN if is_divided else math.inf  # what one pass uses stays whole
 
 
 def _find_touches(trace: Trace) -> tuple[dict[int, list[int]], dict[int, int]]:

@@ -9,7 +9,7 @@ import pytest
 from swapkit.errors import InvalidDocument
 from swapkit.ir.checks import check_trace
 from swapkit.ir.codec import decode_trace, encode_trace
-from swapkit.ir.passes import continue_after_passes
+from swapkit.ir.passes import SHORTEST_WITHIN, continue_after_passes
 from swapkit.ir.traces import BEFORE, Event, EventKind, Operator, Phase, Storage, Trace
 
 
@@ -69,6 +69,33 @@ def test_trace_when_a_pass_saves_for_a_later_one_then_what_it_saves_is_divided_t
         replace(TRACE, operators=operators, storages=(TRACE.storages[0], created), events=())
     )
     assert divided.storages[2:] == (replace(created, birth=3, held=BEFORE, continues=1),)
+
+
+def use_again_later(trace: Trace, idle: int) -> Trace:
+    """Return a trace whose last pass uses storage 0 once more, after so many other operators."""
+    again = (*(operator(B) for _ in range(idle)), operator(B, reads=(0,)))
+    operators = (*trace.operators[:8], *again, trace.operators[8])
+    whole = replace(trace.storages[0], death=len(operators) - 1)
+    return replace(trace, operators=operators, storages=(whole, trace.storages[1]), events=())
+
+
+def test_trace_when_a_later_pass_uses_a_storage_twice_then_it_is_divided_in_between_too() -> None:
+    trace = use_again_later(TRACE, SHORTEST_WITHIN)
+    divided = continue_after_passes(trace)
+    check_trace(divided)
+    lives = [(each.birth, each.death) for each in divided.storages]
+    assert lives == [(0, 4), (1, 3), (4, 8), (8, 17)]
+    assert [each.continues for each in divided.storages] == [None, None, 0, 2]
+    assert divided.memory() == trace.memory()
+    near = continue_after_passes(use_again_later(TRACE, SHORTEST_WITHIN - 1))
+    assert [each.continues for each in near.storages] == [None, None, 0]
+
+
+def test_trace_when_only_one_pass_uses_a_storage_twice_then_it_stays_whole() -> None:
+    trace = use_again_later(TRACE, SHORTEST_WITHIN)
+    first = replace(trace.operators[3], reads=())
+    trace = replace(trace, operators=(*trace.operators[:3], first, *trace.operators[4:]))
+    assert continue_after_passes(trace) == trace
 
 
 @pytest.mark.parametrize(
