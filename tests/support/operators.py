@@ -53,8 +53,8 @@ class Calls(nn.Module):
         super().__init__()
         self.body = body
 
-    def forward(self, *args: Any) -> torch.Tensor:
-        made: torch.Tensor = self.body(*args)
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = self.body(*args, **kwargs)
         return made
 
 
