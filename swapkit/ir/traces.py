@@ -41,6 +41,9 @@ class Kind(enum.Enum):
     INPUT = "input"  # of the step, made outside of it
 
 
+_TRANSIENT = frozenset({Kind.ACTIVATION, Kind.INPUT})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One operator as it ran.
@@ -119,6 +122,16 @@ class Trace:
             f"{len(self.events)} events, {self.seconds:.4g} s, "
             f"peak {format_bytes(self.peak_bytes)}>"
         )
+
+    def is_given(self, storage: int) -> bool:
+        """Return whether no operator was seen to make a storage, and it is no state.
+
+        Such as the batch: it belongs to the training loop.
+        """
+        about = self.storages[storage]
+        if about.kind not in _TRANSIENT or about.continues is not None:
+            return False
+        return about.birth == BEFORE or storage not in self.operators[about.birth].writes
 
     @property
     def seconds(self) -> float:

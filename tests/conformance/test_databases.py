@@ -41,10 +41,15 @@ MOVED = ("swap_everything", "rescue_everything")
 STEPS = 4  # of a session: recorded twice, a candidate, and one more
 LEAST = 40  # cases that were compared, of a shard
 
-# The others take minutes, and recomputation is what could repeat an effect.
-# A gradient of the same values in another order of strides than torch gives it: not yet understood.
-KNOWN = {"recomputed": {"ormqr float32 0": [1]}, "mixed": {"ormqr float32 0": [1]}}
+# Under any dispatch mode torch takes another formula of this gradient, with other strides: see
+# `areAnyTensorSubclassLike` in its `householder_product_backward`.
+KNOWN = {
+    "recomputed": {"ormqr float32 0": [1]},
+    "mixed": {"ormqr float32 0": [1]},
+    "planned": {"ormqr float32 0": [1 + 8]},  # in the second step, which is recorded
+}
 
+# The others take minutes, and recomputation is what could repeat an effect.
 in_modes = pytest.mark.parametrize(
     "mode",
     ["recomputed", *(pytest.param(mode, marks=pytest.mark.slow) for mode in (*MOVED, "mixed"))],
@@ -120,7 +125,7 @@ def check_planned(cases: Iterator[Case]) -> int:
         ):
             found = differences(run_steps(case, model, session), expected)
             recomputed += session.stats.recomputed_regions
-        if found:
+        if found and found != KNOWN["planned"].get(case.name):
             wrong[case.name] = found
     assert not wrong
     return recomputed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swapkit.ir.plans import Action
-from swapkit.ir.traces import BEFORE, Kind, Phase
+from swapkit.ir.traces import BEFORE, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,7 +117,8 @@ class Resolver:
         """Tell whether what `step` reads has to be made again before `need`; ask for it if not."""
         about = self.trace.storages[storage]
         where = f"operator {step}, run again before operator {need}, reads storage {storage}"
-        if about.birth == step:
+        is_given = self.trace.is_given(storage)
+        if about.birth == step and not is_given:
             self._object(f"{where}, which it made itself")
             return False
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):
@@ -129,15 +130,15 @@ class Resolver:
             if storage in self.actions and self.gaps[storage].last < need:
                 self.demand.needs[storage] = min(self.demand.needs[storage], need)
             return False
-        if about.birth == BEFORE:
+        if is_given or about.birth == BEFORE:
             self._object(f"{where}, which is gone by then")
             return False
         self._check_sole_writer(storage, about.birth, need)
         return True
 
     def _may_be_overwritten(self, storage: int, use: int) -> bool:
-        """Tell whether something is an input that autograd has not saved for `use` or later."""
-        return self.trace.storages[storage].kind is Kind.INPUT and not any(
+        """Tell whether something was given, and autograd has not saved it for `use` or later."""
+        return self.trace.is_given(storage) and not any(
             each.phase is Phase.BACKWARD and each.is_read and each.operator >= use
             for each in self.touches[storage]
         )

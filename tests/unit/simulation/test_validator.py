@@ -224,6 +224,17 @@ def test_input_when_autograd_has_not_saved_it_so_long_then_nothing_is_made_from_
         assert_found(trace, again(2), "which the training loop may have changed by then")
 
 
+def test_operand_when_nobody_was_seen_to_make_it_then_it_is_as_an_input() -> None:
+    """Such as the result of a kernel that torch does not see, which appears where it is read."""
+    steps: list[Row] = [(F, (0,), (1,)), (F, (1,), (2,)), (B, (1,), ()), (B, (), ())]
+    changes = {0: {"kind": Kind.ACTIVATION, "birth": 0, "death": 4}}
+    trace = make_step(steps, {0: 10, 1: 100, 2: 100}, saved=(1,), changes=changes)
+    assert_found(trace, again(1), "which the training loop may have changed by then")
+    saved = [*steps[:3], (B, (0,), ())]
+    trace = make_step(saved, {0: 10, 1: 100, 2: 100}, saved=(1,), changes=changes)
+    assert find_violations(trace, again(1), MACHINE) == []
+
+
 def test_chain_when_a_write_follows_the_need_then_legal() -> None:
     trace = make_step([*CHAIN, (O, (0,), (0, 1))], SIZES, saved=(1,))
     assert find_violations(trace, again(1), MACHINE) == []
