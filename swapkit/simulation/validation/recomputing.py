@@ -117,10 +117,6 @@ class Resolver:
         """Tell whether what `step` reads has to be made again before `need`; ask for it if not."""
         about = self.trace.storages[storage]
         where = f"operator {step}, run again before operator {need}, reads storage {storage}"
-        is_given = self.trace.is_given(storage)
-        if about.birth == step and not is_given:
-            self._object(f"{where}, which it made itself")
-            return False
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):
             self._object(f"{where}, which was written in between")
             return False
@@ -130,7 +126,7 @@ class Resolver:
             if storage in self.actions and self.gaps[storage].last < need:
                 self.demand.needs[storage] = min(self.demand.needs[storage], need)
             return False
-        if is_given or about.birth == BEFORE:
+        if about.birth == BEFORE:
             self._object(f"{where}, which is gone by then")
             return False
         self._check_sole_writer(storage, about.birth, need)

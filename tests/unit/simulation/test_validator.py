@@ -185,7 +185,7 @@ def test_recomputed_when_input_is_recomputed_too_then_both_are_needed_by_then() 
                 [(F, (0, 1), (1,)), *CHAIN[1:]], SIZES, saved=(1,), changes={1: {"birth": 0}}
             ),
             1,
-            "reads storage 1, which it made itself",
+            "reads storage 1, which was written in between",
         ),
         (
             make_step([(F, (0,), ()), *CHAIN[1:]], SIZES, saved=(1,), changes={1: {"birth": 0}}),
