@@ -122,8 +122,9 @@ class Overwriting(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = x.tanh()
+        read = made.sigmoid()
         overwrite(made.detach())
-        return made.sigmoid()
+        return read
 
 
 def make_training(make: Callable[[], nn.Module]) -> Training:
