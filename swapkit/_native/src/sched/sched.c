@@ -11,7 +11,8 @@ enum { DEFAULT_IN_FLIGHT = 2, ROOM_START = 16 };
 
 SK_NO_ANALYSIS void sk__enter(sk_sched *sched) { sk__lock(&sched->lock); }
 
-SK_NO_ANALYSIS void sk__leave(sk_sched *sched) {
+/* Drop the owners that are no longer needed, each with the lock released. */
+SK_NO_ANALYSIS static void drop_owners(sk_sched *sched) {
     while (sched->ndrops > 0) {
         void *owner = sched->drops[--sched->ndrops];
         sched->ndropping++;
@@ -22,12 +23,18 @@ SK_NO_ANALYSIS void sk__leave(sk_sched *sched) {
             (void)pthread_cond_broadcast(&sched->changed);
         }
     }
+}
+
+SK_NO_ANALYSIS void sk__leave(sk_sched *sched) {
+    drop_owners(sched);
     sk__unlock(&sched->lock);
 }
 
 void sk__drops_await(sk_sched *sched) {
+    drop_owners(sched); /* or whoever has given them up drops them later */
     while (sched->ndropping > 0) {
         sk__wait(&sched->changed, &sched->lock);
+        drop_owners(sched);
     }
 }
 

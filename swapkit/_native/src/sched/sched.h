@@ -121,7 +121,7 @@ struct sk_sched {
 void sk__enter(sk_sched *sched) SK_ACQUIRE(sched->lock);
 /* Unlock, and drop the owners that are no longer needed. */
 void sk__leave(sk_sched *sched) SK_RELEASE(sched->lock);
-/* Wait until no other thread drops an owner any more. */
+/* Drop the owners that are no longer needed, and wait until no other thread drops one. */
 void sk__drops_await(sk_sched *sched) SK_REQUIRES(sched->lock);
 /* Make room for one more owner, so that giving it up cannot fail. */
 sk_status sk__owner_reserve(sk_sched *sched) SK_REQUIRES(sched->lock);
