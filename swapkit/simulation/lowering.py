@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.simulation.chains import Chain
     from swapkit.simulation.items import Item
-    from swapkit.simulation.problems import Bytes, Indexes
+    from swapkit.simulation.problems import Bytes, Flags, Indexes
 
     Row: TypeAlias = tuple[int, ...]
 
@@ -45,8 +45,8 @@ def lower(
     rows, inputs, extra_bytes = _columns_of_chains(find_chains(touches, items))
     steps = {operator: step for step, operator in enumerate(sorted(set(join(*rows))))}
     storages, *lives = _columns(items)
-    chain_bytes = np.array(extra_bytes, np.int64)
-    slots = _Slots(trace, lives, chain_bytes)
+    can_recompute = np.array(list(map(bool, rows)), np.bool_)
+    slots = _Slots(trace, lives, can_recompute)
     births, readies, releases, uses, deaths = map(slots.of, lives)
     nbytes = _sizes(trace)
     seconds = np.array([operator.seconds for operator in trace.operators], np.float64)
@@ -62,8 +62,8 @@ def lower(
         uses=uses,
         deaths=deaths,
         can_swap=np.ones(len(items), np.bool_),
-        can_recompute=np.array(list(map(bool, rows)), np.bool_),
-        chain_bytes=chain_bytes,
+        can_recompute=can_recompute,
+        chain_bytes=np.array(extra_bytes, np.int64),
         classes=_classes(items),
         own_steps=_own_steps(rows, steps),
         step_seconds=seconds[_indexes(steps)],
@@ -81,11 +81,11 @@ class _Slots:
     counts for a whole slot, of which another operator may have the most bytes.
     """
 
-    def __init__(self, trace: Trace, lives: list[Indexes], chain_bytes: Bytes) -> None:
+    def __init__(self, trace: Trace, lives: list[Indexes], can_recompute: Flags) -> None:
         births, readies, releases, uses, deaths = lives
         begins = np.zeros(len(trace.operators) + 1, np.bool_)
         begins[0] = True
-        made = uses[chain_bytes > 0]
+        made = uses[can_recompute]  # and what it is made from
         for firsts in (births, readies + 1, releases + 1, uses, made + 1, deaths + 1):
             begins[firsts] = True
         self.starts = np.flatnonzero(begins[:-1])
