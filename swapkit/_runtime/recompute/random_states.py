@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import random
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from swapkit._runtime.operators import is_random
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from swapkit._runtime.operators import Operator
+
+# How the state of a generator is read and set.
+_Access: TypeAlias = "tuple[Callable[[], Any], Callable[[Any], object]]"
 
 _NO_GENERATOR = ("cpu", "meta")  # of a device of their own
 _TORCH = ("aten", "prims")  # operators that say of themselves whether they draw random numbers
@@ -20,14 +25,24 @@ _TORCH = ("aten", "prims")  # operators that say of themselves whether they draw
 
 def may_be_random(function: Operator) -> bool:
     """Return whether an operator draws random numbers, or does not say that it does not."""
-    return is_random(function) or function.namespace not in _TORCH
+    return is_random(function) or _is_foreign(function)
+
+
+def _is_foreign(function: Operator) -> bool:
+    """Return whether an operator is a user's: it may be a function of Python, and run anything."""
+    return function.namespace not in _TORCH
 
 
 class RandomState:
-    """The random numbers that come next on the CPU and on an operator's device."""
+    """The random numbers that come next on the CPU and on an operator's device.
 
-    def __init__(self, arguments: Sequence[object]) -> None:
+    For a user's operator also those of Python's and numpy's global generators.
+    """
+
+    def __init__(self, function: Operator, arguments: Sequence[object]) -> None:
         self._cpu = torch.get_rng_state()
+        accesses = _global_generators() if _is_foreign(function) else []
+        self._others = [(access, access[0]()) for access in accesses]
         devices = [getattr(each, "device", each) for each in arguments]
         self._device = next(
             (
@@ -53,7 +68,28 @@ class RandomState:
             torch.set_rng_state(self._cpu)
             if device is not None:
                 getattr(torch, device.type).set_rng_state(self._on_device, device)
-            yield
+            with _others_again(self._others):
+                yield
+
+
+def _global_generators() -> list[_Access]:
+    found: list[_Access] = [(random.getstate, random.setstate)]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        found.append((numpy.get_state, numpy.set_state))
+    return found
+
+
+@contextlib.contextmanager
+def _others_again(others: Sequence[tuple[_Access, Any]]) -> Iterator[None]:
+    before = [(set_state, get_state()) for (get_state, set_state), _ in others]
+    for (_, set_state), state in others:
+        set_state(state)
+    try:
+        yield
+    finally:
+        for set_state, state in before:
+            set_state(state)
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ class Call:
         self.storages = frozenset(filter(None, map(storage_of, operands)))
         self._claims = claim(operands)
         self._settings = Settings()
-        self._random = RandomState(leaves) if may_be_random(function) else None
+        self._random = RandomState(function, leaves) if may_be_random(function) else None
         self._runtime = get_runtime()
         self._swapper = self._runtime.current_swapper()
         # Below autograd an alias has a version counter of its own, unless torch is told otherwise.
