@@ -134,8 +134,9 @@ class _Running(threading.local):
         """Tell that the innermost call has ended."""
         self.has_raised = has_raised
         self.ids.pop()
-        # One that is gone is another one to who asks.
-        module = self.modules.pop()() or torch.nn.Module()
+        module = self.modules.pop()()
+        if module is None:  # gone: another one to who asks
+            module = torch.nn.Module()
         for listener in reversed(calls.now):
             listener.leave(module)
 

@@ -7,7 +7,7 @@ may be repeated. So checksums are taken of what an operator has just made, of wh
 read, and of what is saved and used. They stay on the device until the step has ended: nothing waits
 for one, and none keeps what it is of.
 
-Not looked at are parameters and buffers (recipes copy what is small of those), and operators that
+Not looked at are parameters and buffers (recipes copy statistics), and operators that
 run outside of modules, which no plan repeats.
 """
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 _storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-# Operands without gradients up to this size are copied: statistics of so many channels.
-_COPIED_BYTES = 1 << 16
+_STATISTICS_BYTES = 1 << 16  # the most that are copied: of so many channels
 _TREES = (list, tuple, dict)
 
 
@@ -54,14 +53,18 @@ def storage_of(tensor: torch.Tensor) -> int:
     return get_runtime().shim.storage_of(tensor)
 
 
-def copy_small(operand: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy of what may be changed without its version; None: it is none such.
+def copy_statistics(operand: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of what may be running statistics; None: it is none such.
 
-    Torch counts no version of running statistics, which a norm elsewhere may update meanwhile.
+    Torch counts no version of those, which a norm elsewhere may update meanwhile. They are numbers
+    without gradients, one for each channel, in whatever shape an operator reads them.
     """
-    if operand.requires_grad or not storage_of(operand):
+    if operand.requires_grad or not operand.is_floating_point() or not storage_of(operand):
         return None
-    if operand.numel() * operand.element_size() > _COPIED_BYTES:
+    count = operand.numel()
+    if count != max(operand.shape, default=1):
+        return None
+    if count * operand.element_size() > _STATISTICS_BYTES:
         return None
     copy = operand.detach().clone()
     # Strides may decide how an operator computes: those of an expanded tensor are not kept.

@@ -28,7 +28,7 @@ from swapkit._runtime.hooks import innermost
 from swapkit._runtime.recompute.by_storage import ByStorage
 from swapkit._runtime.recompute.leaves import (
     claim,
-    copy_small,
+    copy_statistics,
     flatten,
     storage_of,
     tensors_made,
@@ -133,7 +133,7 @@ class Call:
             if operand.requires_grad and operand.is_leaf:
                 # Not the leaf itself, whose data may be replaced meanwhile.
                 return saved_tensor(operand.detach(), itself=True)
-            copy = copy_small(operand)
+            copy = copy_statistics(operand)
             return keep(operand) if copy is None else saved_tensor(copy, itself=True)
 
         return pack

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 aten: Any = torch.ops.aten
-SIDE = 160  # 100 KiB a matrix: more than recipes copy
+SIDE = 32
 
 
 def numbers() -> torch.Tensor:
