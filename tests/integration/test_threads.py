@@ -15,7 +15,7 @@ from tests.support import MIB, installed, limit_above_reserved, run_python
 from tests.support.threads import on_thread, on_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from swapkit._runtime.installation import Installation
 
@@ -41,10 +41,11 @@ def make_models(count: int) -> list[nn.Module]:
     ]
 
 
-def step(model: nn.Module) -> float:
+def step(model: nn.Module, before_backward: Callable[[], object] = lambda: None) -> float:
     """Train one step; return its loss."""
     generator = torch.Generator().manual_seed(1)
     loss = model(torch.rand(ROWS, WIDTH, generator=generator)).square().mean()
+    before_backward()
     loss.backward()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -95,13 +96,15 @@ def test_threads_when_each_has_its_model_inside_one_budget_then_the_numbers_stay
     expected = expected_losses(2, 4)
     models = make_models(2)
     losses: dict[int, list[float]] = {}
+    # All that two save at once is 24 MiB: each waits until the other has a graph, too.
+    both = threading.Barrier(2, timeout=60)
     with swapkit.budget(limit_above_reserved(installation, 20 * MIB)) as outer:
         limit_bytes = outer.limit_bytes
         stats: dict[int, int] = {}
 
         def work(number: int) -> None:
             with swapkit.budget(limit_bytes, models[number]) as session:
-                losses[number] = [step(models[number]) for _ in range(4)]
+                losses[number] = [step(models[number], both.wait) for _ in range(4)]
             stats[number] = session.stats.swapped_out_bytes
 
         on_threads(*[partial(work, number) for number in range(2)])
