@@ -271,15 +271,16 @@ class Life:
             What was raised on the way. All that could be taken back was.
         """
         with self._closing:
-            self.note_peak()
-            self._go_inert()
-            errors = self._of_thread.run() if self.is_own else []
-            errors += self._of_process.run()
-            if not self.is_own and self.steering is not None:
-                self.steering.drop()
-            if not self.is_own and self not in _ending:
+            is_own = self.is_own
+            if not is_own and self not in _ending:  # before anything that may raise
                 _ending.append(self)
                 global_hooks.steps.add(_finisher)
+            self.note_peak()
+            self._go_inert()
+            errors = self._of_thread.run() if is_own else []
+            errors += self._of_process.run()
+            if not is_own and self.steering is not None:
+                self.steering.drop()
         return errors
 
     def abandon(self) -> None:

@@ -147,6 +147,11 @@ class Recorder:
         """How many operators were seen so far."""
         return len(self.rows)
 
+    @property
+    def has_seen(self) -> bool:
+        """Return whether there is something to make a trace of, once it was stopped."""
+        return bool(self._seconds and self.savings.events)
+
     # ---- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -162,7 +167,11 @@ class Recorder:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Undo `start`; what was seen can be made a trace of."""
+        """Undo `start`; what was seen can be made a trace of.
+
+        An operator that runs meanwhile on another thread may still be noted: it has no time in
+        `_seconds`, and so is in no trace.
+        """
         self._mode.leave()
         self.calls.stop()
         self.workspaces.stop()

@@ -28,8 +28,14 @@ def build_trace(
     reserved_ratio: float,
     base_bytes: int,
 ) -> Trace:
-    """Return the trace of what a recorder saw; see `Recorder.trace`."""
-    rows, lives, events = recorder.rows, recorder.storages.lives, recorder.savings.events
+    """Return the trace of what a recorder saw; see `Recorder.trace`.
+
+    Other threads may still add to what it saw. The trace ends with the operators that have a time;
+    lives are read last, so that all are there of which operators and events tell.
+    """
+    rows = recorder.rows[: len(seconds)]
+    events = [each for each in tuple(recorder.savings.events) if each.operator <= len(rows)]
+    lives = tuple(recorder.storages.lives)
     phases = _phases(rows, lives)
     microbatches = number_microbatches(rows, phases, events)
     tracker, setting = recorder.setting.tracker, recorder.setting
@@ -90,7 +96,8 @@ def _is_held(life: Life) -> bool:
 def _storage(life: Life, count: int) -> Storage:
     # What nobody was seen to make may have come after the last operator.
     birth = min(life.birth, count - 1)
-    death = count if life.death == ALIVE else life.death
+    death = life.death  # once: it may go meanwhile
+    death = count if death == ALIVE else min(death, count)
     return Storage(
         nbytes=life.nbytes,
         kind=life.kind,

@@ -25,10 +25,10 @@ from swapkit._runtime.following import Following
 from swapkit._runtime.lending import Lending, find_weakly, is_call_of
 from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.ranks import join_ranks
-from swapkit._runtime.recorder import Recorder, Setting
-from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
+from swapkit._runtime.recorder import Setting
 from swapkit._runtime.recorder_modes import can_stay, drop_left
 from swapkit._runtime.repeating import leave_repeated
+from swapkit._runtime.step_recording import StepRecording
 from swapkit._runtime.step_times import StepTimes
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
@@ -93,14 +93,13 @@ class Steering:
         self._instruction: Instruction | None = None
         self._following: Following | None = None
         self._followings: OrderedDict[int, Following] = OrderedDict()  # by the plan
-        self._recorder: Recorder | None = None
-        self._recording = threading.Lock()  # of who takes the recorder away
+        self._rescue_seconds = 0.0
+        self._recording = StepRecording(hooks.packer, lambda: self._rescue_seconds)
 
         self._machine: Machine | None = None
         self._began = 0.0
         self._began_bytes = 0
         self._rescues_before = 0
-        self._rescue_seconds = 0.0
         self._times = StepTimes()
 
     def course(self) -> Course:
@@ -152,7 +151,7 @@ class Steering:
 
     def drop(self) -> None:
         """Let go of what is recorded, which holds the model, before `stop`. Any thread."""
-        self._stop_recording()
+        self._recording.drop()
 
     def _adopt(self, trace: Trace, plan: Plan) -> None:
         """Follow a plan that was made before.
@@ -205,7 +204,7 @@ class Steering:
         # What was run for evaluation, and saved for nothing, is no part of the step.
         if self._is_broken:
             self._is_broken = False
-            self._stop_recording()
+            self._recording.stop()
         elif self._is_begun and (self._is_training or not module.training):
             return
         drop_left()  # a recorder's that stopped in backward would slow down what follows
@@ -237,7 +236,7 @@ class Steering:
         assert self._instruction is not None
         if self._following is not None and self._following.now() != 0:
             self._following.end_step()  # what was saved before the first forward is not of a plan
-        if self._instruction.mode is Mode.RECORD and self._recorder is None:
+        if self._instruction.mode is Mode.RECORD and self._recording.recorder is None:
             self._record(root)
         self._rescues_before = self._swapper.rescue.count
         self._began_bytes = self._in_use_bytes()
@@ -275,30 +274,18 @@ class Steering:
         if root is None and self._is_late:
             return
         device = self._installation.device
-        self._recorder = recorder = Recorder(
-            Setting(
-                device=device.name,
-                tracker=self._installation.tracker,
-                pool=device.pool,
-                root=self._find_model(),
-                optimizers=tuple(each for ref in self._optimizers if (each := ref())),
-            )
+        setting = Setting(
+            device=device.name,
+            tracker=self._installation.tracker,
+            pool=device.pool,
+            root=self._find_model(),
+            optimizers=tuple(each for ref in self._optimizers if (each := ref())),
         )
-        if type(recorder.timer) is HostTimer:
-            recorder.timer = StoppedClock(lambda: self._rescue_seconds)
-        recorder.start()
-        if root is not None:
-            recorder.calls.enter(root)
-        self._hooks.packer.observer = recorder.savings
+        self._recording.start(setting, root)
 
     def _stop_recording(self) -> Trace | None:
-        with self._recording:
-            recorder, self._recorder = self._recorder, None
-        if recorder is None:
-            return None
-        self._hooks.packer.observer = None
-        recorder.stop()
-        if not recorder.savings.events or recorder.operator_count == 0:
+        recorder = self._recording.stop()
+        if recorder is None or not recorder.has_seen:
             return None  # there is nothing to plan, as yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
@@ -306,7 +293,7 @@ class Steering:
 
     def _leave_step(self) -> None:
         """Stop what runs, without learning from it."""
-        self._stop_recording()
+        self._recording.stop()
         self._stop_following()
         self._instruction = None
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from swapkit._runtime.recorder import Recorder, Setting
+from swapkit._runtime.tracking import ModuleTracker
 from swapkit.api.recording import record
 from swapkit.ir.checks import check_trace
 
@@ -41,3 +43,23 @@ def test_step_when_another_thread_trains_meanwhile_then_nothing_of_that_is_recor
     trace = record(make_step(other))
     assert trace.storages == alone.storages
     assert len(trace.operators) == len(alone.operators)
+
+
+def test_trace_when_an_operator_ends_after_the_recorder_has_stopped_then_it_is_not_in_it() -> None:
+    """Whoever stops a recorder does not wait for operators of other threads."""
+    recorder = Recorder(Setting(device=torch.device("cpu"), tracker=ModuleTracker()))
+    x = torch.ones(SIDE, requires_grad=True)
+    recorder.start()
+    y = x.exp()
+    recorder.savings.note_saved(y, object(), None)
+    recorder.stop()
+    savings = recorder.savings
+    savings._recorder = recorder  # as that thread has read it
+    recorder.run(torch.ops.aten.sin.default, (y.detach(),), {})
+    savings.note_saved(y, object(), None)
+    recorder.run(torch.ops.aten.cos.default, (y.detach(),), {})
+    savings.note_saved(y, object(), None)
+    trace = recorder.trace()
+    check_trace(trace)
+    assert [each.name for each in trace.operators] == ["aten.exp.default"]
+    assert [each.operator for each in trace.events] == [1]

@@ -1,0 +1,73 @@
+"""The recorder of a session's step: one at a time, which any thread may stop for good."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from swapkit._runtime.recorder import Recorder
+from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from swapkit._runtime.recorder import Setting
+    from swapkit._runtime.saved import Packer
+
+
+class StepRecording:
+    """Starts and stops recorders, on the thread of the session's steps. Any thread: `drop`."""
+
+    def __init__(self, packer: Packer, rescue_seconds: Callable[[], float]) -> None:
+        """Record nothing as yet.
+
+        Args:
+            packer: tells what autograd saves.
+            rescue_seconds: what making memory has taken so far, which no operator takes.
+        """
+        self._packer = packer
+        self._rescue_seconds = rescue_seconds
+        self._recorder: Recorder | None = None
+        self._is_dropped = False
+        # Held where a recorder comes or goes: one that is dropped elsewhere is not half started.
+        # Reentrant: a finalizer may end the session in between.
+        self._lock = threading.RLock()
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The one that records now."""
+        return self._recorder
+
+    def start(self, setting: Setting, root: torch.nn.Module | None) -> None:
+        """Record from here on. `root`: runs already."""
+        recorder = Recorder(setting)
+        if type(recorder.timer) is HostTimer:
+            recorder.timer = StoppedClock(self._rescue_seconds)
+        with self._lock:
+            if self._is_dropped:
+                return
+            self._recorder = recorder
+            recorder.start()
+            if root is not None:
+                recorder.calls.enter(root)
+            self._packer.observer = recorder.savings
+
+    def stop(self) -> Recorder | None:
+        """Record no more; return what knows the step. None: nothing was recorded."""
+        with self._lock:
+            recorder, self._recorder = self._recorder, None
+            if recorder is None:
+                return None
+            self._packer.observer = None
+        recorder.stop()
+        return recorder
+
+    def drop(self) -> None:
+        """Let go of what is recorded, which holds the model, and record nothing from now on.
+
+        Operators may run meanwhile, on the thread that is recorded: what they note is nobody's.
+        """
+        self._is_dropped = True
+        self.stop()
