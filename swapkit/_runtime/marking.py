@@ -174,7 +174,10 @@ def settle_written(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _mark_recomputed(call: Call, results: object) -> None:
     recipe = make_recipe(call, results)
-    if recipe is not None and _carried.recipes is not None:
+    if recipe is None:
+        return
+    recipe.is_chosen = True
+    if _carried.recipes is not None:
         _carried.recipes.append(weakref.ref(recipe))
 
 

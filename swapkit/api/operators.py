@@ -8,7 +8,7 @@ import torch
 
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.device import TYPES
-from swapkit._runtime.recompute.recipes import settle_changed
+from swapkit._runtime.recompute.recipes import settle_announced, settle_overwritten
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 
@@ -31,7 +31,9 @@ class Operator:
         """Name the kernel as the maker of tensors: their memory counts as its in reports.
 
         Also what it has overwritten, such as an operator's result: that is kept as it is now, where
-        it was to be computed again.
+        it was to be computed again. Give such a tensor to `op` as well: what was to be computed
+        again from its former bytes is kept then, while they are there. Where that is too late,
+        backward raises `SavedTensorModified`.
 
         Raises:
             InvalidArgument: one of them is no tensor.
@@ -41,11 +43,12 @@ class Operator:
             raise SessionError(f"op {self.name!r} does not run: use `with swapkit.op(...) as op:`")
         _check_operands(self.name, tensors)
         self._operands += tensors
-        settle_changed(tensors)
+        settle_overwritten(tensors)
 
     def __enter__(self) -> Self:
         if self._outer_tag is not None or self._is_over:
             raise SessionError(f"op {self.name!r} is entered once: call swapkit.op(...) again")
+        settle_announced(self._operands)  # while their bytes are the old ones
         tag = get_runtime().tracker.enter_operator(self.name)
         self._outer_tag = set_tag(tag)
         self._note(RingKind.OP_BEGIN)
@@ -77,7 +80,9 @@ def op(name: str, *operands: torch.Tensor) -> Operator:
     """Announce a kernel that torch does not run: a Triton kernel, a call through ctypes or cffi.
 
     While it runs its operands stay where they are, its memory and what it saves are named after it
-    in reports and traces, and its beginning and end are marked in the trace.
+    in reports and traces, and its beginning and end are marked in the trace. What operators chosen
+    by hand made of its operands, or made them, is kept from its beginning on instead of computed
+    again: the kernel may overwrite them.
 
     Args:
         name: of the kernel.

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits
 from tests.support import installed
-from tests.support.operators import choose
+from tests.support.operators import Calls, choose
 from tests.support.sessions import Training, train_both
 from tests.support.stateful import RecomputeAll
 
@@ -161,26 +162,66 @@ def test_results_when_overwritten_unseen_after_they_were_saved_then_same_bits() 
     assert policy.recomputed > 0
 
 
-class Announcing(nn.Module):
-    """Writes over a result, and says so."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = x.mul(2)
-        with swapkit.op("tanh", made) as kernel:
-            overwrite(made.detach())
-            kernel.outputs(made)
-        return made.sin()
+def announced(made: torch.Tensor) -> None:
+    """Overwrite a tensor, and say so before and afterwards."""
+    with swapkit.op("tanh", made) as kernel:
+        overwrite(made.detach())
+        kernel.outputs(made)
 
 
-def test_results_when_overwritten_by_an_announced_kernel_then_a_choice_keeps_them() -> None:
-    found: list[list[torch.Tensor]] = []
-    for is_chosen in (False, True):
-        torch.manual_seed(0)
-        model = Announcing()
-        if is_chosen:
-            choose(model, {"mul": Recompute()})
-        x = torch.randn(BATCH, requires_grad=True)
-        model(x).sum().backward()
-        assert x.grad is not None
-        found.append([x.grad])
-    assert_same_bits(*found)
+def announced_before(made: torch.Tensor) -> None:
+    with swapkit.op("tanh", made):
+        overwrite(made.detach())
+
+
+def announced_afterwards(made: torch.Tensor) -> None:
+    with swapkit.op("tanh") as kernel:
+        overwrite(made.detach())
+        kernel.outputs(made)
+
+
+def saved_afterwards(x: torch.Tensor, run: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    made = x.mul(2)
+    run(made)
+    return made.sin()
+
+
+def read_before(x: torch.Tensor, run: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """The second product, which is saved and gone, is of what the kernel overwrites."""
+    made = x.mul(2)
+    read = made.mul(3).sin()
+    run(made)
+    return read + made.exp()
+
+
+def gradient(body: Callable[..., torch.Tensor], run: object, *, is_chosen: bool) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = Calls(body)
+    if is_chosen:
+        choose(model, {"mul": Recompute()})
+    x = torch.randn(BATCH, requires_grad=True)
+    model(x, run).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    ("body", "run"),
+    [
+        (saved_afterwards, announced),
+        (saved_afterwards, announced_before),
+        (saved_afterwards, announced_afterwards),
+        (read_before, announced),
+        (read_before, announced_before),
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_results_when_an_announced_kernel_overwrites_one_then_a_choice_has_the_same_bits(
+    body: Callable[..., torch.Tensor], run: Callable[[torch.Tensor], None]
+) -> None:
+    assert_same_bits(*([gradient(body, run, is_chosen=each)] for each in (False, True)))
+
+
+def test_operand_when_announced_only_after_it_was_overwritten_then_backward_says_so() -> None:
+    with pytest.raises(SavedTensorModified, match=r"give it to `swapkit\.op"):
+        gradient(read_before, announced_afterwards, is_chosen=True)

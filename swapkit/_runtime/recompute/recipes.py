@@ -8,15 +8,18 @@ statistics, is replaced by scratch memory, so that a repetition has no effect.
 Operands may change later in ways that plain autograd would not mind, since it keeps the result. So
 a recipe is *settled* before an operator that is seen changes one of its tensors: from then on it
 keeps the results. A change that nobody sees is noticed in backward by the tensor's version.
+
+A kernel that torch does not run counts no version. One that is announced (`swapkit.op`) is taken as
+a change of its operands when it begins, while their bytes are still the old ones. What is named
+only afterwards has new bytes: nothing is repeated from that any more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
@@ -26,6 +29,7 @@ from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
 from swapkit._runtime.recompute.by_storage import ByStorage
+from swapkit._runtime.recompute.layouts import Layout, Scratch, Version
 from swapkit._runtime.recompute.leaves import (
     claim,
     copy_statistics,
@@ -35,38 +39,26 @@ from swapkit._runtime.recompute.leaves import (
     unflatten,
 )
 from swapkit._runtime.recompute.random_states import RandomState, may_be_random
-from swapkit._runtime.recompute.settings import Settings
+from swapkit._runtime.recompute.settings import VERSIONS, Settings, below_autograd
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from swapkit._runtime.operators import Operator
+
+# Tensors by the addresses of their storages.
+Memory: TypeAlias = "Mapping[int, torch.Tensor]"
+_NONE: Memory = {}
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 NO_TASK = -1
 _PASS = Choice(Action.PASS)
-# Who counts versions and views.
-_VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
 
 # By result: a recipe lives as long as that, or as what stands for it in a graph.
 _by_result: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _by_storage: ByStorage[Recipe] = ByStorage()
-
-
-class _Scratch:
-    """Stands for an operand that an operator changes, and of which its results do not depend."""
-
-    __slots__ = ("_device", "_dtype", "_size", "_stride")
-
-    def __init__(self, operand: torch.Tensor) -> None:
-        self._size, self._stride = operand.size(), operand.stride()
-        self._dtype, self._device = operand.dtype, operand.device
-
-    def make(self) -> torch.Tensor:
-        """Return memory of the same form."""
-        return torch.empty_strided(self._size, self._stride, dtype=self._dtype, device=self._device)
 
 
 class Call:
@@ -76,7 +68,7 @@ class Call:
         self.function = function
         leaves, self._spec = flatten(args, kwargs)
         for unread in effects_of(function).unread(args, kwargs):
-            leaves = [_Scratch(leaf) if leaf is unread else leaf for leaf in leaves]
+            leaves = [Scratch(leaf) if leaf is unread else leaf for leaf in leaves]
         operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.storages = frozenset(filter(None, map(storage_of, operands)))
         self._claims = claim(operands)
@@ -85,12 +77,16 @@ class Call:
         self._runtime = get_runtime()
         self._swapper = self._runtime.current_swapper()
         # Below autograd an alias has a version counter of its own, unless torch is told otherwise.
-        with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):  # noqa: FBT003, SLF001
+        with torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False):  # noqa: FBT003, SLF001
             pack = self._packer()
             self._leaves = [
                 (True, pack(leaf)) if isinstance(leaf, torch.Tensor) else (False, leaf)
                 for leaf in leaves
             ]
+
+    def reads(self, storages: Container[int]) -> bool:
+        """Return whether an operand is in some of these storages."""
+        return any(storage in storages for storage in self.storages)
 
     @property
     def is_intact(self) -> bool:
@@ -106,7 +102,7 @@ class Call:
         unpack = self._runtime.shim.unpack
         try:
             leaves = [unpack(leaf) if is_packed else leaf for is_packed, leaf in self._leaves]
-            leaves = [leaf.make() if isinstance(leaf, _Scratch) else leaf for leaf in leaves]
+            leaves = [leaf.make() if isinstance(leaf, Scratch) else leaf for leaf in leaves]
         except SavedTensorModified as error:
             raise SavedTensorModified(
                 f"{error} It is an operand of {self.function}, which was chosen to be computed "
@@ -114,7 +110,7 @@ class Call:
             ) from None
         args, kwargs = unflatten(leaves, self._spec)
         again = contextlib.nullcontext() if self._random is None else self._random.again()
-        with _below_autograd(), self._settings.again(), again:
+        with below_autograd(), self._settings.again(), again:
             results = self.function(*args, **kwargs)
         with self._runtime.lock:  # backward may run on several threads
             self._swapper.recomputed_regions += 1
@@ -139,21 +135,6 @@ class Call:
         return pack
 
 
-@contextlib.contextmanager
-def _below_autograd() -> Iterator[None]:
-    """Let operators run as they did in forward below autograd, which wanted gradients.
-
-    What some of them make depends on whether gradients are wanted.
-    """
-    with (
-        torch.enable_grad(),
-        torch._C._AutoDispatchBelowAutograd(),  # noqa: SLF001
-        torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, True),  # noqa: FBT003, SLF001
-        torch._C._DisableAutocast(),  # noqa: SLF001
-    ):
-        yield
-
-
 def _is_intact(packed: Any) -> bool:  # noqa: ANN401 - a SavedTensor, or what stands for one
     if isinstance(packed, Recomputed):
         return packed.is_intact
@@ -165,6 +146,7 @@ class Recipe:
 
     def __init__(self, call: Call, results: Sequence[torch.Tensor]) -> None:
         self.function = call.function
+        self.is_chosen = False  # by hand, not by a plan
         self._call: Call | None = call  # None: settled
         self._storages = [storage_of(result) for result in results]
         self._claims = claim(results)
@@ -200,29 +182,50 @@ class Recipe:
         self._aliases.append(TensorWeakRef(alias))
         _by_result[alias] = self
 
-    def touches(self, storages: Collection[int]) -> bool:
+    def touches(self, storages: Container[int]) -> bool:
         """Return whether its results or operands are in some of these storages."""
         call = self._call
-        is_operand = call is not None and not call.storages.isdisjoint(storages)
-        return is_operand or any(storage in storages for storage in self._storages)
+        return (call is not None and call.reads(storages)) or any(
+            storage in storages for storage in self._storages
+        )
 
-    def settle(self) -> None:
-        """Keep the results that are in use, and let go of the operands: some of it will change."""
+    def settle(self, memory: Memory = _NONE, *, is_over: bool = False) -> None:
+        """Keep the results that are in use, and let go of the operands: some of it will change.
+
+        Args:
+            memory: what will change, unseen by autograd: results in it are kept as they will be.
+            is_over: it has changed already, so that nothing can be repeated from it.
+        """
         with self._lock, hidden():
-            results = [reference() for reference in self._results]
+            results = self._living(memory)
             self.forget()
             wanted = {one.index for one in self._stand_ins} - self._kept.keys()
-            if self._call is not None and any(results[index] is None for index in wanted):
+            call, is_missing = self._call, any(results[index] is None for index in wanted)
+            if is_missing and call is not None and not (is_over and call.reads(memory)):
                 repeated = self._repeat()
                 results = [
                     again if result is None else result
                     for result, again in zip(results, repeated, strict=True)
                 ]
-            for index in wanted:
-                result = results[index]
-                if result is not None:
-                    self._kept[index] = result.detach()
+            self._keep({index: results[index] for index in wanted})
             self._call = None
+
+    def _keep(self, results: Mapping[int, torch.Tensor | None]) -> None:
+        for index, result in results.items():
+            if result is not None:
+                self._kept[index] = result.detach()
+
+    def _living(self, memory: Memory) -> list[torch.Tensor | None]:
+        """Return the results that are still there, if only as memory that somebody has."""
+        results = [reference() for reference in self._results]
+        for index, storage in enumerate(self._storages):
+            if results[index] is None and storage in memory:
+                results[index] = self._layouts[index].view_of(memory[storage].untyped_storage())
+        return results
+
+    def has(self, index: int) -> bool:
+        """Whether a result is kept, or can be computed again."""
+        return self._call is not None or index in self._kept
 
     def forget(self) -> None:
         """Let nothing more be saved as its results; what was saved so stays."""
@@ -264,7 +267,12 @@ class Recipe:
         return ready
 
     def _repeat(self) -> list[torch.Tensor]:
-        assert self._call is not None
+        if self._call is None:
+            raise SavedTensorModified(
+                f"an operand of {self.function}, whose result is computed again, was overwritten "
+                "by a kernel that named it only afterwards: give it to `swapkit.op(...)` itself, "
+                "which keeps the result before the kernel begins."
+            )
         results = self._call.repeat()
         layouts = [Layout(result) for result in results]
         if layouts != self._layouts:
@@ -304,6 +312,29 @@ def settle_changed(changed: Sequence[torch.Tensor]) -> None:
             recipe.settle()
 
 
+def settle_announced(operands: Sequence[torch.Tensor]) -> None:
+    """Settle what was chosen by hand before a kernel runs that torch does not: it may write to any.
+
+    Not what a plan chose, which knows by their bytes what kernels change, and relies on the memory.
+    """
+    memory = _memory_of(operands)
+    for recipe in _by_storage.find(memory):
+        if recipe.is_chosen and recipe.touches(memory):
+            recipe.settle(memory)
+
+
+def settle_overwritten(changed: Sequence[torch.Tensor]) -> None:
+    """Keep the results in memory that such a kernel has changed; repeat nothing from it."""
+    memory = _memory_of(changed)
+    for recipe in _by_storage.find(memory):
+        if recipe.touches(memory):
+            recipe.settle(memory, is_over=True)
+
+
+def _memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
+    return {storage: each for each in tensors if (storage := storage_of(each))}
+
+
 class Recomputed:
     """What a graph keeps instead of a saved view of what is computed again."""
 
@@ -314,15 +345,15 @@ class Recomputed:
         self.layout = Layout(tensor)
         self.task = NO_TASK  # the backward pass that used it last
         self._recipe = recipe
-        self._saved = _Version(tensor)
-        self._given: _Version | None = None  # of what was given out last
+        self._saved = Version(tensor)
+        self._given: Version | None = None  # of what was given out last
 
     @property
     def is_intact(self) -> bool:
         """Whether nothing was changed in place: neither what was saved, nor what was given out."""
-        return self._changed() is None
+        return self._changed() is None and self._recipe.has(self.index)
 
-    def _changed(self) -> _Version | None:
+    def _changed(self) -> Version | None:
         for version in (self._saved, self._given):
             if version is not None and version.now != version.then:
                 return version
@@ -330,7 +361,7 @@ class Recomputed:
 
     def watch(self, view: torch.Tensor) -> None:
         """Note what is given out: a change of that is one of the saved tensor."""
-        self._given = _Version(view)
+        self._given = Version(view)
 
     @untraced
     def unpack(self) -> torch.Tensor:
@@ -349,52 +380,3 @@ class Recomputed:
             )
         with hidden():
             return self._recipe.view(self)
-
-
-@functools.cache
-def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor without memory, whose data anybody may have."""
-    return torch.empty(0, dtype=dtype, device=device)
-
-
-class _Version:
-    """The version of a tensor, whose memory it does not keep."""
-
-    __slots__ = ("_tracker", "then")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tracker = tensor.detach()  # shares the counter
-        self._tracker.data = _empty(tensor.dtype, tensor.device)
-        self.then = self.now
-
-    @property
-    def now(self) -> int:
-        return self._tracker._version  # noqa: SLF001
-
-
-class Layout:
-    """How a tensor views its storage."""
-
-    __slots__ = ("_dtype", "_offset", "_size", "_stride")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._size, self._stride = tensor.size(), tensor.stride()
-        self._offset, self._dtype = tensor.storage_offset(), tensor.dtype
-
-    def view_of(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Return a tensor that views a storage in this way."""
-        empty = torch.empty(0, dtype=self._dtype, device=storage.device)
-        return empty.set_(storage, self._offset, self._size, self._stride)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self._parts == other._parts
-
-    @property
-    def _parts(self) -> tuple[object, ...]:
-        return self._size, self._stride, self._offset, self._dtype
-
-    def __hash__(self) -> int:
-        return hash(self._parts)
-
-    def __repr__(self) -> str:
-        return f"{self._dtype} {list(self._size)}"

@@ -15,6 +15,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# Who counts versions and views.
+VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
 _PRECISIONS = [
     (backend, operators)
     for backend in ("generic", "cuda", "mkldnn")
@@ -107,3 +109,18 @@ class Settings:
             yield
         finally:
             _change(now)
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Let operators run as they did in forward below autograd, which wanted gradients.
+
+    What some of them make depends on whether gradients are wanted.
+    """
+    with (
+        torch.enable_grad(),
+        torch._C._AutoDispatchBelowAutograd(),  # noqa: SLF001
+        torch._C._SetExcludeDispatchKeyGuard(VERSIONS, True),  # noqa: FBT003, SLF001
+        torch._C._DisableAutocast(),  # noqa: SLF001
+    ):
+        yield

@@ -13,12 +13,14 @@ import torch
 
 from swapkit._runtime.recompute import by_storage, recipes
 from swapkit._runtime.recompute.by_storage import ByStorage
+from swapkit._runtime.recompute.layouts import Layout
 from swapkit._runtime.recompute.recipes import (
     Call,
-    Layout,
     Recipe,
     Recomputed,
+    settle_announced,
     settle_changed,
+    settle_overwritten,
 )
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
@@ -335,3 +337,59 @@ def test_recipe_when_many_threads_save_and_unpack_then_all_get_the_same_bits() -
             assert torch.equal(pack(recipe, made).unpack(), made)
 
     on_threads(*[work] * 4)
+
+
+# ---- kernels that torch does not run -------------------------------------------------------------
+
+
+def test_operand_when_announced_and_overwritten_then_a_chosen_result_is_as_it_was() -> None:
+    operand = numbers()
+    recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
+    recipe.is_chosen = True
+    packed, expected = pack(recipe, made), made.clone()
+    del made
+    settle_announced([operand])
+    operand.data.zero_()
+    settle_overwritten([operand])
+    assert torch.equal(packed.unpack(), expected)
+
+
+def test_operand_when_announced_then_a_plans_recipe_goes_on_computing_again() -> None:
+    operand = numbers()
+    recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
+    packed = pack(recipe, made)
+    before = repeats()
+    settle_announced([operand])
+    assert torch.equal(packed.unpack(), made)
+    assert repeats() == before + 1
+
+
+def test_operand_when_named_after_it_was_overwritten_then_an_error_and_no_result() -> None:
+    operand = numbers()
+    recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
+    packed = pack(recipe, made)
+    del made
+    operand.data.zero_()
+    settle_overwritten([operand])
+    assert not packed.is_intact
+    with pytest.raises(SavedTensorModified, match=r"aten\.mul.*give it to `swapkit\.op"):
+        packed.unpack()
+
+
+def test_operand_when_named_after_it_was_overwritten_then_a_living_result_is_kept() -> None:
+    operand = numbers()
+    recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
+    packed, expected = pack(recipe, made), made.clone()
+    operand.data.zero_()
+    settle_overwritten([operand])
+    del made
+    assert torch.equal(packed.unpack(), expected)
+
+
+def test_result_when_overwritten_and_only_another_tensor_has_its_memory_then_as_it_is_now() -> None:
+    recipe, (made,) = make(aten.mul.Tensor, numbers(), 2.0)
+    packed, other = pack(recipe, made), made.detach()
+    del made
+    other.data.zero_()
+    settle_overwritten([other])
+    assert torch.equal(packed.unpack(), torch.zeros(SIDE, SIDE))
