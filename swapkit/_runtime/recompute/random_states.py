@@ -1,8 +1,15 @@
-"""Random numbers that come again: for operators that are computed again."""
+"""Random numbers that come again: for operators that are computed again.
+
+Generators of Python, of numpy and of torch are the whole process's. While an operator is repeated
+they are wound back, then set as they were before the repetition: what other threads draw in that
+moment is what came in forward, and comes again after it. So it is done only for operators in whose
+run a generator moved, if only because another thread drew from it then.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,8 +47,9 @@ class RandomState:
     """
 
     def __init__(self, function: Operator, arguments: Sequence[object]) -> None:
+        self._is_foreign = _is_foreign(function)
         self._cpu = torch.get_rng_state()
-        accesses = _global_generators() if _is_foreign(function) else []
+        accesses = _global_generators() if self._is_foreign else []
         self._others = [(access, access[0]()) for access in accesses]
         devices = [getattr(each, "device", each) for each in arguments]
         self._device = next(
@@ -55,6 +63,28 @@ class RandomState:
         if self._device is not None:
             module = getattr(torch, self._device.type)
             self._on_device: torch.Tensor = module.get_rng_state(self._device)
+
+    def has_moved(self) -> bool:
+        """Return whether the operator, which has run now, may have drawn any; keep what is needed.
+
+        Operators of torch say so of themselves. Users' may be compared: the others' states are kept
+        only where they moved.
+        """
+        if not self._is_foreign:
+            return True
+        self._others = [
+            (access, state) for access, state in self._others if not _is_same(access[0](), state)
+        ]
+        return bool(self._others) or self._has_torch_moved()
+
+    def _has_torch_moved(self) -> bool:
+        if not torch.equal(torch.get_rng_state(), self._cpu):
+            return True
+        device = self._device
+        if device is None:
+            return False
+        now = getattr(torch, device.type).get_rng_state(device)
+        return not torch.equal(now, self._on_device)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -76,8 +106,16 @@ def _global_generators() -> list[_Access]:
     found: list[_Access] = [(random.getstate, random.setstate)]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        found.append((numpy.get_state, numpy.set_state))
+        # The other form is only of numpy's former kind of generator, which may be another one.
+        found.append((functools.partial(numpy.get_state, legacy=False), numpy.set_state))
     return found
+
+
+def _is_same(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state: dictionaries, arrays, numbers
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    same = one == other
+    return bool(same.all()) if hasattr(same, "all") else bool(same)
 
 
 @contextlib.contextmanager

@@ -84,6 +84,12 @@ class Call:
                 for leaf in leaves
             ]
 
+    def has_run(self) -> None:
+        """Note that the operator has run, and whether there are random numbers to come again."""
+        with hidden():
+            if self._random is not None and not self._random.has_moved():
+                self._random = None
+
     def reads(self, storages: Container[int]) -> bool:
         """Return whether an operand is in some of these storages."""
         return any(storage in storages for storage in self.storages)
@@ -145,6 +151,8 @@ class Recipe:
     """How to compute the results of one operator again."""
 
     def __init__(self, call: Call, results: Sequence[torch.Tensor]) -> None:
+        """Begin right after the operator has run: what is drawn later is not its doing."""
+        call.has_run()
         self.function = call.function
         self.is_chosen = False  # by hand, not by a plan
         self._call: Call | None = call  # None: settled

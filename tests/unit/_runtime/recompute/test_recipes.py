@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,9 +23,6 @@ from swapkit._runtime.recompute.recipes import (
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
 from tests.support.threads import on_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 aten: Any = torch.ops.aten
 SIDE = 32
@@ -87,30 +82,6 @@ def test_call_when_repeated_then_same_results_and_random_numbers_go_on(
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
         assert one.data_ptr() != other.data_ptr()
-
-
-@pytest.fixture
-def noisy() -> Iterator[Any]:
-    """Yield an operator of a user's that draws from every global generator of the host."""
-
-    def draw(x: torch.Tensor) -> torch.Tensor:
-        return x * random.random() + float(np.random.random()) + torch.rand(())
-
-    library = torch.library.Library("swapkit_tests", "FRAGMENT")
-    library.define("noisy(Tensor x) -> Tensor")
-    library.impl("noisy", draw, "CPU")
-    yield torch.ops.swapkit_tests.noisy.default
-    library._destroy()
-
-
-def test_users_operator_when_repeated_then_it_draws_the_same_from_pythons_generators(
-    noisy: Any,
-) -> None:
-    recipe, (made,) = make(noisy, numbers())
-    packed = pack(recipe, made)
-    after: list[Any] = [random.getstate(), str(np.random.get_state())]
-    assert torch.equal(packed.unpack(), made)
-    assert [random.getstate(), str(np.random.get_state())] == after
 
 
 def test_parameter_when_its_data_is_replaced_then_the_former_is_used() -> None:
