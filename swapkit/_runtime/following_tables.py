@@ -17,7 +17,7 @@ from swapkit._native.sched import Tier
 from swapkit.errors import PlanMismatch
 from swapkit.ir import plans
 from swapkit.ir.plans import Action
-from swapkit.ir.traces import EventKind, Kind, Phase
+from swapkit.ir.traces import BEFORE, EventKind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -257,12 +257,10 @@ class _Chains:
         self._paths = paths
         self._makers = _makers(trace)
         self._saved = {event.storage for event in trace.events if event.storage is not None}
-        needs = _first_reads(trace)
         self._results: dict[int, set[int]] = {}  # by the operators that run again
         self.made: set[int] = set()  # of the recomputed storages, those whose maker can be repeated
         for storage, decision in decisions.items():
-            is_chosen = decision.action is Action.RECOMPUTE
-            if is_chosen and self._add(storage, needs.get(storage, len(trace.operators))):
+            if decision.action is Action.RECOMPUTE and self._add(storage):
                 self.made.add(storage)
 
     def by_module(self) -> dict[str, dict[Run, tuple[bool, ...]]]:
@@ -279,7 +277,7 @@ class _Chains:
             )
         return found
 
-    def _add(self, storage: int, need: int) -> bool:
+    def _add(self, storage: int) -> bool:
         """Add the operator that makes a storage, and those before it; False: that cannot be."""
         maker = self._makers.get(storage)
         if maker is None or not self._can_repeat(maker):
@@ -288,29 +286,15 @@ class _Chains:
         self._results.setdefault(maker, set()).add(storage)
         if is_new:
             for read in self._trace.operators[maker].reads:
-                if read not in self._saved and not self._is_there(read, need):
-                    self._add(read, need)  # if it cannot be, the recipe keeps it
+                about = self._trace.storages[read]
+                if read not in self._saved and not about.keeps_bytes(BEFORE, maker):
+                    self._add(read)  # if it cannot be, the recipe keeps it
         return True
 
     def _can_repeat(self, maker: int) -> bool:
         operator = self._trace.operators[maker]
         is_seen = operator.module in self._paths
         return is_seen and operator.is_repeatable and operator.phase is Phase.FORWARD
-
-    def _is_there(self, storage: int, need: int) -> bool:
-        """Whether a storage is on the device when an operator starts, whatever a plan says."""
-        life = self._trace.storages[storage]
-        return life.kind is not Kind.ACTIVATION or life.death > need
-
-
-def _first_reads(trace: Trace) -> dict[int, int]:
-    """Return the first operator of backward that reads each storage."""
-    reads: dict[int, int] = {}
-    for number, operator in enumerate(trace.operators):
-        if operator.phase is Phase.BACKWARD:
-            for storage in operator.reads:
-                reads.setdefault(storage, number)
-    return reads
 
 
 def _makers(trace: Trace) -> dict[int, int]:

@@ -44,19 +44,49 @@ _SHIFT = 29
 class _Slot(NamedTuple):
     """Where a checksum is, or will be once the device has computed it."""
 
-    device: torch.device
+    table: _Table
     number: int
 
 
-class _Scratch:
-    """Memory for the checksums that one thread computes in one stream."""
+class _Table:
+    """The checksums that one thread computes in one stream, and memory for that."""
 
     def __init__(self, device: torch.device) -> None:
         count = 3 * _WIDTH + _WORD
-        self.sums, self.weights = _memory(count, device), _memory(count, device)
-        weights = torch.arange(1, count + 1, device=device).mul_(_SPREAD)
-        weights = weights.bitwise_xor_(weights >> _SHIFT).mul_(_MIX)
-        self.weights.copy_(weights.bitwise_xor_(weights >> _SHIFT).bitwise_or_(1))
+        self.device = device
+        self.sums, self._shifted = _memory(count, device), _memory(count, device)
+        self.weights = _memory(count, device)
+        self.weights.copy_(torch.arange(1, count + 1, device=device))
+        self.mix(self.weights)
+        self.weights.bitwise_or_(1)
+        self._pieces: list[torch.Tensor] = []
+        self._count = 0
+
+    def next(self) -> tuple[_Slot, torch.Tensor]:
+        """Return a slot and its place."""
+        piece, place = divmod(self._count, _SLOTS)
+        if piece == len(self._pieces):
+            self._pieces.append(_memory(_SLOTS, self.device))
+        self._count += 1
+        return _Slot(self, self._count - 1), self._pieces[piece][place]
+
+    def values(self) -> list[int]:
+        """Wait for the device; return the checksums."""
+        if self.device.type != "cpu":  # others than the current stream have computed
+            torch.get_device_module(self.device).synchronize(self.device)
+        return [value for piece in self._pieces for value in piece.tolist()][: self._count]
+
+    def mix(self, words: torch.Tensor) -> None:
+        """Let each bit of a word change many of its bits, the highest one's too.
+
+        In a plain sum the sign bits of an even number of words would cancel.
+        """
+        shifted = self._shifted[: words.numel()]
+        for factor in (_SPREAD, _MIX):
+            torch.bitwise_right_shift(words, _SHIFT, out=shifted)
+            words.bitwise_xor_(shifted).mul_(factor)
+        torch.bitwise_right_shift(words, _SHIFT, out=shifted)
+        words.bitwise_xor_(shifted)
 
 
 class Checksums:
@@ -65,80 +95,79 @@ class Checksums:
     def __init__(self) -> None:
         """Begin without any."""
         self._lock = threading.Lock()
-        self._tables: dict[torch.device, list[torch.Tensor]] = {}
-        self._counts: dict[torch.device, int] = {}
-        self._scratch: dict[object, _Scratch] = {}
+        self._tables: dict[object, _Table] | None = {}
 
     def take(self, tensor: torch.Tensor) -> _Slot | None:
-        """Take one of all bytes of a tensor's storage as they are now; None: there is no room."""
-        device = tensor.device
+        """Take one of all bytes of a tensor's storage as they are now; None: that cannot be.
+
+        There is no room, the memory lies as no word does, or all were read.
+        """
+        storage, device = tensor.untyped_storage(), tensor.device
+        if device.type != "cpu" and storage.data_ptr() % _WORD:
+            return None
         try:
             # What is made here has to be usable outside of inference mode as well.
             with hidden(), torch.inference_mode(False):  # noqa: FBT003 - torch's
-                scratch = self._scratch_for(device)
-                slot, place = self._next(device)
-                _sum(tensor.untyped_storage(), device, scratch, place)
+                table = self._table_for(device)
+                if table is None:
+                    return None
+                slot, place = table.next()
+                _sum(storage, table, place)
         except torch.OutOfMemoryError:
             return None
         return slot
 
     def read(self) -> dict[_Slot | None, int]:
         """Wait for the devices; return the checksums, and let go of all memory."""
-        with hidden():
-            found: dict[_Slot | None, int] = {
-                _Slot(device, _SLOTS * place + index): value
-                for device, pieces in self._tables.items()
-                for place, piece in enumerate(pieces)
-                for index, value in enumerate(piece.tolist())
-            }
-        self._tables, self._scratch = {}, {}
-        return found
-
-    def _next(self, device: torch.device) -> tuple[_Slot, torch.Tensor]:
         with self._lock:
-            pieces = self._tables.setdefault(device, [])
-            index = self._counts.get(device, 0)
-            piece, place = divmod(index, _SLOTS)
-            if piece == len(pieces):
-                pieces.append(_memory(_SLOTS, device))
-            self._counts[device] = index + 1
-            return _Slot(device, index), pieces[piece][place]
+            tables, self._tables = self._tables or {}, None
+        with hidden():
+            return {
+                _Slot(table, number): value
+                for table in tables.values()
+                for number, value in enumerate(table.values())
+            }
 
-    def _scratch_for(self, device: torch.device) -> _Scratch:
-        key: object = (threading.get_ident(), device)
+    def _table_for(self, device: torch.device) -> _Table | None:
+        """Return this thread's table, a new one's too; None: they were read."""
+        key: tuple[object, ...] = (threading.get_ident(), device)
         current_stream = getattr(getattr(torch, device.type, None), "current_stream", None)
         if device.type != "cpu" and current_stream is not None:
-            key = (key, current_stream(device))
-        scratch = self._scratch.get(key)
-        if scratch is None:
-            self._scratch[key] = scratch = _Scratch(device)
-        return scratch
+            key = (*key, current_stream(device))
+        tables = self._tables
+        table = None if tables is None else tables.get(key)
+        if tables is None or table is not None:
+            return table
+        made = _Table(device)
+        with self._lock:
+            tables[key] = made
+            return None if self._tables is None else made
 
 
-def _sum(
-    storage: torch.UntypedStorage, device: torch.device, scratch: _Scratch, place: torch.Tensor
-) -> None:
-    """Put the checksum of a storage into a place: a sum of its words, each with its own weight.
+def _sum(storage: torch.UntypedStorage, table: _Table, place: torch.Tensor) -> None:
+    """Put the checksum of a storage into a place: a sum of its words, each mixed with its place.
 
-    In integers, so that neither the order of additions counts nor what the bits mean. A change of
-    all words by one number is not lost: weights and the number of rows are odd.
+    In integers, so that neither the order of additions counts nor what the bits mean. Large ones
+    are added up in columns first, of an odd number of rows: a change of all words by one number, or
+    of all signs, is not lost.
     """
     words, rest = divmod(storage.nbytes(), _WORD)
-    bits = _bits(device, torch.int64).set_(storage, 0, (words,), (1,))
-    sums, weights = scratch.sums, scratch.weights
+    bits = _bits(table.device, torch.int64).set_(storage, 0, (words,), (1,))
+    sums = table.sums
     end = count = 0
     if words >= _WIDTH:
         rows = (words // _WIDTH - 1) | 1
         end, count = rows * _WIDTH, _WIDTH
         torch.sum(bits[:end].view(rows, _WIDTH), 0, out=sums[:count])
-        sums[:count].mul_(weights[:count])
     first, count = count, count + words - end
-    torch.mul(bits[end:], weights[first:count], out=sums[first:count])
+    sums[first:count].copy_(bits[end:])
     if rest:
         first, count = count, count + rest
-        tail = _bits(device, torch.uint8).set_(storage, words * _WORD, (rest,), (1,))
-        torch.mul(tail, weights[first:count], out=sums[first:count])
-    torch.sum(sums[:count], 0, out=place)
+        tail = _bits(table.device, torch.uint8).set_(storage, words * _WORD, (rest,), (1,))
+        sums[first:count].copy_(tail)
+    mixed = sums[:count].bitwise_xor_(table.weights[:count])
+    table.mix(mixed)
+    torch.sum(mixed, 0, out=place)
 
 
 def _memory(count: int, device: torch.device) -> torch.Tensor:

@@ -41,9 +41,6 @@ class Kind(enum.Enum):
     INPUT = "input"  # of the step, made outside of it
 
 
-_TRANSIENT = frozenset({Kind.ACTIVATION, Kind.INPUT})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One operator as it ran.
@@ -81,6 +78,17 @@ class Storage:
     # The storage whose bytes these are: its death is the birth of this one. Between the two a
     # backward pass has ended, and a later one needs them again. None: these are its own.
     continues: int | None = None
+
+    def keeps_bytes(self, last_use: int, need: int) -> bool:
+        """Return whether nobody may overwrite it unseen until `need`, an operator of backward.
+
+        `last_use`: of autograd in backward. States nobody does; what autograd has saved would be
+        wrong for plain torch, too. Whatever else is still there belongs to somebody who may, in
+        some steps only: the training loop its batch, a module what it remembers.
+        """
+        if self.kind not in {Kind.ACTIVATION, Kind.INPUT} or last_use >= need:
+            return True
+        return self.kind is Kind.ACTIVATION and self.is_saved
 
 
 class EventKind(enum.Enum):
@@ -122,16 +130,6 @@ class Trace:
             f"{len(self.events)} events, {self.seconds:.4g} s, "
             f"peak {format_bytes(self.peak_bytes)}>"
         )
-
-    def is_given(self, storage: int) -> bool:
-        """Return whether no operator was seen to make a storage, and it is no state.
-
-        Such as the batch: it belongs to the training loop.
-        """
-        about = self.storages[storage]
-        if about.kind not in _TRANSIENT or about.continues is not None:
-            return False
-        return about.birth == BEFORE or storage not in self.operators[about.birth].writes
 
     @property
     def seconds(self) -> float:

@@ -1,9 +1,7 @@
 """How items are made again: by which operators, from what, and where that has to end.
 
-A chain begins at what is there when backward needs the item, as it was when forward read it. What
-no operator of the step was seen to make, such as the batch, belongs to the training loop, which may
-overwrite it as soon as forward has read it, unseen or in some steps only. Only if autograd has
-saved it, which a later operator of backward shows, plain torch would not allow that either.
+A chain begins at what is there when backward needs the item, as it was when forward read it: at
+states, and at what autograd has saved. Whatever else is still there is made again.
 
 What an item is made from may itself have to be made again, and so on back to the beginning of the
 network: then recomputing anything would recompute everything. Two rules end that. What one block
@@ -151,8 +149,7 @@ class _Finder:
         about = self._storages[storage]
         if storage in self._numbers or about.death <= need:
             return False
-        is_saved = self._touches.last_backward[storage] >= need
-        if not is_saved and self._touches.trace.is_given(storage):
+        if not about.keeps_bytes(self._touches.last_backward[storage], need):
             return False
         writers = self._touches.writers[storage]
         next_write = bisect_left(writers, operator)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.recorder_bytes import Checksums
 from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits
@@ -128,6 +129,21 @@ class Overwriting(nn.Module):
         return read
 
 
+class Remembering(nn.Module):
+    """Writes over what autograd has not saved, but the module keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.empty(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        read = made.sigmoid()
+        self.kept = made.detach()
+        overwrite(self.kept)
+        return read
+
+
 def make_training(make: Callable[[], nn.Module]) -> Training:
     torch.manual_seed(0)
     layers = [each for _ in range(DEPTH) for each in (nn.Linear(WIDTH, WIDTH), make(), nn.GELU())]
@@ -155,9 +171,12 @@ def test_results_when_overwritten_unseen_and_a_session_plans_then_same_bits(
     train_both(make, SHARE, STEPS, policy="recompute", search_steps=1)
 
 
-def test_results_when_overwritten_unseen_after_they_were_saved_then_same_bits() -> None:
+@pytest.mark.parametrize("kind", [Overwriting, Remembering])
+def test_results_when_overwritten_unseen_after_they_were_read_then_same_bits(
+    kind: type[nn.Module],
+) -> None:
     policy = RecomputeAll()
-    make = functools.partial(make_training, Overwriting)
+    make = functools.partial(make_training, kind)
     train_both(make, PLENTY, STEPS, policy=policy, search_steps=1)
     assert policy.recomputed > 0
 
@@ -225,3 +244,29 @@ def test_results_when_an_announced_kernel_overwrites_one_then_a_choice_has_the_s
 def test_operand_when_announced_only_after_it_was_overwritten_then_backward_says_so() -> None:
     with pytest.raises(SavedTensorModified, match=r"give it to `swapkit\.op"):
         gradient(read_before, announced_afterwards, is_chosen=True)
+
+
+KINDS = ("float32", "float64", "complex64", "complex128")
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (5, 3), (2042, 2)])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *((kind, change) for kind in KINDS for change in (np.negative, np.abs, np.fliplr)),
+        *((kind, np.conj) for kind in KINDS[2:]),
+    ],
+)
+def test_bytes_when_only_signs_or_places_change_then_seen(
+    kind: str, shape: tuple[int, int], change: Any
+) -> None:
+    random = np.random.default_rng(0)
+    numbers = random.standard_normal(shape) + 1j * random.standard_normal(shape)
+    content = (numbers if kind.startswith("complex") else numbers.real).astype(kind)
+    tensor, checksums = torch.from_numpy(content), Checksums()
+    before, same = checksums.take(tensor), checksums.take(tensor)
+    content[:] = change(content)
+    after = checksums.take(tensor)
+    found = checksums.read()
+    assert found[before] == found[same] != found[after]
+    assert checksums.take(tensor) is None, "all were read"

@@ -120,24 +120,23 @@ class Resolver:
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):
             self._object(f"{where}, which was written in between")
             return False
-        if use < about.death:
-            if self._may_be_overwritten(storage, use):
-                self._object(f"{where}, which the training loop may have changed by then")
+        is_there = use < about.death
+        if is_there and about.keeps_bytes(self._last_use(storage), use):
             if storage in self.actions and self.gaps[storage].last < need:
                 self.demand.needs[storage] = min(self.demand.needs[storage], need)
             return False
         if about.birth == BEFORE:
-            self._object(f"{where}, which is gone by then")
+            why = "the training loop may have changed" if is_there else "is gone"
+            self._object(f"{where}, which {why} by then")
             return False
         self._check_sole_writer(storage, about.birth, need)
         return True
 
-    def _may_be_overwritten(self, storage: int, use: int) -> bool:
-        """Tell whether something was given, and autograd has not saved it for `use` or later."""
-        return self.trace.is_given(storage) and not any(
-            each.phase is Phase.BACKWARD and each.is_read and each.operator >= use
-            for each in self.touches[storage]
-        )
+    def _last_use(self, storage: int) -> int:
+        """Return the last operator of backward that reads a storage; BEFORE: none."""
+        touches = self.touches[storage]
+        reads = [each for each in touches if each.phase is Phase.BACKWARD and each.is_read]
+        return max((each.operator for each in reads), default=BEFORE)
 
     def _check_sole_writer(self, storage: int, maker: int, need: int) -> None:
         writers = [

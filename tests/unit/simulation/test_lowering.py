@@ -149,8 +149,8 @@ def recomputed(*, first: Storage, more: list[Operator], **maker: Any) -> Any:
 USE = [operator("f", (1,)), operator("b", (1,))]
 
 
-def test_chain_when_operand_stays_then_own_operator_alone() -> None:
-    problem = recomputed(first=plain(0, 4), more=USE)
+def test_chain_when_operand_is_saved_longer_then_own_operator_alone() -> None:
+    problem = recomputed(first=plain(0, 5), more=[*USE, operator("b", (0,))])
     assert problem.can_recompute.tolist() == [True]
     assert chain_of(problem, 0) == [0]
     assert problem.step_seconds[problem.own_steps[0]] == 1

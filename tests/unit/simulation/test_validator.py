@@ -224,15 +224,32 @@ def test_input_when_autograd_has_not_saved_it_so_long_then_nothing_is_made_from_
         assert_found(trace, again(2), "which the training loop may have changed by then")
 
 
-def test_operand_when_nobody_was_seen_to_make_it_then_it_is_as_an_input() -> None:
+def test_operand_when_nobody_was_seen_to_make_it_then_autograd_has_to_have_saved_it() -> None:
     """Such as the result of a kernel that torch does not see, which appears where it is read."""
     steps: list[Row] = [(F, (0,), (1,)), (F, (1,), (2,)), (B, (1,), ()), (B, (), ())]
+    sizes = {0: 10, 1: 100, 2: 100}
     changes = {0: {"kind": Kind.ACTIVATION, "birth": 0, "death": 4}}
-    trace = make_step(steps, {0: 10, 1: 100, 2: 100}, saved=(1,), changes=changes)
-    assert_found(trace, again(1), "which the training loop may have changed by then")
-    saved = [*steps[:3], (B, (0,), ())]
-    trace = make_step(saved, {0: 10, 1: 100, 2: 100}, saved=(1,), changes=changes)
+    trace = make_step(steps, sizes, saved=(1,), changes=changes)
+    assert_found(trace, again(1), "storage 0: running operator 0 again does not make it")
+    saves: list[Row] = [*steps[:3], (B, (0,), ())]
+    trace = make_step(saves, sizes, saved=(1,), changes=changes)
     assert find_violations(trace, again(1), MACHINE) == []
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_operand_when_a_module_remembers_it_then_it_is_made_again_unless_saved(
+    is_saved: bool,
+) -> None:
+    """It may overwrite that, unseen; what autograd has saved nobody may overwrite."""
+    last = (B, (1,), ()) if is_saved else (B, (), ())
+    steps: list[Row] = [(F, (0,), (1,)), (F, (1,), (2,)), (B, (2,), ()), (B, (0,), ()), last]
+    trace = make_step(steps, {0: 10, 1: 100, 2: 100}, saved=(2,), changes={1: {"death": 5}})
+    assert find_violations(trace, again(2), MACHINE) == []
+    random = with_operator(trace, 0, is_repeatable=False)
+    if is_saved:
+        assert find_violations(random, again(2), MACHINE) == []
+    else:
+        assert_found(random, again(2), "operator 0 (op0) does not repeat its results")
 
 
 def test_chain_when_a_write_follows_the_need_then_legal() -> None:
@@ -276,6 +293,7 @@ def test_values_when_unsound_then_the_check_says_so() -> None:
 def test_input_when_it_dies_where_it_is_needed_then_it_is_not_there(
     death: int, is_legal: bool
 ) -> None:
-    trace = make_step([*CHAIN[:5], (B, (0,), ())], SIZES, saved=(2,), changes={1: {"death": death}})
+    changes = {1: {"death": death, "is_saved": True}}
+    trace = make_step([*CHAIN[:5], (B, (0,), ())], SIZES, saved=(2,), changes=changes)
     trace = with_operator(trace, 0, is_repeatable=False)
     assert (find_violations(trace, again(2), MACHINE) == []) == is_legal
