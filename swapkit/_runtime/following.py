@@ -183,6 +183,13 @@ class Following:
         follower = self._follower
         return int(follower.position) if follower is not None and follower.is_on else None
 
+    def has_used(self) -> bool:
+        """Return whether something was used in the step; True where it left the plan: maybe."""
+        position = self.now()
+        if position is None:
+            return True
+        return any(event.kind is EventKind.USE for event in self._trace.events[:position])
+
     def note(self, recipe: Recipe) -> None:
         """Note how something is computed again."""
         self._recipes.append(weakref.ref(recipe))

@@ -121,20 +121,31 @@ def _are_called() -> bool:
     return any(running_steps(frame) for frame in sys._current_frames().values())  # noqa: SLF001
 
 
+class Call:
+    """One call of a module that listeners are told of: the same object where it begins and ends."""
+
+    __slots__ = ("find_module", "has_raised")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.find_module = weakref.ref(module)
+        self.has_raised = False  # known at its end
+
+
 class _Running(threading.local):
     """The calls of modules that listeners of this thread were told of, innermost last."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.modules: list[weakref.ref[torch.nn.Module]] = []
+        self.calls: list[Call] = []
         self.period = 0
-        self.has_raised = False
+        self.told: Call | None = None  # the latest that listeners were told of
 
     def leave(self, *, has_raised: bool) -> None:
         """Tell that the innermost call has ended."""
-        self.has_raised = has_raised
         self.ids.pop()
-        module = self.modules.pop()()
+        self.told = call = self.calls.pop()
+        call.has_raised = has_raised
+        module = call.find_module()
         if module is None:  # gone: another one to who asks
             module = torch.nn.Module()
         for listener in reversed(calls.now):
@@ -201,17 +212,18 @@ def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
         return
     running = _running
     if running.period != _period:
-        running.ids, running.modules, running.period = [], [], _period
+        running.ids, running.calls, running.period = [], [], _period
     if id(module) in running.ids:
         running.settle(module)
     running.ids.append(id(module))
-    running.modules.append(weakref.ref(module))
+    running.told = call = Call(module)
+    running.calls.append(call)
     for listener in calls.now:
         listener.enter(module)
 
 
 @untraced
-def _leave(module: torch.nn.Module, _inputs: object, output: object) -> None:
+def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
     if torch.compiler.is_compiling():
         return
     running, own = _running, id(module)
@@ -219,13 +231,15 @@ def _leave(module: torch.nn.Module, _inputs: object, output: object) -> None:
         return  # it began before anybody listened
     while running.ids[-1] != own:
         running.leave(has_raised=True)  # inside of it, and unseen
-    # After an exception torch calls the hooks where it handles that, with None.
-    running.leave(has_raised=output is None and sys.exc_info()[0] is not None)
+    # After an exception torch calls the hooks in `_CALL` itself, otherwise in a function inside of
+    # it. What is handled around (`sys.exc_info`) may be an exception of the caller's, and a forward
+    # may return None.
+    running.leave(has_raised=sys._getframe(1).f_code is _CALL)  # noqa: SLF001
 
 
-def has_raised() -> bool:
-    """Return whether the call has raised of whose end a listener's `leave` is being told."""
-    return _running.has_raised
+def this_call() -> Call | None:
+    """Return the call of whose beginning or end a listener of this thread is being told."""
+    return _running.told
 
 
 def find_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:

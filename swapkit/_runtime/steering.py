@@ -28,6 +28,7 @@ from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Setting
 from swapkit._runtime.recorder_modes import can_stay, drop_left
 from swapkit._runtime.repeating import leave_repeated
+from swapkit._runtime.step_forwards import Forwards
 from swapkit._runtime.step_recording import StepRecording
 from swapkit._runtime.step_times import StepTimes
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
 ANY = ""  # the signature of all steps where there is no model
 # What plans leave free at least, if there are any for that: each end of a piece of free memory may
 # lie within a granule, which then serves nothing else.
@@ -86,7 +85,7 @@ class Steering:
         self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
-        self._is_broken = False  # the forward raised: the step begins again with the next one
+        self._forwards = Forwards()
         self._is_late = False  # whether the step begins with a module's forward, whichever
         self._stepping = 0  # the thread that runs the step, once its forward was seen
         self._calls_model = model is not None  # as far as is known
@@ -192,8 +191,8 @@ class Steering:
     def leave(self, module: torch.nn.Module) -> None:
         """It has ended."""
         leave_repeated(module)  # of whichever plan was followed when it began
-        if self._is_begun and global_hooks.has_raised() and is_call_of(module, self._find_model()):
-            self._is_broken = self._is_innermost and _graph_task() == _NO_TASK
+        if self._is_begun and self._is_innermost and is_call_of(module, self._find_model()):
+            self._forwards.leave()
 
     def _see_forward(self, module: torch.nn.Module) -> None:
         """Begin a step if the model's forward is the first one of it."""
@@ -201,13 +200,12 @@ class Steering:
             return
         if torch._C._get_tracing_state() is not None:  # noqa: SLF001 - of `torch.jit`: no step
             return
+        is_again = self._begins_again()
         # What was run for evaluation, and saved for nothing, is no part of the step.
-        if self._is_broken:
-            self._is_broken = False
-            self._recording.stop()
-        elif self._is_begun and (self._is_training or not module.training):
+        if not is_again and self._is_begun and (self._is_training or not module.training):
             return
         drop_left()  # a recorder's that stopped in backward would slow down what follows
+        self._forwards.begin()
         self._is_begun, self._is_training = True, module.training
         self._stepping = threading.get_ident()
         signature = sign(module, global_hooks.find_inputs())
@@ -217,7 +215,18 @@ class Steering:
         if signature != self._signature:
             self._leave_step()
             self._enter_step(signature)
-        self._begin_step(module)
+            is_again = False  # what was before had another plan
+        self._begin_step(module, is_again=is_again)
+
+    def _begins_again(self) -> bool:
+        is_again = self._forwards.begins_again(self._has_used)
+        if is_again:
+            self._recording.stop()
+        return is_again
+
+    def _has_used(self) -> bool:
+        following = self._following
+        return self._recording.has_used() or (following is not None and following.has_used())
 
     def _enter_step(self, signature: str) -> None:
         """Prepare what is to be done in the step that comes."""
@@ -231,15 +240,19 @@ class Steering:
             self._is_late = not can_stay()
             self._begin_step(None)
 
-    def _begin_step(self, root: torch.nn.Module | None) -> None:
-        """Count from here on what happens in the step. `root`: runs already."""
+    def _begin_step(self, root: torch.nn.Module | None, *, is_again: bool = False) -> None:
+        """Count from here on what happens in the step; if again, with the rescues so far.
+
+        `root`: runs already.
+        """
         assert self._instruction is not None
         if self._following is not None and self._following.now() != 0:
             self._following.end_step()  # what was saved before the first forward is not of a plan
         if self._instruction.mode is Mode.RECORD and self._recording.recorder is None:
             self._record(root)
-        self._rescues_before = self._swapper.rescue.count
-        self._began_bytes = self._in_use_bytes()
+        if not is_again:
+            self._rescues_before = self._swapper.rescue.count
+            self._began_bytes = self._in_use_bytes()
         self._began = time.perf_counter()
 
     def _in_use_bytes(self) -> int:
@@ -283,9 +296,9 @@ class Steering:
         )
         self._recording.start(setting, root)
 
-    def _stop_recording(self) -> Trace | None:
+    def _stop_recording(self, *, is_wanted: bool) -> Trace | None:
         recorder = self._recording.stop()
-        if recorder is None or not recorder.has_seen:
+        if recorder is None or not recorder.has_seen or not is_wanted:
             return None  # there is nothing to plan, as yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
@@ -307,7 +320,7 @@ class Steering:
         self._calls_model = self._is_begun
         seconds = time.perf_counter() - self._began
         report = self._following.end_step() if self._following is not None else None
-        trace = self._stop_recording()
+        trace = self._stop_recording(is_wanted=self._forwards.end())
         if instruction.mode is not Mode.RECORD:
             self._times.add(self._learner.kind, seconds)
         outcome = Outcome(
@@ -320,7 +333,7 @@ class Steering:
         try:
             self._learn(outcome)
         finally:
-            self._is_begun = self._is_broken = False
+            self._is_begun = False
             self._enter_step(self._signature)
 
     def _learn(self, outcome: Outcome) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._runtime.recorder import Recorder
 from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
+from swapkit.ir.traces import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,12 @@ class StepRecording:
     def recorder(self) -> Recorder | None:
         """The one that records now."""
         return self._recorder
+
+    def has_used(self) -> bool:
+        """Return whether something that was saved in the step was used."""
+        recorder = self._recorder
+        events = () if recorder is None else tuple(recorder.savings.events)
+        return any(event.kind is EventKind.USE for event in events)
 
     def start(self, setting: Setting, root: torch.nn.Module | None) -> None:
         """Record from here on. `root`: runs already."""

@@ -99,6 +99,41 @@ def test_listener_when_a_forward_raises_then_it_hears_of_its_end(listener: Liste
     assert [what for what, _, _ in listener.heard] == ["enter", "leave"]
 
 
+class Failing(nn.Module):
+    """Raises what it is given, or returns nothing."""
+
+    def forward(self, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+
+def test_call_when_an_error_is_handled_around_it_then_only_its_own_counts() -> None:
+    class Noting(Listener):
+        def enter(self, _module: nn.Module) -> None:
+            begun.append(global_hooks.this_call())
+
+        def leave(self, _module: nn.Module) -> None:
+            call = global_hooks.this_call()
+            assert call is begun.pop()
+            assert call is not None
+            ends.append(call.has_raised)
+
+    begun: list[global_hooks.Call | None] = []
+    ends: list[bool] = []
+    noting, module = Noting(), Failing()
+    global_hooks.calls.add(noting)
+    try:
+        int("no number")
+    except ValueError as error:
+        module(None)
+        for own in (KeyError("own"), error):
+            with suppress(KeyError, ValueError):
+                module(own)
+    module(None)
+    global_hooks.calls.remove(noting)
+    assert ends == [False, True, True, False]
+
+
 class Interrupted(nn.Module):
     """Raises what torch runs no hooks for, the first time."""
 
