@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
+from swapkit.planning.given import SWITCHED
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,18 +28,23 @@ def sign(module: torch.nn.Module, inputs: object) -> str:
     """Return text that is the same for steps that a model is given the same kind of inputs in.
 
     And in which the same modules train: what a norm changes besides its results, no event shows.
+    Those that do not as the model does stand at the end: plans that were saved before have no such
+    part, and are followed all the same (`planning/given.py`).
     """
     leaves, structure = tree_flatten(inputs)
     parts = [str(structure), str(module.training)]
-    switched = _find_switched(module)
-    if switched:  # else the text stays that of the plans that were saved before
-        parts.append(f"switched: {switched}")
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             parts.append(f"{leaf.dtype}{tuple(leaf.shape)}{leaf.requires_grad}")
         else:
             parts.append(str(leaf) if isinstance(leaf, (bool, str)) else type(leaf).__name__)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    switched = _find_switched(module)
+    end = SWITCHED + _hash(str(switched)) if switched else ""
+    return _hash("\n".join(parts)) + end
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _find_switched(module: torch.nn.Module) -> list[int]:

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget
+from swapkit.planning.given import Given
 
 if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
@@ -198,6 +199,7 @@ class Learner:
         self._search_steps = search_steps
         self._cases: OrderedDict[str, Case] = OrderedDict()
         self._signature = ""
+        self._given = Given()
         self._own: Case | None = None  # of the step that runs, or ran last
         self._general = Case(recordings=RECORDINGS)  # for steps whose shapes come once
         self._now: Case | None = None  # one of the two: what decides about the step
@@ -222,11 +224,13 @@ class Learner:
     def adopt(self, signature: str, trace: Trace, plan: Plan) -> None:
         """Follow a plan that was made before, from the first step on."""
         self._cases[signature] = Case(trace=trace, recordings=1, chosen=plan)
+        self._given.give(signature)
 
     def rename(self, former: str, signature: str) -> None:
         """Let what is known of the steps of one signature be for those of another."""
         if former in self._cases and signature not in self._cases:
             self._cases[signature] = self._cases.pop(former)
+            self._given.rename(former, signature)
 
     # ---- before a step -------------------------------------------------------------------------
 
@@ -237,6 +241,7 @@ class Learner:
             signature: of what the step is given: the same for steps that do the same.
         """
         self._signature = signature
+        self.rename(self._given.find(signature), signature)
         own = self._own = self._cases.get(signature) or Case()
         is_due = own.steps + 1 >= self._profile_steps
         is_stranger = own.trace is None and not is_due
@@ -256,6 +261,7 @@ class Learner:
             return
         self._keep(own)
         own.steps += 1
+        self._given.end(self._signature)
         if outcome.trace is not None:
             self._take(case, outcome.trace)
         elif case.plan is None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
+from swapkit._runtime import fitting
 from swapkit._runtime.allocators import require_installation
 from swapkit.errors import PlanMismatch
 from tests.support import installed
@@ -117,6 +118,30 @@ def test_saved_plan_when_no_model_is_given_then_refused(saved: Saved) -> None:
         swapkit.budget("1GiB", plan=saved.path),
     ):
         pytest.fail("was entered")
+
+
+def test_saved_plan_when_its_signature_is_without_frozen_norms_then_followed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Training:
+        made = make_training(lambda: nn.Sequential(*[Block() for _ in range(5)]))
+        made.model.get_submodule("0").eval()
+        return made
+
+    plain = train_plainly(make, 3)
+    limit_bytes, path = plain.budget(SHARE), tmp_path / "plan.json"
+    training = make()
+    with monkeypatch.context() as former:  # as signatures were
+        former.setattr(fitting, "_find_switched", lambda _: [])
+        with swapkit.budget(limit_bytes, training.model, training.optimizer) as session:
+            settle(session, training, STABLE_WITHIN)
+            session.save_plan(path)
+    training = make()
+    with swapkit.budget(limit_bytes, training.model, training.optimizer, plan=path) as session:
+        log = train(session, training, 3)
+    assert log.stages == ["stable"] * 3
+    assert "given plan" not in caplog.text
+    assert training.outcome() == plain.outcome
 
 
 @pytest.mark.promise("C5")

@@ -310,6 +310,34 @@ def test_adopted_plan_when_its_shape_comes_then_followed_at_once() -> None:
     assert made.begin(OTHER_SHAPE).mode is Mode.RESCUE
 
 
+def test_adopted_plan_when_made_before_it_mattered_which_modules_train_then_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = learner(Plans())
+    assert RECORDED.trace is not None
+    made.adopt(SHAPE, RECORDED.trace, Plan(decisions=(), budget_bytes=BUDGET, policy="saved"))
+    made.begin(SHAPE)  # when the session begins
+    assert run(made, seconds(1.0, 1.0), f"{SHAPE}-norm") == ["saved", "saved"]
+    assert not caplog.records
+    assert run(made, seconds(1.0), SHAPE) == ["rescue"], "of one kind of steps only"
+    assert run(made, seconds(1.0), f"{SHAPE}-other") == ["rescue"]
+    assert not caplog.records, "it was followed"
+
+
+def test_adopted_plan_when_for_one_set_of_training_modules_then_not_followed_with_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = learner(Plans())
+    assert RECORDED.trace is not None
+    plan = Plan(decisions=(), budget_bytes=BUDGET, policy="saved")
+    made.adopt(f"{SHAPE}-norm", RECORDED.trace, plan)
+    assert run(made, seconds(1.0), f"{SHAPE}-other") == ["rescue"]
+    assert run(made, seconds(1.0), SHAPE) == ["rescue"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "given plan is not followed" in caplog.text
+    assert run(made, seconds(1.0), f"{SHAPE}-norm") == ["saved"]
+
+
 def test_profile_when_one_step_then_the_first_is_recorded() -> None:
     made = learner(Plans(count=1), profile_steps=1)
     assert run(made, [RECORDED, *seconds(1.0)]) == ["record", "1.0"]
