@@ -141,7 +141,8 @@ def run(make_it: Callable[[], Training], plain: Plain, share: float, policy: str
     planned = 0
     with swapkit.budget(limit, training.model, training.optimizer, policy=chosen) as session:
         for _ in range(STEPS):
-            planned += session.plan is not None  # routing may lead to another plan at any step
+            # A candidate or the plan: routing may lead to another one at any step.
+            planned += session.stage in {"search", "stable"}
             training.step()
             dist.barrier()
         return {
