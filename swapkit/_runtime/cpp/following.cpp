@@ -3,7 +3,6 @@
 
 #include "following_body.hpp"
 
-#include <algorithm>
 #include <cstring>
 
 namespace swapkit {
@@ -265,8 +264,7 @@ bool carry_on(Follower *follower, std::int64_t storage) {
     Progress &progress = body.progress[static_cast<std::size_t>(storage)];
     part(follower, progress);
     // What waits for its copy out waits under the former's number.
-    body.leaving.erase(std::remove(body.leaving.begin(), body.leaving.end(), former),
-                       body.leaving.end());
+    std::erase(body.leaving, former);
     progress = std::exchange(body.progress[static_cast<std::size_t>(former)], Progress{});
     progress.is_leaving = false;
     progress.group->followed = static_cast<std::uint32_t>(storage) + 1;
