@@ -9,21 +9,15 @@ import pytest
 
 import swapkit
 from swapkit.errors import InvalidArgument, PlanMismatch
-from tests.support import installed
 from tests.support.sessions import Plain, make_training, steady_machine_like, train, train_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit.ir.plans import Plan
 
 STEPS = 5
 
 
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation")
 
 
 @pytest.fixture

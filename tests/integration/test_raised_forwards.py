@@ -11,10 +11,9 @@ from torch import nn
 import swapkit
 from swapkit.ir.traces import EventKind
 from swapkit.planning.learning import Learner
-from tests.support import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from swapkit._runtime.session import Session
     from swapkit.ir.traces import Trace
@@ -25,13 +24,7 @@ STEPS = 6
 MICROBATCHES = 3
 RECORDED = 1  # the step that is, where no forward raises
 
-pytestmark = [pytest.mark.promise("C5"), pytest.mark.usefixtures("steady_machine")]
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = [pytest.mark.promise("C5"), pytest.mark.usefixtures("installation", "steady_machine")]
 
 
 class Exit(Exception):

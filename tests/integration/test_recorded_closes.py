@@ -12,12 +12,10 @@ import swapkit
 from swapkit._runtime import global_hooks
 from swapkit._runtime.recorder import Recorder
 from swapkit._runtime.steering import Steering
-from tests.support import installed
 from tests.support.sessions import make_training, train_plainly
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from swapkit._runtime.session import Session
@@ -25,10 +23,7 @@ if TYPE_CHECKING:
 OPERATORS = 20  # of the step, before the session is closed
 
 
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation")
 
 
 class Closing(TorchDispatchMode):

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
 
 import swapkit
-from tests.support import installed
 from tests.support.sessions import Whole, in_use_bytes, train, train_plainly
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STEPS = 10
 LATE = 6  # by this step a plan is followed
 BATCH, WIDTH, BRANCHES = 4096, 64, 8
 
-pytestmark = pytest.mark.usefixtures("steady_machine")
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
 
 class Shifted(nn.Module):

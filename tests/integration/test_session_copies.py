@@ -6,23 +6,14 @@ import copy
 import gc
 import io
 import pickle
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import swapkit
-from tests.support import installed
 from tests.support.sessions import make_training, train_plainly
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation")
 
 
 def assert_equal(one: torch.nn.Module, other: torch.nn.Module) -> None:

@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
-from tests.support import installed
 from tests.support.sessions import (
     LAYERS,
     TOKENS,
@@ -24,8 +23,6 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.sessions import Log
 
 CHANGE = 9  # the step before which a program changes
@@ -33,13 +30,7 @@ STEPS = 24
 SHARE = 0.5
 CALM = 4  # steps at the end, by which everything is settled
 
-pytestmark = [pytest.mark.promise("C5"), pytest.mark.usefixtures("steady_machine")]
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = [pytest.mark.promise("C5"), pytest.mark.usefixtures("installation", "steady_machine")]
 
 
 def assert_settled_again(log: Log) -> None:

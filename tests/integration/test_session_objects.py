@@ -19,7 +19,6 @@ from torch import nn
 import swapkit
 from swapkit.errors import SessionError
 from swapkit.registry import Recompute
-from tests.support import installed
 from tests.support.operators import choose as choose_operators
 from tests.support.sessions import WIDTH, make_training, train_plainly
 
@@ -32,10 +31,7 @@ if TYPE_CHECKING:
 STEPS = 8
 
 
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation")
 
 
 @pytest.fixture

@@ -11,12 +11,9 @@ from torch import nn
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import BEFORE
 from swapkit.simulation.validation.gaps import find_gaps, find_touches
-from tests.support import installed
 from tests.support.sessions import make_training, train_both
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
     from tests.support.sessions import Training
@@ -37,10 +34,7 @@ class Cell(nn.Module):
         return result
 
 
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation")
 
 
 def make_cells() -> Training:

@@ -13,7 +13,6 @@ import swapkit
 from swapkit._runtime import fitting
 from swapkit._runtime.allocators import require_installation
 from swapkit.errors import PlanMismatch
-from tests.support import installed
 from tests.support.sessions import (
     WIDTH,
     Block,
@@ -26,7 +25,6 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from swapkit.ir.plans import Plan
@@ -35,13 +33,7 @@ STABLE_WITHIN = 8
 SHARE = 0.5
 
 
-pytestmark = pytest.mark.usefixtures("steady_machine")
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
 
 # ---- saved plans ---------------------------------------------------------------------------------

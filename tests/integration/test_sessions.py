@@ -13,7 +13,7 @@ import swapkit
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import BEFORE, EventKind, Phase
-from tests.support import MIB, installed
+from tests.support import MIB
 from tests.support.sessions import (
     WIDTH,
     Training,
@@ -25,8 +25,6 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
 
@@ -40,13 +38,7 @@ ALLOWED = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("steady_machine")
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
 
 class SwapLargest:

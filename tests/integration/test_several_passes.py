@@ -10,24 +10,17 @@ from torch import nn
 
 import swapkit
 from swapkit.ir.plans import Action
-from tests.support import installed
 from tests.support.sessions import Training, Whole, in_use_bytes, train, train_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 STEPS = 10
 SETTLED = 3  # of these, the last ones need no rescue
 BATCH = 4096
 WIDTH = 64
 
-pytestmark = pytest.mark.usefixtures("steady_machine")
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
 
 def make_layers(inputs: int, outputs: int) -> nn.Sequential:

@@ -16,14 +16,11 @@ from torch import nn
 
 from swapkit.registry import Recompute, Swap
 from tests.programs import assert_same_bits
-from tests.support import installed
 from tests.support.operators import Calls, choose, recomputed
 from tests.support.sessions import train_both, train_plainly
 from tests.support.stateful import MODELS, RecomputeAll, make_stateful
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit.registry import What
 
 STEPS = 6
@@ -31,13 +28,7 @@ SHARE = 0.85
 SEARCHED = ("batch norm 2d", "batch norm 1d, cumulative", "instance norm", "generator")
 PLENTY = 3.0
 
-pytestmark = pytest.mark.usefixtures("steady_machine")
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
 
 @pytest.mark.promise("A3")

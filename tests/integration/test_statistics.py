@@ -5,7 +5,7 @@ Torch counts no version of that: a repetition has to use the statistics as they 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +13,9 @@ from torch import nn
 
 from swapkit._runtime.fitting import sign
 from swapkit.registry import Recompute
-from tests.support import installed
 from tests.support.operators import choose
 from tests.support.sessions import Training, train_both, train_plainly
 from tests.support.stateful import RecomputeAll
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WIDTH = 64
 ROWS = 512
@@ -27,13 +23,7 @@ STEPS = 8
 SWITCHED = 5
 PLENTY = 3.0
 
-pytestmark = [pytest.mark.usefixtures("steady_machine"), pytest.mark.promise("A3")]
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = [pytest.mark.usefixtures("installation", "steady_machine"), pytest.mark.promise("A3")]
 
 
 class Centred(nn.Module):

@@ -18,10 +18,11 @@ from transformers import Trainer, TrainingArguments
 
 import swapkit
 from swapkit.errors import InvalidArgument
-from tests.support import MIB, installed
+from tests.support import MIB
+from tests.support.sessions import step_in_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from swapkit._runtime.session import Session
@@ -31,10 +32,7 @@ WIDTH = 64
 ROWS = 512
 
 
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = pytest.mark.usefixtures("installation")
 
 
 count_modes = torch._C._len_torch_dispatch_stack
@@ -230,14 +228,7 @@ def test_loop_when_steps_end_in_backward_then_they_are_planned_without_the_model
     is_given: bool,
 ) -> None:
     def loop(model: Net) -> None:
-        for parameter in model.parameters():
-            optimizer = torch.optim.SGD([parameter], lr=0.1)
-
-            def update(parameter: torch.Tensor, own: torch.optim.Optimizer = optimizer) -> None:
-                own.step()
-                parameter.grad = None
-
-            parameter.register_post_accumulate_grad_hook(update)
+        step_in_backward(model)
         for step in range(STEPS):
             x = batch(step)
             model(x * x.sigmoid()).square().mean().backward()

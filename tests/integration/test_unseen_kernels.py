@@ -19,13 +19,12 @@ from swapkit._runtime.recorder_bytes import Checksums
 from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits
-from tests.support import installed
 from tests.support.operators import Calls, choose
 from tests.support.sessions import Training, train_both
 from tests.support.stateful import RecomputeAll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 DEPTH = 3
 WIDTH = 64
@@ -34,13 +33,7 @@ STEPS = 6
 SHARE = 0.93
 PLENTY = 3.0
 
-pytestmark = [pytest.mark.usefixtures("steady_machine"), pytest.mark.promise("A3")]
-
-
-@pytest.fixture(autouse=True)
-def _pool() -> Iterator[None]:
-    with installed():
-        yield
+pytestmark = [pytest.mark.usefixtures("installation", "steady_machine"), pytest.mark.promise("A3")]
 
 
 def overwrite(tensor: torch.Tensor) -> None:

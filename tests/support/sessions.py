@@ -248,3 +248,24 @@ def settle(session: Session, training: Training, within: int) -> int:
         if session.stage == "stable":
             return done
     raise AssertionError(f"at {session.stage} after {within} steps: {session.explain()}")
+
+
+def step_in_backward(
+    model: nn.Module, after: Callable[[], object] = lambda: None
+) -> list[torch.optim.Optimizer]:
+    """Give each parameter an optimizer that steps as soon as its gradient is there; return them.
+
+    `after`: is called after each of their steps, in backward.
+    """
+    optimizers: list[torch.optim.Optimizer] = []
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        optimizers.append(optimizer)
+
+        def update(parameter: torch.Tensor, own: torch.optim.Optimizer = optimizer) -> None:
+            own.step()
+            parameter.grad = None
+            after()
+
+        parameter.register_post_accumulate_grad_hook(update)
+    return optimizers

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.sessions import step_in_backward
 from tests.unit._runtime.counting_rig import Counted, counting
 
 if TYPE_CHECKING:
@@ -27,17 +28,9 @@ def test_step_when_optimizers_step_in_backward_then_it_ends_with_the_pass(
     count: Any, are_given: bool
 ) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
-    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
-    counted = count(model, *(optimizers.values() if are_given else ()))
-    ends = []
-    for parameter in model.parameters():
-
-        def update(parameter: torch.Tensor) -> None:
-            optimizers[parameter].step()  # type: ignore[index]
-            ends.append(counted.ended)
-            parameter.grad = None
-
-        parameter.register_post_accumulate_grad_hook(update)
+    ends: list[int] = []
+    optimizers = step_in_backward(model, lambda: ends.append(counted.ended))
+    counted = count(model, *(optimizers if are_given else ()))
     for step in range(3):
         model(torch.ones(3, 2)).sum().backward()
         assert counted.ended == step + 1
@@ -97,15 +90,3 @@ def test_step_when_a_pass_inside_raises_then_the_next_is_counted_again(count: An
             nested(x).sum().backward()
         assert counted.ended == expected
         is_failing = False
-
-
-def step_in_backward(model: nn.Module) -> None:
-    """Give each parameter an optimizer that steps as soon as its gradient is there."""
-    for parameter in model.parameters():
-        optimizer = torch.optim.SGD([parameter], lr=0.1)
-
-        def update(parameter: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
-            optimizer.step()
-            parameter.grad = None
-
-        parameter.register_post_accumulate_grad_hook(update)
