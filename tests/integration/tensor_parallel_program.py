@@ -8,10 +8,14 @@ those of plain training, and bytes held between forward and backward.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -152,12 +156,27 @@ class Counted(TorchDispatchMode):
 
 
 def held_bytes() -> int:
-    """Return the bytes in use once gloo's threads have let go of what they sent."""
-    least = sys.maxsize
-    for _ in range(20):
-        dist.barrier()
-        least = min(least, swapkit.memory_stats()["allocated_bytes.all.current"])
-    return least
+    """Return the bytes in use once gloo's threads have let go of what they sent.
+
+    A collective is over for its caller before the thread that ran it drops its tensors. A barrier
+    may be run by another of those threads, so it proves nothing: all must sleep.
+    """
+    asleep = 0
+    while asleep < 3:
+        time.sleep(0.001)  # without the GIL, which such a thread may wait for
+        asleep = 0 if any_other_runs() else asleep + 1
+    return int(swapkit.memory_stats()["allocated_bytes.all.current"])
+
+
+def any_other_runs() -> bool:
+    """Return whether another thread of this process runs, or waits for a processor."""
+    own = str(threading.get_native_id())
+    states = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if thread.name != own:
+                states.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
+    return any(state in "RD" for state in states)
 
 
 def train(model: Model, terms: Recompute | None, start: torch.Tensor) -> tuple[Any, Any, int]:
