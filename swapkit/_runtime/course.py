@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit.planning.learning import Stage
+from swapkit.planning.cases import Stage
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
@@ -22,7 +22,8 @@ class Course:
     trace: Trace | None = None
     machine: Machine | None = None  # that plans are made for
     why_none: str = ""  # why there is no plan and will be none
-    replans: int = 0  # how often another plan was needed
+    replans: int = 0  # how often another plan was needed,
+    reason: str = ""  # and why the last time
     pace: float = 1.0  # how long steps have taken, by what was recorded and predicted for them
     # Medians of the latest steps, each from its first forward on: of those of the present kind, to
     # which the plan belongs, and of each other kind.

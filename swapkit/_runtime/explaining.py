@@ -32,6 +32,7 @@ def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[
         f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
         f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
         *_explain_stalls(course),
+        *_explain_replans(course),
         *_explain_plan(stats, course, policy),
     ]
     if course.other_step_seconds:
@@ -58,6 +59,12 @@ def _explain_stalls(course: Course) -> Iterator[str]:
     if course.stalls:
         longest = ", ".join(f"{where} ({seconds:.3f} s)" for where, seconds in course.stalls)
         yield f"waited longest for copies of what these saved: {longest}"
+
+
+def _explain_replans(course: Course) -> Iterator[str]:
+    if course.replans:
+        times = "once" if course.replans == 1 else f"{course.replans} times"
+        yield f"another plan was needed {times}; the last time, {course.reason}"
 
 
 def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[str]:

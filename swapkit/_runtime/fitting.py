@@ -12,10 +12,14 @@ from torch.utils._pytree import tree_flatten
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
+from swapkit.planning.cases import Stage
 from swapkit.planning.given import SWITCHED
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
+    import logging
+
+    from swapkit._runtime.course import Course
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
@@ -78,6 +82,16 @@ def describe(plan: Plan) -> str:
         f"{text}; predicted {prediction.seconds:.4g} s a step, "
         f"{format_bytes(prediction.peak_bytes)} at most"
     )
+
+
+def tell_stage(log: logging.Logger, course: Course) -> None:
+    """Say in a log at which stage steps are now."""
+    if course.why_none:
+        log.warning("no plan, only rescue: %s", course.why_none)
+    elif course.stage is Stage.STABLE and course.plan is not None:
+        log.info("stable: %s", describe(course.plan))
+    else:
+        log.info("%s", course.stage.value)
 
 
 def pace(plan: Plan, factor: float) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from swapkit.planning.learning import Stage
+from swapkit.planning.cases import Stage
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:

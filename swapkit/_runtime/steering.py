@@ -20,7 +20,7 @@ import torch
 
 from swapkit._runtime import global_hooks
 from swapkit._runtime.course import Course
-from swapkit._runtime.fitting import check_fit, describe, is_heavier, pace, sign
+from swapkit._runtime.fitting import check_fit, is_heavier, pace, sign, tell_stage
 from swapkit._runtime.following import Following
 from swapkit._runtime.lending import Lending, find_weakly, is_call_of
 from swapkit._runtime.measuring import measure_machine
@@ -31,7 +31,8 @@ from swapkit._runtime.repeating import leave_repeated
 from swapkit._runtime.step_forwards import Forwards
 from swapkit._runtime.step_recording import StepRecording
 from swapkit._runtime.step_times import StepTimes
-from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome, Stage
+from swapkit.planning.cases import Stage
+from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
 from swapkit.planning.smoothing import smooth_times
 
@@ -112,6 +113,7 @@ class Steering:
             machine=self._machine,
             why_none="" if case is None else case.why_none,
             replans=self._learner.replans,
+            reason=self._learner.reason,
             step_seconds=self._times.median(self._learner.kind),
             other_step_seconds=self._times.others(self._learner.kind),
             stalls=self._swapper.longest_stalls(),
@@ -343,20 +345,13 @@ class Steering:
         former, replans = self._learner.stage, self._learner.replans
         self._learner.end(outcome)
         if self._learner.replans > replans:
-            _log.info(
-                "another plan is needed: %d rescues; %s",
-                outcome.rescues,
-                outcome.deviation or "the step went as recorded",
-            )
+            _log.info("another plan is needed: %s", self._learner.reason)
+        elif outcome.deviation or (outcome.rescues and former is Stage.STABLE):
+            what = outcome.deviation or f"{outcome.rescues} rescues"
+            _log.debug("the plan is kept after a step that was not as planned: %s", what)
         course = self.course()
-        if course.stage is former:
-            return
-        if course.why_none:
-            _log.warning("no plan, only rescue: %s", course.why_none)
-        elif course.stage is Stage.STABLE and course.plan is not None:
-            _log.info("stable: %s", describe(course.plan))
-        else:
-            _log.info("%s", course.stage.value)
+        if course.stage is not former:
+            tell_stage(_log, course)
 
     # ---- plans ---------------------------------------------------------------------------------
 

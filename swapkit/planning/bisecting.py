@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-    from swapkit.planning.learning import Case, MakePlans, Outcome
+    from swapkit.planning.cases import Case
+    from swapkit.planning.learning import MakePlans, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -94,23 +95,23 @@ class ThresholdLearner(Learner):
             if signature in self._cases
         }
 
-    def _plan(self, case: Case, count: int) -> None:
+    def _plan(self, case: Case, count: int) -> int:
         """Begin to search with the trace at hand."""
         if case is self._general:
-            super()._plan(case, count)
-            return
+            return super()._plan(case, count)
         assert case.trace is not None
         case.chosen, case.candidates, case.why_none = None, [], ""
         try:
             search = _Search(case.trace, self._make_plans, self._policy)
         except InfeasibleBudget as error:
             case.why_none = str(error)
-            return
+            return error.least_bytes
         except BaseException as error:  # as any policy's: the next steps do without
             case.why_none = f"{type(error).__name__}: {error}"
             raise
         self._searches[self._signature] = search
         case.candidates = [search.plan]
+        return 0
 
     def _try(self, case: Case, outcome: Outcome) -> None:
         """Go on to the next threshold, or end the search."""
@@ -127,19 +128,26 @@ class ThresholdLearner(Learner):
         if case is self._general or search is None:  # or a plan that was made before
             return super()._retreat(case, count)
         if search.is_over:
-            self._forget(case)
+            self._forget(case, "memory ran out with the threshold that was found")
             return True
         former = search.threshold
         self._go_on(case, rescues=1)
-        self.replans += search.threshold != former
+        if search.threshold != former:
+            self.replans += 1
+            self.reason = "memory ran out soon after a threshold was found: a smaller one is tried"
         return True
 
     def _go_on(self, case: Case, *, rescues: int) -> None:
         search = self._searches[self._signature]
+        former = case.chosen
         search.advance(StepOutcome(swapped_bytes=rescues))
         is_found = search.threshold.is_found
-        case.chosen = search.plan if is_found else None
+        case.chosen = None
         case.candidates = [] if is_found else [search.plan]
+        if is_found and search.plan is former:
+            case.chosen = former
+        elif is_found:
+            case.choose(search.plan)
 
 
 class _Search:

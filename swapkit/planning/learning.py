@@ -8,11 +8,11 @@ For each *case*, that is for all steps that are given inputs of the same shapes:
 
 What is predicted is corrected by what the tried steps have taken beside their predictions.
 
-A step that was rescued shows that memory was planned too tightly: plans for less are made from the
-trace at hand; or, if more memory was in use before it began, it is recorded anew. Steps that do
-something else than was recorded, more than one in a row, are recorded again. When that does not
-help, the program is one that changes from step to step: the plan is followed as far as it goes, and
-it is recorded again after twice as many steps each time.
+Steps that were rescued show that memory was planned too tightly: plans for less are made from the
+trace at hand; or, if more memory was in use before they began, one is recorded anew. So is a step
+that does something else than was recorded, if more than one in a row do. When that does not help,
+the program is one that changes from step to step: the plan is followed as far as it goes, and it is
+recorded again after twice as many steps each time. `cases.py` says when a plan is doubted.
 
 Shapes that come once and not again have no plans of their own. When several such steps follow each
 other, one plan is made for all of them; it says how many bytes leave by when.
@@ -26,14 +26,18 @@ from __future__ import annotations
 
 import enum
 import statistics
+import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget
+from swapkit.planning.cases import RECORDINGS, SHARE, Case, Stage, Tried
 from swapkit.planning.given import Given
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
@@ -45,25 +49,12 @@ MARGIN = 0.02
 ROUNDS = 4  # of candidates, each for less memory than the one before
 # Steps that a search takes beyond those asked for, when no candidate has held yet.
 EXTRA_STEPS = 2
-ODD_STEPS = 1  # that go another way in a row, before one is recorded
-RECORDINGS = 3  # of one case; after that it is known to change from step to step,
-PATIENCE = 8  # and recorded after so many steps, then twice as many, and so on,
-MOST_PATIENCE = 1024
-REGULAR_STEPS = 8  # until so many went as planned
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
 STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
 # A plan's time in the search is a single step's. Once it was followed for some steps, another that
 # took a smaller share of their median has its turn.
 LOOKS = 8
 FASTER = 0.97
-
-
-class Stage(str, enum.Enum):
-    """Where a session is."""
-
-    WARMUP = "warmup"
-    SEARCH = "search"
-    STABLE = "stable"
 
 
 class Mode(enum.Enum):
@@ -107,73 +98,6 @@ class MakePlans(Protocol):
         """
 
 
-@dataclass(slots=True)
-class _Trial:
-    plan: Plan
-    seconds: float
-    rescues: int
-    is_known: bool = False  # whether the time is the median of several steps
-
-
-@dataclass(slots=True)
-class Case:
-    """What is known of the steps with inputs of the same shapes."""
-
-    steps: int = 0
-    trace: Trace | None = None
-    candidates: list[Plan] = field(default_factory=list)
-    trials: list[_Trial] = field(default_factory=list)
-    chosen: Plan | None = None
-    why_none: str = ""  # why there is no plan, if there cannot be one
-    share: float = 1.0  # of the budget that is planned for
-    retreats: int = 0  # plans for less, since it was recorded
-    recordings: int = 0  # since steps went as planned
-    odd_steps: int = 0  # that went another way, in a row
-    regular_steps: int = 0  # that did not, in a row
-    looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing more is tried."""
-        return self.chosen is not None or bool(self.why_none)
-
-    @property
-    def changes(self) -> bool:
-        """Whether its steps are known to differ."""
-        return self.recordings >= RECORDINGS
-
-    @property
-    def patience(self) -> int:
-        """How many steps in a row may go another way before one is recorded."""
-        if not self.changes:
-            return ODD_STEPS
-        return min(MOST_PATIENCE, PATIENCE << min(self.recordings - RECORDINGS, 16))
-
-    @property
-    def plan(self) -> Plan | None:
-        """What its next step follows."""
-        return self.candidates[0] if self.candidates else self.chosen
-
-    @property
-    def pace(self) -> float:
-        """How long steps that were tried have taken, by what was predicted for them."""
-        ratios = [
-            trial.seconds / trial.plan.prediction.seconds
-            for trial in self.trials
-            if trial.rescues == 0
-            and trial.plan.prediction is not None
-            and trial.plan.prediction.seconds > 0
-        ]
-        return statistics.median(ratios) if ratios else 1.0
-
-    @property
-    def stage(self) -> Stage:
-        """Where its steps are."""
-        if self.is_settled:
-            return Stage.STABLE
-        return Stage.WARMUP if self.trace is None else Stage.SEARCH
-
-
 class Learner:
     """Decides for each step of a session, and learns from it."""
 
@@ -184,6 +108,7 @@ class Learner:
         profile_steps: int,
         search_steps: int,
         margin: float = MARGIN,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin to learn.
 
@@ -192,6 +117,7 @@ class Learner:
             profile_steps: of a case before there is a plan; the last is recorded.
             search_steps: candidates that are tried at most, but for those that must be for less.
             margin: what plans leave free at first, as a share of the budget.
+            clock: tells how long planning takes, in seconds.
         """
         self._make_plans = make_plans
         self._margin = margin
@@ -204,7 +130,12 @@ class Learner:
         self._general = Case(recordings=RECORDINGS)  # for steps whose shapes come once
         self._now: Case | None = None  # one of the two: what decides about the step
         self._strangers = 0
+        self._clock = clock
+        self._seconds = 0.0  # of all steps,
+        self._cost_seconds = 0.0  # and of all recordings, with the plans made from them
+        self._recordings = 0
         self.replans = 0
+        self.reason = ""  # of the last one, for people
 
     @property
     def stage(self) -> Stage:
@@ -243,7 +174,7 @@ class Learner:
         self._signature = signature
         self.rename(self._given.find(signature), signature)
         own = self._own = self._cases.get(signature) or Case()
-        is_due = own.steps + 1 >= self._profile_steps
+        is_due = self._is_due(own)
         is_stranger = own.trace is None and not is_due
         is_general = is_stranger and self._strangers >= STRANGERS and not self._general.why_none
         case = self._now = self._general if is_general else own
@@ -251,6 +182,16 @@ class Learner:
             return Instruction(mode=Mode.FOLLOW, trace=case.trace, plan=case.plan)
         records = not case.why_none and (is_due or is_general)
         return Instruction(mode=Mode.RECORD if records else Mode.RESCUE)
+
+    def _is_due(self, own: Case) -> bool:
+        """Whether a step is to be recorded if there is no plan for it.
+
+        Of more kinds than are kept each would be recorded again whenever it comes again: after so
+        many recordings, those of other kinds have to be a small share of the training.
+        """
+        is_small = self._cost_seconds <= SHARE * self._seconds
+        can_record = own.recordings > 0 or self._recordings < CASES_KEPT or is_small
+        return can_record and own.steps + 1 >= self._profile_steps
 
     # ---- after a step --------------------------------------------------------------------------
 
@@ -262,18 +203,31 @@ class Learner:
         self._keep(own)
         own.steps += 1
         self._given.end(self._signature)
+        self._seconds += outcome.seconds
         if outcome.trace is not None:
-            self._take(case, outcome.trace)
-        elif case.plan is None:
+            self._take(case, outcome)
             return
-        elif case is not self._general:
+        case.seconds.append(outcome.seconds)
+        if case.plan is None:
+            return
+        if case is not self._general:
             self._judge(case, outcome)
         elif outcome.rescues and not self._retreat(case, 1):
-            self._note_odd(case)
+            self._note_odd(case, "memory ran out with the plan for whatever shapes come")
 
-    def _take(self, case: Case, trace: Trace) -> None:
-        """Make plans from a trace that was recorded now."""
-        case.trace = trace
+    def _take(self, case: Case, outcome: Outcome) -> None:
+        """Make plans from a trace that was recorded now; note what that has cost."""
+        began = self._clock()
+        try:
+            self._plan_anew(case, outcome)
+        finally:
+            usual = statistics.median(case.seconds) if case.seconds else outcome.seconds
+            case.cost_seconds = self._clock() - began + max(0.0, outcome.seconds - usual)
+            self._cost_seconds += case.cost_seconds
+            self._recordings += 1
+
+    def _plan_anew(self, case: Case, outcome: Outcome) -> None:
+        case.trace = outcome.trace
         case.recordings += 1
         case.share, case.retreats = 1 - self._margin, 0
         is_single = case.changes or case is self._general  # no two of its steps can be compared
@@ -292,46 +246,58 @@ class Learner:
         is_stranger = own.trace is None and own.steps == 0
         self._strangers = self._strangers + 1 if is_stranger else 0
 
-    def _plan(self, case: Case, count: int) -> None:
-        """Make so many candidates from the trace at hand; tell why if there cannot be any."""
+    def _plan(self, case: Case, count: int) -> int:
+        """Make so many candidates from the trace at hand; tell why if there cannot be any.
+
+        Return the bytes that a plan needs at least, if there is one for more; else 0.
+        """
         assert case.trace is not None
         case.chosen, case.candidates, case.looks, case.why_none = None, [], [], ""
         try:
             plans = self._make_plans(case.trace, share=case.share, count=count)
         except InfeasibleBudget as error:
             case.why_none = str(error)
-            return
+            return error.least_bytes
         except BaseException as error:  # a user's policy: the next steps do without
             case.why_none = f"{type(error).__name__}: {error}"
             raise
         if len(plans) == 1 and not case.trials:
-            case.chosen = plans[0]
+            case.choose(plans[0])
         else:
             case.candidates = list(plans)
+        return 0
 
     def _judge(self, case: Case, outcome: Outcome) -> None:
         """Look at a step that followed a plan."""
         if outcome.deviation:
             if case.changes and outcome.rescues:
                 self._retreat(case, 1)
-            self._note_odd(case)
+            self._note_odd(case, outcome.deviation)
             return
-        case.odd_steps = 0
-        case.regular_steps += 1
-        if case.regular_steps >= REGULAR_STEPS:
-            case.recordings = 1
-        if outcome.rescues and outcome.is_heavier:
-            self._forget(case)
-        elif case.candidates:
-            self._try(case, outcome)
-        elif outcome.rescues:
-            self._retreat(case, 1)
-        else:
+        case.note_regular()
+        is_heavier = outcome.is_heavier and not case.changes
+        if case.candidates:
+            if outcome.rescues and is_heavier:
+                self._doubt(case, is_heavier=True)
+            else:
+                self._try(case, outcome)
+            return
+        case.note_held(is_rescued=outcome.rescues > 0)
+        if not outcome.rescues:
             self._look(case, outcome.seconds)
+        elif case.has_failed:
+            self._doubt(case, is_heavier=is_heavier)
+
+    def _doubt(self, case: Case, *, is_heavier: bool) -> None:
+        """Look for another plan, since this one needs rescues."""
+        if is_heavier:
+            self._forget(case, "memory ran out in steps with more in use before they began")
+        else:
+            self._retreat(case, 1)
 
     def _try(self, case: Case, outcome: Outcome) -> None:
         """Note how a candidate did; choose when enough have run."""
-        case.trials.append(_Trial(case.candidates.pop(0), outcome.seconds, outcome.rescues))
+        case.trials.append(Tried(case.candidates.pop(0), outcome.seconds, outcome.rescues))
         tried = len(case.trials)
         has_held = any(trial.rescues == 0 for trial in case.trials)
         if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:
@@ -341,7 +307,7 @@ class Learner:
         if case.candidates:
             return
         best = min(case.trials, key=lambda trial: (trial.rescues, trial.seconds))
-        case.chosen = best.plan
+        case.choose(best.plan)
 
     def _look(self, case: Case, seconds: float) -> None:
         """Let another plan have its turn if the chosen one is slower than it was in the search."""
@@ -356,18 +322,19 @@ class Learner:
         held = [each for each in case.trials if each.rescues == 0]
         best = min(held, key=lambda each: each.seconds)
         if best.seconds < trial.seconds * FASTER:
-            case.chosen = best.plan
+            case.choose(best.plan)
 
-    def _note_odd(self, case: Case) -> None:
+    def _note_odd(self, case: Case, what: str) -> None:
         """Count a step that was not as planned; record one if there were too many."""
         case.regular_steps = 0
         case.odd_steps += 1
         if case.odd_steps > case.patience:
-            self._forget(case)
+            self._forget(case, f"{case.odd_steps} steps in a row were others; the last: {what}")
 
-    def _forget(self, case: Case) -> None:
+    def _forget(self, case: Case, reason: str) -> None:
         """Let the next step be recorded: this one was another than the trace's."""
         self.replans += 1
+        self.reason = f"{reason}: the next step is recorded"
         case.trace, case.chosen, case.candidates, case.trials = None, None, [], []
         case.odd_steps = case.regular_steps = 0
 
@@ -375,16 +342,24 @@ class Learner:
         """Make so many plans for less memory; return whether there are any."""
         if case.retreats >= ROUNDS:
             return False
-        self.replans += 1
+        former, candidates, trials = case.chosen, case.candidates, case.trials
+        former_share = case.share
+        if former is None:
+            what = "a plan that was tried needed a rescue"
+        else:
+            what = f"{sum(case.rescued)} of the last {len(case.rescued)} steps needed a rescue"
+            case.trials = []
         case.retreats += 1
         case.share -= MARGIN * case.retreats
-        former, candidates = case.chosen, case.candidates
-        is_stable = former is not None
-        if is_stable:
-            case.trials = []
-        self._plan(case, count)
-        if case.why_none:  # less is too little: what there was is better than nothing
-            case.chosen, case.candidates, case.why_none = former, candidates, ""
+        least_bytes = self._plan(case, count)
+        if former is not None and 0 < least_bytes < former.budget_bytes:
+            case.share = (least_bytes + 1) / former.budget_bytes * former_share
             case.retreats = ROUNDS
+            self._plan(case, count)
+        if case.why_none:  # less is too little: what there was is better than nothing
+            case.chosen, case.candidates, case.trials = former, candidates, trials
+            case.share, case.retreats, case.why_none = former_share, ROUNDS, ""
             return False
+        self.replans += 1
+        self.reason = f"{what}: plans for {case.share:.1%} of the budget"
         return True

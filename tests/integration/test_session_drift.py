@@ -243,3 +243,16 @@ def test_forward_when_it_is_interrupted_then_the_step_begins_again_with_the_next
     assert log.stages[CHANGE - 1 :] == ["stable"] * (STEPS - CHANGE + 1)
     assert log.replans[-1] == log.replans[CHANGE - 1]
     assert log.rescues_since(CHANGE - 1) == 0
+
+
+def test_steps_when_others_for_good_then_the_log_and_the_session_say_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def before(training: Training, step: int) -> None:
+        training.microbatches = 2 if step >= CHANGE else 1
+
+    with caplog.at_level("INFO", logger="swapkit"):
+        log = train_both(make_training, 0.6, STEPS, before)
+    (reason,) = {line for line in caplog.messages if "another plan" in line and "in a row" in line}
+    assert "expected the step to end" in reason
+    assert "the last time, 2 steps in a row were others" in log.session.explain()

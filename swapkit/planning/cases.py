@@ -1,0 +1,148 @@
+"""What is known of the steps with inputs of the same shapes, and when their plan is doubted.
+
+A plan is given up for a reason that has come again, and no more often than pays:
+
+    another way   more than `patience` steps in a row did something else than was recorded
+    a rescue      `RECURRENCES` of the last `WATCHED_STEPS`; the first one of a plan that is not
+                  *proven*, that has not held for `REGULAR_STEPS` yet
+
+Recording and planning take seconds from training. After `RECORDINGS` of a case, further ones have
+to wait until they are a small share (`SHARE`) of the steps in between.
+
+How long steps take is no reason. Collectors, file systems and other programs slow them down, and
+what is recorded meanwhile is no better than what is known.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+ODD_STEPS = 1  # that go another way in a row, before one is recorded
+RECORDINGS = 3  # of one case; after that it is known to change from step to step,
+PATIENCE = 8  # and recorded after so many steps, then twice as many, and so on,
+MOST_PATIENCE = 1024
+REGULAR_STEPS = 8  # until so many went as planned, or as many as a recording has to wait for
+WATCHED_STEPS = 16  # the latest ones that followed the chosen plan to its end:
+RECURRENCES = 2  # so many of them with a rescue are not by chance
+SHARE = 0.05  # of the time of steps: what recordings may take, with the plans made from them
+
+
+class Stage(str, enum.Enum):
+    """Where a session is."""
+
+    WARMUP = "warmup"
+    SEARCH = "search"
+    STABLE = "stable"
+
+
+@dataclass(slots=True)
+class Tried:
+    """How a plan did."""
+
+    plan: Plan
+    seconds: float
+    rescues: int
+    is_known: bool = False  # whether the time is the median of several steps
+
+
+@dataclass(slots=True)
+class Case:
+    """What is known of the steps with inputs of the same shapes."""
+
+    steps: int = 0
+    trace: Trace | None = None
+    candidates: list[Plan] = field(default_factory=list)
+    trials: list[Tried] = field(default_factory=list)
+    chosen: Plan | None = None
+    why_none: str = ""  # why there is no plan, if there cannot be one
+    share: float = 1.0  # of the budget that is planned for
+    retreats: int = 0  # plans for less, since it was recorded
+    recordings: int = 0  # since steps went as planned
+    cost_seconds: float = 0.0  # of the last one, and of the plans that were made from it
+    odd_steps: int = 0  # that went another way, in a row
+    regular_steps: int = 0  # that did not, in a row
+    held_steps: int = 0  # of these, with the chosen plan and without a rescue
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
+    rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
+    looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is tried."""
+        return self.chosen is not None or bool(self.why_none)
+
+    @property
+    def changes(self) -> bool:
+        """Whether its steps are known to differ."""
+        return self.recordings >= RECORDINGS
+
+    @property
+    def patience(self) -> int:
+        """How many steps in a row may go another way before one is recorded."""
+        if not self.changes:
+            return ODD_STEPS
+        doubled = min(MOST_PATIENCE, PATIENCE << min(self.recordings - RECORDINGS, 16))
+        return max(doubled, self.waiting_steps)
+
+    @property
+    def waiting_steps(self) -> int:
+        """Of how many steps the last recording is no more than its share."""
+        typical = statistics.median(self.seconds) if self.seconds else 0.0
+        return math.ceil(self.cost_seconds / (SHARE * typical)) if typical > 0 else 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """What its next step follows."""
+        return self.candidates[0] if self.candidates else self.chosen
+
+    @property
+    def pace(self) -> float:
+        """How long steps that were tried have taken, by what was predicted for them."""
+        ratios = [
+            trial.seconds / trial.plan.prediction.seconds
+            for trial in self.trials
+            if trial.rescues == 0
+            and trial.plan.prediction is not None
+            and trial.plan.prediction.seconds > 0
+        ]
+        return statistics.median(ratios) if ratios else 1.0
+
+    @property
+    def stage(self) -> Stage:
+        """Where its steps are."""
+        if self.is_settled:
+            return Stage.STABLE
+        return Stage.WARMUP if self.trace is None else Stage.SEARCH
+
+    def choose(self, plan: Plan) -> None:
+        """Follow a plan from now on, which has to prove itself."""
+        self.chosen = plan
+        self.held_steps = 0
+        self.rescued.clear()
+
+    def note_regular(self) -> None:
+        """Note a step that went as recorded."""
+        self.odd_steps = 0
+        self.regular_steps += 1
+        if self.regular_steps >= max(REGULAR_STEPS, self.waiting_steps):
+            self.recordings = min(self.recordings, 1)
+
+    def note_held(self, *, is_rescued: bool) -> None:
+        """Note whether the chosen plan held in such a step."""
+        self.rescued.append(is_rescued)
+        self.held_steps += not is_rescued
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the chosen plan needed a rescue for no passing reason."""
+        is_proven = self.held_steps >= REGULAR_STEPS
+        return sum(self.rescued) >= (RECURRENCES if is_proven else 1)

@@ -1,0 +1,58 @@
+"""Learners without steps: what comes of each is said, and so are the plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swapkit.errors import InfeasibleBudget
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
+from swapkit.planning.learning import Learner, Outcome
+
+SHAPE, OTHER_SHAPE = "8x16", "8x32"
+RECORDED = Outcome(seconds=1.0, trace=Trace(operators=(), storages=()))
+DEVIATING = Outcome(seconds=1.0, deviation="another")
+BUDGET = 1000
+
+
+@dataclass
+class Plans:
+    """Makes numbered plans, and notes for which share of the budget."""
+
+    count: int = 3
+    least_share: float = 0.0
+    knows_least: bool = False  # and says so
+    shares: list[float] = field(default_factory=list)
+
+    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        assert trace is RECORDED.trace
+        if share < self.least_share:
+            least_bytes = int(BUDGET * self.least_share) if self.knows_least else BUDGET
+            raise InfeasibleBudget("too little", least_bytes=least_bytes)
+        self.shares.append(share)
+        return tuple(
+            Plan(decisions=(), budget_bytes=int(BUDGET * share), policy=f"{len(self.shares)}.{at}")
+            for at in range(min(count, self.count))
+        )
+
+
+def learner(plans: Plans, *, profile_steps: int = 2, search_steps: int = 4) -> Learner:
+    return Learner(plans, profile_steps=profile_steps, search_steps=search_steps)
+
+
+def run(made: Learner, outcomes: list[Outcome], signature: str = SHAPE) -> list[str]:
+    """Run steps; return what was done in each: a mode, or the plan followed."""
+    done = []
+    for outcome in outcomes:
+        instruction = made.begin(signature)
+        done.append(instruction.plan.policy if instruction.plan else instruction.mode.value)
+        made.end(outcome)
+    return done
+
+
+def seconds(*values: float) -> list[Outcome]:
+    return [Outcome(seconds=value) for value in values]
+
+
+def warm_up(made: Learner, signature: str = SHAPE) -> None:
+    assert run(made, [*seconds(1.0), RECORDED], signature) == ["rescue", "record"]
