@@ -89,6 +89,23 @@ class RescueOwner(Protocol):
         """Free at least `needed_bytes` if possible; return how many were freed, 0 for none."""
 
 
+class MakingOwner(Protocol):
+    """What `sk_python_making` finds behind its context."""
+
+    def on_making(self, *, begins: bool) -> None:
+        """Note that this thread begins to make memory, or has made it."""
+
+
+class Witness(Protocol):
+    """Is told what a thread does while it allocates; it must not raise."""
+
+    def stop(self) -> None:
+        """This thread begins to make memory: it grows, waits or rescues."""
+
+    def go_on(self) -> None:
+        """It has ended that."""
+
+
 class ExplainOwner(Protocol):
     """What `sk_python_explain` finds behind its context."""
 
@@ -148,6 +165,14 @@ def sk_python_rescue(context: Any, needed_bytes: int) -> int:
     if owner is None:
         return 0
     return call_back(owner, lambda: owner.on_rescue(needed_bytes), 0)
+
+
+@ffi.def_extern()
+def sk_python_making(context: Any, begins: bool) -> None:  # noqa: FBT001 - C's
+    """Forward the beginning or the end of making memory to the owner behind `context`."""
+    owner: MakingOwner | None = ffi.from_handle(context)()
+    if owner is not None:
+        call_back(owner, lambda: owner.on_making(begins=begins), None)
 
 
 @ffi.def_extern()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from swapkit._native._lib import CData
     from swapkit._native.backend import Backend, Stream
+    from swapkit._native.lib import Witness
 
 _Info = TypeVar("_Info")
 
@@ -218,6 +219,7 @@ class Pool(Handle):
         self._context = ffi.new_handle(weakref.ref(self))
         self._rescue: Callable[[int], int] | None = None
         self._ring: Ring | None = None
+        self._witnesses: tuple[Witness, ...] = ()
 
     @property
     def has_ring(self) -> bool:
@@ -288,6 +290,25 @@ class Pool(Handle):
         """Forward a native rescue to the callback in force."""
         rescue = self._rescue
         return 0 if rescue is None else rescue(needed_bytes)
+
+    def watch(self, witness: Witness) -> None:
+        """Tell somebody what threads do that allocate, besides a look for what is free."""
+        self._set_witnesses((*self._witnesses, witness))
+
+    def unwatch(self, witness: Witness | None = None) -> None:
+        """Undo `watch`, None: for all; a second call does nothing."""
+        left = self._witnesses if witness is not None else ()
+        self._set_witnesses(tuple(each for each in left if each is not witness))
+
+    def _set_witnesses(self, witnesses: tuple[Witness, ...]) -> None:
+        self._witnesses = witnesses
+        making = lib.sk_python_making if witnesses else NULL
+        lib.sk_pool_set_making(self.pointer, making, self._context)
+
+    def on_making(self, *, begins: bool) -> None:
+        """Forward what a thread does to who wants to know."""
+        for each in self._witnesses:
+            (each.stop if begins else each.go_on)()
 
     def attach(self, ring: Ring) -> None:
         """Record events into `ring` from now on."""

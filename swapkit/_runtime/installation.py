@@ -241,6 +241,7 @@ class PoolInstallation(Installation):
     def detach_callbacks(self) -> None:
         """Before the interpreter goes: the pool stays, but nothing calls Python any more."""
         super().detach_callbacks()
+        self.pool.unwatch()
         self.entry.set_explain(None)
 
 

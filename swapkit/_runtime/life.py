@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -163,11 +162,7 @@ class Life:
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device; return how many, 0 for none."""
-        begun = time.perf_counter()
-        freed_bytes = self.swapper.rescue_bytes(needed_bytes)
-        if self.steering is not None:
-            self.steering.note_rescue(time.perf_counter() - begun)
-        return freed_bytes
+        return self.swapper.rescue_bytes(needed_bytes)
 
     def hints(self, needed_bytes: int) -> list[str]:
         """Return what a user could do when memory is out in this session.

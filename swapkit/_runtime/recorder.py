@@ -17,6 +17,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
+from swapkit._native.pool import Pool
 from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.recorder_bytes import Bytes
@@ -127,6 +128,8 @@ class Recorder:
         has_bytes = setting.hardware is None and setting.device.type != "meta"
         self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
         self.workspaces = Workspaces(setting.pool)
+        # Tells what operators wait for; only ours does.
+        self._pool = setting.pool if isinstance(setting.pool, Pool) else None
         self.timer: Timer = HostTimer()
         if setting.hardware is not None:
             self.timer = ModelTimer(setting.hardware)
@@ -163,6 +166,8 @@ class Recorder:
         if self.setting.pool is not None:
             self.in_use_bytes = self.setting.pool.in_use_bytes()
         self.workspaces.start()
+        if self._pool is not None:
+            self._pool.watch(self.timer)
         self.calls.start()
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -175,6 +180,8 @@ class Recorder:
         self._mode.leave()
         self.calls.stop()
         self.workspaces.stop()
+        if self._pool is not None:
+            self._pool.unwatch(self.timer)
         self.optimizers.stop()
         self._seconds = self.timer.seconds([row.taken for row in self.rows])
         self.savings.stop()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 
 from swapkit._runtime.guards import hidden
+from swapkit._runtime.recorder_delays import is_capturing
 from swapkit.ir.traces import Kind
 
 if TYPE_CHECKING:
@@ -100,10 +101,11 @@ class Checksums:
     def take(self, tensor: torch.Tensor) -> _Slot | None:
         """Take one of all bytes of a tensor's storage as they are now; None: that cannot be.
 
-        There is no room, the memory lies as no word does, or all were read.
+        There is no room, the memory lies as no word does, a graph is captured, whose kernels these
+        would be, or all were read.
         """
         storage, device = tensor.untyped_storage(), tensor.device
-        if device.type != "cpu" and storage.data_ptr() % _WORD:
+        if device.type != "cpu" and (storage.data_ptr() % _WORD or is_capturing(device)):
             return None
         try:
             # What is made here has to be usable outside of inference mode as well.

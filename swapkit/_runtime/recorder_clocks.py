@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from swapkit._native.pool import Pool, Ring, RingKind
+from swapkit._runtime.recorder_delays import Delays, is_capturing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from swapkit._runtime.cost_model import Hardware
     from swapkit._runtime.device import DevicePool
@@ -20,17 +23,28 @@ _RING_EVENTS = 1 << 16
 _READ_EVERY = 1 << 11  # operators
 _OURS = 1  # in the place of bytes: not the mark of somebody else's operator
 NO_WORKSPACE = -1
-DELAY_CYCLES = 4_000_000  # 2 ms at 2 GHz: longer than the call of an operator that is recorded
+_EMPTY_PAIRS = 16
 
 
 class Timer(Protocol):
-    """Takes the time of operators, each between `begin` and `end`."""
+    """Takes the time of operators, each between `begin` and `end` on one thread.
+
+    In between, `stop` and `go_on` are called there around what is no part of the operator: memory
+    is made for what it allocates. No lock of the pool's is held, but whatever the thread itself
+    holds, and nothing of what the pool hands out may be needed.
+    """
 
     def begin(self) -> Any:  # noqa: ANN401 - its own
         """Note that an operator begins."""
 
     def end(self, begun: Any, call: tuple[Operator, Any, Any], result: object) -> Any:  # noqa: ANN401
         """Note that it has ended; return what stands for its time."""
+
+    def stop(self) -> None:
+        """This thread does something else from here on."""
+
+    def go_on(self) -> None:
+        """It goes on with its operator, if it is in one."""
 
     def nothing(self) -> Any:  # noqa: ANN401 - its own
         """Return what stands for no time."""
@@ -42,13 +56,30 @@ class Timer(Protocol):
 class HostTimer:
     """For a device that has computed when the call returns."""
 
+    def __init__(self) -> None:
+        """Begin with no time."""
+        self._stopped: dict[int, float] = {}  # by thread: how long it stood still, so far
+        self._since: dict[int, float] = {}
+
     def begin(self) -> float:
-        """Return the time now."""
-        return time.perf_counter()
+        """Return this thread's time now."""
+        return time.perf_counter() - self._stopped.get(threading.get_ident(), 0.0)
 
     def end(self, begun: float, _call: object, _result: object) -> float:
         """Return the seconds since."""
-        return time.perf_counter() - begun
+        return self.begin() - begun
+
+    def stop(self) -> None:
+        """Let this thread's time stand still."""
+        self._since[threading.get_ident()] = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        thread = threading.get_ident()
+        since = self._since.pop(thread, None)
+        if since is not None:
+            seconds = time.perf_counter() - since
+            self._stopped[thread] = self._stopped.get(thread, 0.0) + seconds
 
     def nothing(self) -> float:
         """Return no seconds."""
@@ -59,58 +90,96 @@ class HostTimer:
         return list(taken)
 
 
-class StoppedClock(HostTimer):
-    """Stands still while memory is made: not the operators take that time that allocate."""
+class _Running:
+    """An operator that runs, or ran: events in its stream."""
 
-    def __init__(self, spent: Callable[[], float]) -> None:
-        """Stand still for the seconds that `spent` returns."""
-        self._spent = spent  # seconds so far
+    __slots__ = ("begun", "ended", "pauses", "stopped", "stream")
 
-    def begin(self) -> float:
-        """Return the time now."""
-        return super().begin() - self._spent()
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - of torch's module for the device
+        self.stream = stream
+        self.begun: Any = None
+        self.ended: Any = None
+        self.pauses: list[tuple[Any, Any]] = []  # what lies between is not its time
+        self.stopped: Any = None  # the first event of a pause that has not ended
 
-    def end(self, begun: float, _call: object, _result: object) -> float:
-        """Return the seconds since."""
-        return super().begin() - self._spent() - begun
+    def milliseconds(self) -> float:
+        """Return how long it took, once the device has computed."""
+        paused = sum(first.elapsed_time(last) for first, last in self.pauses)
+        return float(self.begun.elapsed_time(self.ended) - paused)
 
 
 class StreamTimer:
-    """For a device that computes in streams: by events on the running one.
+    """For a device that computes in streams: by events on the one that an operator runs in.
 
-    Whoever records calls operators more slowly than a device computes them. One that waits for the
-    next would count that time, so it is kept busy: before the latest delay has ended, which the
-    stream is given between operators, it has got another one.
+    Whoever records calls operators more slowly than a device computes them. A stream that waits for
+    the next would count that time, so it is kept busy (`recorder_delays.py`). Where a call takes
+    longer than a delay because memory is made, two more events, the latter behind another delay,
+    tell how long the stream waited for that.
+
+    While a graph is captured nothing runs: events there would be the graph's, and so would delays.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._module = getattr(torch, device.type)
-        self._delay: Callable[[int], None] | None = getattr(self._module, "_sleep", None)
-        self._delayed: Any = None  # an event just before the latest delay
+        """Record nothing yet."""
+        self._device = device
+        self._module: Any = getattr(torch, device.type)
+        self._delays = Delays(device)
+        self._running: dict[int, _Running] = {}  # by thread
+        self._empty: list[Any] = []  # events with nothing in between
 
-    def begin(self) -> Any:  # noqa: ANN401 - an event
+    def begin(self) -> _Running | None:
         """Record an event."""
-        if self._delay is not None and (self._delayed is None or self._delayed.query()):
-            self._delayed = self._record(enable_timing=False)
-            self._delay(DELAY_CYCLES)
-        return self._record(enable_timing=True)
+        if is_capturing(self._device):
+            return None
+        running = _Running(self._module.current_stream(self._device))
+        self._delays.cover(running.stream)
+        if not self._empty:
+            self._empty = [self._record(running) for _ in range(_EMPTY_PAIRS + 1)]
+        running.begun = self._record(running)
+        self._running[threading.get_ident()] = running
+        return running
 
-    def end(self, begun: Any, _call: object, _result: object) -> tuple[Any, Any]:  # noqa: ANN401
+    def end(self, begun: _Running | None, _call: object, _result: object) -> _Running | None:
         """Record another."""
-        return begun, self._record(enable_timing=True)
+        self._running.pop(threading.get_ident(), None)
+        if begun is not None:
+            begun.ended = self._record(begun)
+        return begun
+
+    def stop(self) -> None:
+        """Record where the stream may begin to wait for this thread."""
+        running = self._running.get(threading.get_ident())
+        if running is not None:
+            running.stopped = self._record(running)
+
+    def go_on(self) -> None:
+        """Record where it no longer does."""
+        running = self._running.get(threading.get_ident())
+        if running is not None and running.stopped is not None:
+            self._delays.cover(running.stream)
+            running.pauses.append((running.stopped, self._record(running)))
+            running.stopped = None
 
     def nothing(self) -> None:
         """Return no events."""
 
-    def _record(self, *, enable_timing: bool) -> Any:  # noqa: ANN401 - an event
-        event = self._module.Event(enable_timing=enable_timing)
-        event.record()
+    def _record(self, running: _Running) -> Any:  # noqa: ANN401 - an event
+        event = self._module.Event(enable_timing=True)
+        event.record(running.stream)
         return event
 
-    def seconds(self, taken: Sequence[tuple[Any, Any] | None]) -> list[float]:
-        """Wait for the device; return the times between the events."""
-        self._module.synchronize()
-        return [0.0 if pair is None else pair[0].elapsed_time(pair[1]) / 1e3 for pair in taken]
+    def seconds(self, taken: Sequence[_Running | None]) -> list[float]:
+        """Wait for the device; return the times between the events, without what these take."""
+        self._module.synchronize(self._device)
+        self._delays.drop()
+        between = [
+            first.elapsed_time(last)
+            for first, last in zip(self._empty, self._empty[1:], strict=False)
+        ]
+        empty = statistics.median(between) if between else 0.0
+        return [
+            0.0 if each is None else max(0.0, each.milliseconds() - empty) / 1e3 for each in taken
+        ]
 
 
 class ModelTimer:
@@ -126,6 +195,12 @@ class ModelTimer:
         """Return the seconds that the hardware would take."""
         function, args, kwargs = call
         return self._hardware.seconds(function, args, kwargs, result)
+
+    def stop(self) -> None:
+        """Do nothing: no time passes."""
+
+    def go_on(self) -> None:
+        """Do nothing."""
 
     def nothing(self) -> float:
         """Return no seconds."""

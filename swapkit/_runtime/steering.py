@@ -93,9 +93,7 @@ class Steering:
         self._instruction: Instruction | None = None
         self._following: Following | None = None
         self._followings: OrderedDict[int, Following] = OrderedDict()  # by the plan
-        self._rescue_seconds = 0.0
-        self._recording = StepRecording(hooks.packer, lambda: self._rescue_seconds)
-
+        self._recording = StepRecording(hooks.packer)
         self._machine: Machine | None = None
         self._began = 0.0
         self._began_bytes = 0
@@ -118,10 +116,6 @@ class Steering:
             other_step_seconds=self._times.others(self._learner.kind),
             stalls=self._swapper.longest_stalls(),
         )
-
-    def note_rescue(self, seconds: float) -> None:
-        """Note how long making memory for an allocation took."""
-        self._rescue_seconds += seconds
 
     # ---- life ----------------------------------------------------------------------------------
 

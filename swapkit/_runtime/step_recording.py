@@ -6,12 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.recorder import Recorder
-from swapkit._runtime.recorder_clocks import HostTimer, StoppedClock
 from swapkit.ir.traces import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from swapkit._runtime.recorder import Setting
@@ -21,15 +18,9 @@ if TYPE_CHECKING:
 class StepRecording:
     """Starts and stops recorders, on the thread of the session's steps. Any thread: `drop`."""
 
-    def __init__(self, packer: Packer, rescue_seconds: Callable[[], float]) -> None:
-        """Record nothing as yet.
-
-        Args:
-            packer: tells what autograd saves.
-            rescue_seconds: what making memory has taken so far, which no operator takes.
-        """
+    def __init__(self, packer: Packer) -> None:
+        """Record nothing as yet. `packer`: tells what autograd saves."""
         self._packer = packer
-        self._rescue_seconds = rescue_seconds
         self._recorder: Recorder | None = None
         self._is_dropped = False
         # Held where a recorder comes or goes: one that is dropped elsewhere is not half started.
@@ -50,8 +41,6 @@ class StepRecording:
     def start(self, setting: Setting, root: torch.nn.Module | None) -> None:
         """Record from here on. `root`: runs already."""
         recorder = Recorder(setting)
-        if type(recorder.timer) is HostTimer:
-            recorder.timer = StoppedClock(self._rescue_seconds)
         with self._lock:
             if self._is_dropped:
                 return

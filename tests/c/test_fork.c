@@ -79,6 +79,11 @@ static size_t never(void *context, size_t needed_bytes) {
     return 0;
 }
 
+static void never_making(void *context, bool begins) {
+    (void)begins;
+    *(int *)context += 1;
+}
+
 static int no_budget_in_child(fixture *f, void *ncalls) {
     void *block = NULL;
     EXPECT(sk_pool_take(f->pool, (size_t)4 * BUDGET, NULL, &block) == SK_OK);
@@ -94,7 +99,9 @@ SK_TEST(fork, test_fork_when_child_needs_more_than_the_budget_then_no_budget_and
     int ncalls = 0;
     sk_pool_set_rescue(f.pool, never, &ncalls);
     void *held = take(&f, MIB, NULL);
+    sk_pool_set_making(f.pool, never_making, &ncalls);
     in_child(no_budget_in_child, &f, &ncalls);
+    sk_pool_set_making(f.pool, NULL, NULL);
     void *block = NULL;
     CHECK_STATUS(SK_OVER_BUDGET, sk_pool_take(f.pool, BUDGET, NULL, &block));
     CHECK_EQUAL(1, ncalls);

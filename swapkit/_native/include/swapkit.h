@@ -210,6 +210,10 @@ typedef struct sk_pool sk_pool;
  * one. */
 typedef size_t (*sk_rescue_fn)(void *context, size_t needed_bytes);
 
+/* This thread begins to make memory for an allocation, or has ended that: to grow, to move what is
+ * free, to wait, to ask for a rescue. In pairs on each thread, and not from inside one of them. */
+typedef void (*sk_making_fn)(void *context, bool begins);
+
 typedef struct sk_pool_params {
     size_t budget_bytes; /* most bytes reserved; 0: no budget */
     bool whole_segments; /* use memory_alloc even if the backend has virtual memory */
@@ -292,6 +296,10 @@ SK_API SK_NODISCARD sk_status sk_pool_set_budget(sk_pool *pool, size_t budget_by
 /* Called when an allocation would fail. Not called from inside itself: there the allocation fails.
  * NULL: none. Threads: any; a call already under way may still end. */
 SK_API void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context);
+/* Called around all that sk_pool_take() does beyond a look in the free lists; not on a tentative
+ * thread. It must not take from a pool without being ready for what a rescue is. NULL: none.
+ * Threads: any; a pair of calls already under way still ends. */
+SK_API void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context);
 /* ring  borrowed until detached; NULL detaches. While one is attached every event costs a clock. */
 SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
 /* Put an event of the owner's own into the pool's ring, if there is one. */
@@ -320,8 +328,9 @@ SK_API SK_NODISCARD sk_status sk_pool_segment_at(sk_pool *pool, const void *addr
 SK_API SK_NODISCARD sk_status sk_pool_check(sk_pool *pool);
 
 #ifdef SK_CDEF
-/* Python's side of the callback above (cffi API mode). */
+/* Python's side of the callbacks above (cffi API mode). */
 extern "Python" size_t sk_python_rescue(void *context, size_t needed_bytes);
+extern "Python" void sk_python_making(void *context, bool begins);
 #endif
 
 #endif

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from swapkit._runtime.fitting import bytes_before, check_fit, describe, pace, sign
-from swapkit._runtime.recorder_clocks import StoppedClock
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action, Decision, Plan, Prediction
 from swapkit.ir.traces import Kind, Storage, Trace
@@ -88,14 +87,3 @@ def test_plan_when_described_then_what_moves_and_what_is_expected() -> None:
 
 def test_trace_when_its_step_began_then_base_and_what_was_there_were_in_use() -> None:
     assert bytes_before(saved_in("0")) == 107
-
-
-def test_clock_when_memory_is_made_meanwhile_then_it_stood_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, spent = [10.0], [1.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    clock = StoppedClock(lambda: spent[0])
-    begun = clock.begin()
-    now[0], spent[0] = 15.0, 4.0
-    assert clock.end(begun, None, None) == 2.0

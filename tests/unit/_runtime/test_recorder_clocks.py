@@ -2,90 +2,189 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from swapkit._runtime.recorder_clocks import StreamTimer
+from swapkit._runtime.recorder_clocks import HostTimer, StreamTimer
+from tests.unit._runtime.fake_streams import Device, Module, SleepingModule, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+CUDA = torch.device("cuda")
 CALL_US = 300  # of the host, for each operator; of that, before it is launched:
 LAUNCH_US = 100
-CYCLES_PER_US = 2000
+NOT_AT_ONCE_US = 30_000  # what makes memory
 
 
-class Stream:
-    """A device with one stream, which does what it was given in order, as soon as it can."""
+class Caller:
+    """Calls operators as a recorder does, on a device of its own."""
 
-    def __init__(self) -> None:
-        self.host_us = 0.0
-        self.free_us = 0.0  # when all that was given is done
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, make: type[Module] = SleepingModule
+    ) -> None:
+        self.device = Device()
+        monkeypatch.setattr(torch, "cuda", make(self.device))
+        self.timer = StreamTimer(CUDA)
+        self.taken: list[Any] = []
 
-    def run(self, duration_us: float) -> float:
-        """Give it work; return when that is done."""
-        self.free_us = max(self.free_us, self.host_us) + duration_us
-        return self.free_us
-
-    def make_module(self, *, can_delay: bool) -> SimpleNamespace:
-        stream = self
-
-        class Event:
-            def __init__(self, *, enable_timing: bool) -> None:
-                self.is_timed = enable_timing
-
-            def record(self) -> None:
-                self.us = stream.run(0.0)
-
-            def query(self) -> bool:
-                return self.us <= stream.host_us
-
-            def elapsed_time(self, other: Event) -> float:
-                assert self.is_timed
-                assert other.is_timed
-                return (other.us - self.us) / 1e3
-
-        def synchronize() -> None:
-            stream.host_us = max(stream.host_us, stream.free_us)
-
-        delay: dict[str, Callable[[int], object]] = {}
-        if can_delay:
-            delay["_sleep"] = lambda cycles: stream.run(cycles / CYCLES_PER_US)
-        return SimpleNamespace(Event=Event, synchronize=synchronize, **delay)
-
-    def call(self, timer: StreamTimer, duration_us: float) -> tuple[Any, Any]:
-        """Call an operator as a recorder does."""
+    def call(
+        self, *kernels_us: float, making: Callable[[], None] | None = None, launch_us: float = 0.0
+    ) -> None:
+        """Call an operator that launches kernels, and makes memory before the last one."""
+        device, timer = self.device, self.timer
         begun = timer.begin()
-        self.host_us += LAUNCH_US
-        self.run(duration_us)
-        taken = timer.end(begun, (torch.ops.aten.add.Tensor, (), {}), None)
-        self.host_us += CALL_US - LAUNCH_US
-        return taken
+        device.host_us += launch_us or LAUNCH_US
+        for duration_us in kernels_us[:-1]:
+            device.run(duration_us)
+        if making is not None:
+            timer.stop()
+            making()
+            timer.go_on()
+            device.host_us += LAUNCH_US
+        device.run(kernels_us[-1])
+        self.taken.append(timer.end(begun, (torch.ops.aten.add.Tensor, (), {}), None))
+        device.host_us += CALL_US - LAUNCH_US
+
+    def microseconds(self) -> list[float]:
+        return [each * 1e6 for each in self.timer.seconds(self.taken)]
+
+    def grow(self) -> None:
+        """The host maps memory."""
+        self.device.host_us += NOT_AT_ONCE_US
+
+    def rescue(self) -> None:
+        """It waits for the stream first, then for copies."""
+        self.device.wait()
+        self.device.host_us += NOT_AT_ONCE_US
 
 
 @pytest.mark.parametrize("durations_us", [[5, 70, 20, 5] * 100, [400, 900] * 20])
 def test_operators_when_the_device_is_faster_than_the_host_then_it_is_kept_busy(
     durations_us: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = Stream()
-    monkeypatch.setattr(torch, "cuda", stream.make_module(can_delay=True))
-    timer = StreamTimer(torch.device("cuda"))
-    taken = [stream.call(timer, each) for each in durations_us]
-    called_us = stream.host_us
-    seconds = timer.seconds(taken)
-    assert [each * 1e6 for each in seconds] == pytest.approx(durations_us)
+    caller = Caller(monkeypatch)
+    for each in durations_us:
+        caller.call(each)
+    called_us = caller.device.host_us
+    assert caller.microseconds() == pytest.approx(durations_us)
     # Neither the delays nor what was called makes the step much longer than both have to be.
-    assert stream.host_us <= called_us + sum(durations_us) + 5000
+    assert caller.device.host_us <= called_us + sum(durations_us) + 5000
 
 
-def test_operators_when_the_device_cannot_be_delayed_then_times_hold_what_is_waited_for(
+@pytest.mark.parametrize("way", ["grow", "rescue"])
+def test_operator_when_memory_is_made_inside_then_its_kernels_are_its_time(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(monkeypatch)
+    making = getattr(caller, way)
+    for _ in range(3):
+        caller.call(5)
+        caller.call(5, making=making)
+        caller.call(70, 20, making=making)
+    assert caller.microseconds() == pytest.approx([5, 5, 90] * 3)
+
+
+def test_operator_when_memory_is_made_by_another_thread_then_its_time_is_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stream = Stream()
-    monkeypatch.setattr(torch, "cuda", stream.make_module(can_delay=False))
-    timer = StreamTimer(torch.device("cuda"))
-    seconds = timer.seconds([stream.call(timer, each) for each in (5, 5, 5)])
-    assert [each * 1e6 for each in seconds] == pytest.approx([105, 105, 105])
+    caller = Caller(monkeypatch)
+
+    def make() -> None:
+        caller.timer.stop()
+        caller.timer.go_on()
+
+    begun = caller.timer.begin()
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert begun is not None
+    assert begun.pauses == []
+
+
+def test_times_when_events_take_some_themselves_then_that_is_not_the_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    caller.device.event_us = 1.5
+    for each in (2.5, 400, 2.5):
+        caller.call(each)
+    assert caller.microseconds() == pytest.approx([2.5, 400, 2.5])
+
+
+def test_operators_when_they_take_turns_on_two_streams_then_both_are_kept_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    streams = caller.device.current, Stream(1)
+    for index in range(40):
+        caller.device.current = streams[index % 2]
+        caller.call(5)
+    assert caller.microseconds() == pytest.approx([5] * 40)
+
+
+def test_operators_when_a_graph_is_captured_then_it_gets_neither_events_nor_delays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    caller.call(5)
+    caller.device.is_capturing = True
+    sleeps = caller.device.sleeps
+    taken = caller.timer.begin()
+    caller.timer.stop()
+    caller.timer.go_on()
+    caller.taken.append(caller.timer.end(taken, (torch.ops.aten.add.Tensor, (), {}), None))
+    assert caller.device.sleeps == sleeps
+    caller.device.is_capturing = False
+    caller.call(5)
+    assert caller.microseconds() == pytest.approx([5, 0, 5])
+
+
+def test_operators_when_the_device_cannot_sleep_then_it_is_kept_busy_by_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch, Module)
+    device, matrix = caller.device, torch.zeros(1)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: matrix)
+
+    def multiply(*_: object, out: torch.Tensor) -> torch.Tensor:
+        device.host_us += 5
+        device.run(50)
+        return out
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    for _ in range(100):
+        caller.call(5)
+    assert caller.microseconds() == pytest.approx([5] * 100)
+
+
+def test_operators_when_the_device_has_no_room_for_products_then_they_are_called_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch, Module)
+
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    caller.call(5)
+    caller.call(5)
+    assert caller.microseconds() == pytest.approx([LAUNCH_US + 5] * 2)
+
+
+def test_time_of_the_host_when_memory_is_made_then_it_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    timer = HostTimer()
+    begun = timer.begin()
+    now[0] = 12.0
+    timer.stop()
+    now[0] = 15.0
+    timer.go_on()
+    timer.go_on()  # without a beginning: it began before anybody looked
+    assert timer.end(begun, None, None) == 2.0

@@ -11,6 +11,9 @@ static _Thread_local uint32_t thread_tag;
 
 static _Thread_local bool thread_is_tentative;
 
+/* The pool that this thread makes memory for, which somebody was told. */
+static _Thread_local const sk_pool *making_for;
+
 bool sk_tentative_set(bool on) {
     bool previous = thread_is_tentative;
     thread_is_tentative = on;
@@ -33,6 +36,7 @@ static void pool_after_fork(void *owner) {
     sk_pool *pool = owner;
     pool->budget_bytes = SIZE_MAX;
     pool->rescue = NULL;
+    pool->making = NULL;
     pool->ring = NULL;
     pool->lost_blocks += pool->in_transit; /* what other threads held is lost to the child */
     pool->in_transit = 0;
@@ -247,6 +251,20 @@ static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *str
     return SK_OK;
 }
 
+/* Who is to be told that memory is made for a request; NULL: nobody, or there is some at hand. */
+static sk_making_fn making_of(sk_pool *pool, sk__request *request, sk_stream *stream)
+    SK_REQUIRES(pool->lock) {
+    bool is_told = pool->making != NULL && making_for != pool && !sk__is_tentative();
+    if (!is_told || sk__lane_of(pool, stream, &request->lane) != SK_OK) {
+        return NULL;
+    }
+    if (pool->pending != NULL) {
+        sk__pending_poll(pool, false);
+    }
+    bool fits = sk__fit(pool, &request->lane->free[request->arena], request) != NULL;
+    return fits ? NULL : pool->making;
+}
+
 sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **out) {
     if (nbytes == 0 || nbytes > SK_MAX_BYTES) {
         return sk__fail(SK_INVALID, "pool: a block of %zu bytes is not possible (1 to %zu are)",
@@ -258,9 +276,22 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
         .arena = nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE,
     };
     sk__block *block = NULL;
+    const sk_pool *outer = making_for;
     sk__lock(&pool->lock);
+    sk_making_fn making = making_of(pool, &request, stream);
+    void *context = pool->making_context;
+    if (making != NULL) {
+        sk__unlock(&pool->lock);
+        making_for = pool;
+        making(context, true);
+        sk__lock(&pool->lock); /* everything is looked up afresh */
+    }
     sk_status status = take_locked(pool, &request, stream, &block);
     sk__unlock(&pool->lock);
+    if (making != NULL) {
+        making(context, false);
+        making_for = outer;
+    }
     if (status == SK_OK) {
         *out = (void *)block->address;
     }
@@ -394,6 +425,13 @@ void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context) {
     sk__lock(&pool->lock);
     pool->rescue = rescue;
     pool->rescue_context = context;
+    sk__unlock(&pool->lock);
+}
+
+void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context) {
+    sk__lock(&pool->lock);
+    pool->making = making;
+    pool->making_context = context;
     sk__unlock(&pool->lock);
 }
 

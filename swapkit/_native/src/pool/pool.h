@@ -106,6 +106,8 @@ struct sk_pool {
     size_t peak_bytes; /* of reserved, since the owner last took it */
     sk_rescue_fn rescue;
     void *rescue_context;
+    sk_making_fn making;
+    void *making_context;
     sk_ring *ring;
     atomic_bool has_ring; /* for a look without the lock */
     sk__segment *segments;
