@@ -46,14 +46,15 @@ def install() -> int:
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.cuda._sleep = _sleep
+    torch.cuda._sleep = sleep
     # Work that is still queued must not meet a torch that is being unloaded.
     atexit.register(_finish)
     native = ctypes.PyDLL(str(folder() / "operators.so"))
     return int(native.operators_install()) + _install_composed()
 
 
-def _sleep(cycles: int) -> None:
+def sleep(cycles: int) -> None:
+    """Let the current stream be busy, as `torch.cuda._sleep` does."""
     keep_busy(torch.cuda.current_stream(), cycles / CYCLES_PER_MS)
 
 

@@ -16,6 +16,10 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build" / "cuda"
@@ -24,10 +28,10 @@ PYTHON = "SWAPKIT_CUDA_PYTHON"
 INSIDE = "SWAPKIT_CUDA_SIMULATED"
 
 
-def build() -> Path:
+def build(*targets: str) -> Path:
     """Build the driver, the runtime and the operators; return the folder of the last two."""
-    for folder in ("tests/cuda", "tests/cuda/runtime"):
-        subprocess.run(["make", "-s", "-C", str(ROOT / folder)], check=True)
+    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/cuda")], check=True)
+    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/cuda/runtime"), *targets], check=True)
     code = "import importlib.metadata as m; print('torch-' + m.version('torch'))"
     name = subprocess.run(
         [os.environ[PYTHON], "-c", code], check=True, capture_output=True, text=True
@@ -53,11 +57,13 @@ def _joined(first: str, rest: str | None) -> str:
     return f"{first}{os.pathsep}{rest}" if rest else first
 
 
-def run_inside(program: list[str]) -> None:
+def run_inside(program: list[str], install: Callable[[], int] | None = None) -> None:
     """Run the program in this interpreter, which the simulation was loaded into."""
-    from tests.cuda import operators
+    if install is None:
+        from tests.cuda import operators
 
-    operators.install()
+        install = operators.install
+    install()
     kind, *rest = program
     if kind == "-m":
         sys.argv = rest

@@ -1,10 +1,9 @@
 /* calls.c - what every driver call does first and last. */
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "settings.h"
 #include "sim.h"
 
 typedef struct call_site {
@@ -114,8 +113,7 @@ void sim_forbid_calls(bool forbid) { calls_forbidden = forbid; }
 
 static void exit_call(const char *name) {
     atomic_fetch_add(&sim.exit_calls, 1);
-    const char *strict = getenv("CUSIM_STRICT_EXIT"); /* NOLINT(concurrency-mt-unsafe) */
-    if (strict != NULL && strcmp(strict, "1") == 0) {
+    if (sim_setting_number(SIM_SET_STRICT_EXIT, 0) == 1) {
         (void)fprintf(stderr, "cusim: %s was called while the process was exiting\n", name);
     }
 }
@@ -235,10 +233,4 @@ void sim_notify(void) {
     if (sim.waiters > 0) {
         (void)pthread_cond_broadcast(&sim.changed);
     }
-}
-
-uint64_t sim_now_ns(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
 }

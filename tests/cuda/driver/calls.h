@@ -101,6 +101,5 @@ void sim_problem(sim_context *context, CUresult result, const char *format, ...)
 /* Inside. Wait for `changed`; notify wakes everybody who does. */
 void sim_wait(void);
 void sim_notify(void);
-uint64_t sim_now_ns(void);
 
 #endif

@@ -10,6 +10,9 @@
 
 #include "sim.h"
 
+/* Smaller ones are numbers that the program reads. */
+enum { LEAST_SWAPPED = 4096 };
+
 typedef enum side { SIDE_ANY, SIDE_DEVICE, SIDE_HOST } side;
 
 typedef struct copy_end {
@@ -118,6 +121,7 @@ static CUresult copy_queue(const copy_request *request, const copy_plan *plan, v
     task->as.copy.staging = staging;
     task->as.copy.size = to->size;
     task->as.copy.direction = direction_of(plan);
+    task->as.copy.pageable = plan->to == SIDE_HOST && !plan->to_pinned;
     task->uses[0] = *to;
     task->use_count = staging != NULL ? 1 : 2;
     task->uses[1] = *from;
@@ -133,6 +137,26 @@ static bool copy_waits(const copy_request *request, const copy_plan *plan, bool 
     return request->synchronous && plan->from == SIDE_HOST && !staged;
 }
 
+/* On the virtual GPU: no byte moves. All of the device's memory reads as zeros, so that what is
+ * read twice is the same. Pinned memory for tensors to come back from is not touched. */
+static CUresult copy_timed(const copy_request *request, const copy_plan *plan) {
+    const sim_range *to = &request->to.range;
+    bool staged = plan->from == SIDE_HOST && plan->to == SIDE_DEVICE && !plan->from_pinned;
+    sim_timed_cost(CUSIM_COST_COPY);
+    if (staged) {
+        sim_timed_stage(to->size);
+    }
+    CUresult result = copy_queue(request, plan, NULL);
+    if (result == CUDA_SUCCESS && plan->to == SIDE_HOST && plan->from == SIDE_DEVICE &&
+        (!plan->to_pinned || to->size <= LEAST_SWAPPED)) {
+        sim_host_zero(to);
+    }
+    if (result == CUDA_SUCCESS && copy_waits(request, plan, staged)) {
+        result = sim_stream_wait(plan->stream);
+    }
+    return result;
+}
+
 static CUresult copy_inside(sim_context *context, CUstream handle, const copy_request *request) {
     copy_plan plan = {0};
     void *staging = NULL;
@@ -140,6 +164,9 @@ static CUresult copy_inside(sim_context *context, CUstream handle, const copy_re
     CUresult result = copy_check(context, handle, request, &plan);
     if (result != CUDA_SUCCESS || size == 0) {
         return result;
+    }
+    if (sim_is_timed()) {
+        return copy_timed(request, &plan);
     }
     if (plan.from == SIDE_HOST && plan.to == SIDE_DEVICE && !plan.from_pinned) {
         (void)pthread_mutex_unlock(&sim.lock);

@@ -16,27 +16,30 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "timed.h"
 
 #define CUSIM_FRESH 0xCB
 #define CUSIM_FREED 0xDD
 #define CUSIM_MAX_DEVICES 8
 
 /* How the simulated machine is made. cusim_options_init() gives the defaults, changed by the
- * environment variables that stand behind the members. */
+ * environment variables that stand behind the members (settings.h has all of them). */
 typedef struct cusim_options {
     int devices;              /* CUSIM_DEVICES, 1; 0 means a machine without a GPU */
-    size_t capacity;          /* CUSIM_CAPACITY, 1 GiB of memory per device; suffixes K, M, G */
+    size_t capacity;          /* CUSIM_CAPACITY, 1 GiB of memory per device; suffixes K, M, G.
+                               * The virtual GPU has as much as the machine of that name */
     size_t granularity;       /* CUSIM_GRANULARITY, 2 MiB; of virtual memory management */
     uint64_t h2d_bytes_per_s; /* CUSIM_BYTES_PER_S sets these three; 0 means no limit. Copies of */
     uint64_t d2h_bytes_per_s; /* one direction share the device's link, as they share a copy */
     uint64_t d2d_bytes_per_s; /* engine. */
     uint64_t latency_ns;      /* CUSIM_LATENCY_NS, 0; time of a copy without its bytes */
     uint64_t delay_ns;        /* CUSIM_DELAY_NS, 0; every copy starts this much later */
-    int wipe;                 /* CUSIM_WIPE, 1; 0 leaves memory untouched, which is faster */
+    int wipe;                 /* CUSIM_WIPE, 1; 0, as on the virtual GPU, touches no memory */
     int vmm;                  /* CUSIM_VMM, 1; 0 makes a device without virtual memory management */
     int peers;                /* CUSIM_PEERS, 1; 0 means that no device can access another */
     int reuse;                /* CUSIM_REUSE, 0; 1 gives freed addresses out again at once */
     int log;                  /* CUSIM_LOG, 0; 1 prints refusals and problems, 2 calls as well */
+    int timed;                /* CUSIM_TIMED, 0; 1: the virtual GPU, see timed.h */
 } cusim_options;
 
 /* What is still open, to be zero at the end of a test. Bytes are those the caller asked for. */
@@ -65,7 +68,8 @@ typedef struct cusim_use {
 typedef void cusim_kernel(void *const *bytes, void *arg);
 
 SIM_API void cusim_options_init(cusim_options *options);
-/* Before cuInit() everything can be set; after it all but devices, capacity and granularity.
+/* Before cuInit() everything can be set; after it all but devices, capacity,
+ * granularity and timed.
  * NULL: as cusim_options_init(). False: not possible, and nothing was changed. */
 SIM_API bool cusim_configure(const cusim_options *options);
 /* Back to the state before cuInit(), with counters at zero, failures and holds taken back. False
@@ -97,6 +101,27 @@ SIM_API void cusim_report(cusim_open *open);
  * the next one. */
 SIM_API const char *cusim_last_problem(void);
 SIM_API const char *cusim_last_refusal(void);
+
+/* The virtual GPU (timed.h). */
+SIM_API bool cusim_timed(void);
+/* Queue a kernel that does this much. */
+SIM_API CUresult cusim_launch(CUstream stream, const cusim_work *work);
+/* Keep the host busy for what a call costs. */
+SIM_API void cusim_spend(cusim_cost cost);
+SIM_API uint64_t cusim_now_ns(void);
+/* How much longer the GPU's host takes for what this one computes at a quiet moment; 0: no time at
+ * all. Negative: only ask. Returns what held before. */
+SIM_API double cusim_host_slowness(double wanted);
+/* What speed.c's sample takes here at a quiet moment. */
+SIM_API double cusim_host_quiet_ns(void);
+/* A rate of the machine (rates.c), which is changed first if `set` is not 0. -1: no such rate. */
+SIM_API double cusim_parameter(const char *name, double value, int set);
+/* What the table says of a machine; -1: no such machine or rate. */
+SIM_API double cusim_rate_of(const char *machine, const char *name);
+SIM_API void cusim_times_read(cusim_times *times);
+/* Keep the last `capacity` spans; 0 ends it. spans_read() returns how many it wrote. */
+SIM_API void cusim_spans_keep(size_t capacity);
+SIM_API size_t cusim_spans_read(cusim_span *spans, size_t capacity);
 
 /* Where the bytes at a device address really lie; NULL unless all of them are allocated or mapped.
  * Reading them while a stream writes is the caller's race. */

@@ -19,6 +19,10 @@ void sim_recording_drop(sim_recording *recording) {
     }
 }
 
+static bool is_done(const sim_recording *recording) {
+    return recording->done || sim_timed_done(recording->time_ns);
+}
+
 static void event_close(sim_event *event) {
     sim_handle_close(event->handle);
     sim_recording_drop(event->recording);
@@ -105,6 +109,7 @@ static CUresult event_record(sim_event *event, sim_stream *stream) {
                           "cuEventRecord: event of device %d, stream of device %d",
                           event->context->device, stream->context->device);
     }
+    sim_timed_cost(CUSIM_COST_RECORD);
     sim_recording *recording = sim_recording_new();
     sim_task *task = recording == NULL ? NULL : sim_task_new(SIM_TASK_RECORD, 0);
     if (task == NULL) {
@@ -135,7 +140,12 @@ CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
 }
 
 static CUresult stream_wait_event(sim_stream *stream, const sim_event *event) {
-    if (event->recording == NULL || event->recording->done) {
+    sim_timed_cost(CUSIM_COST_WAIT);
+    if (event->recording == NULL || is_done(event->recording)) {
+        return CUDA_SUCCESS;
+    }
+    if (sim_is_timed()) {
+        sim_timed_after(stream, event->recording->time_ns);
         return CUDA_SUCCESS;
     }
     sim_task *task = sim_task_new(SIM_TASK_WAIT, 0);
@@ -187,7 +197,8 @@ CUresult cuEventQuery(CUevent handle) {
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    bool done = event->recording == NULL || event->recording->done;
+    sim_timed_cost(CUSIM_COST_QUERY);
+    bool done = event->recording == NULL || is_done(event->recording);
     return sim_leave(NULL, done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
@@ -201,7 +212,8 @@ CUresult cuEventSynchronize(CUevent handle) {
     sim_recording *recording = event->recording;
     if (recording != NULL) {
         recording->references++;
-        while (!recording->done) {
+        sim_timed_wait(recording->time_ns);
+        while (!is_done(recording)) {
             sim_wait();
         }
         sim_recording_drop(recording);
@@ -216,7 +228,7 @@ static CUresult events_elapsed(const sim_event *start, const sim_event *end, flo
         return sim_refuse(CUDA_ERROR_INVALID_HANDLE,
                           "cuEventElapsedTime: not recorded, without time, or of two contexts");
     }
-    if (!start->recording->done || !end->recording->done) {
+    if (!is_done(start->recording) || !is_done(end->recording)) {
         return CUDA_ERROR_NOT_READY;
     }
     int64_t difference = (int64_t)(end->recording->time_ns - start->recording->time_ns);

@@ -11,7 +11,8 @@ static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 static void *guarded_map(size_t size, size_t *mapped) {
     size_t page = page_size();
     *mapped = (size + page - 1) / page * page + 2 * page;
-    char *base = mmap(NULL, *mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE; /* the virtual GPU's is not touched */
+    char *base = mmap(NULL, *mapped, PROT_NONE, flags, -1, 0);
     if (base == MAP_FAILED) {
         return NULL;
     }
@@ -117,6 +118,23 @@ bool sim_host_mapped(uintptr_t base, size_t size) {
     size_t page = page_size();
     uintptr_t first = base / page * page;
     return msync((void *)first, base + size - first, MS_ASYNC) == 0;
+}
+
+/* Whole pages are given back, if they are the process's own: they read as zeros, and take no
+ * memory. MADV_FREE is only there to ask, since it refuses all others. */
+void sim_host_zero(const sim_range *range) {
+    size_t page = page_size();
+    char *start = (char *)range->base;
+    char *end = start + range->size;
+    char *first = (char *)((range->base + page - 1) / page * page);
+    char *last = (char *)((range->base + range->size) / page * page);
+    if (first < last && madvise(first, (size_t)(last - first), MADV_FREE) == 0 &&
+        madvise(first, (size_t)(last - first), MADV_DONTNEED) == 0) {
+        memset(start, 0, (size_t)(first - start));
+        memset(last, 0, (size_t)(end - last));
+    } else {
+        memset(start, 0, range->size);
+    }
 }
 
 static CUresult host_register(sim_context *context, const sim_range *range, unsigned flags) {

@@ -1,52 +1,32 @@
 /* init.c - options, cuInit(), the process's end and its forks, and going back to the beginning. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "settings.h"
 #include "sim.h"
 
 enum { DRIVER_VERSION = 12080 };
 
-/* A number with an optional suffix K, M or G; what cannot be read is the default. */
-static uint64_t from_environment(const char *name, uint64_t fallback) {
-    const char *text = getenv(name); /* NOLINT(concurrency-mt-unsafe) */
-    if (text == NULL || *text == '\0') {
-        return fallback;
-    }
-    char *end = NULL;
-    uint64_t value = strtoull(text, &end, 0);
-    switch (*end) {
-    case 'K':
-        return value << 10;
-    case 'M':
-        return value << 20;
-    case 'G':
-        return value << 30;
-    case '\0':
-        return value;
-    default:
-        (void)fprintf(stderr, "cusim: %s=%s is not a number\n", name, text);
-        return fallback;
-    }
-}
-
 void cusim_options_init(cusim_options *options) {
-    uint64_t rate = from_environment("CUSIM_BYTES_PER_S", 0);
+    bool timed = sim_setting_number(SIM_SET_TIMED, 0) != 0;
+    uint64_t capacity = timed ? (uint64_t)sim_rate_value(SIM_RATE_CAPACITY) << 20 : 1ULL << 30;
+    uint64_t rate = sim_setting_number(SIM_SET_BYTES_PER_S, 0);
     *options = (cusim_options){
-        .devices = (int)from_environment("CUSIM_DEVICES", 1),
-        .capacity = from_environment("CUSIM_CAPACITY", 1ULL << 30),
-        .granularity = from_environment("CUSIM_GRANULARITY", 2ULL << 20),
+        .devices = (int)sim_setting_number(SIM_SET_DEVICES, 1),
+        .capacity = sim_setting_number(SIM_SET_CAPACITY, capacity),
+        .granularity = sim_setting_number(SIM_SET_GRANULARITY, 0),
         .h2d_bytes_per_s = rate,
         .d2h_bytes_per_s = rate,
         .d2d_bytes_per_s = rate,
-        .latency_ns = from_environment("CUSIM_LATENCY_NS", 0),
-        .delay_ns = from_environment("CUSIM_DELAY_NS", 0),
-        .wipe = (int)from_environment("CUSIM_WIPE", 1),
-        .vmm = (int)from_environment("CUSIM_VMM", 1),
-        .peers = (int)from_environment("CUSIM_PEERS", 1),
-        .reuse = (int)from_environment("CUSIM_REUSE", 0),
-        .log = (int)from_environment("CUSIM_LOG", 0),
+        .latency_ns = sim_setting_number(SIM_SET_LATENCY_NS, 0),
+        .delay_ns = sim_setting_number(SIM_SET_DELAY_NS, 0),
+        .wipe = (int)sim_setting_number(SIM_SET_WIPE, !timed),
+        .vmm = (int)sim_setting_number(SIM_SET_VMM, 1),
+        .peers = (int)sim_setting_number(SIM_SET_PEERS, 1),
+        .reuse = (int)sim_setting_number(SIM_SET_REUSE, 0),
+        .log = (int)sim_setting_number(SIM_SET_LOG, 0),
+        .timed = timed,
     };
 }
 
@@ -60,7 +40,7 @@ static bool options_legal(const cusim_options *options) {
 
 static bool options_change_machine(const cusim_options *options) {
     return options->devices != sim.options.devices || options->capacity != sim.options.capacity ||
-           options->granularity != sim.options.granularity;
+           options->granularity != sim.options.granularity || options->timed != sim.options.timed;
 }
 
 bool cusim_configure(const cusim_options *options) {
@@ -76,6 +56,7 @@ bool cusim_configure(const cusim_options *options) {
         sim.options = wanted;
         sim.configured = true;
         atomic_store(&sim.log, wanted.log);
+        sim_timed_set(wanted.timed != 0);
     }
     (void)pthread_mutex_unlock(&sim.lock);
     return done;
@@ -123,6 +104,7 @@ static CUresult initialise(void) {
     if (!sim.configured) {
         cusim_options_init(&sim.options);
         atomic_store(&sim.log, sim.options.log);
+        sim_timed_set(sim.options.timed != 0);
     }
     if (!options_legal(&sim.options)) {
         return sim_refuse(CUDA_ERROR_UNKNOWN, "cuInit: the options in the environment are wrong");
@@ -196,6 +178,7 @@ bool cusim_reset(void) {
         sim.problems = 0;
         sim.problem[0] = '\0';
         sim_calls_reset();
+        sim_timed_reset();
     }
     (void)pthread_mutex_unlock(&sim.lock);
     return done;

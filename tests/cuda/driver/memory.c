@@ -133,6 +133,7 @@ static CUresult memory_alloc(sim_context *context, size_t size, CUdeviceptr *add
                                        .id = ++last_id};
         if (sim_table_insert(&sim.allocations, &allocation->range)) {
             sim_unpoison(sim_shadow_of(base), size);
+            sim_timed_map(charged);
             *address = base;
             return CUDA_SUCCESS;
         }
@@ -191,6 +192,7 @@ static CUresult memory_free(CUdeviceptr address) {
     sim_uses_end(allocation->range.base, allocation->range.size, "cuMemFree");
     sim_allocation *found = sim_table_at(&sim.allocations, address);
     if (found != NULL) {
+        sim_timed_unmap(found->charged);
         allocation_close(found);
     }
     return CUDA_SUCCESS;

@@ -88,6 +88,7 @@ typedef struct sim_device {
     int file;       /* bytes of cuMemCreate, so that they can be mapped anywhere */
     off_t file_end; /* file offsets are not used twice */
     uint64_t link_free_ns[SIM_DIRECTIONS]; /* when the link will have moved all it was given */
+    uint64_t compute_free_ns;              /* virtual GPU: when all kernels will be done */
 } sim_device;
 
 typedef struct sim_state {
@@ -186,6 +187,7 @@ typedef struct sim_pinned {
 bool sim_host_pinned(const sim_range *range, bool *legal);
 bool sim_host_mapped(uintptr_t base, size_t size); /* whether the process has all these pages */
 void sim_host_close(const sim_context *context);
+void sim_host_zero(const sim_range *range); /* with as few pages as possible */
 
 /* stream.c */
 typedef struct sim_recording {
@@ -219,7 +221,8 @@ struct sim_task {
     uint64_t sequence;
     sim_points *after; /* or NULL: what has to be done before, beside the stream's own queue */
     sim_task_kind kind;
-    bool running; /* its bytes are being used */
+    bool running;    /* its bytes are being used */
+    uint64_t due_ns; /* virtual GPU: when a call is to be made */
     union {
         struct {
             void *to;
@@ -227,6 +230,7 @@ struct sim_task {
             void *staging; /* or NULL: host memory to free */
             size_t size;
             sim_direction direction;
+            bool pageable; /* the host's side is not pinned */
         } copy;
         struct {
             void *to;
@@ -257,6 +261,7 @@ struct sim_stream {
     pthread_cond_t work;
     sim_task *head, *tail; /* head is the one being done */
     uint64_t queued, done; /* sequence numbers */
+    uint64_t ready_ns;     /* virtual GPU: when all that was queued will be done */
 };
 
 struct sim_event {
@@ -291,5 +296,6 @@ void sim_recording_drop(sim_recording *recording);
 bool sim_worker_start(sim_stream *stream);
 
 #include "calls.h"
+#include "virtual.h"
 
 #endif

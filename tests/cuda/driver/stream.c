@@ -7,7 +7,9 @@
 
 #include "sim.h"
 
-static bool stream_pending(const sim_stream *stream) { return stream->done < stream->queued; }
+static bool stream_pending(const sim_stream *stream) {
+    return stream->done < stream->queued || (sim_is_timed() && !sim_timed_done(stream->ready_ns));
+}
 
 void sim_stream_drop(sim_stream *stream) {
     stream->references--;
@@ -61,6 +63,7 @@ static void points_free(sim_points *points) {
 
 static void points_wait(sim_points *points) {
     for (size_t i = 0; points != NULL && i < points->count; i++) {
+        sim_timed_wait(points->items[i].stream->ready_ns);
         while (!sim_point_done(&points->items[i])) {
             sim_wait();
         }
@@ -88,7 +91,10 @@ void sim_task_free(sim_task *task) {
 }
 
 void sim_task_queue(sim_stream *stream, sim_task *task) {
-    if (stream->blocking) {
+    if (sim_is_timed() && sim_timed_queue(stream, task)) {
+        return;
+    }
+    if (stream->blocking && !sim_is_timed()) {
         task->after = points_of(stream->context, stream->legacy ? is_blocking : is_legacy);
     }
     task->sequence = ++stream->queued;
@@ -104,6 +110,7 @@ void sim_task_queue(sim_stream *stream, sim_task *task) {
 CUresult sim_stream_wait(sim_stream *stream) {
     uint64_t sequence = stream->queued;
     stream->references++;
+    sim_timed_wait(stream->ready_ns);
     while (stream->done < sequence) {
         sim_wait();
     }
@@ -314,6 +321,7 @@ CUresult cuStreamQuery(CUstream handle) {
     if (result == CUDA_SUCCESS) {
         result = not_while_capturing(stream, "cuStreamQuery");
     }
+    sim_timed_cost(CUSIM_COST_QUERY);
     if (result == CUDA_SUCCESS) {
         sim_points *others = stream->legacy ? points_of(context, is_blocking) : NULL;
         result = stream_pending(stream) || others != NULL ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;

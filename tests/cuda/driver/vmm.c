@@ -220,6 +220,7 @@ static CUresult range_map(const sim_range *range, sim_physical *physical) {
         if (sim_table_insert(&sim.mappings, &mapping->range)) {
             if (sim_space_commit(range->base, range->size, file, physical->offset)) {
                 physical->mapped++;
+                sim_timed_map(range->size); /* create, map and access, as it was measured */
                 return CUDA_SUCCESS;
             }
             sim_table_remove(&sim.mappings, &mapping->range);
@@ -278,6 +279,7 @@ static CUresult range_unmap(CUdeviceptr address, size_t size) {
     while (count-- > 0) {
         sim_mapping *mapping = (sim_mapping *)sim.mappings.items[first];
         sim_table_remove(&sim.mappings, &mapping->range);
+        sim_timed_unmap(mapping->range.size); /* each, though one call might cost less */
         mapping->physical->mapped--;
         physical_drop(mapping->physical);
         free(mapping);

@@ -102,6 +102,9 @@ static void kernel_do(sim_task *task) {
 
 static void call_do(const sim_task *task) {
     (void)pthread_mutex_unlock(&sim.lock);
+    if (task->due_ns > 0) {
+        sim_clock_wait(task->due_ns);
+    }
     sim_forbid_calls(true);
     task->as.call.fn(task->as.call.data);
     sim_forbid_calls(false);

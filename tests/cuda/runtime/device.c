@@ -1,5 +1,6 @@
 /* What there is: versions, devices, their properties. */
 #include "runtime.h"
+#include "timed.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -102,7 +103,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     RT_CALL(cuCtxGetStreamPriorityRange(least, greatest));
 }
 
-cudaError_t cudaDeviceSynchronize(void) { RT_CALL(cuCtxSynchronize()); }
+cudaError_t cudaDeviceSynchronize(void) { RT_CALL_IN_ORDER(cuCtxSynchronize()); }
 
 static CUresult unsupported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 

@@ -1,14 +1,17 @@
-/* Device code: it is registered and never runs.
+/* Device code: it is registered and never runs. On the virtual GPU a launch takes time.
  *
  * The functions that begin with two underscores are what the device compiler puts into libraries;
  * no header declares them, and arguments that nobody reads here are left out. A kernel is named by
  * the address of its stub on the host. */
 #include "runtime.h"
+#include "timed.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { HOPPER = 90, MOST_SHARED_BYTES = 227 * 1024 };
 
 struct kernel {
     const void *stub;
@@ -109,6 +112,15 @@ static cudaError_t refuse(const void *stub) {
     return rt_done(CUDA_ERROR_NOT_SUPPORTED);
 }
 
+/* On the virtual GPU it takes time. */
+static cudaError_t launch(const void *stub, cudaStream_t stream) {
+    if (!cusimrt_timed()) {
+        return refuse(stub);
+    }
+    cusimrt_launched(stream);
+    return cudaSuccess;
+}
+
 cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *stub) {
     *kernel = (cudaKernel_t)(uintptr_t)stub;
     return cudaSuccess;
@@ -120,8 +132,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     (void)block;
     (void)arguments;
     (void)shared_bytes;
-    (void)stream;
-    return refuse((const void *)kernel);
+    return launch((const void *)kernel, stream);
 }
 
 cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arguments,
@@ -130,8 +141,7 @@ cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arg
     (void)block;
     (void)arguments;
     (void)shared_bytes;
-    (void)stream;
-    return refuse(stub);
+    return launch(stub, stream);
 }
 
 cudaError_t cudaLaunchCooperativeKernel(const void *stub, dim3 grid, dim3 block, void **arguments,
@@ -140,15 +150,13 @@ cudaError_t cudaLaunchCooperativeKernel(const void *stub, dim3 grid, dim3 block,
     (void)block;
     (void)arguments;
     (void)shared_bytes;
-    (void)stream;
-    return refuse(stub);
+    return launch(stub, stream);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *stub,
                                 void **arguments) {
-    (void)config;
     (void)arguments;
-    return refuse(stub);
+    return launch(stub, config->stream);
 }
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *stub) {
@@ -156,6 +164,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *st
     memset(out, 0, sizeof(*out));
     out->maxThreadsPerBlock = 1024;
     out->numRegs = 32;
+    out->ptxVersion = out->binaryVersion = HOPPER; /* attention asks for which it was compiled */
+    out->maxDynamicSharedSizeBytes = MOST_SHARED_BYTES;
     return cudaSuccess;
 }
 

@@ -1,5 +1,6 @@
 /* Memory of the device and of the host, and copies. */
 #include "runtime.h"
+#include "timed.h"
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     RT_CALL(cuMemGetInfo(free_bytes, total_bytes));
@@ -83,6 +84,7 @@ static CUresult copy(void *to, const void *from, size_t nbytes, enum cudaMemcpyK
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t nbytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
+    cusimrt_flush();
     CUresult result = rt_enter();
     if (result != CUDA_SUCCESS || nbytes == 0) {
         return rt_done(result);
@@ -93,6 +95,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t nbytes, enum cuda
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream) {
+    cusimrt_flush();
     CUresult result = rt_enter();
     for (size_t row = 0; row < height && result == CUDA_SUCCESS; row++) {
         result = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width,
@@ -102,6 +105,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t nbytes, enum cudaMemcpyKind kind) {
+    cusimrt_flush();
     CUresult result = rt_enter();
     if (result != CUDA_SUCCESS || nbytes == 0) {
         return rt_done(result);
@@ -123,6 +127,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
                                 size_t nbytes, cudaStream_t stream) {
     CUcontext target = NULL;
     CUcontext source = NULL;
+    cusimrt_flush();
     CUresult result = rt_enter();
     if (result == CUDA_SUCCESS) {
         result = rt_primary(to_device, &target);
@@ -138,6 +143,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
 }
 
 cudaError_t cudaMemsetAsync(void *address, int value, size_t nbytes, cudaStream_t stream) {
+    cusimrt_flush();
     if (nbytes == 0) {
         return rt_done(rt_enter());
     }
@@ -145,5 +151,5 @@ cudaError_t cudaMemsetAsync(void *address, int value, size_t nbytes, cudaStream_
 }
 
 cudaError_t cudaMemset(void *address, int value, size_t nbytes) {
-    RT_CALL(cuMemsetD8((CUdeviceptr)address, (unsigned char)value, nbytes));
+    RT_CALL_IN_ORDER(cuMemsetD8((CUdeviceptr)address, (unsigned char)value, nbytes));
 }

@@ -1,5 +1,6 @@
 /* Streams, events and functions of the host that run in a stream. */
 #include "runtime.h"
+#include "timed.h"
 
 #include <stdlib.h>
 
@@ -17,12 +18,14 @@ cudaError_t cudaStreamCreate(cudaStream_t *out) {
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { RT_CALL(cuStreamDestroy(stream)); }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { RT_CALL(cuStreamSynchronize(stream)); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    RT_CALL_IN_ORDER(cuStreamSynchronize(stream));
+}
 
-cudaError_t cudaStreamQuery(cudaStream_t stream) { RT_CALL(cuStreamQuery(stream)); }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { RT_CALL_IN_ORDER(cuStreamQuery(stream)); }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    RT_CALL(cuStreamWaitEvent(stream, event, flags));
+    RT_CALL_IN_ORDER(cuStreamWaitEvent(stream, event, flags));
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
@@ -77,7 +80,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *out) {
 cudaError_t cudaEventDestroy(cudaEvent_t event) { RT_CALL(cuEventDestroy(event)); }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    RT_CALL(cuEventRecord(event, stream));
+    RT_CALL_IN_ORDER(cuEventRecord(event, stream));
 }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
@@ -85,16 +88,16 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
     return cudaEventRecord(event, stream);
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t event) { RT_CALL(cuEventQuery(event)); }
+cudaError_t cudaEventQuery(cudaEvent_t event) { RT_CALL_IN_ORDER(cuEventQuery(event)); }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { RT_CALL(cuEventSynchronize(event)); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { RT_CALL_IN_ORDER(cuEventSynchronize(event)); }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t until) {
     RT_CALL(cuEventElapsedTime(milliseconds, from, until));
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *argument) {
-    RT_CALL(cuLaunchHostFunc(stream, function, argument));
+    RT_CALL_IN_ORDER(cuLaunchHostFunc(stream, function, argument));
 }
 
 struct callback {

@@ -1,0 +1,67 @@
+"""Run a program with a torch for CUDA on the virtual GPU: nothing is computed, all takes time.
+
+    SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.timed program.py [argument...]
+    SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.timed -m module [argument...]
+    SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.timed -c code [argument...]
+
+CUSIM_MACHINE=H100 or H200 says which GPU it is; `driver/settings.h` has all variables, and
+`driver/rates.c` the machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+from tests.cuda import simulated
+from tests.cuda.timed.machine import install
+
+INSIDE = "SWAPKIT_CUDA_TIMED"
+
+
+def quiet_file() -> Path:
+    """Return where is remembered what this kind of processor does at a quiet moment."""
+    with contextlib.suppress(OSError):
+        found = re.search(
+            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
+        model = found[1] if found else platform.machine()
+    return simulated.BUILD / f"quiet-{re.sub('[^A-Za-z0-9]+', '-', model).strip('-')}"
+
+
+def environment() -> dict[str, str]:
+    """Build what is missing; return the environment in which torch meets the virtual GPU."""
+    folder = simulated.build("timed")
+    libraries = sorted(str(file) for file in (folder / "timed").glob("*.so.*"))
+    changed = simulated.environment(folder)
+    return {
+        "CUSIM_HOST_QUIET_FILE": str(quiet_file()),
+        **changed,
+        "LD_PRELOAD": " ".join([changed["LD_PRELOAD"], *libraries]),
+        "CUSIM_TIMED": "1",
+        INSIDE: "1",
+    }
+
+
+def main() -> None:
+    """Start the program, or run it if this is the interpreter that was started."""
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    if os.environ.get(INSIDE):
+        simulated.run_inside(sys.argv[1:], install)
+        return
+    if simulated.PYTHON not in os.environ:
+        raise SystemExit(f"{simulated.PYTHON} names no interpreter that has a torch for CUDA")
+    # Should a program fill the host after all, it is the one to be ended.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    command = [os.environ[simulated.PYTHON], "-m", "tests.cuda.timed", *sys.argv[1:]]
+    os.execve(command[0], command, environment())
+
+
+if __name__ == "__main__":
+    main()
