@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from swapkit._runtime.choice import Choice
-    from swapkit._runtime.saved import MakeFollower, MakeMover, MakeSavedTensor, SavedTensor
+    from swapkit._runtime.saved import (
+        MakeFollower,
+        MakeMover,
+        MakeSavedTensor,
+        SavedTensor,
+        Version,
+    )
 
 
 class CudaOwner(Protocol):
@@ -61,6 +67,9 @@ class Shim:
         self.mover: MakeMover = module.Mover
         self.follower: MakeFollower = module.Follower
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
+        self.version: Callable[[torch.Tensor], Version] = module.Version
+        # Keeps the addresses of storages, though not their memory.
+        self.claim: Callable[[Sequence[torch.Tensor]], object] = module.Claim
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
         # Choices for what single operators made (`cpp/marks.hpp`).
         self.mark: Callable[[torch.Tensor, Choice, object | None, int], bool] = module.mark

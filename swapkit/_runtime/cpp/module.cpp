@@ -407,7 +407,8 @@ PyMODINIT_FUNC PyInit__shim() {
     if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
         return nullptr;
     }
-    PyTypeObject *types[] = {&handle_type, &group_type, &mover_type, &packer_type, &follower_type};
+    PyTypeObject *types[] = {&handle_type, &group_type,  &version_type, &claim_type,
+                             &mover_type,  &packer_type, &follower_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;

@@ -100,6 +100,8 @@ struct Group {
 };
 
 extern PyTypeObject handle_type, group_type;
+// What is left of a tensor that is not kept (`trackers.cpp`).
+extern PyTypeObject version_type, claim_type;
 
 // Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who gives it
 // other `.data` means what is saved, too; as in plain autograd it is kept itself. -1: an exception

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LEAST_STORAGES = 1 << 10
 _Value = TypeVar("_Value")
+
+
+class _Reference(weakref.ref[_Value]):
+    """A weak reference to an object, with its number and what it is about."""
+
+    __slots__ = ("serial", "storages")
+
+    serial: int
+    storages: tuple[int, ...]
 
 
 class ByStorage(Generic[_Value]):
@@ -20,14 +28,17 @@ class ByStorage(Generic[_Value]):
     Any thread may add and find; an object that goes takes itself out, on whichever thread that is.
     The lock is held for no call of anybody else's, and is one that a thread may take twice: a
     finalizer may run operators meanwhile. An object keeps the addresses from being used again.
+
+    Steps add hundreds of objects. So there is one reference for each, and a tuple for each storage,
+    which is replaced, not changed: an object may go while another one is being added.
     """
 
     def __init__(self) -> None:
         """Know of none."""
-        self._found: dict[int, weakref.WeakKeyDictionary[_Value, int]] = {}
+        self._found: dict[int, tuple[_Reference[_Value], ...]] = {}
         self._lock = threading.RLock()
         self._serials = itertools.count()
-        self._most = LEAST_STORAGES  # storages, before those that nothing is about are forgotten
+        self._on_loss = self._take_out
 
     def __len__(self) -> int:
         """Return the number of storages that are known."""
@@ -35,18 +46,26 @@ class ByStorage(Generic[_Value]):
 
     def add(self, value: _Value, storages: Iterable[int]) -> None:
         """Note which storages an object is about."""
-        serial = next(self._serials)
+        reference = _Reference(value, self._on_loss)
+        reference.serial, reference.storages = next(self._serials), tuple(storages)
         with self._lock:
-            for storage in storages:
-                self._found.setdefault(storage, weakref.WeakKeyDictionary())[value] = serial
-            if len(self._found) > self._most:
-                self._found = {key: each for key, each in self._found.items() if len(each) > 0}
-                self._most = max(LEAST_STORAGES, 2 * len(self._found))
+            for storage in reference.storages:
+                self._found[storage] = (*self._found.get(storage, ()), reference)
 
     def find(self, storages: Iterable[int]) -> list[_Value]:
         """Return the objects that are about some of these storages, the oldest first."""
-        found: dict[_Value, int] = {}
         with self._lock:
-            for storage in storages:
-                found.update(self._found.get(storage, {}))
-        return sorted(found, key=found.__getitem__)
+            found = {each for storage in storages for each in self._found.get(storage, ())}
+        oldest_first = sorted(found, key=lambda reference: reference.serial)
+        return [value for each in oldest_first if (value := each()) is not None]
+
+    def _take_out(self, reference: weakref.ref[_Value]) -> None:
+        assert isinstance(reference, _Reference)
+        with self._lock:
+            for storage in reference.storages:
+                # Another one may have gone while this thread was adding: what was lost is dropped.
+                rest = [each for each in self._found.get(storage, ()) if each() is not None]
+                if rest:
+                    self._found[storage] = tuple(rest)
+                else:
+                    self._found.pop(storage, None)

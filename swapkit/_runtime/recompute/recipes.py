@@ -22,19 +22,20 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary
 
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
 from swapkit._runtime.recompute.by_storage import ByStorage
-from swapkit._runtime.recompute.layouts import Layout, Scratch, Version
+from swapkit._runtime.recompute.layouts import Scratch, layout_of
 from swapkit._runtime.recompute.leaves import (
     claim,
     copy_statistics,
     flatten,
     storage_of,
+    tensor_of,
     tensors_made,
     unflatten,
 )
@@ -47,10 +48,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 
     from swapkit._runtime.operators import Operator
+    from swapkit._runtime.saved import Version
 
 # Tensors by the addresses of their storages.
 Memory: TypeAlias = "Mapping[int, torch.Tensor]"
 _NONE: Memory = {}
+_NOTHING: Mapping[int, torch.Tensor] = {}  # it is replaced, not changed
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 NO_TASK = -1
@@ -66,22 +69,23 @@ class Call:
 
     def __init__(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function = function
-        leaves, self._spec = flatten(args, kwargs)
+        leaves, self._form = flatten(args, kwargs)
         for unread in effects_of(function).unread(args, kwargs):
             leaves = [Scratch(leaf) if leaf is unread else leaf for leaf in leaves]
         operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.storages = frozenset(filter(None, map(storage_of, operands)))
         self._claims = claim(operands)
-        self._settings = Settings()
+        self._settings = Settings.note()
         self._random = RandomState(function, leaves) if may_be_random(function) else None
         self._runtime = get_runtime()
         self._swapper = self._runtime.current_swapper()
         # Below autograd an alias has a version counter of its own, unless torch is told otherwise.
         with torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False):  # noqa: FBT003, SLF001
             pack = self._packer()
+            self._is_packed = bytes(isinstance(leaf, torch.Tensor) for leaf in leaves)
             self._leaves = [
-                (True, pack(leaf)) if isinstance(leaf, torch.Tensor) else (False, leaf)
-                for leaf in leaves
+                pack(leaf) if is_tensor else leaf
+                for leaf, is_tensor in zip(leaves, self._is_packed, strict=True)
             ]
 
     def has_run(self) -> None:
@@ -97,7 +101,8 @@ class Call:
     @property
     def is_intact(self) -> bool:
         """Whether no operand was changed since."""
-        return all(_is_intact(leaf) for is_packed, leaf in self._leaves if is_packed)
+        leaves = zip(self._leaves, self._is_packed, strict=True)
+        return all(_is_intact(leaf) for leaf, is_packed in leaves if is_packed)
 
     def repeat(self) -> list[torch.Tensor]:
         """Run the operator again.
@@ -107,14 +112,15 @@ class Call:
         """
         unpack = self._runtime.shim.unpack
         try:
-            leaves = [unpack(leaf) if is_packed else leaf for is_packed, leaf in self._leaves]
+            kept = zip(self._leaves, self._is_packed, strict=True)
+            leaves = [unpack(leaf) if is_packed else leaf for leaf, is_packed in kept]
             leaves = [leaf.make() if isinstance(leaf, Scratch) else leaf for leaf in leaves]
         except SavedTensorModified as error:
             raise SavedTensorModified(
                 f"{error} It is an operand of {self.function}, which was chosen to be computed "
                 "again: choose another operator, or do not change it in place."
             ) from None
-        args, kwargs = unflatten(leaves, self._spec)
+        args, kwargs = unflatten(leaves, self._form)
         again = contextlib.nullcontext() if self._random is None else self._random.again()
         with below_autograd(), self._settings.again(), again:
             results = self.function(*args, **kwargs)
@@ -156,17 +162,15 @@ class Recipe:
         self.function = call.function
         self.is_chosen = False  # by hand, not by a plan
         self._call: Call | None = call  # None: settled
-        self._storages = [storage_of(result) for result in results]
+        self._storages = tuple(storage_of(result) for result in results)
         self._claims = claim(results)
-        self._layouts = [Layout(result) for result in results]
-        self._results = [TensorWeakRef(result) for result in results]
-        self._aliases: list[TensorWeakRef] = []
-        self._stand_ins: weakref.WeakSet[Recomputed] = weakref.WeakSet()
+        self._layouts = tuple(layout_of(result) for result in results)
+        self._references = [weakref.ref(result) for result in results]  # and to their aliases
+        self._stand_ins: list[weakref.ref[Recomputed]] = []
         # By result: what is kept since it was settled; what others will use in this backward pass;
         # and what was used last, with its version.
-        self._kept: dict[int, torch.Tensor] = {}
-        self._ready: dict[int, torch.Tensor] = {}
-        self._latest: dict[int, tuple[TensorWeakRef, int]] = {}
+        self._kept = self._ready = _NOTHING
+        self._latest: Mapping[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._lock = threading.RLock()
         for result in results:
             _by_result[result] = self
@@ -182,12 +186,16 @@ class Recipe:
             if not is_known or tensor.is_conj() or tensor.is_neg():
                 return get_runtime().shim.saved_tensor(tensor)
             stand_in = Recomputed(self, index, tensor)
-            self._stand_ins.add(stand_in)
+            present = [each for each in self._stand_ins if each() is not None]
+            self._stand_ins = [*present, weakref.ref(stand_in)]
             return stand_in
+
+    def _find_stand_ins(self) -> list[Recomputed]:
+        return [one for reference in self._stand_ins if (one := reference()) is not None]
 
     def add_alias(self, alias: torch.Tensor) -> None:
         """Live as long as another tensor of a result's memory."""
-        self._aliases.append(TensorWeakRef(alias))
+        self._references.append(weakref.ref(alias))
         _by_result[alias] = self
 
     def touches(self, storages: Container[int]) -> bool:
@@ -207,7 +215,7 @@ class Recipe:
         with self._lock, hidden():
             results = self._living(memory)
             self.forget()
-            wanted = {one.index for one in self._stand_ins} - self._kept.keys()
+            wanted = {one.index for one in self._find_stand_ins()} - self._kept.keys()
             call, is_missing = self._call, any(results[index] is None for index in wanted)
             if is_missing and call is not None and not (is_over and call.reads(memory)):
                 repeated = self._repeat()
@@ -219,13 +227,12 @@ class Recipe:
             self._call = None
 
     def _keep(self, results: Mapping[int, torch.Tensor | None]) -> None:
-        for index, result in results.items():
-            if result is not None:
-                self._kept[index] = result.detach()
+        kept = {index: result.detach() for index, result in results.items() if result is not None}
+        self._kept = {**self._kept, **kept}
 
     def _living(self, memory: Memory) -> list[torch.Tensor | None]:
         """Return the results that are still there, if only as memory that somebody has."""
-        results = [reference() for reference in self._results]
+        results = [tensor_of(each) for each in self._references[: len(self._storages)]]
         for index, storage in enumerate(self._storages):
             if results[index] is None and storage in memory:
                 results[index] = self._layouts[index].view_of(memory[storage].untyped_storage())
@@ -237,8 +244,8 @@ class Recipe:
 
     def forget(self) -> None:
         """Let nothing more be saved as its results; what was saved so stays."""
-        for reference in (*self._results, *self._aliases):
-            result = reference()
+        for reference in self._references:
+            result = tensor_of(reference)
             if result is not None:
                 _by_result.pop(result, None)  # type: ignore[no-untyped-call]
 
@@ -253,9 +260,10 @@ class Recipe:
             index = stand_in.index
             result = self._result(index)
             view = result.detach()  # a change of one is seen by the other
-            if stand_in.layout != Layout(result):
+            if stand_in.layout != layout_of(result):
                 view.data = stand_in.layout.view_of(result.untyped_storage())
-            self._latest[index] = TensorWeakRef(view), view._version  # noqa: SLF001
+            latest = weakref.ref(view), view._version  # noqa: SLF001
+            self._latest = {**self._latest, index: latest}
             stand_in.watch(view)
             self._drop_used(task)
             return view
@@ -265,9 +273,9 @@ class Recipe:
             return self._kept[index]
         if index in self._latest:
             reference, version = self._latest[index]
-            latest = reference()
+            latest = tensor_of(reference)
             if latest is not None and latest._version == version:  # noqa: SLF001
-                return latest  # type: ignore[no-any-return]
+                return latest
         ready = self._ready.get(index)
         if ready is None or ready._version != 0:  # noqa: SLF001 - as it was made
             self._ready = dict(enumerate(self._repeat()))
@@ -282,16 +290,18 @@ class Recipe:
                 "which keeps the result before the kernel begins."
             )
         results = self._call.repeat()
-        layouts = [Layout(result) for result in results]
+        layouts = tuple(layout_of(result) for result in results)
         if layouts != self._layouts:
             raise RecomputeMismatch(
-                f"{self.function} was recomputed to {layouts}; in forward it made {self._layouts}"
+                f"{self.function} was recomputed to {list(layouts)}; in forward it made "
+                f"{list(self._layouts)}"
             )
         return results
 
     def _drop_used(self, task: int) -> None:
         """Let go of what nobody else will use in this backward pass, and of the rest at its end."""
-        wanted = {one.index for one in self._stand_ins if task not in {one.task, NO_TASK}}
+        stand_ins = self._find_stand_ins()
+        wanted = {one.index for one in stand_ins if task not in {one.task, NO_TASK}}
         self._ready = {index: self._ready[index] for index in wanted & self._ready.keys()}
         if self._ready:
             recipe = weakref.ref(self)
@@ -301,7 +311,7 @@ class Recipe:
 def _end_pass(reference: weakref.ref[Recipe]) -> None:
     recipe = reference()
     if recipe is not None:
-        recipe._ready = {}  # noqa: SLF001 - its own kind
+        recipe._ready = _NOTHING  # noqa: SLF001 - its own kind
 
 
 def extend(result: torch.Tensor, aliases: object) -> None:
@@ -350,10 +360,10 @@ class Recomputed:
 
     def __init__(self, recipe: Recipe, index: int, tensor: torch.Tensor) -> None:
         self.index = index
-        self.layout = Layout(tensor)
+        self.layout = layout_of(tensor)
         self.task = NO_TASK  # the backward pass that used it last
         self._recipe = recipe
-        self._saved = Version(tensor)
+        self._saved = get_runtime().shim.version(tensor)
         self._given: Version | None = None  # of what was given out last
 
     @property
@@ -369,7 +379,7 @@ class Recomputed:
 
     def watch(self, view: torch.Tensor) -> None:
         """Note what is given out: a change of that is one of the saved tensor."""
-        self._given = Version(view)
+        self._given = get_runtime().shim.version(view)
 
     @untraced
     def unpack(self) -> torch.Tensor:

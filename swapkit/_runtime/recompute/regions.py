@@ -115,7 +115,7 @@ class Region:
         self._watcher = make_watcher(terms, self._swapper, _module_of(function, args))
         self._slices: Slices | None = None
         self._group = terms.slice_group
-        self._settings = Settings()
+        self._settings = Settings.note()
 
     @untraced
     def take_tensors(self) -> list[torch.Tensor]:

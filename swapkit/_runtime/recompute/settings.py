@@ -92,10 +92,19 @@ def _change(then: list[Any]) -> None:
 
 
 class Settings:
-    """The settings of this moment."""
+    """The settings of one moment."""
 
-    def __init__(self) -> None:
-        self._then = _read()
+    def __init__(self, then: list[Any]) -> None:
+        """Remember them. `then`: as they were read."""
+        self._then = then
+
+    @classmethod
+    def note(cls) -> Settings:
+        """Return the settings of this moment; they are one object for as long as they stay."""
+        now, latest = _read(), _latest[0]
+        if latest._then != now:  # noqa: SLF001 - of this kind
+            latest = _latest[0] = cls(now)
+        return latest
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -109,6 +118,9 @@ class Settings:
             yield
         finally:
             _change(now)
+
+
+_latest = [Settings(_read())]  # as some thread has read them last
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def values() -> list[Any]:
 
 
 def test_settings_when_changed_since_then_hold_again_and_afterwards_as_before() -> None:
-    then, first = Settings(), values()
+    then, first = Settings.note(), values()
     for place, name, value in CHANGES:
         setattr(place, name, value)
     torch.backends.cuda.enable_math_sdp(False)
@@ -61,7 +61,7 @@ def test_settings_when_changed_since_then_hold_again_and_afterwards_as_before() 
 
 
 def test_settings_when_the_run_fails_then_as_before_all_the_same() -> None:
-    then = Settings()
+    then = Settings.note()
     torch.set_float32_matmul_precision("medium")
     seen: list[str] = []
 
@@ -77,7 +77,7 @@ def test_settings_when_the_run_fails_then_as_before_all_the_same() -> None:
 
 
 def test_settings_when_unchanged_then_none_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    then = Settings()
+    then = Settings.note()
     monkeypatch.setattr(settings, "_change", None)
     with then.again():
         pass
