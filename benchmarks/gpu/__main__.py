@@ -11,46 +11,27 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu import machine, prepare
 from benchmarks.gpu.context import ROOT
+from benchmarks.gpu.outcome import (
+    FINE,
+    NO_GPU,
+    NOT_PREPARED,
+    Outcome,
+    figures_of,
+    format_header,
+    format_summary,
+)
 from benchmarks.gpu.part import report_path
 from benchmarks.gpu.parts import PARTS, Part, choose, limit_of
 from benchmarks.gpu.process import python, run_process
-from benchmarks.gpu.report import BROKEN, MISSED, Report, Value, format_report, read_report, slug
+from benchmarks.gpu.report import Report, format_report, read_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-FINE, FAILED, NO_GPU, NOT_PREPARED, TARGET_MISSED = 0, 1, 3, 4, 5
-DRY_TITLE = "DRY RUN: it shows that the parts run; no figure means anything"
-
-
-@dataclass
-class Outcome:
-    """What the parts came to."""
-
-    reports: list[Report] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)  # of parts, by name
-
-    def verdicts(self, verdict: str) -> list[str]:
-        """Return the checks that came out so."""
-        return [
-            f"{report.part}: {check.text}: {check.value:.4g}, {check.bounds}"
-            for report in self.reports
-            for check in report.checks.values()
-            if check.verdict == verdict
-        ]
-
-    @property
-    def status(self) -> int:
-        """The exit status."""
-        if self.failures or self.verdicts(BROKEN):
-            return FAILED
-        return TARGET_MISSED if self.verdicts(MISSED) else FINE
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -63,6 +44,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", default="", help="their names, with commas or spaces between")
     parser.add_argument("--list", action="store_true", help="name the parts and end")
     parser.add_argument("--quick", action="store_true", help="a few minutes in all")
+    parser.add_argument(
+        "--first", action="store_true", help="what matters most, in the first five minutes of a GPU"
+    )
     parser.add_argument("--seconds", type=float, help="for which each part may run")
     parser.add_argument("--output", type=Path, default=default_output(), metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the figures; FOLDER/gpu.json")
@@ -76,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--device cpu is for --dry")
     options.device = options.device or ("cpu" if options.dry else "cuda")
     try:
-        options.chosen = choose(options.parts, quick=options.quick)
+        options.chosen = choose(options.parts, quick=options.quick, first=options.first)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -117,7 +101,9 @@ def run_parts(options: argparse.Namespace, output: Path) -> Outcome:
     """Run the parts one after the other; print each as it ends."""
     outcome = Outcome()
     for part in options.chosen:
-        seconds = limit_of(part, quick=options.quick, asked_seconds=options.seconds)
+        seconds = limit_of(
+            part, quick=options.quick, first=options.first, asked_seconds=options.seconds
+        )
         failure = run_part(part, options, output, seconds)
         path = report_path(output, part.name)
         report = read_report(path) if path.exists() else Report(part=part.name)
@@ -140,34 +126,13 @@ def run_part(part: Part, options: argparse.Namespace, output: Path, seconds: flo
         "output": str(output),
         "device": options.device,
         "quick": options.quick,
+        "first": options.first,
         "dry": options.dry,
         "seconds": seconds,
     }
     command = python("-m", "benchmarks.gpu.part", part.name, json.dumps(settings))
     done = run_process(command, seconds=seconds, log=log, cwd=ROOT)
     return None if done.ok else done.describe()
-
-
-def figures_of(outcome: Outcome, header: dict[str, str], *, dry: bool) -> dict[str, Value]:
-    """Return everything as one flat object."""
-    figures: dict[str, Value] = {f"machine_{key}": value for key, value in header.items()}
-    figures["dry"] = int(dry)
-    for report in outcome.reports:
-        figures[slug(f"{report.part}_outcome")] = outcome.failures.get(report.part, "finished")
-        figures |= report.flat()
-    return figures
-
-
-def format_summary(outcome: Outcome) -> str:
-    """Return what matters most, as text."""
-    lines = []
-    for word, found in (
-        ("FAILED", [f"{name}: {text}" for name, text in outcome.failures.items()]),
-        ("BROKEN", outcome.verdicts(BROKEN)),
-        ("missed", outcome.verdicts(MISSED)),
-    ):
-        lines += [f"{word}: {text}" for text in found]
-    return "\n".join(lines or ["everything that was checked is met"])
 
 
 def write_results(
@@ -182,12 +147,6 @@ def write_results(
     texts.append(format_summary(outcome))
     (output / "gpu.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     print(f"figures: {path}; tables: {output / 'gpu.txt'}; logs beside them")
-
-
-def format_header(header: dict[str, str], *, dry: bool) -> str:
-    """Return what results depend on, as text."""
-    lines = [DRY_TITLE] if dry else []
-    return "\n".join([*lines, *(f"{key}: {value}" for key, value in header.items())])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

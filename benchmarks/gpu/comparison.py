@@ -15,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gpu.context import ROOT
 from benchmarks.gpu.measure import median_of, spread_of
 from benchmarks.gpu.process import python, run_process
+from benchmarks.gpu.report import NOT_RUN
 from benchmarks.gpu.trainer import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from benchmarks.gpu.configurations import Setup
     from benchmarks.gpu.context import Context
+    from benchmarks.gpu.process import Finished
 
 Figures = dict[str, Any]
 
-NOT_RUN, OUT_OF_TIME = "not run", "out of time"
+OUT_OF_TIME = "out of time"
 MARGIN_SECONDS = 5.0
 LEAST_SECONDS = 60.0  # that a process gets before it is taken to hang
 GUESS_SECONDS = 25.0  # of a process, before one has run
@@ -64,6 +67,11 @@ class Results:
         return [run for run in self.runs.get(name, []) if run["outcome"] == FINISHED]
 
     def most(self, name: str, key: str) -> int | None:
+        """Return the largest whole number of a way's runs."""
+        found = self.largest(name, key)
+        return None if found is None else int(found)
+
+    def largest(self, name: str, key: str) -> float | None:
         """Return the largest figure of a way's runs."""
         found = [run[key] for run in self.finished(name) if run.get(key) is not None]
         return max(found, default=None)
@@ -146,13 +154,21 @@ class Comparison:
         done = run_process(command, seconds=min(left, limit), log=log, cwd=ROOT)
         if done.timed_out and left < limit:
             return {"outcome": OUT_OF_TIME, "seconds": done.seconds}
+        figures = figures_of(result, done)
         if not result.exists():
-            return {"outcome": f"failed: {done.describe()}", "seconds": done.seconds}
-        figures: Figures = json.loads(result.read_text(encoding="utf-8"))
+            return figures
         if not way.extra_seconds:
             slower = max(self._longest, done.seconds) if self._measured else done.seconds
             self._longest, self._measured = slower, True
         return figures
+
+
+def figures_of(result: Path, done: Finished) -> Figures:
+    """Return what a process left in its file of results, or how it ended without any."""
+    if not result.exists():
+        return {"outcome": f"failed: {done.describe()}", "seconds": done.seconds}
+    figures: Figures = json.loads(result.read_text(encoding="utf-8"))
+    return figures
 
 
 def with_steps(setup: Setup, context: Context) -> Setup:

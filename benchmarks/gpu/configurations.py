@@ -58,6 +58,7 @@ class Setup:
     method: str  # of `METHODS`
     device: str
     limit_bytes: int = 0  # of swapkit's session; 0: no session
+    policy: str = "auto"  # of that session
     prefetch: int = 0  # 0: none
     offload: bool = False  # whether swapkit swaps everything
     native: bool = False  # whether torch's own allocator stays below swapkit

@@ -23,6 +23,7 @@ class Context:
     dry: bool  # tiny, to see that everything runs; no figure means anything
     output: Path
     deadline: float  # of time.monotonic(); a part that passes it is stopped
+    first: bool = False  # what the first minutes of a GPU are for, and as little as with `quick`
 
     def seconds_left(self) -> float:
         """Return how long the part may still run."""

@@ -21,6 +21,7 @@ from benchmarks.gpu.process import Finished, python, run_process
 from benchmarks.gpu.report import Check, Value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from benchmarks.gpu.context import Context
@@ -36,6 +37,9 @@ C_FAILURE = 99  # a status that no test has
 C_SECONDS = 120.0
 DELAY_SECONDS = 90.0
 LEAST_SECONDS = 10.0
+END_SECONDS = 4.0  # left when a part's time is up, to end what runs
+FIRST_SCENARIOS = ("budget", "offload")
+NO_TIME = "not run: out of time"
 
 
 def run_suite(context: Context, suite: str, most_seconds: float) -> None:
@@ -53,17 +57,23 @@ def run_suite(context: Context, suite: str, most_seconds: float) -> None:
     on_device = {"SWAPKIT_TEST_DEVICE": "cuda", "SWAPKIT_CUDA_DRIVER": LIBRARY}
     environment = on_device if is_cuda(context.device) else {}
     log = context.output / f"{suite}.log"
-    done = run_process(
-        command,
-        seconds=min(most_seconds, context.seconds_left() - 2),
-        log=log,
-        cwd=ROOT,
-        environment=environment,
-    )
+    limit = seconds_for(context, most_seconds)
+    done = run_process(command, seconds=limit, log=log, cwd=ROOT, environment=environment)
     counts = read_counts(results) if results.exists() else {}
     outcome = "passed" if done.ok else done.describe()
     show(context, suite, outcome, **counts)
-    check(context, suite, f"tests/{suite}: passes", passed=done.ok)
+    text = f"tests/{suite}: passes"
+    check(context, suite, text, passed=has_passed(done, limit, most_seconds))
+
+
+def seconds_for(context: Context, most_seconds: float) -> float:
+    """Return for how long a process may run: so that the part ends in time."""
+    return min(most_seconds, context.seconds_left() - END_SECONDS)
+
+
+def has_passed(done: Finished, limit: float, most_seconds: float) -> bool | None:
+    """Return whether a process ended well; None: the part's time was up before it had its own."""
+    return None if done.timed_out and limit < most_seconds else done.ok
 
 
 def read_counts(results: Path) -> dict[str, int]:
@@ -84,9 +94,11 @@ def run_c_tests(context: Context) -> None:
         show(context, "c_tests", "not run: tests/c has no variant for a device")
         return
     command = ["make", "-C", str(C_TESTS), "test", "DEVICE=cuda"]
-    done = run_logged(context, "c_tests", command)
+    limit = seconds_for(context, C_SECONDS)
+    done = run_logged(context, "c_tests", command, seconds=limit)
     show(context, "c_tests", "passed" if done.ok else done.describe())
-    check(context, "c_tests", "tests/c on the device: passes", passed=done.ok)
+    passed = has_passed(done, limit, C_SECONDS)
+    check(context, "c_tests", "tests/c on the device: passes", passed=passed)
     if not done.ok:
         show(context, "memcheck", "not run: the C tests fail without it")
         return
@@ -113,15 +125,21 @@ def count_errors(log: Path) -> int | None:
     return sum(map(int, counts)) if counts else None
 
 
-def run_delays(context: Context) -> None:
+def run_delays(context: Context, scenarios: Iterable[str]) -> None:
     """Run programs whose kernels are late, so that a wait that is missing shows."""
-    for scenario in SCENARIOS:
-        command = python("-m", "benchmarks.gpu.delays", scenario, context.device)
-        done = run_logged(context, f"delay_{scenario}", command, seconds=DELAY_SECONDS)
+    for scenario in scenarios:
+        name = f"delay_{scenario}"
+        if context.seconds_left() < LEAST_SECONDS:
+            show(context, name, NO_TIME)
+            continue
+        size = ["tiny"] if context.dry else []
+        command = python("-m", "benchmarks.gpu.delays", scenario, context.device, *size)
+        limit = seconds_for(context, DELAY_SECONDS)
+        done = run_logged(context, name, command, seconds=limit)
         outcome = "passed" if done.ok else done.describe()
-        show(context, f"delay_{scenario}", outcome)
+        show(context, name, outcome)
         text = f"delayed kernels, {scenario}: the same bits"
-        check(context, f"delay_{scenario}", text, passed=done.ok)
+        check(context, name, text, passed=has_passed(done, limit, DELAY_SECONDS))
 
 
 def run_logged(
@@ -129,7 +147,7 @@ def run_logged(
 ) -> Finished:
     log = context.output / f"{name}.log"
     log.unlink(missing_ok=True)
-    limit = min(seconds, context.seconds_left() - 2)
+    limit = seconds_for(context, seconds)
     # Of `make gpu` above; and the driver that there is, not the simulated one.
     environment = {"MAKEFLAGS": "", "MAKELEVEL": "", "SWAPKIT_CUDA_DRIVER": LIBRARY}
     return run_process(command, seconds=limit, log=log, cwd=ROOT, environment=environment)
@@ -141,8 +159,9 @@ def show(context: Context, name: str, outcome: str, **counts: int | None) -> Non
     context.report.row(TABLE, name, values)
 
 
-def check(context: Context, name: str, text: str, *, passed: bool) -> None:
-    context.report.check(Check(name=name, text=text, value=float(passed), at_least=1, promise=True))
+def check(context: Context, name: str, text: str, *, passed: bool | None) -> None:
+    value = None if passed is None else float(passed)
+    context.report.check(Check(name=name, text=text, value=value, at_least=1, promise=True))
 
 
 def reason_to_skip(context: Context, suite: str) -> str | None:
@@ -154,22 +173,31 @@ def reason_to_skip(context: Context, suite: str) -> str | None:
     if context.dry and suite not in QUICK_SUITES:
         return "not run: a dry run"
     if context.seconds_left() < LEAST_SECONDS:
-        return "not run: out of time"
+        return NO_TIME
     return None
 
 
 def run(context: Context) -> None:
-    """Run everything that there is, what takes long last."""
-    run_delays(context)
+    """Run everything that there is, what takes long last; or what is worth most at first."""
+    if context.first:
+        run_suites(context, QUICK_SUITES)
+        run_delays(context, FIRST_SCENARIOS)
+        return
+    run_delays(context, SCENARIOS)
     if is_cuda(context.device):
         run_c_tests(context)
+    run_suites(context, SUITES)
+
+
+def run_suites(context: Context, suites: Iterable[str]) -> None:
+    """Run folders of tests on the device, as far as that is possible."""
     if importlib.util.find_spec("pytest") is None:
         context.report.note(
             f"{sys.executable} has no pytest: the suites were not run; give its wheels in WHEELS"
         )
-    for suite, seconds in SUITES.items():
+    for suite in suites:
         reason = reason_to_skip(context, suite)
         if reason is None:
-            run_suite(context, suite, seconds)
+            run_suite(context, suite, SUITES[suite])
         else:
             show(context, suite, reason)

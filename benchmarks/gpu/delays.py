@@ -1,4 +1,4 @@
-"""Programs whose kernels are late: `python -m benchmarks.gpu.delays SCENARIO DEVICE`.
+"""Programs whose kernels are late: `python -m benchmarks.gpu.delays SCENARIO DEVICE [tiny]`.
 
 Before each kernel of forward and of backward the device sleeps, so the host is far ahead of it: a
 copy that does not wait for what it copies, or memory that is used again too early, gives other
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 LAYERS = 12
 WIDTH = 1024
-ROWS = 4096
+ROWS, TINY_ROWS = 4096, 256
 CYCLES = 3_000_000  # of the device's clock: one to two milliseconds
 STEPS = 3
 JUNK = 4
 BUDGET_BYTES = 320 << 20  # about half of what is saved, beside all that stays
-CPU_BUDGET_BYTES = 118 << 20
+TINY_BUDGET_BYTES = {"cpu": 118 << 20, "cuda": 128 << 20}  # whose pieces are larger
 
 
 def sleep(device: str) -> None:
@@ -61,14 +61,13 @@ def spoil(like: torch.Tensor) -> None:
 class Program:
     """A stack of layers with late kernels between them."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, rows: int) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.rows = ROWS if is_cuda(device) else ROWS // 16
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)).to(
             device
         )
-        self.inputs = torch.randn(self.rows, WIDTH).to(device)
+        self.inputs = torch.randn(rows, WIDTH).to(device)
         self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=1e-3)
 
     def forward(self) -> torch.Tensor:
@@ -95,33 +94,33 @@ class Program:
         return " ".join(found)
 
 
-def run_plain(device: str) -> str:
-    return Program(device).train(contextlib.nullcontext)
+def run_plain(device: str, rows: int) -> str:
+    return Program(device, rows).train(contextlib.nullcontext)
 
 
-def run_offload(device: str, prefetch: int | None = None) -> str:
+def run_offload(device: str, rows: int, prefetch: int | None = None) -> str:
     import swapkit
 
-    return Program(device).train(partial(swapkit.offload, prefetch=prefetch))
+    return Program(device, rows).train(partial(swapkit.offload, prefetch=prefetch))
 
 
-def run_budget(device: str) -> str:
+def run_budget(device: str, rows: int) -> str:
     """Train with room for about half of what is saved."""
     import swapkit
 
-    program = Program(device)
-    limit = BUDGET_BYTES if is_cuda(device) else CPU_BUDGET_BYTES
+    program = Program(device, rows)
+    limit = BUDGET_BYTES if rows == ROWS else TINY_BUDGET_BYTES[device]
     with swapkit.budget(limit, program.layers, program.optimizer, device=device):
         return program.train(contextlib.nullcontext)
 
 
-def run_on_stream(device: str) -> str:
+def run_on_stream(device: str, rows: int) -> str:
     """Train on a stream of its own, beside a default stream that is busy."""
     if not is_cuda(device):
-        return run_offload(device)
+        return run_offload(device, rows)
     import swapkit
 
-    program = Program(device)
+    program = Program(device, rows)
     stream = make_stream()
     torch.cuda.synchronize()
     sleep(device)
@@ -131,7 +130,7 @@ def run_on_stream(device: str) -> str:
     return found
 
 
-SCENARIOS: dict[str, Callable[[str], str]] = {
+SCENARIOS: dict[str, Callable[[str, int], str]] = {
     "offload": run_offload,
     "offload_prefetch": partial(run_offload, prefetch=3),
     "budget": run_budget,
@@ -140,15 +139,16 @@ SCENARIOS: dict[str, Callable[[str], str]] = {
 
 
 def main() -> None:
-    scenario, device = sys.argv[1:]
+    scenario, device, *size = sys.argv[1:]
+    rows = TINY_ROWS if size or not is_cuda(device) else ROWS
     import swapkit
 
     swapkit.install(device=device)
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    expected = run_plain(device)
-    if run_plain(device) != expected:
+    expected = run_plain(device, rows)
+    if run_plain(device, rows) != expected:
         raise SystemExit("plain training does not repeat itself: nothing can be compared")
-    found = SCENARIOS[scenario](device)
+    found = SCENARIOS[scenario](device, rows)
     if found != expected:
         raise SystemExit(f"{scenario}: other bits: {found} instead of {expected}")
 

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.comparison import Comparison
-from benchmarks.gpu.train import Ways, show
+from benchmarks.gpu.train import show
+from benchmarks.gpu.ways import list_ways
 
 if TYPE_CHECKING:
     from benchmarks.gpu.context import Context
@@ -20,5 +21,5 @@ def run(context: Context, shape: str) -> None:
     if importlib.util.find_spec("transformers") is None:
         context.report.note("not run: transformers is not installed")
         return
-    ways = [way for way in Ways(context, shape).all() if way.name in NAMES]
+    ways = [way for way in list_ways(context, shape) if way.name in NAMES]
     Comparison(context, ways, partial(show, context, shape, ways)).run()

@@ -95,16 +95,19 @@ class Peaks:
 
     def read(self) -> dict[str, int | None]:
         """Return the peaks since then."""
-        if not self._pool and not is_cuda(self._device):
-            return {"in_use_peak_bytes": None, "reserved_peak_bytes": None}
-        if self._pool:
-            stats = call_of_pool("memory_stats", self._device)
-        else:
-            stats = torch.cuda.memory_stats(self._device)
+        stats = allocator_stats(self._device, pool=self._pool)
         return {
-            "in_use_peak_bytes": stats["allocated_bytes.all.peak"],
-            "reserved_peak_bytes": stats["reserved_bytes.all.peak"],
+            "in_use_peak_bytes": stats.get("allocated_bytes.all.peak"),
+            "reserved_peak_bytes": stats.get("reserved_bytes.all.peak"),
         }
+
+
+def allocator_stats(device: str, *, pool: bool) -> dict[str, int]:
+    """Return the counters of swapkit's pool, or of torch's allocator; the CPU's has none."""
+    if pool:
+        stats: dict[str, int] = call_of_pool("memory_stats", device)
+        return stats
+    return torch.cuda.memory_stats(device) if is_cuda(device) else {}
 
 
 def call_of_pool(name: str, device: str) -> Any:  # noqa: ANN401 - whatever it returns

@@ -1,6 +1,6 @@
 """Runs one part, in a process of its own: `python -m benchmarks.gpu.part NAME OPTIONS`.
 
-OPTIONS is JSON: `output`, `device`, `quick`, `dry`, `seconds`.
+OPTIONS is JSON: `output`, `device`, `quick`, `first`, `dry`, `seconds`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def run(name: str, options: dict[str, Any]) -> None:
     context = Context(
         report=report,
         device=options["device"],
-        quick=options["quick"],
+        quick=options["quick"] or options["first"],
+        first=options["first"],
         dry=options["dry"],
         output=output,
         deadline=time.monotonic() + options["seconds"] * (1 - MARGIN),

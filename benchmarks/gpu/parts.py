@@ -22,6 +22,7 @@ class Part:
     what: str
     seconds: float
     quick_seconds: float = 0.0  # 0: not run by --quick
+    first_seconds: float = 0.0  # 0: not run by --first
     shape: str = ""  # that is trained, given to `run` too
     dry_shape: str = "tiny"
 
@@ -41,6 +42,7 @@ PARTS = (
         what="contract, conformance and fault suites, delayed kernels, C tests, memory checker",
         seconds=420,
         quick_seconds=60,
+        first_seconds=50,
     ),
     Part(
         name="link",
@@ -48,6 +50,7 @@ PARTS = (
         what="bandwidth of the swap engine beside pinned copies",
         seconds=75,
         quick_seconds=25,
+        first_seconds=25,
     ),
     Part(
         name="pool",
@@ -62,6 +65,7 @@ PARTS = (
         what="about 1B parameters, 4k tokens, every way to train",
         seconds=150,
         quick_seconds=75,
+        first_seconds=165,
         shape="1b_4k",
     ),
     Part(
@@ -98,7 +102,7 @@ PARTS = (
 MOST_SECONDS = 530.0  # of a part by default: below nine minutes
 
 
-def choose(words: str, *, quick: bool) -> list[Part]:
+def choose(words: str, *, quick: bool, first: bool = False) -> list[Part]:
     """Return the parts that are asked for, in their order; "train" means all that begin so.
 
     Raises:
@@ -111,7 +115,12 @@ def choose(words: str, *, quick: bool) -> list[Part]:
             raise ValueError(f"no part {word!r}; there are {known}; and train, for all of those")
     if asked:
         return [part for part in PARTS if any(is_meant(part, word) for word in asked)]
-    return [part for part in PARTS if part.quick_seconds or not quick]
+    return [part for part in PARTS if is_usual(part, quick=quick, first=first)]
+
+
+def is_usual(part: Part, *, quick: bool, first: bool) -> bool:
+    """Return whether a part runs unless some are asked for."""
+    return part.first_seconds > 0 if first else part.quick_seconds > 0 or not quick
 
 
 def is_meant(part: Part, word: str) -> bool:
@@ -119,8 +128,10 @@ def is_meant(part: Part, word: str) -> bool:
     return word in {part.name, part.module}
 
 
-def limit_of(part: Part, *, quick: bool, asked_seconds: float | None) -> float:
+def limit_of(part: Part, *, quick: bool, asked_seconds: float | None, first: bool = False) -> float:
     """Return for how long a part may run."""
     if asked_seconds is not None:
         return asked_seconds
-    return (part.quick_seconds or part.seconds / 3) if quick else part.seconds
+    if first and part.first_seconds:
+        return part.first_seconds
+    return (part.quick_seconds or part.seconds / 3) if quick or first else part.seconds

@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 GRACE_SECONDS = 5.0  # between being asked to end and being ended
 LAST_LINE = 240  # characters of it that are shown
+LOOK_SECONDS = 0.25  # between two looks at a process that is watched
 ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt)\b")
 
-
-# Set where torch runs on a simulated device; children have to be started likewise.
-SIMULATED, LAUNCHER = "SWAPKIT_CUDA_SIMULATED", ("-m", "tests.cuda.simulated")
+# Set where torch runs on a device that is not there; children have to be started likewise. The
+# virtual GPU, on which nothing is computed, is a simulated one, too.
+LAUNCHERS = {
+    "SWAPKIT_CUDA_TIMED": ("-m", "tests.cuda.timed"),
+    "SWAPKIT_CUDA_SIMULATED": ("-m", "tests.cuda.simulated"),
+}
 
 
 def python(*arguments: str | Path) -> list[str]:
     """Return the command that runs this interpreter, without its warnings."""
-    launcher = LAUNCHER if os.environ.get(SIMULATED) else ()
-    return [sys.executable, "-W", "ignore", *launcher, *map(str, arguments)]
+    launchers = (words for name, words in LAUNCHERS.items() if os.environ.get(name))
+    return [sys.executable, "-W", "ignore", *next(launchers, ()), *map(str, arguments)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +43,17 @@ class Finished:
     timed_out: bool
     seconds: float
     log: Path
+    stopped: str = ""  # why, if whoever watched it wanted that
 
     @property
     def ok(self) -> bool:
         """Whether it ended by itself, and well."""
-        return self.status == 0 and not self.timed_out
+        return self.status == 0 and not self.timed_out and not self.stopped
 
     def describe(self) -> str:
         """Return in a few words why it failed."""
+        if self.stopped:
+            return f"stopped: {self.stopped}"
         if self.timed_out:
             return f"stopped after {self.seconds:.0f} s"
         if self.status < 0:
@@ -61,8 +68,17 @@ def run_process(
     log: Path,
     cwd: Path,
     environment: dict[str, str] | None = None,
+    watch: Callable[[int], str] | None = None,
 ) -> Finished:
     """Run a command for at most so many seconds; all it says is appended to the log.
+
+    Args:
+        command: its words.
+        seconds: after which it is ended.
+        log: the file.
+        cwd: where it runs.
+        environment: variables beside those of this process.
+        watch: is given the number of the process now and then; returns why it is to be ended.
 
     Raises:
         FileNotFoundError: there is no such command.
@@ -81,9 +97,9 @@ def run_process(
             env=os.environ | (environment or {}),
             start_new_session=True,
         )
-        timed_out = False
+        timed_out, stopped = False, ""
         try:
-            process.wait(max(seconds, 0.1))
+            stopped = wait_for(process, max(seconds, 0.1), watch)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:  # also when this process is asked to end
@@ -93,7 +109,30 @@ def run_process(
         timed_out=timed_out,
         seconds=time.monotonic() - begin,
         log=log,
+        stopped=stopped,
     )
+
+
+def wait_for(
+    process: subprocess.Popen[bytes], seconds: float, watch: Callable[[int], str] | None
+) -> str:
+    """Wait until a process has ended; return why it is to be ended before, if it is.
+
+    Raises:
+        subprocess.TimeoutExpired: the time is up.
+    """
+    if watch is None:
+        process.wait(seconds)
+        return ""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_SECONDS)
+            return ""
+        reason = watch(process.pid)
+        if reason:
+            return reason
+    raise subprocess.TimeoutExpired(process.args, seconds)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Value = int | float | str | None
 
+NOT_RUN = "not run"  # an outcome
 MET, MISSED, BROKEN, NOT_MEASURED = "met", "missed", "BROKEN", "not measured"
 # Ends of keys, what they are divided by, how they are shown, and the unit in the head.
 SHOWN = {
@@ -179,6 +180,11 @@ def format_table(title: str, rows: dict[str, dict[str, Value]]) -> str:
     return "\n".join([title, *align(lines)])
 
 
+def without_empty(rows: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
+    """Leave out rows without a figure: they are there for the keys of the figures."""
+    return {name: row for name, row in rows.items() if set(row.values()) - {None, NOT_RUN}}
+
+
 def align(lines: list[list[str]]) -> list[str]:
     """Return lines of equally wide columns, the first to the left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -201,8 +207,9 @@ def format_checks(checks: list[Check]) -> str:
 
 
 def format_report(report: Report) -> str:
-    """Return all of a report as text."""
-    texts = [format_table(title, rows) for title, rows in report.tables.items()]
+    """Return all of a report but for its empty rows as text."""
+    shown = {title: without_empty(rows) for title, rows in report.tables.items()}
+    texts = [format_table(title, rows) for title, rows in shown.items() if rows]
     if report.checks:
         texts.append(format_checks(list(report.checks.values())))
     texts += [f"note: {note}" for note in report.notes]

@@ -10,159 +10,19 @@ use at most. `swapkit_40`: what is always resident, and 40 % of what plain train
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from benchmarks.gpu.comparison import (
-    COMPILE_SECONDS,
-    OUT_OF_TIME,
-    Comparison,
-    Results,
-    Way,
-    is_failure,
-    with_steps,
-)
-from benchmarks.gpu.configurations import LIBRARIES, Setup
-from benchmarks.gpu.measure import is_cuda
+from benchmarks.gpu.comparison import OUT_OF_TIME, Comparison, Results, Way, is_failure
+from benchmarks.gpu.probe import OF_ALLOCATOR, OF_SESSION
 from benchmarks.gpu.report import Check, Value, ratio_of
 from benchmarks.gpu.trainer import FINISHED, OUT_OF_MEMORY
+from benchmarks.gpu.ways import AS_PREDICTED, list_first, list_ways, peak_of
 
 if TYPE_CHECKING:
     from benchmarks.gpu.context import Context
 
-SHARES = (20, 40, 60, 80)
-COMPILED = (0.5, 0.3)
-RIVALS = ("selective", "save_on_cpu", "recompute_in_save_on_cpu")
-ROOMY = 2.0  # times what plain training has in use: no pressure
-AS_PREDICTED = 0.02
 OVERHEAD = 1.01
-OVERHEAD_SECONDS = 20.0  # it has many more steps than the others
-NO_OVERHEAD = ("8b_32k",)  # whose steps are too long for so many
-PREFETCH = 8
-STEPS = {"8b_8k": (2, 6), "8b_32k": (1, 4)}  # warm-up and timed; else as a Setup has it
-
-
-class Ways:
-    """The ways to train one shape, and the limits that follow from one another."""
-
-    def __init__(self, context: Context, shape: str) -> None:
-        self._context = context
-        self._shape = shape
-        warmup_steps, timed_steps = STEPS.get(shape, (2, 8))
-        base = Setup(
-            shape=shape,
-            method="plain",
-            device=context.device,
-            warmup_steps=warmup_steps,
-            timed_steps=timed_steps,
-        )
-        self._base = with_steps(base, context)
-
-    def setup(self, method: str, **options: Any) -> Setup:
-        return dataclasses.replace(self._base, method=method, **options)
-
-    def fixed(self, name: str, method: str = "", *, key: bool = False, **options: float) -> Way:
-        """Return a way that depends on nothing."""
-        setup = self.setup(method or name, **options)
-        return Way(name=name, setup=lambda _results: setup, key=key)
-
-    def at(self, name: str, rival: str, *, key: bool = False, native: bool = False) -> Way:
-        """Return swapkit with the limit that a rival had in use at most."""
-
-        def make(results: Results) -> Setup | None:
-            limit = peak_of(results, rival)
-            if limit is None:
-                return None
-            return self.setup("swapkit", limit_bytes=limit, native=native)
-
-        return Way(name=name, setup=make, key=key)
-
-    def share(self, percent: int) -> Way:
-        """Return swapkit with what is resident and a share of what is needed beyond."""
-
-        def make(results: Results) -> Setup | None:
-            limit = limit_between(results, percent / 100)
-            if limit is None:
-                return None
-            return self.setup("swapkit", limit_bytes=limit)
-
-        return Way(name=f"swapkit_{percent}", setup=make, key=percent == 40)
-
-    def everything(self) -> Way:
-        """Return the swapping of everything, within what is predicted for it."""
-
-        def make(results: Results) -> Setup | None:
-            peak = peak_of(results, "prediction")
-            if peak is None:
-                return None
-            limit = int(peak * (1 + AS_PREDICTED))
-            return self.setup("swapkit", limit_bytes=limit, offload=True)
-
-        return Way(name="swap_everything", setup=make, key=True)
-
-    def overhead(self) -> Way:
-        def make(results: Results) -> Setup | None:
-            total = total_bytes(results)
-            if total is None:
-                return None
-            return self.setup("overhead", limit_bytes=int(ROOMY * total))
-
-        seconds = OVERHEAD_SECONDS
-        return Way(name="overhead", setup=make, key=True, repeats=False, extra_seconds=seconds)
-
-    def compiled(self, share: float) -> Way:
-        way = self.fixed(f"compile_{share}", "compile", share=share)
-        return dataclasses.replace(way, repeats=False, extra_seconds=COMPILE_SECONDS)
-
-    def all(self) -> list[Way]:
-        """Return every way; those that matter most come first."""
-        two_steps = {"digest_steps": 0, "warmup_steps": 1, "timed_steps": 1}
-        prediction = dataclasses.replace(
-            self.fixed("prediction", "reference", key=True, **two_steps), repeats=False
-        )
-        ways = [
-            self.fixed("plain", key=True),
-            self.fixed("pool", "swapkit", key=True),
-            self.fixed("recompute", key=True),
-            self.at("swapkit_at_recompute", "recompute", key=True),
-            self.share(40),
-            prediction,
-            self.everything(),
-            self.overhead(),
-        ]
-        if self._shape in NO_OVERHEAD:
-            ways = [way for way in ways if way.name != "overhead"]
-        for rival in RIVALS:
-            ways += [self.fixed(rival), self.at(f"swapkit_at_{rival}", rival)]
-        if is_cuda(self._context.device):
-            ways.append(self.at("native_at_recompute", "recompute", native=True))
-        ways += [self.share(percent) for percent in SHARES if percent != 40]
-        ways.append(self.fixed("offload_prefetch", "swapkit", offload=True, prefetch=PREFETCH))
-        ways += [self.fixed(name) for name in LIBRARIES]
-        for share in COMPILED:
-            name = f"compile_{share}"
-            ways += [self.compiled(share), self.at(f"swapkit_at_{name}", name)]
-        return ways
-
-
-def peak_of(results: Results, name: str) -> int | None:
-    """Return the most bytes that a way had in use."""
-    return results.most(name, "in_use_peak_bytes")
-
-
-def total_bytes(results: Results) -> int | None:
-    """Return what training without a limit has in use; the CPU's own allocator does not count."""
-    return peak_of(results, "plain") or peak_of(results, "pool")
-
-
-def limit_between(results: Results, share: float) -> int | None:
-    """Return what is resident, and a share of what is needed beyond."""
-    total = total_bytes(results)
-    resident = results.most("plain", "resident_bytes")
-    if total is None or resident is None:
-        return None
-    return int(resident + share * (total - resident))
 
 
 def row_of(results: Results, name: str) -> dict[str, Value]:
@@ -184,11 +44,44 @@ def row_of(results: Results, name: str) -> dict[str, Value]:
     }
 
 
+def steps_of(results: Results, name: str) -> dict[str, Value]:
+    """Return the row of a way in the table of its stable steps."""
+    return step_figures(results, name) | kernel_figures(results, name)
+
+
+def step_figures(results: Results, name: str) -> dict[str, Value]:
+    """Return what a stable step of a way did."""
+    keys = (*OF_SESSION, *OF_ALLOCATOR, "planned_bytes", "plan_changes")
+    return {key: results.largest(name, key) for key in keys}
+
+
+def kernel_figures(results: Results, name: str) -> dict[str, Value]:
+    """Return what the profiler saw: `repeated_kernels` are those beyond plain training's.
+
+    The recorded times are to be those of plain training's kernels, of forward and backward.
+    """
+    kernels, plain = results.largest(name, "kernels"), results.largest("plain", "kernels")
+    return {
+        "kernel_ms": results.largest(name, "kernel_ms"),
+        "repeated_kernels": None if kernels is None or plain is None else kernels - plain,
+        "recorded_ms": results.largest(name, "recorded_ms"),
+        "recorded_ratio": ratio_of(
+            results.largest(name, "recorded_ms"), results.largest("plain", "kernel_ms")
+        ),
+    }
+
+
+def show_way(context: Context, shape: str, way: Way, results: Results) -> None:
+    """Put the rows of a way into the report."""
+    context.report.row(title_of(shape), way.name, row_of(results, way.name))
+    context.report.row(f"stable steps of {shape}", way.name, steps_of(results, way.name))
+
+
 def show(context: Context, shape: str, ways: list[Way], results: Results) -> None:
     """Put the rows of all ways, and the checks, into the report."""
     for way in ways:
         if results.runs.get(way.name):
-            context.report.row(title_of(shape), way.name, row_of(results, way.name))
+            show_way(context, shape, way, results)
     for check in checks_of(results, ways, dry=context.dry, targets=shape != "1b_4k"):
         context.report.check(check)
     for text in describe_failures(results):
@@ -301,10 +194,10 @@ def find_failures(results: Results, ways: list[Way], *, dry: bool) -> list[str]:
 
 
 def run(context: Context, shape: str) -> None:
-    """Train the shape in every way."""
-    ways = Ways(context, shape).all()
+    """Train the shape in every way, or in those that come first."""
+    ways = (list_first if context.first else list_ways)(context, shape)
     Comparison(context, ways, partial(show, context, shape, ways)).run()
-    show_missing(context, shape, ways)
+    show_missing(context, shape, list_ways(context, shape))
 
 
 def show_missing(context: Context, shape: str, ways: list[Way]) -> None:
@@ -313,7 +206,7 @@ def show_missing(context: Context, shape: str, ways: list[Way]) -> None:
     title = title_of(shape)
     missing = [way for way in ways if way.name not in context.report.tables.get(title, {})]
     for way in missing:
-        context.report.row(title, way.name, row_of(nothing, way.name))
+        show_way(context, shape, way, nothing)
     if missing:
         context.report.note(
             "not run, for want of time or of a peak that the limit follows from: "

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import torch
 from benchmarks.gpu import measure
 from benchmarks.gpu.configurations import Method, NotInstalledError, Setup, install, prepare
 from benchmarks.gpu.llama import SHAPES, build_model, make_tokens
+from benchmarks.gpu.probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +34,7 @@ DIFFERENT_BATCHES = 4
 OVERHEAD_ROUNDS = 8
 OVERHEAD_STEPS = 4  # of a round with a session, and of one without; the first is not counted
 SETTLING_STEPS = 16  # after which a session should long be stable
+SETTLED_STEPS = 2  # of a stable session before time is taken: memory is still moved in the first
 
 
 class Training:
@@ -102,16 +105,21 @@ def session_of(training: Training) -> AbstractContextManager[Any]:
     import swapkit
 
     return swapkit.budget(
-        setup.limit_bytes, training.model, training.optimizer, device=setup.device
+        setup.limit_bytes,
+        training.model,
+        training.optimizer,
+        policy=setup.policy,
+        device=setup.device,
     )
 
 
-def train(setup: Setup) -> Figures:
+def train(setup: Setup, probe: Probe) -> Figures:
     """Do everything that a setup says; return the figures."""
     install(setup)
     if measure.is_cuda(setup.device):
         torch.zeros(1, device=setup.device)  # makes the context, which is not to be counted
-    use = measure.DeviceUse(setup.device)
+    use = measure.DeviceUse(setup.device if probe.watches_device else "cpu")
+    probe.prepare()
     training = Training(setup)
     if setup.method == "overhead":
         return measure_overhead(training)
@@ -126,12 +134,16 @@ def train(setup: Setup) -> Figures:
             measure.synchronize(setup.device)
         peaks = measure.Peaks(setup.device, pool=setup.has_pool)
         peaks.reset()
-        figures["steps_ms"] = measure.time_steps(training.step, setup.timed_steps, setup.device)
+        probe.begin(training, session)
+        step = partial(probe.step, training, session)
+        figures["steps_ms"] = measure.time_steps(step, setup.timed_steps, setup.device)
+        figures |= probe.end(training, session)
         figures |= peaks.read()
         use.sample()
         if session is not None:
             figures |= describe_session(session)
             figures["steps_before_stable"] = steps_before_stable
+        figures |= probe.after(training, session)
     figures["device_peak_bytes"] = use.peak_bytes
     figures["host_peak_bytes"] = measure.host_peak_bytes()
     figures["resident_bytes"] = training.resident_bytes()
@@ -146,7 +158,10 @@ def settle(training: Training, session: Any) -> int | None:  # noqa: ANN401 - sw
         if session.stage == "stable":
             break
         training.step()
-    return training.steps if session.stage == "stable" else None
+    stable_after = training.steps if session.stage == "stable" else None
+    for _ in range(SETTLED_STEPS):
+        training.step()
+    return stable_after
 
 
 def identify(training: Training) -> Figures:
@@ -175,7 +190,13 @@ def describe_session(session: Any) -> Figures:  # noqa: ANN401 - swapkit's Sessi
         "swapped_in_bytes": stats.swapped_in_bytes,
         "stall_seconds": stats.stall_seconds,
         "host_copies_peak_bytes": stats.host_peak_bytes,
+        "recorded_ms": recorded_ms(session.trace),
     }
+
+
+def recorded_ms(trace: Any) -> float | None:  # noqa: ANN401 - swapkit's Trace
+    """Return how long the operators of the recorded step take, as plans assume."""
+    return None if trace is None else float(trace.seconds) * 1e3
 
 
 def measure_overhead(training: Training) -> Figures:
@@ -204,11 +225,11 @@ def measure_overhead(training: Training) -> Figures:
     }
 
 
-def run(setup: Setup) -> Figures:
+def run(setup: Setup, probe: Probe | None = None) -> Figures:
     """Return the figures, or why there are none."""
     begin = time.monotonic()
     try:
-        figures = train(setup) | {"outcome": FINISHED}
+        figures = train(setup, probe or Probe()) | {"outcome": FINISHED}
     except torch.OutOfMemoryError as error:
         figures = {"outcome": OUT_OF_MEMORY, "error": str(error)}
     except (NotInstalledError, ImportError) as error:
@@ -219,10 +240,11 @@ def run(setup: Setup) -> Figures:
     return figures | {"seconds": time.monotonic() - begin}
 
 
-def main() -> None:
+def main(probe: Probe | None = None) -> None:
+    """Do what the command line says."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the device is used
     text, result = sys.argv[1:]
-    figures = run(Setup.load(text))
+    figures = run(Setup.load(text), probe)
     gc.collect()
     path = Path(result)
     temporary = path.with_suffix(".tmp")

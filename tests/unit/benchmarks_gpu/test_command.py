@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import machine
+from benchmarks.gpu.outcome import NO_GPU, NOT_PREPARED, Outcome, figures_of, format_summary
 from benchmarks.gpu.part import report_path
 from benchmarks.gpu.parts import MOST_SECONDS, PARTS, choose, limit_of
 from benchmarks.gpu.process import python, run_process
@@ -37,7 +38,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def test_command_when_there_is_no_gpu_then_says_so_with_status_3(tmp_path: Path) -> None:
     done = run(sys.executable, "-m", "benchmarks.gpu", "--output", str(tmp_path), **NO_DRIVER)
-    assert done.returncode == command.NO_GPU == 3
+    assert done.returncode == NO_GPU == 3
     assert "no NVIDIA GPU at hand: the driver's library" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -57,7 +58,7 @@ def test_command_when_torch_has_no_cuda_then_status_4(
     monkeypatch.setattr(machine, "missing_gpu", lambda: None)
     monkeypatch.setattr(machine, "missing_torch", lambda: "torch x is built without CUDA")
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    assert command.main(["--output", str(tmp_path)]) == command.NOT_PREPARED == 4
+    assert command.main(["--output", str(tmp_path)]) == NOT_PREPARED == 4
     assert "built without CUDA" in capsys.readouterr().err
 
 
@@ -84,6 +85,14 @@ def test_choose_when_names_are_given_then_in_order_and_train_means_all() -> None
     assert sum(limit_of(part, quick=True, asked_seconds=None) for part in quick) <= 300
 
 
+def test_choose_when_first_then_five_minutes_with_what_prepares_them() -> None:
+    first = choose("", quick=False, first=True)
+    assert [part.name for part in first] == ["contract", "link", "train_1b_4k"]
+    limits = [limit_of(part, quick=False, first=True, asked_seconds=None) for part in first]
+    assert limits == [part.first_seconds for part in first]
+    assert sum(limits) <= 240  # the core and the shim are compiled in the rest of them
+
+
 def test_parts_when_loaded_then_each_can_run_and_is_below_nine_minutes() -> None:
     for part in PARTS:
         assert callable(part.load(dry=False))
@@ -100,11 +109,11 @@ def test_status_when_something_is_broken_failed_or_missed_then_differs() -> None
     good = Check(name="a", text="a", value=1.0, at_least=1)
     slow = Check(name="b", text="b", value=0.5, at_least=1)
     wrong = Check(name="c", text="c", value=0.0, at_least=1, promise=True)
-    assert command.Outcome(reports=[report_with(good)]).status == 0
-    assert command.Outcome(reports=[report_with(good, slow)]).status == 5
-    assert command.Outcome(reports=[report_with(slow, wrong)]).status == 1
-    assert command.Outcome(reports=[report_with(good)], failures={"x": "crashed"}).status == 1
-    summary = command.format_summary(command.Outcome(reports=[report_with(slow, wrong)]))
+    assert Outcome(reports=[report_with(good)]).status == 0
+    assert Outcome(reports=[report_with(good, slow)]).status == 5
+    assert Outcome(reports=[report_with(slow, wrong)]).status == 1
+    assert Outcome(reports=[report_with(good)], failures={"x": "crashed"}).status == 1
+    summary = format_summary(Outcome(reports=[report_with(slow, wrong)]))
     assert "BROKEN: link: c: 0, at least 1" in summary
     assert "missed: link: b: 0.5, at least 1" in summary
 
@@ -112,8 +121,8 @@ def test_status_when_something_is_broken_failed_or_missed_then_differs() -> None
 def test_figures_when_flat_then_header_outcome_and_parts_are_there() -> None:
     report = Report(part="link")
     report.row("t", "out", {"ratio": 1.0})
-    outcome = command.Outcome(reports=[report, Report(part="pool")], failures={"pool": "gone"})
-    assert command.figures_of(outcome, {"gpu": "X"}, dry=False) == {
+    outcome = Outcome(reports=[report, Report(part="pool")], failures={"pool": "gone"})
+    assert figures_of(outcome, {"gpu": "X"}, dry=False) == {
         "machine_gpu": "X",
         "dry": 0,
         "link_outcome": "finished",

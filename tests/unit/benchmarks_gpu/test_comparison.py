@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ from benchmarks.gpu import comparison, train
 from benchmarks.gpu.comparison import Comparison, Figures, Results, Way
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.process import Finished
-from benchmarks.gpu.report import BROKEN, MET, MISSED, NOT_MEASURED, Report
-from benchmarks.gpu.train import Ways, checks_of, limit_between, row_of
+from benchmarks.gpu.report import BROKEN, MET, MISSED, NOT_MEASURED, NOT_RUN, Report
+from benchmarks.gpu.train import checks_of, row_of, steps_of
+from benchmarks.gpu.ways import FIRST, limit_between, list_ways
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +111,31 @@ def test_ways_when_quick_then_only_the_key_ones_once(
     assert fake.setups["plain"].timed_steps == 4
 
 
+def test_ways_when_first_then_the_most_worth_first_and_all_rows_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(monkeypatch)
+    context = dataclasses.replace(make_context(tmp_path, quick=True), first=True)
+    run_all(context)
+    assert tuple(fake.names) == FIRST
+    assert fake.setups["swapkit_at_recompute"].limit_bytes == PEAKS["recompute"] * MIB
+    for rows in context.report.tables.values():
+        assert set(rows) == {way.name for way in list_ways(context, "8b_8k")}
+
+
+def test_rows_when_steps_were_looked_at_then_each_is_per_step_beside_plain() -> None:
+    results = make_results(
+        swapkit_40={"steps_ms": [15.0], "step_maps": 0.5, "kernels": 130, "recorded_ms": 66.0}
+    )
+    results.runs["plain"][0] |= {"kernels": 100, "kernel_ms": 60.0}
+    row = steps_of(results, "swapkit_40")
+    assert row["step_maps"] == 0.5
+    assert row["repeated_kernels"] == 30
+    assert row["recorded_ratio"] == 1.1
+    assert row["step_rescues"] is None
+    assert set(row) == set(steps_of(Results(), "swapkit_40"))
+
+
 def test_ways_when_time_is_short_then_the_rest_is_said_not_to_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,9 +143,9 @@ def test_ways_when_time_is_short_then_the_rest_is_said_not_to_be_run(
     context = make_context(tmp_path, seconds=comparison.MARGIN_SECONDS)
     run_all(context)
     assert fake.names == []
-    (rows,) = context.report.tables.values()
-    assert {row["outcome"] for row in rows.values()} == {comparison.NOT_RUN}
-    assert len(rows) == len(Ways(context, "8b_8k").all())
+    rows = context.report.tables["training 8b_8k; step ratio: to plain"]
+    assert {row["outcome"] for row in rows.values()} == {NOT_RUN}
+    assert len(rows) == len(list_ways(context, "8b_8k"))
     assert "not run" in context.report.notes[0]
 
 
@@ -145,7 +172,7 @@ def test_way_when_it_runs_out_of_memory_then_a_row_and_no_failure(
     )
     context = make_context(tmp_path)
     run_all(context)
-    (rows,) = context.report.tables.values()
+    rows = context.report.tables["training 8b_8k; step ratio: to plain"]
     assert rows["swapkit_20"]["outcome"] == rows["save_on_cpu"]["outcome"] == "out of memory"
     assert rows["swapkit_20"]["step_ms"] is None
     assert context.report.checks["failures"].verdict == MET
@@ -172,7 +199,7 @@ def test_process_when_stopped_then_the_parts_time_or_the_process_is_to_blame(
     stopped = Finished(status=-15, timed_out=True, seconds=1.0, log=tmp_path / "log")
     monkeypatch.setattr(comparison, "run_process", lambda *_words, **_options: stopped)
     context = make_context(tmp_path, seconds=left)
-    ways = Ways(context, "8b_8k").all()
+    ways = list_ways(context, "8b_8k")
     compared = Comparison(context, ways, lambda _results: None)
     setup = ways[0].setup(Results())
     assert setup is not None
@@ -189,7 +216,7 @@ def make_results(**runs: dict[str, Any]) -> Results:
 
 
 def verdicts(results: Results, tmp_path: Path, *, targets: bool = True) -> dict[str, str]:
-    ways = Ways(make_context(tmp_path), "8b_8k").all()
+    ways = list_ways(make_context(tmp_path), "8b_8k")
     checks = checks_of(results, ways, dry=False, targets=targets)
     return {check.name: check.verdict for check in checks}
 
@@ -230,7 +257,7 @@ def test_row_when_made_then_ratios_are_to_plain() -> None:
     assert row["step_ratio"] == 1.75
     assert row["bits"] == "equal"
     assert row["rescues"] == 7
-    assert row_of(Results(), "plain")["outcome"] == comparison.NOT_RUN
+    assert row_of(Results(), "plain")["outcome"] == NOT_RUN
 
 
 def test_limit_when_plain_has_no_counters_then_the_pool_says_the_total() -> None:

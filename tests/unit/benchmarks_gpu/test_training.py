@@ -16,11 +16,14 @@ from benchmarks.gpu.comparison import Results
 from benchmarks.gpu.configurations import METHODS, Setup
 from benchmarks.gpu.llama import SHAPES, build_model, make_tokens
 from benchmarks.gpu.measure import CHUNK, Peaks, digest, median_of, spread_of, time_steps
+from benchmarks.gpu.probe import OF_ALLOCATOR, OF_SESSION
 from benchmarks.gpu.reference import SwapReference
 from tests.meta.sources import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from benchmarks.gpu.probe import Probe
 
 PLAIN = Setup(shape="tiny", method="plain", device="cpu", warmup_steps=0, timed_steps=1)
 
@@ -62,12 +65,15 @@ def test_swapkit_when_trained_in_a_process_then_gradients_are_those_of_plain(
     assert figures["session_peak_bytes"] <= figures["budget_bytes"] == options["limit_bytes"]
     assert figures["swapped_out_bytes"] > 0
     assert figures["steps_before_stable"] is not None or "prefetch" in options
+    assert set(figures) >= {*OF_SESSION, *OF_ALLOCATOR}
+    assert figures["step_out_bytes"] > 0 or "prefetch" not in options
+    assert figures["recorded_ms"] is None or figures["recorded_ms"] > 0
 
 
 def test_trainer_when_memory_is_out_then_that_is_an_outcome(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_setup: Setup) -> trainer.Figures:
+    def fail(_setup: Setup, _probe: Probe) -> trainer.Figures:
         raise torch.OutOfMemoryError("no more")
 
     monkeypatch.setattr(trainer, "train", fail)
