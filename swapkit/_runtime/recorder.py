@@ -151,6 +151,11 @@ class Recorder:
         return len(self.rows)
 
     @property
+    def doubtful(self) -> frozenset[int]:
+        """Operators of the trace whose time may hold more than they take."""
+        return self.timer.doubtful
+
+    @property
     def has_seen(self) -> bool:
         """Return whether there is something to make a trace of, once it was stopped."""
         return bool(self._seconds and self.savings.events)
@@ -238,6 +243,7 @@ class Recorder:
             workspaces.begin()
         self._running += 1
         try:
+            self.timer.expect(function)
             begun = self.timer.begin()
             result = function(*args, **kwargs)
             taken = self.timer.end(begun, (function, args, kwargs), result)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.pool import Pool, Ring, RingKind
-from swapkit._runtime.recorder_delays import Delays, is_capturing
+from swapkit._runtime.recorder_delays import Delays, LongCalls, is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,13 @@ class Timer(Protocol):
     holds, and nothing of what the pool hands out may be needed.
     """
 
+    doubtful: frozenset[int]  # of the `seconds` asked for: those that may hold waiting, too
+
+    def expect(self, function: Operator) -> None:
+        """This thread is about to run an operator."""
+
     def begin(self) -> Any:  # noqa: ANN401 - its own
-        """Note that an operator begins."""
+        """Note that it begins."""
 
     def end(self, begun: Any, call: tuple[Operator, Any, Any], result: object) -> Any:  # noqa: ANN401
         """Note that it has ended; return what stands for its time."""
@@ -56,10 +61,15 @@ class Timer(Protocol):
 class HostTimer:
     """For a device that has computed when the call returns."""
 
+    doubtful: frozenset[int] = frozenset()
+
     def __init__(self) -> None:
         """Begin with no time."""
         self._stopped: dict[int, float] = {}  # by thread: how long it stood still, so far
         self._since: dict[int, float] = {}
+
+    def expect(self, function: Operator) -> None:
+        """Whichever it is."""
 
     def begin(self) -> float:
         """Return this thread's time now."""
@@ -93,10 +103,13 @@ class HostTimer:
 class _Running:
     """An operator that runs, or ran: events in its stream."""
 
-    __slots__ = ("begun", "ended", "pauses", "stopped", "stream")
+    __slots__ = ("begun", "ended", "is_late", "pauses", "since", "stopped", "stream", "whose")
 
     def __init__(self, stream: Any) -> None:  # noqa: ANN401 - of torch's module for the device
         self.stream = stream
+        self.since = 0.0  # by the host's clock: begun, or gone on
+        self.whose: object = None
+        self.is_late = False  # whether the stream may have waited for the call
         self.begun: Any = None
         self.ended: Any = None
         self.pauses: list[tuple[Any, Any]] = []  # what lies between is not its time
@@ -114,18 +127,27 @@ class StreamTimer:
     Whoever records calls operators more slowly than a device computes them. A stream that waits for
     the next would count that time, so it is kept busy (`recorder_delays.py`). Where a call takes
     longer than a delay because memory is made, two more events, the latter behind another delay,
-    tell how long the stream waited for that.
+    tell how long the stream waited for that. A call that takes longer by itself is doubtful, and
+    its operator has a longer delay the next time.
 
     While a graph is captured nothing runs: events there would be the graph's, and so would delays.
     """
 
     def __init__(self, device: torch.device) -> None:
         """Record nothing yet."""
+        self.doubtful: frozenset[int] = frozenset()
+        self.long_calls = LongCalls()
         self._device = device
         self._module: Any = getattr(torch, device.type)
         self._delays = Delays(device)
         self._running: dict[int, _Running] = {}  # by thread
         self._empty: list[Any] = []  # events with nothing in between
+
+    def expect(self, function: Operator) -> None:
+        """Keep the stream busy for as long as its call takes, if that is long."""
+        seconds = self.long_calls.seconds(function)
+        if seconds and not is_capturing(self._device):
+            self._delays.cover(self._module.current_stream(self._device), seconds)
 
     def begin(self) -> _Running | None:
         """Record an event."""
@@ -136,14 +158,23 @@ class StreamTimer:
         if not self._empty:
             self._empty = [self._record(running) for _ in range(_EMPTY_PAIRS + 1)]
         running.begun = self._record(running)
+        running.since = time.perf_counter()
         self._running[threading.get_ident()] = running
         return running
 
-    def end(self, begun: _Running | None, _call: object, _result: object) -> _Running | None:
+    def end(
+        self, begun: _Running | None, call: tuple[Operator, Any, Any], _result: object
+    ) -> _Running | None:
         """Record another."""
         self._running.pop(threading.get_ident(), None)
-        if begun is not None:
-            begun.ended = self._record(begun)
+        if begun is None:
+            return None
+        begun.ended = self._record(begun)
+        begun.whose = call[0]
+        latest = begun.pauses[-1][1] if begun.pauses else begun.begun
+        if latest.query():  # the delay is over: the stream may have waited since
+            begun.is_late = True
+            self.long_calls.add(begun.whose, time.perf_counter() - begun.since)
         return begun
 
     def stop(self) -> None:
@@ -159,6 +190,7 @@ class StreamTimer:
             self._delays.cover(running.stream)
             running.pauses.append((running.stopped, self._record(running)))
             running.stopped = None
+            running.since = time.perf_counter()
 
     def nothing(self) -> None:
         """Return no events."""
@@ -177,6 +209,11 @@ class StreamTimer:
             for first, last in zip(self._empty, self._empty[1:], strict=False)
         ]
         empty = statistics.median(between) if between else 0.0
+        self.doubtful = frozenset(
+            number
+            for number, each in enumerate(taken)
+            if each is not None and each.is_late and not self.long_calls.waits(each.whose)
+        )
         return [
             0.0 if each is None else max(0.0, each.milliseconds() - empty) / 1e3 for each in taken
         ]
@@ -185,8 +222,13 @@ class StreamTimer:
 class ModelTimer:
     """For tensors without memory: by a model of the hardware that they stand for."""
 
+    doubtful: frozenset[int] = frozenset()
+
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
+
+    def expect(self, function: Operator) -> None:
+        """Whichever it is."""
 
     def begin(self) -> None:
         """Nothing runs."""

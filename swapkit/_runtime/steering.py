@@ -34,7 +34,6 @@ from swapkit._runtime.step_times import StepTimes
 from swapkit.planning.cases import Stage
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
-from swapkit.planning.smoothing import smooth_times
 
 if TYPE_CHECKING:
     from swapkit._runtime.aim import Aim
@@ -298,7 +297,7 @@ class Steering:
             return None  # there is nothing to plan, as yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
-        return smooth_times(trace)
+        return self._recording.finish(trace, recorder.doubtful)
 
     def _leave_step(self) -> None:
         """Stop what runs, without learning from it."""

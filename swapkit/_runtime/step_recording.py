@@ -6,13 +6,19 @@ import threading
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.recorder import Recorder
+from swapkit._runtime.recorder_clocks import StreamTimer
+from swapkit._runtime.recorder_delays import LongCalls
 from swapkit.ir.traces import EventKind
+from swapkit.planning.smoothing import find_doubt, smooth_times
 
 if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.recorder import Setting
     from swapkit._runtime.saved import Packer
+    from swapkit.ir.traces import Trace
+
+MOST_DOUBT = 0.1  # of a step's time
 
 
 class StepRecording:
@@ -21,6 +27,8 @@ class StepRecording:
     def __init__(self, packer: Packer) -> None:
         """Record nothing as yet. `packer`: tells what autograd saves."""
         self._packer = packer
+        self._long_calls = LongCalls()  # what one recorder learns, the next one knows
+        self._is_again = False  # whether the step was recorded once more
         self._recorder: Recorder | None = None
         self._is_dropped = False
         # Held where a recorder comes or goes: one that is dropped elsewhere is not half started.
@@ -41,6 +49,8 @@ class StepRecording:
     def start(self, setting: Setting, root: torch.nn.Module | None) -> None:
         """Record from here on. `root`: runs already."""
         recorder = Recorder(setting)
+        if isinstance(recorder.timer, StreamTimer):
+            recorder.timer.long_calls = self._long_calls
         with self._lock:
             if self._is_dropped:
                 return
@@ -59,6 +69,17 @@ class StepRecording:
             self._packer.observer = None
         recorder.stop()
         return recorder
+
+    def finish(self, trace: Trace, doubtful: frozenset[int]) -> Trace | None:
+        """Return a recorded step as plans are made of it; None: one is to be recorded once more.
+
+        Args:
+            trace: as it was recorded.
+            doubtful: operators whose time may hold more than they take: what takes long in the
+                call of one is covered the next time.
+        """
+        self._is_again = not self._is_again and find_doubt(trace, doubtful) > MOST_DOUBT
+        return None if self._is_again else smooth_times(trace, doubtful)
 
     def drop(self) -> None:
         """Let go of what is recorded, which holds the model, and record nothing from now on.

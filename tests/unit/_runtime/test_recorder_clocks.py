@@ -14,9 +14,12 @@ from tests.unit._runtime.fake_streams import Device, Module, SleepingModule, Str
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch._ops import OpOverload
+
 CUDA = torch.device("cuda")
 CALL_US = 300  # of the host, for each operator; of that, before it is launched:
 LAUNCH_US = 100
+ADD, MUL = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
 NOT_AT_ONCE_US = 30_000  # what makes memory
 
 
@@ -26,18 +29,24 @@ class Caller:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, make: type[Module] = SleepingModule
     ) -> None:
-        self.device = Device()
+        device = self.device = Device()
+        monkeypatch.setattr("time.perf_counter", lambda: device.host_us / 1e6)
         monkeypatch.setattr(torch, "cuda", make(self.device))
         self.timer = StreamTimer(CUDA)
         self.taken: list[Any] = []
 
     def call(
-        self, *kernels_us: float, making: Callable[[], None] | None = None, launch_us: float = 0.0
+        self,
+        *kernels_us: float,
+        making: Callable[[], None] | None = None,
+        launch_us: float = LAUNCH_US,
+        function: OpOverload = ADD,
     ) -> None:
         """Call an operator that launches kernels, and makes memory before the last one."""
         device, timer = self.device, self.timer
+        timer.expect(function)
         begun = timer.begin()
-        device.host_us += launch_us or LAUNCH_US
+        device.host_us += launch_us
         for duration_us in kernels_us[:-1]:
             device.run(duration_us)
         if making is not None:
@@ -46,7 +55,7 @@ class Caller:
             timer.go_on()
             device.host_us += LAUNCH_US
         device.run(kernels_us[-1])
-        self.taken.append(timer.end(begun, (torch.ops.aten.add.Tensor, (), {}), None))
+        self.taken.append(timer.end(begun, (function, (), {}), None))
         device.host_us += CALL_US - LAUNCH_US
 
     def microseconds(self) -> list[float]:
@@ -86,6 +95,39 @@ def test_operator_when_memory_is_made_inside_then_its_kernels_are_its_time(
         caller.call(5, making=making)
         caller.call(70, 20, making=making)
     assert caller.microseconds() == pytest.approx([5, 5, 90] * 3)
+
+
+def test_operator_when_its_call_outlasts_the_delay_then_doubtful_and_covered_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    for _ in range(3):
+        caller.call(5, launch_us=7000)
+        caller.call(70, function=MUL)
+    first, *others = caller.microseconds()
+    assert first > 70
+    assert others == pytest.approx([70, 5, 70, 5, 70])
+    assert caller.timer.doubtful == {0}
+
+
+def test_operator_when_it_waits_for_the_stream_itself_then_not_doubtful_and_delays_stay_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    for _ in range(20):
+        caller.timer.expect(MUL)
+        begun = caller.timer.begin()
+        caller.device.run(5)
+        caller.device.wait()
+        caller.taken.append(caller.timer.end(begun, (MUL, (), {}), None))
+    latest_us = caller.device.host_us
+    for _ in range(5):
+        caller.timer.expect(MUL)
+        caller.call(5)
+        caller.device.wait()
+    assert caller.device.host_us < latest_us + 5 * 5000
+    caller.microseconds()
+    assert caller.timer.doubtful == frozenset()
 
 
 def test_operator_when_memory_is_made_by_another_thread_then_its_time_is_its_own(
@@ -136,7 +178,7 @@ def test_operators_when_a_graph_is_captured_then_it_gets_neither_events_nor_dela
     taken = caller.timer.begin()
     caller.timer.stop()
     caller.timer.go_on()
-    caller.taken.append(caller.timer.end(taken, (torch.ops.aten.add.Tensor, (), {}), None))
+    caller.taken.append(caller.timer.end(taken, (ADD, (), {}), None))
     assert caller.device.sleeps == sleeps
     caller.device.is_capturing = False
     caller.call(5)
