@@ -2,7 +2,8 @@
  * segments jump to address 0. There are as many devices as the driver will have (CUSIM_DEVICES),
  * and no processes on them. */
 #include <stdio.h>
-#include <stdlib.h>
+
+#include "driver/settings.h"
 
 #define NVML_SUCCESS 0
 #define NVML_INVALID_ARGUMENT 2
@@ -32,8 +33,7 @@ int nvmlInit_v2(void) { return NVML_SUCCESS; }
 int nvmlShutdown(void) { return NVML_SUCCESS; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    const char *value = getenv("CUSIM_DEVICES");
-    *count = value == NULL ? 1 : (unsigned)strtoul(value, NULL, 10);
+    *count = (unsigned)sim_setting_number(SIM_SET_DEVICES, 1);
     return NVML_SUCCESS;
 }
 
