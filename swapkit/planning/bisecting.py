@@ -60,7 +60,7 @@ class AdaptiveRecompute:
         return make_plan(trace, machine, "recompute")
 
     def make_learner(
-        self, make_plans: MakePlans, *, profile_steps: int, **_of_a_learner: float
+        self, make_plans: MakePlans, *, profile_steps: int, **_of_a_learner: object
     ) -> ThresholdLearner:
         """Return what decides for each step of a session; it takes as many steps as it needs."""
         return ThresholdLearner(make_plans, policy=self, profile_steps=profile_steps)

@@ -10,7 +10,9 @@ Recording and planning take seconds from training. After `RECORDINGS` of a case,
 to wait until they are a small share (`SHARE`) of the steps in between.
 
 How long steps take is no reason. Collectors, file systems and other programs slow them down, and
-what is recorded meanwhile is no better than what is known.
+what is recorded meanwhile is no better than what is known. But where nearly all of the last
+`WATCHED_STEPS` are slower than they used to be, and have lost more than it takes to look, the
+machine is measured again; plans are made for what it is now if its links have become slower.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ MOST_PATIENCE = 1024
 REGULAR_STEPS = 8  # until so many went as planned, or as many as a recording has to wait for
 WATCHED_STEPS = 16  # the latest ones that followed the chosen plan to its end:
 RECURRENCES = 2  # so many of them with a rescue are not by chance
+SLOWER = 1.25  # times as long as usual: a step that may show another machine
+LOOK_SECONDS = 1.0  # that measuring a machine takes
 SHARE = 0.05  # of the time of steps: what recordings may take, with the plans made from them
 
 
@@ -73,6 +77,8 @@ class Case:
     held_steps: int = 0  # of these, with the chosen plan and without a rescue
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
+    usual_seconds: float = 0.0  # of steps that held, when the chosen plan was new; 0: not known
+    held_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
 
     @property
@@ -127,7 +133,9 @@ class Case:
         """Follow a plan from now on, which has to prove itself."""
         self.chosen = plan
         self.held_steps = 0
+        self.usual_seconds = 0.0
         self.rescued.clear()
+        self.held_seconds.clear()
 
     def note_regular(self) -> None:
         """Note a step that went as recorded."""
@@ -136,10 +144,29 @@ class Case:
         if self.regular_steps >= max(REGULAR_STEPS, self.waiting_steps):
             self.recordings = min(self.recordings, 1)
 
-    def note_held(self, *, is_rescued: bool) -> None:
+    def note_held(self, seconds: float, *, is_rescued: bool) -> None:
         """Note whether the chosen plan held in such a step."""
         self.rescued.append(is_rescued)
-        self.held_steps += not is_rescued
+        if is_rescued:
+            return
+        self.held_steps += 1
+        self.held_seconds.append(seconds)
+        if not self.usual_seconds and len(self.held_seconds) == WATCHED_STEPS:
+            self.get_used()
+
+    def get_used(self) -> None:
+        """Let the latest steps be the usual ones."""
+        self.usual_seconds = statistics.median(self.held_seconds)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether three of four of the latest steps are slower than usual, and that costs much."""
+        if not self.usual_seconds or len(self.held_seconds) < WATCHED_STEPS:
+            return False
+        quick = sorted(self.held_seconds)[WATCHED_STEPS // 4]
+        lost_seconds = (quick - self.usual_seconds) * self.held_steps
+        is_worth_it = lost_seconds > LOOK_SECONDS + self.cost_seconds
+        return quick > SLOWER * self.usual_seconds and is_worth_it
 
     @property
     def has_failed(self) -> bool:

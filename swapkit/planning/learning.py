@@ -108,6 +108,7 @@ class Learner:
         profile_steps: int,
         search_steps: int,
         margin: float = MARGIN,
+        is_other_machine: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin to learn.
@@ -117,6 +118,7 @@ class Learner:
             profile_steps: of a case before there is a plan; the last is recorded.
             search_steps: candidates that are tried at most, but for those that must be for less.
             margin: what plans leave free at first, as a share of the budget.
+            is_other_machine: measures the machine, and tells whether plans have to be made anew.
             clock: tells how long planning takes, in seconds.
         """
         self._make_plans = make_plans
@@ -130,6 +132,7 @@ class Learner:
         self._general = Case(recordings=RECORDINGS)  # for steps whose shapes come once
         self._now: Case | None = None  # one of the two: what decides about the step
         self._strangers = 0
+        self._is_other_machine = is_other_machine
         self._clock = clock
         self._seconds = 0.0  # of all steps,
         self._cost_seconds = 0.0  # and of all recordings, with the plans made from them
@@ -281,12 +284,32 @@ class Learner:
                 self._doubt(case, is_heavier=True)
             else:
                 self._try(case, outcome)
-            return
-        case.note_held(is_rescued=outcome.rescues > 0)
-        if not outcome.rescues:
+        else:
+            self._judge_chosen(case, outcome, is_heavier=is_heavier)
+
+    def _judge_chosen(self, case: Case, outcome: Outcome, *, is_heavier: bool) -> None:
+        """Look at a step that followed the chosen plan to its end."""
+        case.note_held(outcome.seconds, is_rescued=outcome.rescues > 0)
+        if case.is_slower:
+            self._check_machine(case)
+        elif not outcome.rescues:
             self._look(case, outcome.seconds)
         elif case.has_failed:
             self._doubt(case, is_heavier=is_heavier)
+
+    def _check_machine(self, case: Case) -> None:
+        """Make plans from the trace at hand if the machine has changed; else get used to it."""
+        slower = statistics.median(case.held_seconds) / case.usual_seconds
+        case.get_used()
+        if not self._is_other_machine():
+            return
+        former, trials, case.trials = case.chosen, case.trials, []
+        self._plan(case, self._search_steps)
+        if case.why_none:
+            case.chosen, case.trials, case.why_none = former, trials, ""
+            return
+        self.replans += 1
+        self.reason = f"steps take {slower:.1f} times as long, and the machine's links have changed"
 
     def _doubt(self, case: Case, *, is_heavier: bool) -> None:
         """Look for another plan, since this one needs rescues."""
