@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 XDIST = ("-n", "1")
+SHORT_LIMITS = ("-o", "timeout=2", "-o", "faulthandler_timeout=5")  # seconds
 HANGS = {
     "Python": "threading.Event().wait()",
     # No signal handler of Python runs while a call of C waits for a lock that it holds.
@@ -30,7 +31,7 @@ HANGS = {
 
 
 def run_suite(folder: Path, code: str, *options: str) -> tuple[int, str]:
-    """Run tests with the project's settings and short limits; return the status and the output."""
+    """Run tests with the project's settings; return the status and the output."""
     (folder / "test_example.py").write_text(
         "import ctypes, threading, pytest\n" + textwrap.dedent(code), encoding="utf-8"
     )
@@ -52,7 +53,7 @@ def run_suite(folder: Path, code: str, *options: str) -> tuple[int, str]:
                 "-p",
                 "no:cacheprovider",
             ),
-            *("-o", "timeout=1", "-o", "faulthandler_timeout=3", *options, str(folder)),
+            *(*options, str(folder)),
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -74,7 +75,7 @@ def write_hanging_test(hang: str) -> str:
 def test_suite_when_a_test_hangs_then_it_fails_by_name_and_the_next_runs(
     tmp_path: Path, hang: str
 ) -> None:
-    status, output = run_suite(tmp_path, write_hanging_test(hang), *XDIST)
+    status, output = run_suite(tmp_path, write_hanging_test(hang), *XDIST, *SHORT_LIMITS)
     assert status == 1, output
     assert re.search(r"^FAILED .*test_example.py::test_hangs", output, re.MULTILINE), output
     assert "1 failed, 1 passed" in output
