@@ -11,6 +11,7 @@
 #   make format   rewrite the sources in the house format
 #   make bench    every benchmark, one after the other
 #   make gpu      prove and measure on an NVIDIA GPU, without .venv: benchmarks/gpu/README.md
+#   make virtual  ways to train, compared on a virtual GPU: benchmarks/virtual/README.md
 #   make setup    what the others do first: .venv, dependencies, native core
 #   make clean    remove everything that was built; .venv too
 
@@ -59,7 +60,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
 .PHONY: setup demo test test-fast test-slow check check-quick check-python check-style \
-	check-c check-sanitisers check-shim format bench gpu clean
+	check-c check-sanitisers check-shim format bench gpu virtual clean
 
 setup: $(READY)
 	@:
@@ -145,6 +146,10 @@ bench: setup
 
 gpu:
 	@$(GPU_PYTHON) -m benchmarks.gpu --output "$(OUT)" --parts "$(PARTS)" --wheels "$(WHEELS)" $(ARGS)
+
+# SWAPKIT_CUDA_PYTHON names an interpreter with a torch for CUDA; no GPU is needed.
+virtual: setup
+	@$(BIN)/python -m benchmarks.virtual $(ARGS)
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

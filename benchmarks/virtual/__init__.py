@@ -1,0 +1,1 @@
+"""Training in many ways on a virtual GPU: the command is `make virtual`."""

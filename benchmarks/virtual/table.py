@@ -1,0 +1,189 @@
+"""The rows of a virtual GPU's tables, and what is aimed at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.gpu.comparison import Results, is_failure
+from benchmarks.gpu.report import Check, Value, ratio_of
+from benchmarks.gpu.trainer import OUT_OF_MEMORY
+from benchmarks.gpu.ways import peak_of
+from benchmarks.virtual.ways import BUDGETS, LIMITED, POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Of `auto` at each budget: the step if the host were free, beside that of which way, at most.
+HOST_FREE = {"at_recompute": ("recompute", 0.98), "40": ("plain", 1.08), "20": ("plain", 1.15)}
+BEST_POLICY = 1.02
+RECORDED = (0.95, 1.1)
+LINK_LIMIT = 1.08
+# What no stable step does: the figures, and what they are.
+NEVER = {
+    "maps": ("maps and unmaps", ("step_maps", "step_unmaps")),
+    "rescues": ("rescues", ("step_rescues",)),
+    "replans": ("plans made anew", ("step_replans",)),
+    "changes": ("changes to another plan", ("plan_changes",)),
+}
+COUNTED = (
+    *("step_out_bytes", "step_in_bytes", "planned_bytes"),
+    *("repeated_kernels", "step_repeated", "step_maps", "step_unmaps"),
+    *("step_rescues", "step_replans", "plan_changes", "recorded_ratio"),
+    *("limit_bytes", "in_use_peak_bytes", "reserved_peak_bytes"),
+)
+
+
+def times_of(results: Results, name: str) -> dict[str, Value]:
+    """Return the row of a way in the table of times."""
+    step_ms = results.step_ms(name)
+    free_ms = results.largest(name, "host_free_ms")
+    return {
+        "outcome": results.outcome(name),
+        "step_ms": step_ms,
+        "step_ratio": ratio_of(step_ms, results.step_ms("plain")),
+        "spread_ratio": results.step_spread(name),
+        "busy_ratio": ratio_of(
+            results.largest(name, "busy_ms"), results.largest(name, "mean_step_ms")
+        ),
+        **{key: results.largest(name, key) for key in ("host_gap_ms", "copy_wait_ms", "sync_ms")},
+        "host_free_ms": free_ms,
+        "host_free_ratio": ratio_of(free_ms, results.largest("plain", "host_free_ms")),
+    }
+
+
+def counts_of(results: Results, name: str) -> dict[str, Value]:
+    """Return the row of a way in the table of what a stable step did.
+
+    `repeated_kernels` are those beyond plain training's; `step_repeated` the session counts.
+    """
+    kernels, plain = results.largest(name, "kernels"), results.largest("plain", "kernels")
+    found: dict[str, Value] = {
+        "limit_bytes": results.most(name, "budget_bytes"),
+        "in_use_peak_bytes": peak_of(results, name),
+        "repeated_kernels": None if kernels is None or plain is None else kernels - plain,
+        "recorded_ratio": recorded_ratio(results, name),
+    }
+    return {key: found.get(key, results.largest(name, key)) for key in COUNTED}
+
+
+def recorded_ratio(results: Results, name: str) -> float | None:
+    """Return how long operators were recorded to be, beside what their kernels took."""
+    return ratio_of(results.largest(name, "recorded_ms"), results.largest(name, "true_ms"))
+
+
+def checks_of(results: Results, names: Iterable[str]) -> list[Check]:
+    """Return everything that is aimed at, whether or not it was measured."""
+    failed = [name for name in names if is_ours(name) and has_failed(results, name)]
+    checks = [
+        Check(
+            name="failures",
+            text="ways of swapkit that failed",
+            value=float(len(failed)),
+            at_most=0,
+            promise=True,
+        )
+    ]
+    for budget in BUDGETS:
+        checks += stable_checks(results, f"auto_{budget}")
+        checks += speed_checks(results, budget)
+    checks.append(
+        Check(
+            name="offload",
+            text="offload: step / what the link takes for its bytes",
+            value=link_ratio(results, "offload"),
+            at_most=LINK_LIMIT,
+        )
+    )
+    return checks
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a way is one of swapkit's."""
+    return name == "offload" or LIMITED.fullmatch(name) is not None
+
+
+def has_failed(results: Results, name: str) -> bool:
+    """Return whether a way was run and did not come to its end."""
+    outcome = results.outcome(name)
+    return is_failure(outcome) or outcome == OUT_OF_MEMORY
+
+
+def stable_checks(results: Results, name: str) -> list[Check]:
+    """Return what is aimed at in the stable steps of a session."""
+    checks = [
+        Check(
+            name=f"{what}_{name}",
+            text=f"{name}: {text} in a stable step",
+            value=total_of(results, name, keys),
+            at_most=0,
+        )
+        for what, (text, keys) in NEVER.items()
+    ]
+    low, high = RECORDED
+    return [
+        *checks,
+        Check(
+            name=f"bytes_{name}",
+            text=f"{name}: bytes copied in a stable step that are not as planned",
+            value=unplanned_bytes(results, name),
+            at_most=0,
+        ),
+        Check(
+            name=f"recorded_{name}",
+            text=f"{name}: recorded / true seconds of operators",
+            value=recorded_ratio(results, name),
+            at_least=low,
+            at_most=high,
+        ),
+    ]
+
+
+def speed_checks(results: Results, budget: str) -> list[Check]:
+    """Return what is aimed at for the step at one budget, if the host were free."""
+    name = f"auto_{budget}"
+    than, at_most = HOST_FREE[budget]
+    ours = results.largest(name, "host_free_ms")
+    others = [results.largest(f"{policy}_{budget}", "host_free_ms") for policy in POLICIES[1:]]
+    best = min((other for other in others if other is not None), default=None)
+    return [
+        Check(
+            name=f"free_{name}",
+            text=f"{name}: step if the host were free / that of {than}",
+            value=ratio_of(ours, results.largest(than, "host_free_ms")),
+            at_most=at_most,
+        ),
+        Check(
+            name=f"best_{name}",
+            text=f"{name}: step if the host were free / that of the best other policy",
+            value=ratio_of(ours, best),
+            at_most=BEST_POLICY,
+        ),
+    ]
+
+
+def total_of(results: Results, name: str, keys: Iterable[str]) -> float | None:
+    """Return the sum of some figures, or None if one of them was not measured."""
+    found = [results.largest(name, key) for key in keys]
+    known = [each for each in found if each is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def unplanned_bytes(results: Results, name: str) -> float | None:
+    """Return how many bytes of a step's copies, out and back, are not as the plan says."""
+    planned = results.largest(name, "planned_bytes")
+    copied = [results.largest(name, key) for key in ("step_out_bytes", "step_in_bytes")]
+    if planned is None:
+        return None
+    return sum(abs(each - planned) for each in copied if each is not None)
+
+
+def link_ratio(results: Results, name: str) -> float | None:
+    """Return a step beside the time of its copies: out in forward, and then back."""
+    limit_ms = 0.0
+    for way in ("out", "in"):
+        nbytes = results.largest(name, f"step_{way}_bytes")
+        rate = results.largest(name, f"link_{way}_gb_per_s")
+        if nbytes is None or rate is None:
+            return None
+        limit_ms += nbytes / rate / 1e6
+    return ratio_of(results.step_ms(name), limit_ms)
