@@ -174,6 +174,31 @@ def test_memory_when_more_than_this_machine_has_then_none_of_it_is_touched() -> 
     assert lines == ["200 79", "0 12", "True"]
 
 
+def test_device_when_its_rates_differ_then_it_has_another_name() -> None:
+    code = "print(torch.cuda.get_device_name())"
+    names = [
+        run(code, **changed)[-1]
+        for changed in ({}, {"CUSIM_LINK_IN": "10"}, {"CUSIM_HOST_SLOWNESS": "2.2"})
+    ]
+    assert names[0] == "Virtual H100, host 1"
+    assert names[1].startswith("Virtual H100, host 1, changed to ")
+    assert names[2] == "Virtual H100, host 2.2"
+
+
+def test_machine_when_swapkit_measures_it_then_it_is_the_tables() -> None:
+    lines = run(
+        """
+        from swapkit._runtime.measuring import measure_machine
+        from swapkit._runtime.runtime import get_runtime
+        swapkit.install(device="cuda")
+        device = get_runtime().device(torch.device("cuda", 0))
+        found = measure_machine(device, budget_bytes=1 << 30, fresh=True)
+        print(json.dumps([found.out_bytes_per_second / 1e9, found.in_bytes_per_second / 1e9]))
+        """
+    )
+    assert json.loads(lines[-1]) == pytest.approx([54.5, 54.0], rel=0.05)
+
+
 def test_attention_when_causal_then_half_of_the_products_are_counted() -> None:
     lines = run(
         """

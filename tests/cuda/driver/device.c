@@ -97,7 +97,11 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     if (length <= 0) {
         return sim_leave(NULL, sim_refuse(CUDA_ERROR_INVALID_VALUE, "cuDeviceGetName: no room"));
     }
-    (void)snprintf(name, (size_t)length, "Simulated GPU");
+    if (sim_is_timed()) {
+        sim_rates_name(name, (size_t)length);
+    } else {
+        (void)snprintf(name, (size_t)length, "Simulated GPU");
+    }
     return sim_leave(NULL, CUDA_SUCCESS);
 }
 

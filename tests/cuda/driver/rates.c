@@ -100,6 +100,31 @@ double sim_rate_value(sim_rate rate) {
     return value;
 }
 
+/* FNV-1a of the rates that are not the table's; 0: all are. */
+static uint32_t changes_of(int machine) {
+    uint32_t hash = 0;
+    for (int i = 0; i < SIM_RATES; i++) {
+        double value = sim_rate_value((sim_rate)i);
+        unsigned char bytes[sizeof value + 1] = {(unsigned char)i};
+        memcpy(bytes + 1, &value, sizeof value);
+        for (size_t b = 0; value != rows[i].values[machine] && b < sizeof bytes; b++) {
+            hash = ((hash == 0 ? 2166136261U : hash) ^ bytes[b]) * 16777619U;
+        }
+    }
+    return hash;
+}
+
+void sim_rates_name(char *out, size_t room) {
+    const char *machine = sim_setting_text(SIM_SET_MACHINE);
+    const char *slowness = sim_setting_text(SIM_SET_HOST_SLOWNESS);
+    uint32_t changes = changes_of(machine_of(machine));
+    char changed[32] = "";
+    if (changes != 0) {
+        (void)snprintf(changed, sizeof changed, ", changed to %08x", changes);
+    }
+    (void)snprintf(out, room, "Virtual %s, host %s%s", machine, slowness, changed);
+}
+
 double cusim_parameter(const char *name, double value, int set) {
     int rate = rate_of(name);
     if (rate < 0) {

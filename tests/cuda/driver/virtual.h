@@ -57,6 +57,9 @@ typedef enum sim_rate {
 } sim_rate;
 void sim_rates_load(void); /* from the environment */
 double sim_rate_value(sim_rate rate);
+/* What the device is called: it is another one whenever a rate or its host is, since programs
+ * remember what they measured of a device by its name. */
+void sim_rates_name(char *out, size_t room);
 
 /* clock.c. Anywhere. */
 uint64_t sim_now_ns(void);

@@ -171,7 +171,10 @@ def main() -> None:
     machine = arguments.machine or next(filter(None, map(machine_of, records)), None)
     if machine is None:
         parser.error("the records name no GPU: give --machine")
-    rows = compare(machine, records)
+    try:
+        rows = compare(machine, records)
+    except KeyError:
+        parser.error(f"driver/rates.c has no {machine}: add it, or give --machine")
     lines = [str(row) for row in rows] + [note for record in records for note in notes(record)]
     sys.stdout.write("\n".join([f"{machine}:", *lines, ""]))
     raise SystemExit(any(row.differs for row in rows))
