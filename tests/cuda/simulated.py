@@ -11,6 +11,7 @@ The variables in `driver/cusim.h` say how the device is made.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import runpy
 import subprocess
@@ -28,10 +29,24 @@ PYTHON = "SWAPKIT_CUDA_PYTHON"
 INSIDE = "SWAPKIT_CUDA_SIMULATED"
 
 
+def _make(folder: str, *targets: str) -> None:
+    """Build what is missing. One process at a time: tests of several files begin at once."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "-s", "-C", str(ROOT / folder), *targets], check=True)
+
+
+def build_driver() -> Path:
+    """Build the driver; return its file."""
+    _make("tests/cuda")
+    return DRIVER / "libcuda.so.1"
+
+
 def build(*targets: str) -> Path:
     """Build the driver, the runtime and the operators; return the folder of the last two."""
-    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/cuda")], check=True)
-    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/cuda/runtime"), *targets], check=True)
+    build_driver()
+    _make("tests/cuda/runtime", *targets)
     code = "import importlib.metadata as m; print('torch-' + m.version('torch'))"
     name = subprocess.run(
         [os.environ[PYTHON], "-c", code], check=True, capture_output=True, text=True

@@ -61,6 +61,7 @@ static const rate_row rows[SIM_RATES] = {
     [SIM_RATE_CAPACITY] = {"CAPACITY_MIB", {81559, 143771}}, /* R: machine_memory; D */
 };
 
+static int machine; /* a column */
 static double values[SIM_RATES];
 
 static int machine_of(const char *name) {
@@ -83,11 +84,12 @@ static int rate_of(const char *name) {
 
 void sim_rates_load(void) {
     const char *name = sim_setting_text(SIM_SET_MACHINE);
-    int machine = machine_of(name);
-    if (machine < 0) {
+    int column = machine_of(name);
+    if (column < 0) {
         (void)fprintf(stderr, "cusim: CUSIM_MACHINE=%s is none of those in rates.c\n", name);
         abort(); /* figures of another machine would be taken for its own */
     }
+    machine = column;
     for (int i = 0; i < SIM_RATES; i++) {
         double value = sim_setting_rate(rows[i].name, rows[i].values[machine]);
         __atomic_store(&values[i], &value, __ATOMIC_RELAXED);
@@ -101,7 +103,7 @@ double sim_rate_value(sim_rate rate) {
 }
 
 /* FNV-1a of the rates that are not the table's; 0: all are. */
-static uint32_t changes_of(int machine) {
+static uint32_t changes(void) {
     uint32_t hash = 0;
     for (int i = 0; i < SIM_RATES; i++) {
         double value = sim_rate_value((sim_rate)i);
@@ -115,14 +117,13 @@ static uint32_t changes_of(int machine) {
 }
 
 void sim_rates_name(char *out, size_t room) {
-    const char *machine = sim_setting_text(SIM_SET_MACHINE);
     const char *slowness = sim_setting_text(SIM_SET_HOST_SLOWNESS);
-    uint32_t changes = changes_of(machine_of(machine));
+    uint32_t hash = changes();
     char changed[32] = "";
-    if (changes != 0) {
-        (void)snprintf(changed, sizeof changed, ", changed to %08x", changes);
+    if (hash != 0) {
+        (void)snprintf(changed, sizeof changed, ", changed to %08x", hash);
     }
-    (void)snprintf(out, room, "Virtual %s, host %s%s", machine, slowness, changed);
+    (void)snprintf(out, room, "Virtual %s, host %s%s", machine_names[machine], slowness, changed);
 }
 
 double cusim_parameter(const char *name, double value, int set) {
@@ -136,8 +137,8 @@ double cusim_parameter(const char *name, double value, int set) {
     return sim_rate_value((sim_rate)rate);
 }
 
-double cusim_rate_of(const char *machine, const char *name) {
-    int column = machine_of(machine);
+double cusim_rate_of(const char *of, const char *name) {
+    int column = machine_of(of);
     int rate = rate_of(name);
     return column < 0 || rate < 0 ? -1 : rows[rate].values[column];
 }

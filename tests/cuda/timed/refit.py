@@ -12,14 +12,13 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.cuda.control import open_driver
-from tests.cuda.simulated import DRIVER, ROOT
+from tests.cuda.simulated import build_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -136,8 +135,7 @@ def compare(machine: str, records: Iterable[Record]) -> list[Comparison]:
     Raises:
         KeyError: the table has no such machine.
     """
-    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/cuda")], check=True)
-    driver = open_driver(str(DRIVER / "libcuda.so.1"))
+    driver = open_driver(str(build_driver()))
     found: dict[str, list[float]] = {}
     for record in records:
         for name, value in refit(record).items():
