@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from swapkit._native.backend import Backend, CopyKind
 from swapkit._native.pool import Pool
 from swapkit.errors import InvalidArgument, OutOfDeviceMemory
+from tests.cuda.simulated import build_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ KIB = 1 << 10
 MIB = 1 << 20
 CAPACITY = 64 * MIB
 NBYTES = 96 * KIB
-ROOT = Path(__file__).parent.parent.parent
 
 
 def open_cpu() -> Backend:
@@ -43,9 +41,8 @@ def find_driver() -> None:
     """Let the process's driver be the simulated one, with little memory, unless one was named."""
     if "SWAPKIT_CUDA_DRIVER" in os.environ:
         return
-    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/cuda")], check=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SWAPKIT_CUDA_DRIVER", str(ROOT / "build/cuda/plain/libcuda.so.1"))
+        patch.setenv("SWAPKIT_CUDA_DRIVER", str(build_driver()))
         patch.setenv("CUSIM_CAPACITY", "128M")
         Backend.cuda().close()  # which driver it is was decided for good
 
