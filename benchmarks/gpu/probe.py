@@ -24,11 +24,12 @@ OF_SESSION = {
     "step_in_bytes": "swapped_in_bytes",
     "step_repeated": "recomputed_regions",
 }
-# Taking memory from the driver and giving it back; and moving what is free to other addresses.
+# Taking memory from the driver and giving it back, piece by piece where that is counted; and moving
+# what is free to other addresses. The first counter that there is counts.
 OF_ALLOCATOR = {
-    "step_maps": "num_device_alloc",
-    "step_unmaps": "num_device_free",
-    "step_moved_bytes": "moved_bytes",
+    "step_maps": ("maps", "num_device_alloc"),
+    "step_unmaps": ("unmaps", "num_device_free"),
+    "step_moved_bytes": ("moved_bytes",),
 }
 COPIES = ("Memcpy", "Memset")
 
@@ -73,7 +74,10 @@ class Probe:
         if session is not None:
             found |= {key: getattr(session.stats, name) for key, name in OF_SESSION.items()}
         stats = measure.allocator_stats(setup.device, pool=setup.has_pool)
-        found |= {key: stats[name] for key, name in OF_ALLOCATOR.items() if name in stats}
+        for key, names in OF_ALLOCATOR.items():
+            name = next((name for name in names if name in stats), None)
+            if name is not None:
+                found[key] = stats[name]
         return found
 
 

@@ -65,7 +65,6 @@ class WatchedTimer:
 
     def seconds(self, taken: Sequence[tuple[Any, int]]) -> list[float]:
         found: list[float] = self._timer.seconds([one for one, _ in taken])
-        self._times["recorded_ms"] = sum(found) * 1e3
         self._times["true_ms"] = sum(ns for _, ns in taken) / 1e6
         return found
 

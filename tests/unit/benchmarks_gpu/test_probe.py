@@ -48,11 +48,11 @@ def test_probe_when_steps_are_timed_then_figures_are_per_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Counting()
-    counts = dict.fromkeys(OF_ALLOCATOR.values(), 0)
+    counts = [names[0] for names in OF_ALLOCATOR.values()]
 
     def stats(_device: str, *, pool: bool) -> dict[str, int]:
         assert not pool
-        return dict.fromkeys(counts, training.steps)
+        return dict.fromkeys(counts, training.steps) | {"num_device_alloc": 100 * training.steps}
 
     monkeypatch.setattr(measure, "allocator_stats", stats)
     probe, trained = Probe(), cast("Training", training)
