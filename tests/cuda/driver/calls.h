@@ -45,6 +45,7 @@ typedef enum sim_need {
     X(cuMemAddressFree, INIT)                                                                      \
     X(cuMemCreate, INIT)                                                                           \
     X(cuMemRelease, INIT)                                                                          \
+    X(cuMemRetainAllocationHandle, INIT)                                                           \
     X(cuMemMap, INIT)                                                                              \
     X(cuMemUnmap, INIT)                                                                            \
     X(cuMemSetAccess, INIT)                                                                        \

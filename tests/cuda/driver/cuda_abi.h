@@ -180,6 +180,7 @@ SIM_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 SIM_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
                           CUmemGenericAllocationHandle handle, unsigned long long flags);
 SIM_API CUresult cuMemUnmap(CUdeviceptr address, size_t size);
+SIM_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address);
 SIM_API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc,
                                 size_t count);
 SIM_API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,

@@ -165,7 +165,7 @@ typedef struct sim_physical {
     int device;
     size_t size;
     off_t offset;
-    bool released;
+    unsigned references; /* of the handle; 0: it is closed */
     unsigned mapped;
 } sim_physical;
 

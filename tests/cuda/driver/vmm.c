@@ -117,7 +117,7 @@ static bool physical_fill(int file, off_t offset, size_t size, bool wipe) {
 }
 
 static void physical_drop(sim_physical *physical) {
-    if (!physical->released || physical->mapped > 0) {
+    if (physical->references > 0 || physical->mapped > 0) {
         return;
     }
     sim_device *device = &sim.devices[physical->device];
@@ -136,7 +136,8 @@ static CUresult physical_create(int ordinal, size_t size, sim_physical **out) {
     }
     sim_physical *physical = calloc(1, sizeof *physical);
     if (physical != NULL) {
-        *physical = (sim_physical){.device = ordinal, .size = size, .offset = device->file_end};
+        *physical = (sim_physical){
+            .device = ordinal, .size = size, .offset = device->file_end, .references = 1};
         physical->handle = sim_handle_open(SIM_KIND_PHYSICAL, physical);
         if (physical->handle != 0 && ftruncate(device->file, device->file_end + (off_t)size) == 0) {
             device->file_end += (off_t)size;
@@ -178,7 +179,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
     if (!physical_fill(file, physical->offset, size, wipe)) {
         (void)pthread_mutex_lock(&sim.lock);
         sim_handle_close(physical->handle);
-        physical->released = true;
+        physical->references = 0;
         physical_drop(physical);
         return sim_leave(NULL, CUDA_ERROR_OUT_OF_MEMORY);
     }
@@ -196,10 +197,37 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
         return sim_leave(
             NULL, sim_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemRelease: %#llx is no handle", handle));
     }
-    sim_handle_close(handle);
-    physical->released = true;
-    physical_drop(physical);
+    if (--physical->references == 0) {
+        sim_handle_close(handle);
+        physical_drop(physical);
+    }
     return sim_leave(NULL, CUDA_SUCCESS);
+}
+
+static CUresult physical_retain(CUdeviceptr address, CUmemGenericAllocationHandle *handle) {
+    sim_mapping *mapping = (sim_mapping *)sim_table_find(&sim.mappings, address);
+    if (handle == NULL || mapping == NULL) {
+        return sim_refuse(CUDA_ERROR_INVALID_VALUE,
+                          "cuMemRetainAllocationHandle: nothing is mapped at %#llx", address);
+    }
+    sim_physical *physical = mapping->physical;
+    if (physical->references == 0) {
+        physical->handle = sim_handle_open(SIM_KIND_PHYSICAL, physical);
+    }
+    if (physical->handle == 0) {
+        return sim_refuse(CUDA_ERROR_OUT_OF_MEMORY, "cuMemRetainAllocationHandle: no handle left");
+    }
+    physical->references++;
+    *handle = physical->handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    CUresult result = sim_enter(SIM_cuMemRetainAllocationHandle, NULL);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    return sim_leave(NULL, physical_retain((CUdeviceptr)(uintptr_t)address, handle));
 }
 
 static CUresult range_map(const sim_range *range, sim_physical *physical) {

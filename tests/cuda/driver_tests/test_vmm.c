@@ -109,6 +109,35 @@ TEST(vmm_bytes_follow_the_handle) {
     close_driver();
 }
 
+TEST(vmm_a_handle_comes_back_from_an_address) {
+    open_driver(NULL);
+    size_t before = free_bytes();
+    mapped_range range = map_range(GRANULE);
+    CUdeviceptr other = 0;
+    CUmemGenericAllocationHandle again = 0;
+    CHECK_OK(cuMemRetainAllocationHandle(&again, (void *)range.address));
+    CHECK_EQUAL(range.handle, again);
+    CHECK_OK(cuMemRelease(again));
+    CHECK_OK(cuMemRelease(range.handle));
+    CHECK_OK(cuMemRetainAllocationHandle(&again, (void *)(range.address + GRANULE / 2)));
+    CHECK_OK(cuMemAddressReserve(&other, GRANULE, 0, 0, 0));
+    CHECK_OK(cuMemMap(other, GRANULE, 0, again, 0));
+    CHECK_OK(cuMemRelease(again));
+    CHECK_IS(CUDA_ERROR_INVALID_VALUE, cuMemRelease(again));
+    CHECK_OK(cuMemsetD8_v2(range.address, 42, GRANULE));
+    CHECK_OK(cuCtxSynchronize());
+    CHECK(all_bytes(cusim_shadow(other, GRANULE), 42, GRANULE));
+    CHECK_EQUAL(before - GRANULE, free_bytes());
+    CHECK_OK(cuMemUnmap(range.address, GRANULE));
+    CHECK_IS(CUDA_ERROR_INVALID_VALUE, cuMemRetainAllocationHandle(&again, (void *)range.address));
+    CHECK_EQUAL(before - GRANULE, free_bytes());
+    CHECK_OK(cuMemUnmap(other, GRANULE));
+    CHECK_EQUAL(before, free_bytes());
+    CHECK_OK(cuMemAddressFree(range.address, GRANULE));
+    CHECK_OK(cuMemAddressFree(other, GRANULE));
+    close_driver();
+}
+
 TEST(vmm_memory_lives_while_it_is_mapped) {
     open_driver(NULL);
     size_t before = free_bytes();
