@@ -47,6 +47,8 @@ COUNT_NAMES = (
     "num_garbage_collections",
     "garbage_collected_bytes",
     "moved_bytes",
+    "maps",
+    "unmaps",
 )
 
 
@@ -321,8 +323,11 @@ class Pool(Handle):
         self._ring = None
 
     def note(self, kind: RingKind, nbytes: int = 0) -> None:
-        """Put an event of the owner's own into the ring, if one is attached."""
-        if self._ring is not None:
+        """Put an event of the owner's own into the ring, if one is attached.
+
+        A mark also says that a step ends: the next is expected to make the same requests.
+        """
+        if self._ring is not None or kind is RingKind.MARK:
             lib.sk_pool_note(self.pointer, kind, nbytes)
 
     def stats(self) -> dict[str, int]:

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/interpose.h"
+#include "base/base.h"
 #include "cuda_device.h"
 #include "fixture.h"
 
@@ -68,59 +68,7 @@ const cuda_calls *cusim(void) {
     return &calls;
 }
 
-/* ---- a device with a capacity ---------------------------------------------------------------- */
-
-static const char capacity_name[] = "capacity";
-
-typedef struct capacity {
-    sk__interposer base;
-    size_t total_bytes;
-    size_t used_bytes SK_GUARDED_BY(base.lock);
-} capacity;
-
-static bool takes_memory(const sk__call *call) {
-    return strcmp(call->name, "memory_alloc") == 0 || strcmp(call->name, "range_commit") == 0;
-}
-
-static bool gives_memory(const sk__call *call) {
-    return strcmp(call->name, "memory_free") == 0 || strcmp(call->name, "range_decommit") == 0;
-}
-
-static sk_status capacity_before(sk__interposer *self, const sk__call *call) {
-    capacity *state = (capacity *)self;
-    if (!takes_memory(call)) {
-        return SK_OK;
-    }
-    sk__lock(&state->base.lock);
-    bool fits = call->nbytes <= state->total_bytes - state->used_bytes;
-    state->used_bytes += fits ? call->nbytes : 0;
-    sk__unlock(&state->base.lock);
-    return fits ? SK_OK : sk__fail(SK_OUT_OF_DEVICE_MEMORY, "the test's device is full");
-}
-
-static void capacity_after(sk__interposer *self, const sk__call *call, sk_status status) {
-    capacity *state = (capacity *)self;
-    bool refused = status == SK_OUT_OF_DEVICE_MEMORY &&
-                   strcmp(sk_error_text(), "the test's device is full") == 0;
-    bool given = (gives_memory(call) && status == SK_OK) ||
-                 (takes_memory(call) && status != SK_OK && !refused);
-    if (given) {
-        sk__lock(&state->base.lock);
-        state->used_bytes -= call->nbytes;
-        sk__unlock(&state->base.lock);
-    }
-}
-
-static sk_status capacity_info(void *self, sk_memory_info *out) {
-    capacity *state = self;
-    sk__lock(&state->base.lock);
-    *out = (sk_memory_info){.free_bytes = state->total_bytes - state->used_bytes,
-                            .total_bytes = state->total_bytes};
-    sk__unlock(&state->base.lock);
-    return SK_OK;
-}
-
-static void capacity_destroy(sk__interposer *self) { free(self); }
+/* ---- devices -------------------------------------------------------------------------------- */
 
 sk_backend *make_cuda(int32_t device, bool whole) {
     sk_cuda_params params = {
@@ -146,27 +94,14 @@ void need_small_granules(void) {
     }
 }
 
-static sk_backend *make_limited_cuda(size_t capacity_bytes, bool whole) {
-    sk_backend *inner = make_cuda(0, whole);
-    sk_backend *out = NULL;
-    capacity *state = __real_calloc(1, sizeof *state);
-    CHECK(state != NULL);
-    state->base = (sk__interposer){.inner = inner,
-                                   .before = capacity_before,
-                                   .after = capacity_after,
-                                   .destroy = capacity_destroy};
-    state->total_bytes = capacity_bytes;
-    CHECK_OK(sk__interpose(&state->base, capacity_name, &out));
-    out->ops.memory_info = capacity_info;
-    return out;
-}
-
 sk_backend *make_device(size_t capacity_bytes) {
-    return device_is_cuda() ? make_limited_cuda(capacity_bytes, false) : make_cpu(capacity_bytes);
+    return device_is_cuda() ? make_capped(make_cuda(0, false), capacity_bytes)
+                            : make_cpu(capacity_bytes);
 }
 
 sk_backend *make_whole_device(size_t capacity_bytes) {
-    return device_is_cuda() ? make_limited_cuda(capacity_bytes, true) : make_cpu(capacity_bytes);
+    return device_is_cuda() ? make_capped(make_cuda(0, true), capacity_bytes)
+                            : make_cpu(capacity_bytes);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -19,6 +19,12 @@ bool device_is_cuda(void);
 sk_backend *make_device(size_t capacity_bytes);
 sk_backend *make_whole_device(size_t capacity_bytes); /* without virtual memory, where possible */
 
+/* `inner`, transferred, of which `capacity_bytes` can be had: memory that is mapped at several
+ * addresses counts once, and until the last of them is decommitted. */
+sk_backend *make_capped(sk_backend *inner, size_t capacity_bytes);
+/* make_device() whose memory can be mapped at several addresses, which the CPU's cannot. */
+sk_backend *make_aliasing(size_t capacity_bytes);
+
 /* Device memory that belongs to no pool of a test and that no work is queued on. */
 void *device_take(size_t nbytes);
 void device_give(void *address, size_t nbytes);

@@ -123,6 +123,15 @@ fixture fixture_open_gated(size_t budget_bytes, bool whole_segments) {
     return made;
 }
 
+fixture fixture_open_aliasing(size_t budget_bytes) {
+    sk_backend *gate = make_delay(make_aliasing(CAPACITY));
+    sk_backend *fault = make_fault(gate);
+    fixture made = fixture_over(fault, budget_bytes, false);
+    made.gate = gate;
+    made.fault = fault;
+    return made;
+}
+
 void fixture_close(fixture *fixture) {
     if (fixture->gate != NULL) {
         sk_delay_release(fixture->gate, UINT64_MAX);

@@ -51,6 +51,9 @@ typedef struct fixture {
 } fixture;
 
 fixture fixture_open(size_t budget_bytes, bool whole_segments);
+/* Memory can be mapped at several addresses; calls that the backend is asked for can be made to
+ * fail: fixture.fault. Copies wait as below. */
+fixture fixture_open_aliasing(size_t budget_bytes);
 /* Copies wait for sk_delay_release(fixture.gate, n). */
 fixture fixture_open_gated(size_t budget_bytes, bool whole_segments);
 void fixture_close(fixture *fixture);

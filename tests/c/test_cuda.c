@@ -173,6 +173,45 @@ SK_TEST(cuda, test_decommit_when_a_call_on_the_way_fails_then_all_is_still_commi
     range_close(&r);
 }
 
+SK_TEST(cuda, test_alias_when_made_then_both_addresses_are_one_memory_until_the_last_goes) {
+    range r = range_open();
+    cusim_open before = report();
+    const sk_backend_ops *ops = sk_backend_table(r.backend);
+    char *alias = r.address + 4 * GRANULE;
+    CHECK_OK(ops->range_commit(r.backend->self, r.address + GRANULE, GRANULE));
+    CHECK_OK(ops->range_alias(r.backend->self, r.address, alias, 2 * GRANULE));
+    CHECK_EQUAL(before.handle_bytes + GRANULE, report().handle_bytes);
+    CHECK_EQUAL(before.mappings + 3, report().mappings);
+    pattern_write(r.address, 2 * GRANULE, 5);
+    CHECK(pattern_holds(alias, 2 * GRANULE, 5));
+    CHECK_OK(range_decommit(&r, 2 * GRANULE));
+    CHECK(pattern_holds(alias, 2 * GRANULE, 5));
+    CHECK_EQUAL(before.handle_bytes + GRANULE, report().handle_bytes);
+    CHECK_OK(ops->range_decommit(r.backend->self, alias, 2 * GRANULE));
+    CHECK_EQUAL(0, report().handle_bytes);
+    range_close(&r);
+}
+
+SK_TEST(cuda, test_alias_when_a_call_on_the_way_fails_then_all_is_undone) {
+    static const char *const functions[] = {"cuMemRetainAllocationHandle", "cuMemMap",
+                                            "cuMemSetAccess"};
+    range r = range_open();
+    const sk_backend_ops *ops = sk_backend_table(r.backend);
+    CHECK_OK(ops->range_commit(r.backend->self, r.address + GRANULE, GRANULE));
+    cusim_open before = report();
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+        unsigned nth = i == 2 ? 1 : 2; /* after one granule was mapped */
+        CHECK(cusim()->cusim_fail(functions[i], nth, CUDA_ERROR_UNKNOWN));
+        CHECK_STATUS(SK_BACKEND_FAILED, ops->range_alias(r.backend->self, r.address,
+                                                         r.address + 4 * GRANULE, 2 * GRANULE));
+        CHECK_CONTAINS(sk_error_text(), functions[i]);
+        CHECK_EQUAL(before.handles, report().handles);
+        CHECK_EQUAL(before.mappings, report().mappings);
+    }
+    CHECK_OK(range_decommit(&r, 2 * GRANULE));
+    range_close(&r);
+}
+
 SK_TEST(cuda, test_error_when_it_is_sticky_then_it_says_what_to_do_and_releasing_works) {
     static const CUresult results[] = {CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED,
                                        CUDA_ERROR_CONTEXT_IS_DESTROYED};

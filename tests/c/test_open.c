@@ -174,6 +174,7 @@ SK_TEST(open, test_open_when_optional_members_absent_then_they_say_unsupported) 
     CHECK_STATUS(SK_UNSUPPORTED, table->range_decommit(&self, NULL, GRANULE));
     CHECK_STATUS(SK_UNSUPPORTED, table->range_release(&self, NULL, GRANULE));
     CHECK_STATUS(SK_UNSUPPORTED, table->range_move(&self, NULL, NULL, GRANULE));
+    CHECK_STATUS(SK_UNSUPPORTED, table->range_alias(&self, NULL, NULL, GRANULE));
     sk_backend_close(backend);
     CHECK_EQUAL(0, self.ndestroyed);
 }

@@ -113,6 +113,10 @@ typedef struct sk_backend_ops {
     /* Optional: let memory committed at `from` lie at `to`, as a decommit there and a commit here
      * would, only faster. What it holds is lost. A failure changes nothing. */
     sk_status (*range_move)(void *self, void *from, void *to, size_t nbytes);
+    /* Optional: let memory committed at `from` lie at `to` as well. It counts once; each place is
+     * decommitted for itself, and the memory goes with the last. What is written at one place is
+     * read at another by work that is queued behind the writing. */
+    sk_status (*range_alias)(void *self, void *from, void *to, size_t nbytes);
 } sk_backend_ops;
 
 /* Validate `ops` (sizes, mandatory members, both-or-none groups) and make a backend of them; absent
@@ -244,7 +248,8 @@ typedef struct sk_pool_stats {
     int64_t expandable_segments;     /* 1: of virtual memory, 0: whole ones */
     int64_t num_garbage_collections; /* that gave something back */
     int64_t garbage_collected_bytes;
-    int64_t moved_bytes; /* of free memory, to other addresses */
+    int64_t moved_bytes;  /* of free memory, to other addresses */
+    int64_t maps, unmaps; /* granules that came to lie at an address, and that left one for good */
 } sk_pool_stats;
 
 typedef enum sk_block_state { SK_BLOCK_IN_USE, SK_BLOCK_PENDING, SK_BLOCK_CACHED } sk_block_state;
@@ -302,7 +307,8 @@ SK_API void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context
 SK_API void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context);
 /* ring  borrowed until detached; NULL detaches. While one is attached every event costs a clock. */
 SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
-/* Put an event of the owner's own into the pool's ring, if there is one. */
+/* Put an event of the owner's own into the pool's ring, if there is one. A mark also says that a
+ * step ends: the next is expected to make the same requests. */
 SK_API void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes);
 /* Label for the blocks that this thread takes from now on; returns the previous one. 0: none. */
 SK_API uint32_t sk_tag_set(uint32_t tag);

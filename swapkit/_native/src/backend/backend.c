@@ -21,6 +21,11 @@ static sk_status unsupported_range_move(void *self, void *from, void *to, size_t
     return sk__fail(SK_UNSUPPORTED, "backend: it cannot move memory to other addresses");
 }
 
+static sk_status unsupported_range_alias(void *self, void *from, void *to, size_t nbytes) {
+    (void)self, (void)from, (void)to, (void)nbytes;
+    return sk__fail(SK_UNSUPPORTED, "backend: its memory lies at one address at a time");
+}
+
 static sk_status unsupported_memory_alloc(void *self, size_t nbytes, void **out) {
     (void)self, (void)nbytes, (void)out;
     return sk__fail(SK_UNSUPPORTED, "backend: it has no whole segments, only virtual memory");
@@ -128,6 +133,9 @@ static void defaults_fill(sk_backend_ops *ops) {
     if (ops->range_move == NULL) {
         ops->range_move = unsupported_range_move;
     }
+    if (ops->range_alias == NULL) {
+        ops->range_alias = unsupported_range_alias;
+    }
     if (ops->stream_call == NULL) {
         ops->stream_call = unsupported_stream_call;
     }
@@ -159,7 +167,12 @@ sk_status sk_backend_open(const sk_backend_ops *ops, void *self, sk_backend **ou
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "backend: no host memory for a handle");
     }
     *backend = (sk_backend){
-        .ops = *ops, .self = self, .has_segments = ops->memory_alloc != NULL, .users = 1};
+        .ops = *ops,
+        .self = self,
+        .has_segments = ops->memory_alloc != NULL,
+        .has_aliases = ops->range_reserve != NULL && ops->range_alias != NULL,
+        .users = 1,
+    };
     defaults_fill(&backend->ops);
     *out = backend;
     return SK_OK;

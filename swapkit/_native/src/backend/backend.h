@@ -8,6 +8,7 @@ struct sk_backend {
     sk_backend_ops ops; /* every member callable */
     void *self;
     bool has_segments; /* memory_alloc is more than a stub */
+    bool has_aliases;  /* range_alias likewise */
     size_t users;      /* atomic: the handle's owner, and every open pool, stream and event */
 };
 

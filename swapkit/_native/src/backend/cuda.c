@@ -160,6 +160,8 @@ static sk_status cuda_open(const sk_cuda_params *params, sk__cuda *cuda, sk_back
         ops.range_release = sk__cuda_range_release;
         ops.range_commit = sk__cuda_range_commit;
         ops.range_decommit = sk__cuda_range_decommit;
+        bool aliases = cuda->driver->cuMemRetainAllocationHandle != NULL;
+        ops.range_alias = aliases ? sk__cuda_range_alias : NULL;
     }
     return sk_backend_open(&ops, cuda, out);
 }

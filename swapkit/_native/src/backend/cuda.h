@@ -46,6 +46,7 @@ sk_status sk__cuda_range_reserve(void *self, size_t nbytes, void **out);
 sk_status sk__cuda_range_release(void *self, void *address, size_t nbytes);
 sk_status sk__cuda_range_commit(void *self, void *address, size_t nbytes);
 sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes);
+sk_status sk__cuda_range_alias(void *self, void *from, void *to, size_t nbytes);
 sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes);
 sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes);
 /* At multiples of how many bytes of host memory a copy has to be cut; 0: nowhere. */

@@ -125,6 +125,9 @@ sk_status sk__cuda_driver_open(const char *path, sk__cuda_driver *out) {
     }
     SK_CUDA_CALLS(FIND)
 #undef FIND
+#define FIND(name, arguments) *(void **)&table.name = dlsym(library, #name);
+    SK_CUDA_OPTIONAL_CALLS(FIND)
+#undef FIND
     *out = table;
     return SK_OK;
 }

@@ -109,9 +109,16 @@ _Static_assert(sizeof(sk__cu_access) == 12, "the driver's CUmemAccessDesc");
     X(cuLaunchHostFunc, (sk_stream *stream, void (*call)(void *), void *argument))
 /* clang-format on */
 
+/* clang-format off */
+/* These may be NULL: what they are for is not done then. */
+#define SK_CUDA_OPTIONAL_CALLS(X)                                                                  \
+    X(cuMemRetainAllocationHandle, (sk__cu_memory *out, void *address)) /* CUDA 11.0 */
+/* clang-format on */
+
 #define SK_CUDA_MEMBER(name, arguments) sk__cu_result(*name) arguments;
 typedef struct sk__cuda_driver {
     SK_CUDA_CALLS(SK_CUDA_MEMBER)
+    SK_CUDA_OPTIONAL_CALLS(SK_CUDA_MEMBER)
 } sk__cuda_driver;
 #undef SK_CUDA_MEMBER
 

@@ -1,9 +1,10 @@
 /* cuda_memory.c - device memory, whole or in granules behind a range of addresses; host memory that
  * its copy engines may read and write.
  *
- * A granule is physical memory of its own, mapped where it is committed. Its handle is released at
- * once: the mapping keeps the memory, and unmapping gives it back. The driver does not wait for
- * work on memory that is unmapped; whoever decommits has waited. */
+ * A granule is physical memory of its own, mapped where it is committed, and where it has aliases.
+ * Its handle is released at once: the mappings keep the memory, and the last one's unmapping gives
+ * it back. The driver does not wait for work on memory that is unmapped; whoever decommits has
+ * waited. */
 #include "backend/cuda.h"
 
 enum { GRANULE_BYTES = 2 * 1024 * 1024 }; /* the device's own large page */
@@ -140,11 +141,18 @@ sk_status sk__cuda_range_release(void *self, void *address, size_t nbytes) {
     return sk__cuda_leave_released(cuda, pushed, "cuMemAddressFree", result);
 }
 
-/* Put physical memory behind one granule of addresses. */
-static sk__cu_result granule_map(const sk__cuda *cuda, sk__cu_address address, const char **what) {
+/* Put physical memory behind one granule of addresses: new, or that at `twin`. */
+static sk__cu_result granule_map(const sk__cuda *cuda, sk__cu_address address, sk__cu_address twin,
+                                 const char **what) {
     sk__cu_memory memory = 0;
-    *what = "cuMemCreate";
-    sk__cu_result result = cuda->driver->cuMemCreate(&memory, cuda->granule_bytes, &cuda->kind, 0);
+    sk__cu_result result = SK_CU_SUCCESS;
+    if (twin != 0) {
+        *what = "cuMemRetainAllocationHandle";
+        result = cuda->driver->cuMemRetainAllocationHandle(&memory, (void *)(uintptr_t)twin);
+    } else {
+        *what = "cuMemCreate";
+        result = cuda->driver->cuMemCreate(&memory, cuda->granule_bytes, &cuda->kind, 0);
+    }
     if (result != SK_CU_SUCCESS) {
         return result;
     }
@@ -179,15 +187,16 @@ static sk__cu_result memory_require(const sk__cuda *cuda, size_t nbytes, const c
     return result;
 }
 
-/* All of `nbytes`, or nothing. */
-static sk__cu_result granules_map(const sk__cuda *cuda, sk__cu_address address, size_t nbytes,
-                                  const char **what) {
+/* All of `nbytes`, or nothing: new memory, or that from `twin` on. */
+static sk__cu_result granules_map(const sk__cuda *cuda, sk__cu_address address, sk__cu_address twin,
+                                  size_t nbytes, const char **what) {
+    const size_t granule = cuda->granule_bytes;
     size_t done = 0;
-    sk__cu_result result =
-        nbytes > cuda->granule_bytes ? memory_require(cuda, nbytes, what) : SK_CU_SUCCESS;
+    bool much = twin == 0 && nbytes > granule;
+    sk__cu_result result = much ? memory_require(cuda, nbytes, what) : SK_CU_SUCCESS;
     while (done < nbytes && result == SK_CU_SUCCESS) {
-        result = granule_map(cuda, address + done, what);
-        done += result == SK_CU_SUCCESS ? cuda->granule_bytes : 0;
+        result = granule_map(cuda, address + done, twin == 0 ? 0 : twin + done, what);
+        done += result == SK_CU_SUCCESS ? granule : 0;
     }
     if (result == SK_CU_SUCCESS) {
         *what = "cuMemSetAccess";
@@ -207,7 +216,7 @@ sk_status sk__cuda_range_commit(void *self, void *address, size_t nbytes) {
     sk_assert(nbytes % cuda->granule_bytes == 0);
     sk__cu_result result = sk__cuda_enter(cuda, &pushed);
     if (result == SK_CU_SUCCESS) {
-        result = granules_map(cuda, device_address(address), nbytes, &what);
+        result = granules_map(cuda, device_address(address), 0, nbytes, &what);
     }
     return sk__cuda_leave(cuda, pushed, what, result);
 }
@@ -221,10 +230,22 @@ sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes) {
         size_t done = granules_unmap(cuda, device_address(address), nbytes, &result);
         if (result != SK_CU_SUCCESS && done > 0) { /* none of it, then: they were free anyway */
             const char *what = NULL;
-            (void)granules_map(cuda, device_address(address), done, &what);
+            (void)granules_map(cuda, device_address(address), 0, done, &what);
         }
     }
     return sk__cuda_leave_released(cuda, pushed, "cuMemUnmap", result);
+}
+
+sk_status sk__cuda_range_alias(void *self, void *from, void *to, size_t nbytes) {
+    const sk__cuda *cuda = self;
+    const char *what = "cuMemMap";
+    bool pushed = false;
+    sk_assert(nbytes % cuda->granule_bytes == 0);
+    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
+    if (result == SK_CU_SUCCESS) {
+        result = granules_map(cuda, device_address(to), device_address(from), nbytes, &what);
+    }
+    return sk__cuda_leave(cuda, pushed, what, result);
 }
 
 /* ---- host memory ----------------------------------------------------------------------------- */

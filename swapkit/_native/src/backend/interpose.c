@@ -72,6 +72,11 @@ static sk_status forward_range_move(void *self, void *from, void *to, size_t nby
     FORWARD(self, &call, INNER(self)->ops.range_move(INNER(self)->self, from, to, nbytes));
 }
 
+static sk_status forward_range_alias(void *self, void *from, void *to, size_t nbytes) {
+    sk__call call = {.name = "range_alias", .nbytes = nbytes, .fallible = true};
+    FORWARD(self, &call, INNER(self)->ops.range_alias(INNER(self)->self, from, to, nbytes));
+}
+
 static sk_status forward_stream_create(void *self, sk_stream **out) {
     sk__call call = {.name = "stream_create", .fallible = true};
     FORWARD(self, &call, sk_stream_create(INNER(self), out));
@@ -155,6 +160,7 @@ sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out
         .range_commit = self->inner->ops.granule_bytes != 0 ? forward_range_commit : NULL,
         .range_decommit = self->inner->ops.granule_bytes != 0 ? forward_range_decommit : NULL,
         .range_move = self->inner->ops.granule_bytes != 0 ? forward_range_move : NULL,
+        .range_alias = self->inner->has_aliases ? forward_range_alias : NULL,
         .stream_create = forward_stream_create,
         .stream_destroy = forward_stream_destroy,
         .stream_sync = forward_stream_sync,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool/pool.h"
+#include "pool/alias.h"
 
 enum { SLAB_RECORDS = 256, TABLE_START = 1024 };
 
@@ -56,6 +56,76 @@ void sk__records_free(sk_pool *pool) {
     pool->spare_count = 0;
 }
 
+/* ---- where blocks begin ---------------------------------------------------------------------- */
+
+enum { WORD_BITS = 64 };
+
+static size_t slot_index(const sk_pool *pool, const sk__segment *segment, uintptr_t address) {
+    sk_assert(address >= segment->address && address - segment->address < segment->nbytes);
+    return (address - segment->address) / pool->granule_bytes;
+}
+
+static void start_add(const sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    sk__segment *segment = block->segment;
+    if (segment->slots == NULL) {
+        return;
+    }
+    size_t index = slot_index(pool, segment, block->address);
+    sk__slot *slot = &segment->slots[index];
+    if (slot->first == NULL || slot->first->address > block->address) {
+        slot->first = block;
+        segment->starts[index / WORD_BITS] |= (uint64_t)1 << (index % WORD_BITS);
+    }
+}
+
+/* `block` is about to become a part of its left neighbour. */
+static void start_remove(const sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
+    sk__segment *segment = block->segment;
+    if (segment->slots == NULL) {
+        return;
+    }
+    size_t index = slot_index(pool, segment, block->address);
+    sk__slot *slot = &segment->slots[index];
+    if (slot->first != block) {
+        return;
+    }
+    sk__block *right = block->right;
+    bool same = right != NULL && slot_index(pool, segment, right->address) == index;
+    slot->first = same ? right : NULL;
+    if (!same) {
+        segment->starts[index / WORD_BITS] &= ~((uint64_t)1 << (index % WORD_BITS));
+    }
+}
+
+void sk__block_begin(sk_pool *pool, sk__block *block) { start_add(pool, block); }
+
+/* The last slot up to `index` that a block begins in; the segment's first block begins in slot 0.
+ */
+static size_t start_before(const sk__segment *segment, size_t index) {
+    size_t word = index / WORD_BITS;
+    uint64_t bits = segment->starts[word] & (~(uint64_t)0 >> (WORD_BITS - 1 - index % WORD_BITS));
+    while (bits == 0) {
+        sk_assert(word > 0);
+        bits = segment->starts[--word];
+    }
+    return word * WORD_BITS + (size_t)(WORD_BITS - 1 - __builtin_clzll(bits));
+}
+
+sk__block *sk__block_covering(const sk_pool *pool, const sk__segment *segment, uintptr_t address) {
+    size_t index = slot_index(pool, segment, address);
+    const sk__slot *slot = &segment->slots[index];
+    if (slot->first == NULL || slot->first->address > address) {
+        sk_assert(index > 0);
+        slot = &segment->slots[start_before(segment, index - 1)];
+    }
+    sk__block *block = slot->first;
+    while (block->address + block->nbytes <= address) {
+        block = block->right;
+    }
+    sk_assert(block->address <= address && block->segment == segment);
+    return block;
+}
+
 /* ---- cutting and joining --------------------------------------------------------------------- */
 
 sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
@@ -78,6 +148,7 @@ sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
     }
     block->right = rest;
     block->nbytes = nbytes;
+    start_add(pool, rest);
     return rest;
 }
 
@@ -86,6 +157,7 @@ static void block_absorb(sk_pool *pool, sk__block *block, sk__block *right)
     SK_REQUIRES(pool->lock) {
     sk_assert(block->right == right && block->address + block->nbytes == right->address);
     sk_assert(block->segment == right->segment && right->prev == NULL && right->next == NULL);
+    start_remove(pool, right);
     block->nbytes += right->nbytes;
     block->right = right->right;
     if (block->right != NULL) {
@@ -126,45 +198,73 @@ void sk__block_cache(sk_pool *pool, sk__block *block) {
     sk__stats_cached(pool, block, 1);
 }
 
-void sk__vacant_remove(sk_pool *pool, sk__block *block) {
-    sk_assert(block->state == SK_VACANT && block->lane == NULL);
-    sk_assert((block->prev == NULL) == (pool->vacant[block->segment->arena] == block));
+static sk__block **idle_list(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
+    sk__block **lists = block->state == SK_VACANT ? pool->vacant : pool->dormant;
+    return &lists[block->segment->arena];
+}
+
+void sk__idle_remove(sk_pool *pool, sk__block *block) {
+    sk_assert(sk__is_idle(block) && block->lane == NULL);
+    sk_assert((block->prev == NULL) == (*idle_list(pool, block) == block));
     if (block->next != NULL) {
         block->next->prev = block->prev;
     }
     if (block->prev != NULL) {
         block->prev->next = block->next;
     } else {
-        pool->vacant[block->segment->arena] = block->next;
+        *idle_list(pool, block) = block->next;
     }
     block->prev = NULL;
     block->next = NULL;
 }
 
-void sk__block_vacate(sk_pool *pool, sk__block *block) {
+static void idle_add(sk_pool *pool, sk__block *block, sk__state state) SK_REQUIRES(pool->lock) {
     sk_assert(block->address % pool->granule_bytes == 0);
     sk_assert(block->nbytes % pool->granule_bytes == 0);
     sk_assert(block->uses == NULL && block->requested_bytes == 0);
-    block->state = SK_VACANT;
+    block->state = state;
     block->lane = NULL;
     block->given_at = 0;
-    if (block->right != NULL && block->right->state == SK_VACANT) {
-        sk__vacant_remove(pool, block->right);
+    if (block->right != NULL && block->right->state == state) {
+        sk__idle_remove(pool, block->right);
         block_absorb(pool, block, block->right);
     }
-    if (block->left != NULL && block->left->state == SK_VACANT) {
+    if (block->left != NULL && block->left->state == state) {
         sk__block *left = block->left;
-        sk__vacant_remove(pool, left);
+        sk__idle_remove(pool, left);
         block_absorb(pool, left, block);
         block = left;
     }
-    sk__block **head = &pool->vacant[block->segment->arena];
+    sk__block **head = idle_list(pool, block);
     block->prev = NULL;
     block->next = *head;
     if (*head != NULL) {
         (*head)->prev = block;
     }
     *head = block;
+}
+
+void sk__block_vacate(sk_pool *pool, sk__block *block) { idle_add(pool, block, SK_VACANT); }
+
+void sk__block_lend(sk_pool *pool, sk__block *block) { idle_add(pool, block, SK_DORMANT); }
+
+sk__block *sk__idle_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes) {
+    sk__state state = block->state;
+    sk_assert(block->address <= address);
+    sk_assert(address + nbytes <= block->address + block->nbytes);
+    sk__idle_remove(pool, block);
+    block->state = SK_PENDING; /* neither part may merge with it */
+    sk__block *middle = block;
+    if (address > block->address) {
+        middle = sk__block_split(pool, block, address - block->address);
+    }
+    if (nbytes < middle->nbytes) {
+        idle_add(pool, sk__block_split(pool, middle, nbytes), state);
+    }
+    if (middle != block) {
+        idle_add(pool, block, state);
+    }
+    return middle;
 }
 
 /* ---- the table of addresses ------------------------------------------------------------------ */

@@ -1,22 +1,11 @@
 /* check.c - what a pool looks like from outside, and whether it is sound. */
-#include "pool/pool.h"
+#include "pool/alias.h"
 
 /* ---- descriptions ---------------------------------------------------------------------------- */
 
-static const sk__segment *segment_find(const sk_pool *pool, const void *address)
-    SK_REQUIRES(pool->lock) {
-    uintptr_t at = (uintptr_t)address;
-    const sk__segment *segment = pool->segments;
-    while (segment != NULL &&
-           !(at >= segment->address && at - segment->address < segment->nbytes)) {
-        segment = segment->next;
-    }
-    return segment;
-}
-
 int sk_pool_owns(sk_pool *pool, const void *address) {
     sk__lock(&pool->lock);
-    int owned = segment_find(pool, address) != NULL;
+    int owned = sk__segment_find(pool, (uintptr_t)address) != NULL;
     sk__unlock(&pool->lock);
     return owned;
 }
@@ -30,7 +19,7 @@ static sk_segment_info segment_show(const sk__segment *segment) {
 
 sk_status sk_pool_segment_at(sk_pool *pool, const void *address, sk_segment_info *out) {
     sk__lock(&pool->lock);
-    const sk__segment *segment = segment_find(pool, address);
+    const sk__segment *segment = sk__segment_find(pool, (uintptr_t)address);
     sk_status status = SK_OK;
     if (segment == NULL) {
         status = sk__fail(SK_INVALID, "pool: %p lies in none of its segments", address);
@@ -57,7 +46,7 @@ size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity) {
     sk__lock(&pool->lock);
     for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
         for (const sk__block *block = segment->first; block != NULL; block = block->right) {
-            if (block->state == SK_VACANT) {
+            if (sk__is_idle(block)) {
                 continue;
             }
             if (count < capacity) {
@@ -94,8 +83,9 @@ size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity) {
 
 /* What the walk over all segments counted. */
 typedef struct census {
-    size_t blocks[SK_VACANT + 1];
-    size_t bytes[SK_VACANT + 1];
+    size_t blocks[SK_DORMANT + 1];
+    size_t bytes[SK_DORMANT + 1];
+    size_t aliases;
 } census;
 
 #define ENSURE(condition, ...)                                                                     \
@@ -106,7 +96,7 @@ typedef struct census {
     } while (0)
 
 static bool could_merge(const sk__block *left, const sk__block *right) {
-    if (left->state == SK_VACANT || left->state == SK_CACHED) {
+    if (sk__is_idle(left) || left->state == SK_CACHED) {
         return left->state == right->state && left->lane == right->lane;
     }
     return false;
@@ -120,10 +110,10 @@ static sk_status block_check(const sk_pool *pool, const sk__block *block) SK_REQ
         ENSURE(block->address + block->nbytes == block->right->address, "a gap after %p", at);
         ENSURE(!could_merge(block, block->right), "%p and its right neighbour are not merged", at);
     }
-    if (block->state == SK_VACANT) {
+    if (sk__is_idle(block)) {
         bool aligned =
             block->address % pool->granule_bytes == 0 && block->nbytes % pool->granule_bytes == 0;
-        ENSURE(aligned, "the vacant block at %p is not made of granules", at);
+        ENSURE(aligned, "the idle block at %p is not made of granules", at);
     } else {
         ENSURE(block->lane != NULL, "the block at %p belongs to no stream", at);
         ENSURE(block->nbytes % SK_ROUND_BYTES == 0, "the block at %p has an odd size", at);
@@ -131,6 +121,52 @@ static sk_status block_check(const sk_pool *pool, const sk__block *block) SK_REQ
     if (block->state == SK_IN_USE) {
         ENSURE(sk__table_find(&pool->table, block->address) == block, "%p is not in the table", at);
         ENSURE(block->requested_bytes <= block->nbytes, "%p is smaller than was asked", at);
+    }
+    return SK_OK;
+}
+
+/* Whether what is mapped behind a slot goes with the block that covers its beginning. */
+static sk_status slot_check(const sk_pool *pool, const sk__slot *slot, const sk__block *block,
+                            census *count) SK_REQUIRES(pool->lock) {
+    void *at = (void *)sk__slot_address(pool, slot);
+    const sk__granule *granule = slot->granule;
+    bool listed = false;
+    for (const sk__slot *each = granule->slots; each != NULL; each = each->next) {
+        ENSURE(each->granule == granule, "a slot of another granule is listed at %p", at);
+        listed = listed || each == slot;
+    }
+    ENSURE(listed, "%p is not among the slots of its granule", at);
+    ENSURE(block->state != SK_VACANT, "%p is vacant, and mapped", at);
+    ENSURE((granule->home == slot) == (block->state != SK_DORMANT), "%p is not where it lies", at);
+    count->aliases += granule->home == slot ? 0 : 1;
+    return SK_OK;
+}
+
+static sk_status slots_check(const sk_pool *pool, const sk__segment *segment, census *count)
+    SK_REQUIRES(pool->lock) {
+    const size_t granule = pool->granule_bytes;
+    const unsigned word_bits = 64;
+    const sk__block *begun = segment->first; /* the first that does not begin before the slot */
+    const sk__block *covering = segment->first;
+    for (size_t i = 0; i < segment->nbytes / granule; i++) {
+        uintptr_t address = segment->address + i * granule;
+        const sk__slot *slot = &segment->slots[i];
+        while (begun != NULL && begun->address < address) {
+            begun = begun->right;
+        }
+        while (covering->right != NULL && covering->address + covering->nbytes <= address) {
+            covering = covering->right;
+        }
+        const sk__block *first = begun != NULL && begun->address < address + granule ? begun : NULL;
+        bool starts = (segment->starts[i / word_bits] >> (i % word_bits)) & 1;
+        ENSURE(slot->first == first && starts == (first != NULL), "%p does not know its blocks",
+               (void *)address);
+        ENSURE(slot->granule != NULL || covering->state == SK_VACANT, "%p is not mapped",
+               (void *)address);
+        sk_status status = slot->granule != NULL ? slot_check(pool, slot, covering, count) : SK_OK;
+        if (status != SK_OK) {
+            return status;
+        }
     }
     return SK_OK;
 }
@@ -150,13 +186,13 @@ static sk_status segment_check(const sk_pool *pool, const sk__segment *segment, 
         count->blocks[block->state]++;
         count->bytes[block->state] += block->nbytes;
         bytes += block->nbytes;
-        vacant += block->state == SK_VACANT ? block->nbytes : 0;
+        vacant += sk__is_idle(block) ? block->nbytes : 0;
     }
     ENSURE(bytes == segment->nbytes, "blocks do not tile the segment at %p",
            (void *)segment->address);
     ENSURE(bytes - vacant == segment->committed_bytes, "committed bytes of the segment at %p",
            (void *)segment->address);
-    return SK_OK;
+    return segment->slots != NULL ? slots_check(pool, segment, count) : SK_OK;
 }
 
 static sk_status freelist_check(const sk__lane *lane, int arena, size_t *listed) {
@@ -192,10 +228,15 @@ static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIR
     ENSURE(cached == count->blocks[SK_CACHED], "%zu blocks are free, %zu are listed",
            count->blocks[SK_CACHED], cached);
     size_t vacant = 0;
+    size_t dormant = 0;
     for (int arena = 0; arena < SK_ARENAS; arena++) {
         for (const sk__block *block = pool->vacant[arena]; block != NULL; block = block->next) {
             ENSURE(block->state == SK_VACANT, "%p is listed as vacant", (void *)block->address);
             vacant++;
+        }
+        for (const sk__block *block = pool->dormant[arena]; block != NULL; block = block->next) {
+            ENSURE(block->state == SK_DORMANT, "%p is listed as dormant", (void *)block->address);
+            dormant++;
         }
     }
     size_t pending = pool->in_transit + pool->lost_blocks;
@@ -210,6 +251,10 @@ static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIR
            count->blocks[SK_PENDING], pending);
     ENSURE(vacant == count->blocks[SK_VACANT], "%zu blocks are vacant, %zu are listed",
            count->blocks[SK_VACANT], vacant);
+    ENSURE(dormant == count->blocks[SK_DORMANT], "%zu blocks are dormant, %zu are listed",
+           count->blocks[SK_DORMANT], dormant);
+    ENSURE(count->aliases == pool->alias_count, "%zu aliases, %zu counted", pool->alias_count,
+           count->aliases);
     return SK_OK;
 }
 

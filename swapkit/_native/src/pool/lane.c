@@ -46,9 +46,9 @@ static sk_status lane_sync(sk_pool *pool, sk__lane *lane) SK_REQUIRES(pool->lock
     return status;
 }
 
-sk_status sk__lane_sync_next(sk_pool *pool) {
+sk_status sk__lane_sync_next(sk_pool *pool, const sk__lane *not) {
     for (sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
-        if (is_unsynced(lane)) {
+        if (lane != not && is_unsynced(lane)) {
             return lane_sync(pool, lane);
         }
     }
@@ -96,6 +96,15 @@ sk_status sk__lanes_sync(sk_pool *pool) {
     sk_status status = SK_OK;
     for (sk__lane *lane = pool->lanes; lane != NULL && status == SK_OK; lane = lane->next) {
         status = is_unsynced(lane) ? lane_sync(pool, lane) : SK_OK;
+    }
+    return status;
+}
+
+sk_status sk__lanes_idle(sk_pool *pool) {
+    sk_status status = SK_OK;
+    for (sk__lane *lane = pool->lanes; lane != NULL && status == SK_OK; lane = lane->next) {
+        bool behind = lane->clock > lane->synced;
+        status = behind ? lane_sync(pool, lane) : SK_OK;
     }
     return status;
 }

@@ -2,7 +2,7 @@
  *
  * The usual take is a lock, a bitmap search in the stream's own free list, and a table entry;
  * everything that can take longer is in segment.c (the backend) and reclaim.c (waiting, rescue). */
-#include "pool/pool.h"
+#include "pool/alias.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -98,6 +98,7 @@ sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_p
     pool->backend = backend;
     pool->granule_bytes = whole ? 0 : backend->ops.granule_bytes;
     if (pool->granule_bytes != 0) {
+        pool->has_aliases = backend->has_aliases;
         pool->span_bytes =
             sk__round_up(sk__min(memory.total_bytes, SK_MAX_BYTES), pool->granule_bytes);
     }
@@ -119,6 +120,8 @@ static SK_NO_ANALYSIS void pool_free(sk_pool *pool) { /* nobody else has it any 
         free(lane);
     }
     sk__records_free(pool);
+    sk__granules_free(pool);
+    sk__places_free(pool);
     free(pool->table.slots);
     (void)pthread_cond_destroy(&pool->settled);
     sk__mutex_destroy(&pool->lock);
@@ -194,6 +197,11 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
     if (status != SK_OK) {
         return status;
     }
+    sk__block *placed = sk__has_place(pool, request) ? sk__place_take(pool, request) : NULL;
+    if (placed != NULL) {
+        *out = placed;
+        return SK_OK;
+    }
     sk__block *block = sk__fit(pool, list, request);
     if (block == NULL) {
         status = sk__segment_grow(pool, request);
@@ -243,6 +251,9 @@ static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *str
     block->state = SK_IN_USE;
     block->requested_bytes = request->requested_bytes;
     block->tag = thread_tag;
+    if (sk__has_place(pool, request)) {
+        sk__place_note(pool, request, block->address);
+    }
     sk__table_add(&pool->table, block);
     sk__stats_take(pool, block);
     if (pool->ring != NULL) {
@@ -443,10 +454,14 @@ void sk_pool_set_ring(sk_pool *pool, sk_ring *ring) {
 }
 
 void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes) {
-    if (!atomic_load_explicit(&pool->has_ring, memory_order_relaxed)) {
+    bool step = kind == SK_RING_MARK;
+    if (!step && !atomic_load_explicit(&pool->has_ring, memory_order_relaxed)) {
         return;
     }
     sk__lock(&pool->lock);
+    if (step) {
+        sk__places_mark(pool);
+    }
     if (pool->ring != NULL) {
         sk__ring_note(pool, kind, nbytes, thread_tag);
     }

@@ -5,11 +5,13 @@
  *   PENDING  given back, but events of other streams are still to come, or on its way between lanes
  *   CACHED   free and committed; in a free list of its lane, merged with its neighbours
  *   VACANT   address space without memory (segments of virtual memory only); in its arena's list
+ *   DORMANT  likewise, but what lies elsewhere is mapped here, too: alias.c
  * A lane is what the pool knows of one stream: the free lists of blocks that were given back in
  * that stream's order and may be used there at once.
  *
  * Invariants (walked by sk_pool_check): blocks tile their segment; neighbours that could be merged
- * are; vacant blocks begin and end on granules; reserved = in use + pending + cached <= budget.
+ * are; idle blocks (vacant or dormant) begin and end on granules; reserved = in use + pending +
+ * cached <= budget.
  *
  * Everything here is guarded by pool->lock, which every sk__ function below expects to be held.
  * Waiting and calling back happen with it released (reclaim.c). */
@@ -34,12 +36,15 @@ enum {
 };
 
 typedef enum sk__arena { SK_SMALL, SK_LARGE, SK_ARENAS } sk__arena;
-typedef enum sk__state { SK_IN_USE, SK_PENDING, SK_CACHED, SK_VACANT } sk__state;
+typedef enum sk__state { SK_IN_USE, SK_PENDING, SK_CACHED, SK_VACANT, SK_DORMANT } sk__state;
 
 typedef struct sk__block sk__block;
 typedef struct sk__segment sk__segment;
 typedef struct sk__lane sk__lane;
 typedef struct sk__use sk__use;
+typedef struct sk__granule sk__granule;
+typedef struct sk__slot sk__slot;
+typedef struct sk__size sk__size;
 
 struct sk__block {
     uintptr_t address;
@@ -48,7 +53,7 @@ struct sk__block {
     sk__segment *segment;
     sk__block *left, *right; /* neighbours in the segment */
     sk__block *prev, *next;  /* in the list that goes with the state */
-    sk__lane *lane;          /* NULL while vacant */
+    sk__lane *lane;          /* NULL while idle */
     sk__use *uses;           /* other streams that work on it */
     uint64_t given_at;       /* lane->clock when it was given back */
     uint32_t tag;
@@ -69,7 +74,16 @@ struct sk__segment {
     size_t committed_bytes;
     sk__arena arena;
     sk__block *first;
+    sk__slot *slots;  /* one for each granule of addresses; NULL: memory has no aliases */
+    uint64_t *starts; /* a bit for each slot that a block begins in */
 };
+
+/* Granules inside a free block. */
+typedef struct sk__span {
+    sk__block *block;
+    uintptr_t address;
+    size_t nbytes;
+} sk__span;
 
 /* Free blocks by size; within a bin the most recently freed first. A bit is set for a filled bin.
  */
@@ -112,7 +126,16 @@ struct sk_pool {
     atomic_bool has_ring; /* for a look without the lock */
     sk__segment *segments;
     sk__lane *lanes;
-    sk__block *vacant[SK_ARENAS];
+    sk__block *vacant[SK_ARENAS], *dormant[SK_ARENAS];
+    bool has_aliases;              /* granules can be mapped in several slots */
+    bool refuses_aliases;          /* the backend could not make or drop one */
+    size_t alias_count;            /* mappings beyond one for each granule */
+    uint64_t departures, searches; /* ever */
+    sk__granule *spare_granules;
+    size_t spare_granule_count;
+    struct sk__granule_slab *granule_slabs;
+    sk__size *sizes; /* a table by size; NULL: none yet */
+    size_t size_count;
     sk__block *pending, *pending_last; /* in the order in which they were given back */
     size_t lost_blocks;                /* in a forked child: in transit at the fork */
     size_t in_transit;                 /* blocks that a thread holds while the lock is released */
@@ -144,7 +167,20 @@ sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) SK_RE
 void sk__block_cache(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 /* Make a block without memory vacant, likewise. */
 void sk__block_vacate(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
-void sk__vacant_remove(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* Make a block dormant whose memory lies elsewhere now, likewise. */
+void sk__block_lend(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+static inline bool sk__is_idle(const sk__block *block) {
+    return block->state == SK_VACANT || block->state == SK_DORMANT;
+}
+void sk__idle_remove(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* Cut exactly these granules out of an idle block; they are in no list. Needs two spare records. */
+sk__block *sk__idle_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock);
+/* A segment's first block was made. */
+void sk__block_begin(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* The block that holds `address`; the segment must have slots. */
+sk__block *sk__block_covering(const sk_pool *pool, const sk__segment *segment, uintptr_t address)
+    SK_REQUIRES(pool->lock);
 sk_status sk__table_reserve(sk__table *table);
 void sk__table_add(sk__table *table, sk__block *block);
 sk__block *sk__table_find(const sk__table *table, uintptr_t address);
@@ -173,6 +209,17 @@ bool sk__segment_make_room(sk_pool *pool, const sk__request *request) SK_REQUIRE
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request)
     SK_REQUIRES(pool->lock);
 void sk__segments_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+sk__segment *sk__segment_find(const sk_pool *pool, uintptr_t address) SK_REQUIRES(pool->lock);
+void sk__committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
+    SK_REQUIRES(pool->lock);
+/* Up to `nbytes` of a free block, next to an idle neighbour if there is one, so that these stay
+ * few.
+ */
+sk__span sk__span_of(const sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
+/* Take the block of granules that go elsewhere out of its list; and make them idle, and the rest of
+ * the block free again. Needs two spare records. */
+void sk__span_unlist(sk_pool *pool, const sk__span *gone) SK_REQUIRES(pool->lock);
+void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) SK_REQUIRES(pool->lock);
 
 /* pending.c */
 void sk__pending_add(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
@@ -191,8 +238,11 @@ sk_status sk__transit_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
 
 /* lane.c */
 sk_status sk__lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) SK_REQUIRES(pool->lock);
-/* Wait for the work behind one lane's free blocks. SK_NOT_READY: none is behind any. */
-sk_status sk__lane_sync_next(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Wait for the work behind one lane's free blocks. SK_NOT_READY: none is behind any.
+ * not  its own may be used behind that work: NULL, or a lane that is passed over. */
+sk_status sk__lane_sync_next(sk_pool *pool, const sk__lane * not) SK_REQUIRES(pool->lock);
+/* Wait for all work, whether or not it is behind free blocks. */
+sk_status sk__lanes_idle(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Let `to` have all free blocks that no work is behind: free memory of several streams can only be
  * joined, and given back, as one's. */
 void sk__lanes_join(sk_pool *pool, sk__lane *to) SK_REQUIRES(pool->lock);

@@ -56,10 +56,12 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
 }
 
 /* Wait for one thing that may bring memory. SK_NOT_READY: there is nothing to wait for. */
-static sk_status wait_once(sk_pool *pool) SK_REQUIRES(pool->lock) {
+static sk_status wait_once(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     sk_status status = sk__pending_wait_first(pool);
     if (status == SK_NOT_READY) {
-        status = sk__lane_sync_next(pool);
+        /* Aliases are made behind the stream's own work: all that it has free was looked at. */
+        bool looked = pool->has_aliases && !pool->refuses_aliases;
+        status = sk__lane_sync_next(pool, looked ? request->lane : NULL);
     }
     if (status == SK_NOT_READY) {
         status = sk__transit_wait(pool);
@@ -73,7 +75,7 @@ static sk_status reclaim_own(sk_pool *pool, const sk__request *request, sk__bloc
     SK_REQUIRES(pool->lock) {
     sk_status status = acquire_now(pool, request, out);
     while (sk__is_memory_failure(status)) {
-        sk_status waited = wait_once(pool);
+        sk_status waited = wait_once(pool, request);
         if (waited != SK_OK) {
             return waited == SK_NOT_READY ? status : waited;
         }

@@ -1,12 +1,12 @@
 /* segment.c - memory from and to the backend.
  *
  * With virtual memory a segment is a wide range of addresses in which granules are committed where
- * a request needs them and decommitted inside free blocks where memory is wanted elsewhere; free
- * memory can thus serve any request, wherever it lies. Without, segments are whole and are given
- * back only when nothing in them is in use. */
+ * a request needs them; free granules are let lie elsewhere where memory is wanted, and decommitted
+ * where the device wants it: free memory can thus serve any request, wherever it lies. Without,
+ * segments are whole and are given back only when nothing in them is in use. */
 #include <stdlib.h>
 
-#include "pool/pool.h"
+#include "pool/alias.h"
 
 /* Bytes that may still be reserved. */
 static size_t budget_room(const sk_pool *pool) SK_REQUIRES(pool->lock) {
@@ -22,8 +22,7 @@ static sk_status budget_check(const sk_pool *pool, size_t nbytes) SK_REQUIRES(po
     return SK_OK;
 }
 
-static void committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
-    SK_REQUIRES(pool->lock) {
+void sk__committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing) {
     bool was_empty = segment->committed_bytes == 0;
     sk_assert(growing || nbytes <= segment->committed_bytes);
     segment->committed_bytes += growing ? nbytes : -nbytes;
@@ -45,7 +44,7 @@ static void reserved_change(sk_pool *pool, sk__segment *segment, size_t nbytes, 
         pool->stats.num_device_free++;
     }
     sk_assert(pool->reserved_bytes <= pool->budget_bytes || !growing);
-    committed_change(pool, segment, nbytes, growing);
+    sk__committed_change(pool, segment, nbytes, growing);
 }
 
 /* A segment with one block over all of it, in no list yet. */
@@ -63,6 +62,26 @@ static sk__block *segment_add(sk_pool *pool, sk__segment *segment, void *address
     *block = (sk__block){.address = (uintptr_t)address, .nbytes = nbytes, .segment = segment};
     pool->segments = segment;
     return block;
+}
+
+/* Undo that, and give the addresses back. */
+static void segment_remove(sk_pool *pool, sk__segment *segment) SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    sk_assert(pool->segments == segment && segment->committed_bytes == 0);
+    pool->segments = segment->next;
+    sk__block_recycle(pool, segment->first);
+    sk__ignore(
+        backend->ops.range_release(backend->self, (void *)segment->address, segment->nbytes));
+    free(segment);
+}
+
+sk__segment *sk__segment_find(const sk_pool *pool, uintptr_t address) {
+    sk__segment *segment = pool->segments;
+    while (segment != NULL &&
+           !(address >= segment->address && address - segment->address < segment->nbytes)) {
+        segment = segment->next;
+    }
+    return segment;
 }
 
 static sk__segment *segment_record(void) {
@@ -83,7 +102,7 @@ static size_t cached_bytes(const sk__block *block, const sk__lane *lane) {
 /* Bytes to commit from the start of `vacant` so that, with the lane's free neighbours, `nbytes` are
  * in one piece; SIZE_MAX if that is not possible. */
 static size_t commit_needed(const sk_pool *pool, const sk__block *vacant,
-                            const sk__request *request) SK_REQUIRES(pool->lock) {
+                            const sk__request *request, bool gathering) SK_REQUIRES(pool->lock) {
     size_t left = cached_bytes(vacant->left, request->lane);
     size_t right = cached_bytes(vacant->right, request->lane);
     sk_assert(vacant->state == SK_VACANT && vacant->segment->arena == request->arena);
@@ -92,16 +111,17 @@ static size_t commit_needed(const sk_pool *pool, const sk__block *vacant,
     if (needed <= vacant->nbytes) {
         return needed;
     }
-    return left + vacant->nbytes + right >= request->nbytes ? vacant->nbytes : SIZE_MAX;
+    return !gathering && left + vacant->nbytes + right >= request->nbytes ? vacant->nbytes
+                                                                          : SIZE_MAX;
 }
 
 /* The vacant block that needs the fewest bytes committed, the smallest among equals. */
-static sk__block *vacant_best(const sk_pool *pool, const sk__request *request, size_t *needed)
-    SK_REQUIRES(pool->lock) {
+static sk__block *vacant_best(const sk_pool *pool, const sk__request *request, bool gathering,
+                              size_t *needed) SK_REQUIRES(pool->lock) {
     sk__block *best = NULL;
     size_t best_needed = SIZE_MAX;
     for (sk__block *block = pool->vacant[request->arena]; block != NULL; block = block->next) {
-        size_t now = commit_needed(pool, block, request);
+        size_t now = commit_needed(pool, block, request, gathering);
         bool better = now < best_needed ||
                       (now == best_needed && best != NULL && block->nbytes < best->nbytes);
         if (now != SIZE_MAX && better) {
@@ -133,7 +153,16 @@ static sk_status range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQ
         free(segment);
         return status;
     }
-    sk__block_vacate(pool, segment_add(pool, segment, address, span, arena));
+    sk__block *block = segment_add(pool, segment, address, span, arena);
+    status = pool->has_aliases ? sk__slots_open(pool, segment) : SK_OK;
+    if (status != SK_OK) {
+        segment_remove(pool, segment);
+        return status;
+    }
+    if (segment->slots != NULL) {
+        sk__block_begin(pool, block);
+    }
+    sk__block_vacate(pool, block);
     return SK_OK;
 }
 
@@ -152,7 +181,7 @@ static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size
 static void vacant_fill(sk_pool *pool, sk__block *vacant, size_t nbytes, sk__lane *lane)
     SK_REQUIRES(pool->lock) {
     sk_assert(nbytes >= pool->granule_bytes && nbytes <= vacant->nbytes);
-    sk__vacant_remove(pool, vacant);
+    sk__idle_remove(pool, vacant);
     vacant->state = SK_PENDING; /* no longer vacant: the rest must not merge with it */
     if (nbytes < vacant->nbytes) {
         sk__block_vacate(pool, sk__block_split(pool, vacant, nbytes));
@@ -164,13 +193,13 @@ static void vacant_fill(sk_pool *pool, sk__block *vacant, size_t nbytes, sk__lan
 static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
     size_t needed = SIZE_MAX;
-    sk__block *vacant = vacant_best(pool, request, &needed);
+    sk__block *vacant = vacant_best(pool, request, false, &needed);
     if (vacant == NULL) {
         sk_status status = range_add(pool, request->nbytes, request->arena);
         if (status != SK_OK) {
             return status;
         }
-        vacant = vacant_best(pool, request, &needed);
+        vacant = vacant_best(pool, request, false, &needed);
     }
     if (vacant == NULL) {
         return sk__fail(SK_CORRUPT, "pool: a new range has no room for %zu bytes", request->nbytes);
@@ -181,6 +210,10 @@ static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIR
     }
     size_t generous = commit_generous(pool, vacant, needed);
     void *address = (void *)vacant->address;
+    status = pool->has_aliases ? sk__granules_reserve(pool, generous / pool->granule_bytes) : SK_OK;
+    if (status != SK_OK) {
+        return status;
+    }
     status = backend->ops.range_commit(backend->self, address, generous);
     if (sk__is_memory_failure(status) && generous > needed) {
         status = backend->ops.range_commit(backend->self, address, needed);
@@ -191,40 +224,33 @@ static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIR
         return status;
     }
     reserved_change(pool, vacant->segment, needed, true);
+    pool->stats.maps += (int64_t)(needed / pool->granule_bytes);
+    if (pool->has_aliases) {
+        sk__slots_fill(pool, vacant->segment, vacant->address, needed);
+    }
     vacant_fill(pool, vacant, needed, request->lane);
     return SK_OK;
 }
 
-/* Granules inside a free block. */
-typedef struct span {
-    sk__block *block; /* NULL: there is none */
-    uintptr_t address;
-    size_t nbytes;
-} span;
-
-/* Up to `nbytes` of a block, next to a vacant neighbour if there is one, so that vacancies stay
- * few. */
-static span span_of(const sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock) {
+sk__span sk__span_of(const sk_pool *pool, sk__block *block, size_t nbytes) {
     size_t granule = pool->granule_bytes;
     uintptr_t from = sk__round_up(block->address, granule);
     uintptr_t to = sk__round_down(block->address + block->nbytes, granule);
     size_t amount = sk__min(to - from, sk__round_up(sk__min(nbytes, SK_MAX_BYTES), granule));
-    sk_assert(block->state == SK_CACHED && block->given_at <= block->lane->synced);
+    sk_assert(block->state == SK_CACHED);
     sk_assert(amount > 0 && amount % granule == 0 && amount <= to - from);
-    bool at_left = block->left != NULL && block->left->state == SK_VACANT;
-    return (span){.block = block, .address = at_left ? from : to - amount, .nbytes = amount};
+    bool at_left = block->left != NULL && sk__is_idle(block->left);
+    return (sk__span){.block = block, .address = at_left ? from : to - amount, .nbytes = amount};
 }
 
-/* Take the block of granules that have no memory any more out of its list. */
-static void span_unlist(sk_pool *pool, const span *gone) SK_REQUIRES(pool->lock) {
+void sk__span_unlist(sk_pool *pool, const sk__span *gone) {
     sk__block *block = gone->block;
     sk__freelist_remove(&block->lane->free[block->segment->arena], block);
     sk__stats_cached(pool, block, -1);
     block->state = SK_PENDING; /* neighbours must not merge with it */
 }
 
-/* Make them vacant, and the rest of the block free again. Needs two spare records. */
-static void span_vacate(sk_pool *pool, const span *gone) SK_REQUIRES(pool->lock) {
+void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) {
     sk__block *block = gone->block;
     sk__block *middle = block;
     if (gone->address > block->address) {
@@ -235,7 +261,8 @@ static void span_vacate(sk_pool *pool, const span *gone) SK_REQUIRES(pool->lock)
         rest = sk__block_split(pool, middle, gone->nbytes);
     }
     sk_assert(middle->address == gone->address && middle->nbytes == gone->nbytes);
-    sk__block_vacate(pool, middle);
+    sk_assert(state == SK_VACANT || state == SK_DORMANT);
+    (state == SK_VACANT ? sk__block_vacate : sk__block_lend)(pool, middle);
     if (middle != block) {
         sk__block_cache(pool, block);
     }
@@ -286,69 +313,112 @@ static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
         if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
             break;
         }
-        span gone = span_of(pool, block, nbytes - freed);
-        if (backend->ops.range_decommit(backend->self, (void *)gone.address, gone.nbytes) !=
-            SK_OK) {
+        sk__span gone = sk__span_of(pool, block, nbytes - freed);
+        if ((pool->has_aliases && sk__aliases_drop(pool, &gone) != SK_OK) ||
+            backend->ops.range_decommit(backend->self, (void *)gone.address, gone.nbytes) !=
+                SK_OK) {
             break; /* trying others would only repeat that */
         }
         reserved_change(pool, block->segment, gone.nbytes, false);
-        span_unlist(pool, &gone);
-        span_vacate(pool, &gone);
+        pool->stats.unmaps += (int64_t)(gone.nbytes / pool->granule_bytes);
+        if (pool->has_aliases) {
+            sk__slots_empty(pool, block->segment, gone.address, gone.nbytes);
+        }
+        sk__span_unlist(pool, &gone);
+        sk__span_leave(pool, &gone, SK_VACANT);
         freed += gone.nbytes;
     }
     sk_assert(freed % pool->granule_bytes == 0);
     return freed;
 }
 
+/* What comes of moving memory together. */
+typedef enum gathering {
+    GATHERED,
+    TOO_LITTLE, /* nothing more is free */
+    REFUSED     /* the backend cannot */
+} gathering;
+
 /* Move up to `nbytes` of free memory into a vacancy, beside what is free and serves the request
- * there. Returns how many; 0: there is nothing to move, or the backend cannot. */
-static size_t range_move(sk_pool *pool, sk__block *vacant, const sk__request *request,
-                         size_t nbytes) SK_REQUIRES(pool->lock) {
+ * there. */
+static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request *request,
+                            size_t nbytes) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
     size_t left = cached_bytes(vacant->left, request->lane);
     bool needs_right = left + vacant->nbytes < request->nbytes;
     spared neighbours = {left > 0 ? vacant->left : NULL, needs_right ? vacant->right : NULL};
-    sk__block *block = largest_candidate(pool, neighbours);
-    if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
-        return 0;
+    if (sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
+        return REFUSED;
     }
-    span gone = span_of(pool, block, nbytes);
+    if (pool->has_aliases) {
+        size_t total = 0;
+        sk__span lent = sk__lender(pool, request, neighbours.left, nbytes, &total);
+        if (total < nbytes) {
+            return TOO_LITTLE;
+        }
+        pool->refuses_aliases = sk__span_map(pool, &lent, vacant, request->lane) != SK_OK;
+        return pool->refuses_aliases ? REFUSED : GATHERED;
+    }
+    sk__block *block = largest_candidate(pool, neighbours);
+    if (block == NULL) {
+        return TOO_LITTLE;
+    }
+    sk__span gone = sk__span_of(pool, block, nbytes);
     if (backend->ops.range_move(backend->self, (void *)gone.address, (void *)vacant->address,
                                 gone.nbytes) != SK_OK) {
-        return 0;
+        return REFUSED;
     }
-    committed_change(pool, block->segment, gone.nbytes, false);
-    committed_change(pool, vacant->segment, gone.nbytes, true);
+    sk__committed_change(pool, block->segment, gone.nbytes, false);
+    sk__committed_change(pool, vacant->segment, gone.nbytes, true);
     pool->stats.moved_bytes += (int64_t)gone.nbytes;
-    span_unlist(pool, &gone);
+    pool->stats.maps += (int64_t)(gone.nbytes / pool->granule_bytes);
+    pool->stats.unmaps += (int64_t)(gone.nbytes / pool->granule_bytes);
+    sk__span_unlist(pool, &gone);
     vacant_fill(pool, vacant, gone.nbytes, request->lane);
-    span_vacate(pool, &gone);
-    return gone.nbytes;
+    sk__span_leave(pool, &gone, SK_VACANT);
+    return GATHERED;
 }
 
 /* The vacancy to fill for a request; NULL: there is none, or nothing is needed. */
-static sk__block *vacant_wanted(const sk_pool *pool, const sk__request *request, size_t *needed)
+static sk__block *vacant_wanted(sk_pool *pool, const sk__request *request, size_t *needed)
     SK_REQUIRES(pool->lock) {
     *needed = 0;
-    bool fits = sk__fit(pool, &request->lane->free[request->arena], request) != NULL;
-    return fits ? NULL : vacant_best(pool, request, needed);
+    if (sk__fit(pool, &request->lane->free[request->arena], request) != NULL) {
+        return NULL;
+    }
+    /* With aliases there is always room for all of it: what is free on the right is not wanted. */
+    sk__block *vacant = vacant_best(pool, request, pool->has_aliases, needed);
+    bool add = vacant == NULL && pool->has_aliases &&
+               sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK &&
+               range_add(pool, request->nbytes, request->arena) == SK_OK;
+    return add ? vacant_best(pool, request, true, needed) : vacant;
 }
 
 /* Move free memory together until the request fits, or what it still needs has room in the budget.
  * Each move lets it need less. */
-static bool range_gather(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+static gathering range_gather(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    bool thin = pool->has_aliases && !sk__aliases_have_room(pool, request->nbytes);
+    if (pool->refuses_aliases || (thin && sk__is_tentative())) {
+        return REFUSED;
+    }
+    if (thin && sk__aliases_thin(pool) != SK_OK) {
+        pool->refuses_aliases = true;
+        return REFUSED;
+    }
+    if (pool->has_aliases && request->arena == SK_SMALL && sk__alias_reopen(pool, request)) {
+        return GATHERED;
+    }
     size_t room = budget_room(pool);
     size_t needed = 0;
     sk__block *vacant = vacant_wanted(pool, request, &needed);
     /* Where there is room, it is the device that has no memory. */
     size_t grown = needed > room ? sk__round_down(room, pool->granule_bytes) : 0;
-    while (vacant != NULL && needed > grown) {
-        if (range_move(pool, vacant, request, needed - grown) == 0) {
-            return false;
-        }
-        vacant = vacant_wanted(pool, request, &needed);
+    gathering result = GATHERED;
+    while (vacant != NULL && needed > grown && result == GATHERED) {
+        result = range_move(pool, vacant, request, needed - grown);
+        vacant = result == GATHERED ? vacant_wanted(pool, request, &needed) : NULL;
     }
-    return needed != SIZE_MAX;
+    return needed == SIZE_MAX ? TOO_LITTLE : result;
 }
 
 /* ---- whole segments -------------------------------------------------------------------------- */
@@ -452,8 +522,10 @@ size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
 }
 
 bool sk__segment_make_room(sk_pool *pool, const sk__request *request) {
-    if (pool->granule_bytes != 0 && range_gather(pool, request)) {
-        return true;
+    gathering gathered = pool->granule_bytes != 0 ? range_gather(pool, request) : REFUSED;
+    /* What cannot be mapped together is not enough when given back either. */
+    if (gathered == GATHERED || (gathered == TOO_LITTLE && pool->has_aliases)) {
+        return gathered == GATHERED;
     }
     size_t shortage = sk__segment_shortage(pool, request);
     return sk__segment_shrink(pool, shortage) >= shortage;
@@ -477,6 +549,7 @@ void sk__segments_free(sk_pool *pool) {
         } else {
             (void)backend->ops.memory_free(backend->self, address, segment->nbytes);
         }
+        sk__slots_close(segment);
         free(segment);
     }
 }

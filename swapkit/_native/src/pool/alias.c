@@ -1,0 +1,378 @@
+/* alias.c - memory that is mapped at several addresses, and lies at one of them at a time.
+ *
+ * Mapping costs the host tens of microseconds a granule, so a step that repeats must not map. When
+ * free granules are let lie elsewhere, the old mapping stays: those addresses are *dormant*. A
+ * later request that finds every granule behind some addresses free, wherever these lie now, has
+ * them back there for nothing.
+ *
+ * What a granule holds counts once, at its home; `reserved` knows nothing of aliases. Work at one
+ * address is over for work at another under the rule for any free block: on the same stream it is
+ * queued behind it, on another the host has waited. Mapping what was not mapped needs no waiting;
+ * before unmapping, the host has waited for all that was ever queued there. */
+#include <stdlib.h>
+
+#include "pool/alias.h"
+
+enum {
+    SLAB_GRANULES = 512,
+    WORD_BITS = 64,
+    /* Of mappings for each granule on average. Each costs the driver some host memory and eight
+     * bytes of page table; a step needs about as many as it has different orders of its memory. */
+    MOST_ALIASES = 8,
+};
+
+struct sk__granule_slab {
+    struct sk__granule_slab *next;
+    sk__granule records[SLAB_GRANULES];
+};
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+sk_status sk__slots_open(const sk_pool *pool, sk__segment *segment) {
+    size_t count = segment->nbytes / pool->granule_bytes;
+    segment->slots = calloc(count, sizeof *segment->slots);
+    segment->starts = calloc((count + WORD_BITS - 1) / WORD_BITS, sizeof *segment->starts);
+    if (segment->slots == NULL || segment->starts == NULL) {
+        sk__slots_close(segment);
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for %zu slots", count);
+    }
+    return SK_OK;
+}
+
+void sk__slots_close(sk__segment *segment) {
+    free(segment->slots);
+    free(segment->starts);
+    segment->slots = NULL;
+    segment->starts = NULL;
+}
+
+sk__slot *sk__slot_at(const sk_pool *pool, const sk__segment *segment, uintptr_t address) {
+    sk_assert(address >= segment->address && address - segment->address < segment->nbytes);
+    return &segment->slots[(address - segment->address) / pool->granule_bytes];
+}
+
+uintptr_t sk__slot_address(const sk_pool *pool, const sk__slot *slot) {
+    size_t index = (size_t)(slot - slot->segment->slots);
+    return slot->segment->address + index * pool->granule_bytes;
+}
+
+/* ---- granules -------------------------------------------------------------------------------- */
+
+sk_status sk__granules_reserve(sk_pool *pool, size_t count) {
+    while (pool->spare_granule_count < count) {
+        struct sk__granule_slab *slab = calloc(1, sizeof *slab);
+        if (slab == NULL) {
+            return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for granule records");
+        }
+        slab->next = pool->granule_slabs;
+        pool->granule_slabs = slab;
+        for (size_t i = 0; i < SLAB_GRANULES; i++) {
+            slab->records[i].next = pool->spare_granules;
+            pool->spare_granules = &slab->records[i];
+        }
+        pool->spare_granule_count += SLAB_GRANULES;
+    }
+    return SK_OK;
+}
+
+void sk__granules_free(sk_pool *pool) {
+    while (pool->granule_slabs != NULL) {
+        struct sk__granule_slab *slab = pool->granule_slabs;
+        pool->granule_slabs = slab->next;
+        free(slab);
+    }
+    pool->spare_granules = NULL;
+    pool->spare_granule_count = 0;
+}
+
+void sk__slots_fill(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes) {
+    for (size_t done = 0; done < nbytes; done += pool->granule_bytes) {
+        sk__slot *slot = sk__slot_at(pool, segment, address + done);
+        sk__granule *granule = pool->spare_granules;
+        sk_assert(slot->granule == NULL && granule != NULL && pool->spare_granule_count > 0);
+        pool->spare_granules = granule->next;
+        pool->spare_granule_count--;
+        slot->segment = segment;
+        slot->granule = granule;
+        slot->next = NULL;
+        *granule = (sk__granule){.home = slot, .slots = slot};
+    }
+}
+
+void sk__slots_empty(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes) {
+    for (size_t done = 0; done < nbytes; done += pool->granule_bytes) {
+        sk__slot *slot = sk__slot_at(pool, segment, address + done);
+        sk__granule *granule = slot->granule;
+        sk_assert(granule != NULL && granule->home == slot);
+        sk_assert(granule->slots == slot && slot->next == NULL); /* its aliases were dropped */
+        slot->granule = NULL;
+        granule->next = pool->spare_granules;
+        pool->spare_granules = granule;
+        pool->spare_granule_count++;
+    }
+}
+
+/* ---- dropping aliases ------------------------------------------------------------------------ */
+
+static void slot_unlink(sk__slot *slot) {
+    sk__slot **link = &slot->granule->slots;
+    while (*link != slot) {
+        link = &(*link)->next;
+    }
+    *link = slot->next;
+    slot->next = NULL;
+    slot->granule = NULL;
+}
+
+static sk_status alias_drop(sk_pool *pool, sk__slot *slot) SK_REQUIRES(pool->lock) {
+    sk_backend *backend = pool->backend;
+    uintptr_t address = sk__slot_address(pool, slot);
+    sk_assert(slot->granule->home != slot);
+    sk_status status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+    if (status == SK_OK) {
+        status = backend->ops.range_decommit(backend->self, (void *)address, pool->granule_bytes);
+    }
+    if (status != SK_OK) {
+        return status;
+    }
+    sk__block *dormant = sk__block_covering(pool, slot->segment, address);
+    sk_assert(dormant->state == SK_DORMANT && pool->alias_count > 0);
+    sk__block_vacate(pool, sk__idle_cut(pool, dormant, address, pool->granule_bytes));
+    slot_unlink(slot);
+    pool->alias_count--;
+    pool->stats.unmaps++;
+    return SK_OK;
+}
+
+sk_status sk__aliases_drop(sk_pool *pool, const sk__span *granules) {
+    const sk__block *block = granules->block;
+    sk_status status = SK_OK;
+    sk_assert(block->state == SK_CACHED && block->given_at <= block->lane->synced);
+    for (size_t done = 0; done < granules->nbytes && status == SK_OK; done += pool->granule_bytes) {
+        sk__slot *home = sk__slot_at(pool, block->segment, granules->address + done);
+        sk__granule *granule = home->granule;
+        sk__slot *slot = granule->slots;
+        while (slot != NULL && status == SK_OK) {
+            sk__slot *next = slot->next;
+            status = slot != home ? alias_drop(pool, slot) : SK_OK;
+            slot = next;
+        }
+    }
+    return status;
+}
+
+static size_t most_aliases(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+    return MOST_ALIASES * (pool->reserved_bytes / pool->granule_bytes);
+}
+
+bool sk__aliases_have_room(const sk_pool *pool, size_t nbytes) {
+    return pool->alias_count + nbytes / pool->granule_bytes <= most_aliases(pool);
+}
+
+bool sk__aliases_are_few(const sk_pool *pool) { return pool->alias_count < most_aliases(pool) / 2; }
+
+/* Drop those of one segment that were left long ago; those left after `settled` may still be worked
+ * on. */
+static sk_status segment_thin(sk_pool *pool, sk__segment *segment, uint64_t settled)
+    SK_REQUIRES(pool->lock) {
+    uint64_t kept = most_aliases(pool) / 2;
+    sk_status status = SK_OK;
+    uintptr_t end = segment->address + segment->nbytes;
+    uintptr_t address = segment->address;
+    while (address < end && status == SK_OK) {
+        const sk__block *block = sk__block_covering(pool, segment, address);
+        if (block->state != SK_DORMANT) {
+            address = sk__round_up(block->address + block->nbytes, pool->granule_bytes);
+            continue;
+        }
+        sk__slot *slot = sk__slot_at(pool, segment, address);
+        bool old = slot->left_at <= settled && slot->left_at + kept <= pool->departures;
+        status = old ? alias_drop(pool, slot) : SK_OK;
+        address += pool->granule_bytes;
+    }
+    return status;
+}
+
+sk_status sk__aliases_thin(sk_pool *pool) {
+    uint64_t settled = pool->departures;
+    sk_status status = sk__lanes_idle(pool);
+    for (sk__segment *segment = pool->segments; segment != NULL && status == SK_OK;
+         segment = segment->next) {
+        status = segment->slots != NULL ? segment_thin(pool, segment, settled) : SK_OK;
+    }
+    return status;
+}
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane *lane) {
+    sk__block *from = gone->block;
+    sk__segment *segment = sk__segment_find(pool, to);
+    sk_assert(from->lane == lane || from->given_at <= from->lane->synced);
+    uint64_t given_at = from->lane == lane ? from->given_at : 0;
+    sk__committed_change(pool, from->segment, gone->nbytes, false);
+    sk__committed_change(pool, segment, gone->nbytes, true);
+    pool->stats.moved_bytes += (int64_t)gone->nbytes;
+    sk__span_unlist(pool, gone);
+    for (size_t done = 0; done < gone->nbytes; done += pool->granule_bytes) {
+        sk__slot *left = sk__slot_at(pool, from->segment, gone->address + done);
+        sk__slot *home = sk__slot_at(pool, segment, to + done);
+        sk_assert(left->granule == home->granule && left->granule->home == left);
+        left->left_at = ++pool->departures;
+        home->granule->home = home;
+    }
+    sk__block *idle = sk__block_covering(pool, segment, to);
+    sk__block *block = sk__idle_cut(pool, idle, to, gone->nbytes);
+    block->lane = lane;
+    block->given_at = given_at;
+    sk__block_cache(pool, block);
+    sk__span_leave(pool, gone, SK_DORMANT);
+}
+
+sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant,
+                       sk__lane *lane) {
+    sk_backend *backend = pool->backend;
+    sk__segment *segment = vacant->segment;
+    uintptr_t to = vacant->address;
+    sk_assert(vacant->state == SK_VACANT && vacant->nbytes >= gone->nbytes);
+    sk_status status =
+        backend->ops.range_alias(backend->self, (void *)gone->address, (void *)to, gone->nbytes);
+    if (status != SK_OK) {
+        return status;
+    }
+    size_t count = gone->nbytes / pool->granule_bytes;
+    for (size_t done = 0; done < gone->nbytes; done += pool->granule_bytes) {
+        sk__slot *slot = sk__slot_at(pool, segment, to + done);
+        sk__slot *home = sk__slot_at(pool, gone->block->segment, gone->address + done);
+        sk_assert(slot->granule == NULL && home->granule->home == home);
+        slot->segment = segment;
+        slot->granule = home->granule;
+        slot->next = home->granule->slots;
+        home->granule->slots = slot;
+    }
+    pool->alias_count += count;
+    pool->stats.maps += (int64_t)count;
+    sk__span_settle(pool, gone, to, lane);
+    return SK_OK;
+}
+
+/* ---- having memory back where it is mapped --------------------------------------------------- */
+
+/* The free block that a granule lies in, if the lane may use it now. */
+static sk__block *granule_block(const sk_pool *pool, const sk__granule *granule,
+                                const sk__lane *lane) SK_REQUIRES(pool->lock) {
+    uintptr_t address = sk__slot_address(pool, granule->home);
+    sk__block *block = sk__block_covering(pool, granule->home->segment, address);
+    bool whole = address + pool->granule_bytes <= block->address + block->nbytes;
+    bool usable = block->state == SK_CACHED && whole &&
+                  (block->lane == lane || block->given_at <= block->lane->synced);
+    return usable ? block : NULL;
+}
+
+/* A range of addresses that is wanted. */
+typedef struct range {
+    sk__segment *segment;
+    uintptr_t address, end;
+} range;
+
+/* Whether every slot from `address` to `end` has a granule that no other slot seen by this search
+ * has, and that is free if it lies elsewhere. */
+static bool slots_are_ready(sk_pool *pool, const range *part, const sk__lane *lane, bool dormant)
+    SK_REQUIRES(pool->lock) {
+    uintptr_t address = sk__round_down(part->address, pool->granule_bytes);
+    for (; address < part->end; address += pool->granule_bytes) {
+        sk__granule *granule = sk__slot_at(pool, part->segment, address)->granule;
+        sk_assert(granule != NULL);
+        if (granule->seen == pool->searches ||
+            (dormant && granule_block(pool, granule, lane) == NULL)) {
+            return false;
+        }
+        granule->seen = pool->searches;
+    }
+    return true;
+}
+
+static bool range_is_ready(sk_pool *pool, const range *wanted, const sk__lane *lane)
+    SK_REQUIRES(pool->lock) {
+    const sk__block *block = sk__block_covering(pool, wanted->segment, wanted->address);
+    if (block->state == SK_CACHED && block->lane == lane &&
+        block->address + block->nbytes >= wanted->end) {
+        return true;
+    }
+    pool->searches++;
+    bool ready = true;
+    for (; ready && block != NULL && block->address < wanted->end; block = block->right) {
+        bool dormant = block->state == SK_DORMANT;
+        range part = {wanted->segment, sk__max(block->address, wanted->address),
+                      sk__min(block->address + block->nbytes, wanted->end)};
+        ready = (dormant || (block->state == SK_CACHED && block->lane == lane)) &&
+                slots_are_ready(pool, &part, lane, dormant);
+    }
+    return ready;
+}
+
+/* Have the granules behind dormant slots from `address` on back, as many as lie in one piece; the
+ * address behind them. */
+static uintptr_t piece_open(sk_pool *pool, const range *wanted, uintptr_t address, sk__lane *lane)
+    SK_REQUIRES(pool->lock) {
+    const size_t granule = pool->granule_bytes;
+    const sk__slot *slot = sk__slot_at(pool, wanted->segment, address);
+    const sk__block *dormant = sk__block_covering(pool, wanted->segment, address);
+    uintptr_t end = sk__min(dormant->address + dormant->nbytes, sk__round_up(wanted->end, granule));
+    uintptr_t from = sk__slot_address(pool, slot->granule->home);
+    sk__block *lender = granule_block(pool, slot->granule, lane);
+    sk_assert(dormant->state == SK_DORMANT && lender != NULL);
+    size_t nbytes = granule;
+    while (address + nbytes < end && from + nbytes + granule <= lender->address + lender->nbytes &&
+           slot[nbytes / granule].granule->home == slot->granule->home + nbytes / granule) {
+        nbytes += granule;
+    }
+    sk__span_settle(pool, &(sk__span){lender, from, nbytes}, address, lane);
+    return address + nbytes;
+}
+
+bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request) {
+    sk__segment *segment = sk__segment_find(pool, address);
+    range wanted = {segment, address, address + request->nbytes};
+    if (segment == NULL || segment->slots == NULL || segment->arena != request->arena ||
+        !range_is_ready(pool, &wanted, request->lane)) {
+        return false;
+    }
+    while (address < wanted.end) {
+        const sk__block *block = sk__block_covering(pool, segment, address);
+        if (block->state == SK_CACHED) {
+            address = block->address + block->nbytes;
+            continue;
+        }
+        if (sk__records_reserve(pool, (size_t)2 * SK_RECORDS_PER_TAKE) != SK_OK) {
+            return false; /* what was opened is free, and as good there as elsewhere */
+        }
+        address =
+            piece_open(pool, &wanted, sk__round_down(address, pool->granule_bytes), request->lane);
+    }
+    return true;
+}
+
+bool sk__alias_reopen(sk_pool *pool, const sk__request *request) {
+    const sk__granule *found = NULL;
+    uintptr_t address = 0;
+    if (request->nbytes > pool->granule_bytes ||
+        sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
+        return false;
+    }
+    for (const sk__block *block = pool->dormant[request->arena]; block != NULL && found == NULL;
+         block = block->next) {
+        for (size_t done = 0; done < block->nbytes && found == NULL; done += pool->granule_bytes) {
+            address = block->address + done;
+            const sk__granule *granule = sk__slot_at(pool, block->segment, address)->granule;
+            found = granule_block(pool, granule, request->lane) != NULL ? granule : NULL;
+        }
+    }
+    if (found == NULL) {
+        return false;
+    }
+    sk__span lent = {granule_block(pool, found, request->lane), sk__slot_address(pool, found->home),
+                     pool->granule_bytes};
+    sk__span_settle(pool, &lent, address, request->lane);
+    return true;
+}

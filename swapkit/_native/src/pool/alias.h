@@ -1,0 +1,93 @@
+/* alias.h - memory with several addresses: what alias.c, lend.c and place.c do for the others.
+ *
+ * Everything here is guarded by pool->lock. */
+#ifndef SWAPKIT_POOL_ALIAS_H
+#define SWAPKIT_POOL_ALIAS_H
+
+#include "pool/pool.h"
+
+/* Physical memory of one granule. It may be mapped in several slots and lies in one of them: its
+ * home, whose addresses are those of the block that has it. */
+struct sk__granule {
+    sk__slot *home;
+    sk__slot *slots;   /* that it is mapped in, home included */
+    sk__granule *next; /* unused record */
+    uint64_t seen;     /* by the search with this number */
+};
+
+/* One granule of addresses. */
+struct sk__slot {
+    sk__segment *segment;
+    sk__granule *granule; /* mapped here; NULL: none is */
+    sk__slot *next;       /* of those that it is mapped in */
+    sk__block *first;     /* of the blocks that begin here */
+    uint64_t left_at;     /* pool->departures when the memory was lent to another slot */
+};
+
+/* Requests of one size: where they were served. */
+struct sk__size {
+    size_t nbytes; /* 0: unused */
+    size_t turn;   /* requests since the last mark */
+    uintptr_t *turns, *places;
+    size_t nturns, nplaces;
+};
+
+/* alias.c: memory that is mapped at several addresses, and lies at one of them at a time. */
+sk_status sk__slots_open(const sk_pool *pool, sk__segment *segment);
+void sk__slots_close(sk__segment *segment);
+sk__slot *sk__slot_at(const sk_pool *pool, const sk__segment *segment, uintptr_t address);
+uintptr_t sk__slot_address(const sk_pool *pool, const sk__slot *slot);
+sk_status sk__granules_reserve(sk_pool *pool, size_t count) SK_REQUIRES(pool->lock);
+void sk__granules_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Note memory that was committed; needs the granules reserved. And that which is decommitted. */
+void sk__slots_fill(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock);
+void sk__slots_empty(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock);
+/* Unmap every alias of free granules that no work is behind. */
+sk_status sk__aliases_drop(sk_pool *pool, const sk__span *granules) SK_REQUIRES(pool->lock);
+/* Let free granules lie at the beginning of an idle block in `lane`, where they are mapped, or are
+ * to be mapped first. Needs SK_RECORDS_PER_TAKE. */
+sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant, sk__lane *lane)
+    SK_REQUIRES(pool->lock);
+void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane *lane)
+    SK_REQUIRES(pool->lock);
+/* Whether so many more aliases may be made. Else the oldest are unmapped, which waits for all
+ * streams: everything is to be looked up afresh. */
+bool sk__aliases_have_room(const sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
+sk_status sk__aliases_thin(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Let `nbytes` from `address` on be one free block of the lane, if free memory is mapped there
+ * throughout. */
+bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request)
+    SK_REQUIRES(pool->lock);
+
+/* Likewise a granule for a small request, wherever one is mapped among the small. */
+bool sk__alias_reopen(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+/* Whether aliases are so few that some may be made before they are needed. */
+bool sk__aliases_are_few(const sk_pool *pool) SK_REQUIRES(pool->lock);
+
+/* lend.c: which free memory is let lie elsewhere. */
+/* Free granules that `request` can have at once, up to `nbytes`, and all that there are in
+ * `*total`: of blocks whose memory its stream may use, but for `spared`. */
+sk__span sk__lender(const sk_pool *pool, const sk__request *request, const sk__block *spared,
+                    size_t nbytes, size_t *total) SK_REQUIRES(pool->lock);
+/* Map free memory anew for `request`, where nothing was mapped, though some of it may fit: the
+ * place's address. 0: there is not enough, or the pool may still grow. */
+uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+
+/* place.c: where requests were served before. */
+/* Whether a request is remembered at all: both of these are only for those that are. */
+static inline bool sk__has_place(const sk_pool *pool, const sk__request *request)
+    SK_REQUIRES(pool->lock) {
+    return pool->alias_count > 0 && request->arena == SK_LARGE;
+}
+/* Where this request was served at this turn of the last step, or one of its size; the block is in
+ * no list. NULL: nowhere, or something is in the way. */
+sk__block *sk__place_take(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+void sk__place_note(sk_pool *pool, const sk__request *request, uintptr_t address)
+    SK_REQUIRES(pool->lock);
+/* A step ends: what comes is expected to be what came after the last mark. */
+void sk__places_mark(sk_pool *pool) SK_REQUIRES(pool->lock);
+void sk__places_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+
+#endif

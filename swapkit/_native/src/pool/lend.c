@@ -1,0 +1,82 @@
+/* lend.c - which free memory is let lie at other addresses. */
+#include "pool/alias.h"
+
+/* Blocks that may lend: the bytes of their granules, and the one given back first, whose addresses
+ * are the least likely to be asked for next. Memory of the request's own stream need not be waited
+ * for, and small requests keep theirs while there is other. */
+typedef struct lenders {
+    sk__block *first;
+    size_t nbytes;
+} lenders;
+
+static void lenders_add(const sk_pool *pool, const sk__request *request, sk__block *block,
+                        lenders *found) SK_REQUIRES(pool->lock) {
+    uintptr_t from = sk__round_up(block->address, pool->granule_bytes);
+    uintptr_t to = sk__round_down(block->address + block->nbytes, pool->granule_bytes);
+    bool usable = block->lane == request->lane || block->given_at <= block->lane->synced;
+    if (!usable || from >= to) {
+        return;
+    }
+    found->nbytes += to - from;
+    const sk__block *first = found->first;
+    sk__arena arena = block->segment->arena;
+    bool earlier = first == NULL || arena > first->segment->arena ||
+                   (arena == first->segment->arena && block->given_at < first->given_at);
+    found->first = earlier ? block : found->first;
+}
+
+sk__span sk__lender(const sk_pool *pool, const sk__request *request, const sk__block *spared,
+                    size_t nbytes, size_t *total) {
+    lenders found = {0};
+    for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
+        for (int i = 0; i < SK_ARENAS; i++) {
+            const sk__freelist *list = &lane->free[i];
+            sk__block *block = sk__freelist_next(list, NULL);
+            for (; block != NULL; block = sk__freelist_next(list, block)) {
+                lenders none = {0};
+                lenders_add(pool, request, block, block != spared ? &found : &none);
+            }
+        }
+    }
+    *total = found.nbytes;
+    return found.first == NULL ? (sk__span){0} : sk__span_of(pool, found.first, nbytes);
+}
+
+/* The smallest vacancy for so many granules; NULL: there is none. */
+static sk__block *vacant_fitting(const sk_pool *pool, sk__arena arena, size_t nbytes)
+    SK_REQUIRES(pool->lock) {
+    sk__block *best = NULL;
+    for (sk__block *block = pool->vacant[arena]; block != NULL; block = block->next) {
+        bool fits = block->nbytes >= nbytes;
+        best = fits && (best == NULL || block->nbytes < best->nbytes) ? block : best;
+    }
+    return best;
+}
+
+uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
+    size_t nbytes = sk__segment_bytes(pool, request);
+    const sk__block *vacant = vacant_fitting(pool, request->arena, nbytes);
+    if (vacant == NULL || pool->refuses_aliases ||
+        pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes) >= nbytes) {
+        return 0;
+    }
+    size_t total = 0;
+    const sk__block *made = vacant->left; /* and what is free before it: not lent again */
+    (void)sk__lender(pool, request, made, nbytes, &total);
+    sk__segment *segment = vacant->segment;
+    uintptr_t start = vacant->address;
+    sk_status status = total >= nbytes ? SK_OK : SK_NOT_READY;
+    for (size_t done = 0; done < nbytes && status == SK_OK;) {
+        sk__span lent = sk__lender(pool, request, made, nbytes - done, &total);
+        sk_assert(lent.nbytes > 0 && lent.nbytes <= nbytes - done);
+        status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+        if (status == SK_OK) {
+            vacant = sk__block_covering(pool, segment, start + done);
+            status = sk__span_map(pool, &lent, vacant, request->lane);
+            pool->refuses_aliases = status != SK_OK;
+        }
+        done += lent.nbytes;
+        made = sk__block_covering(pool, segment, start);
+    }
+    return status == SK_OK ? start : 0;
+}

@@ -1,0 +1,32 @@
+"""What the pool's statistics say of granules that come, move and go."""
+
+from __future__ import annotations
+
+from swapkit._native.backend import Backend
+from swapkit._native.pool import Pool, RingKind
+
+MIB = 1 << 20
+GRANULE = 64 << 10
+BUDGET = 8 * MIB
+CAPACITY = 64 * MIB
+
+
+def test_stats_when_memory_comes_moves_and_goes_then_its_maps_and_unmaps_are_counted() -> None:
+    with (
+        Backend.cpu(capacity_bytes=CAPACITY) as backend,
+        Pool(backend, budget_bytes=BUDGET) as pool,
+    ):
+        pieces = [pool.take(2 * MIB) for _ in range(4)]
+        assert (pool.stats()["maps"], pool.stats()["unmaps"]) == (8 * MIB // GRANULE, 0)
+        pool.give(pieces[0])
+        pool.give(pieces[2])
+        pieces[0:1] = [pool.take(4 * MIB)]
+        moved = pool.stats()["moved_bytes"] // GRANULE
+        assert moved > 0
+        assert pool.stats()["maps"] == 8 * MIB // GRANULE + moved
+        assert pool.stats()["unmaps"] == moved
+        pool.note(RingKind.MARK)  # the end of a step needs no ring
+        for address in (pieces[0], pieces[1], pieces[3]):
+            pool.give(address)
+        pool.trim()
+        assert pool.stats()["maps"] == pool.stats()["unmaps"]
