@@ -243,10 +243,7 @@ class Recorder:
             workspaces.begin()
         self._running += 1
         try:
-            self.timer.expect(function)
-            begun = self.timer.begin()
-            result = function(*args, **kwargs)
-            taken = self.timer.end(begun, (function, args, kwargs), result)
+            result, taken = self._run_timed(function, args, kwargs)
         finally:
             self._running -= 1
             workspace = workspaces.end() if workspaces.is_on else NO_WORKSPACE
@@ -265,6 +262,18 @@ class Recorder:
         if read is not None:  # without the lock: it takes time, and maybe memory
             self.bytes.ran(row, read, made)
         return result
+
+    def _run_timed(
+        self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        self.timer.expect(function)
+        begun = self.timer.begin()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            self.timer.abandon()
+            raise
+        return result, self.timer.end(begun, (function, args, kwargs), result)
 
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
         """Look at what an operator is about to read that a plan could repeat; None: it cannot.

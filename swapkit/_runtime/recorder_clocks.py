@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.pool import Pool, Ring, RingKind
-from swapkit._runtime.recorder_delays import Delays, LongCalls, is_capturing
+from swapkit._runtime.recorder_delays import DELAY_SECONDS, Delays, LongCalls, is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +27,12 @@ _EMPTY_PAIRS = 16
 
 
 class Timer(Protocol):
-    """Takes the time of operators, each between `begin` and `end` on one thread.
+    """Takes the time of operators, each between `begin` and `end` or `abandon` on one thread.
 
-    In between, `stop` and `go_on` are called there around what is no part of the operator: memory
-    is made for what it allocates. No lock of the pool's is held, but whatever the thread itself
-    holds, and nothing of what the pool hands out may be needed.
+    A thread may begin another operator in between: a finalizer's. In between, `stop` and `go_on`
+    are called there around what is no part of the operator: memory is made for what it allocates.
+    No lock of the pool's is held, but whatever the thread itself holds, and nothing of what the
+    pool hands out may be needed.
     """
 
     doubtful: frozenset[int]  # of the `seconds` asked for: those that may hold waiting, too
@@ -44,6 +45,9 @@ class Timer(Protocol):
 
     def end(self, begun: Any, call: tuple[Operator, Any, Any], result: object) -> Any:  # noqa: ANN401
         """Note that it has ended; return what stands for its time."""
+
+    def abandon(self) -> None:
+        """Note that it has raised: the one that this thread has begun last."""
 
     def stop(self) -> None:
         """This thread does something else from here on."""
@@ -79,6 +83,9 @@ class HostTimer:
         """Return the seconds since."""
         return self.begin() - begun
 
+    def abandon(self) -> None:
+        """Do nothing: nothing is held of it."""
+
     def stop(self) -> None:
         """Let this thread's time stand still."""
         self._since[threading.get_ident()] = time.perf_counter()
@@ -103,12 +110,12 @@ class HostTimer:
 class _Running:
     """An operator that runs, or ran: events in its stream."""
 
-    __slots__ = ("begun", "ended", "is_late", "pauses", "since", "stopped", "stream", "whose")
+    __slots__ = ("begun", "delay", "ended", "is_late", "pauses", "since", "stopped", "stream")
 
-    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - of torch's module for the device
+    def __init__(self, stream: Any, delay: float) -> None:  # noqa: ANN401 - of torch's module
         self.stream = stream
+        self.delay = delay  # in seconds: what the stream has to do when it began, or went on
         self.since = 0.0  # by the host's clock: begun, or gone on
-        self.whose: object = None
         self.is_late = False  # whether the stream may have waited for the call
         self.begun: Any = None
         self.ended: Any = None
@@ -128,9 +135,11 @@ class StreamTimer:
     the next would count that time, so it is kept busy (`recorder_delays.py`). Where a call takes
     longer than a delay because memory is made, two more events, the latter behind another delay,
     tell how long the stream waited for that. A call that takes longer by itself is doubtful, and
-    its operator has a longer delay the next time.
+    its operator has a longer delay the next time; unless it is known by then that this operator
+    waits for the stream. What is found out later proves nothing about it: it may have been slow.
 
     While a graph is captured nothing runs: events there would be the graph's, and so would delays.
+    A capture may begin or end anywhere, so each call looks.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -140,57 +149,80 @@ class StreamTimer:
         self._device = device
         self._module: Any = getattr(torch, device.type)
         self._delays = Delays(device)
-        self._running: dict[int, _Running] = {}  # by thread
+        # By thread: those that it is in, the innermost last; None: begun while a graph is captured.
+        self._running: dict[int, list[_Running | None]] = {}
+        self._expected: dict[int, float] = {}  # by thread: the delay for the next operator
         self._empty: list[Any] = []  # events with nothing in between
 
     def expect(self, function: Operator) -> None:
         """Keep the stream busy for as long as its call takes, if that is long."""
         seconds = self.long_calls.seconds(function)
+        self._expected[threading.get_ident()] = seconds
         if seconds and not is_capturing(self._device):
             self._delays.cover(self._module.current_stream(self._device), seconds)
 
     def begin(self) -> _Running | None:
         """Record an event."""
-        if is_capturing(self._device):
-            return None
-        running = _Running(self._module.current_stream(self._device))
-        self._delays.cover(running.stream)
+        thread = threading.get_ident()
+        expected = self._expected.pop(thread, 0.0)
+        running = None
+        if not is_capturing(self._device):
+            running = self._start(self._module.current_stream(self._device), expected)
+        self._running.setdefault(thread, []).append(running)
+        return running
+
+    def _start(self, stream: Any, expected: float) -> _Running:  # noqa: ANN401 - torch's
+        running = _Running(stream, expected or DELAY_SECONDS)
+        if not expected:  # another delay would hide how the call depends on the longer one
+            self._delays.cover(stream)
         if not self._empty:
             self._empty = [self._record(running) for _ in range(_EMPTY_PAIRS + 1)]
         running.begun = self._record(running)
         running.since = time.perf_counter()
-        self._running[threading.get_ident()] = running
         return running
 
     def end(
         self, begun: _Running | None, call: tuple[Operator, Any, Any], _result: object
     ) -> _Running | None:
         """Record another."""
-        self._running.pop(threading.get_ident(), None)
-        if begun is None:
+        self.abandon()
+        if begun is None or is_capturing(self._device):
             return None
         begun.ended = self._record(begun)
-        begun.whose = call[0]
         latest = begun.pauses[-1][1] if begun.pauses else begun.begun
         if latest.query():  # the delay is over: the stream may have waited since
-            begun.is_late = True
-            self.long_calls.add(begun.whose, time.perf_counter() - begun.since)
+            self.long_calls.add(call[0], time.perf_counter() - begun.since, begun.delay)
+            begun.is_late = not self.long_calls.waits(call[0])
         return begun
+
+    def abandon(self) -> None:
+        """Forget the latest operator of this thread: what it does from here on is not its own."""
+        thread = threading.get_ident()
+        mine = self._running.get(thread)
+        if mine:
+            mine.pop()
+        if not mine:
+            self._running.pop(thread, None)
 
     def stop(self) -> None:
         """Record where the stream may begin to wait for this thread."""
-        running = self._running.get(threading.get_ident())
-        if running is not None:
+        for running in self._paused_now():
             running.stopped = self._record(running)
 
     def go_on(self) -> None:
         """Record where it no longer does."""
-        running = self._running.get(threading.get_ident())
-        if running is not None and running.stopped is not None:
-            self._delays.cover(running.stream)
-            running.pauses.append((running.stopped, self._record(running)))
-            running.stopped = None
-            running.since = time.perf_counter()
+        for running in self._paused_now():
+            if running.stopped is not None:
+                self._delays.cover(running.stream)
+                running.pauses.append((running.stopped, self._record(running)))
+                running.stopped = None
+                running.delay = DELAY_SECONDS
+                running.since = time.perf_counter()
+
+    def _paused_now(self) -> list[_Running]:
+        """Return what this thread is in: the outer ones wait for what an inner one waits for."""
+        mine = [each for each in self._running.get(threading.get_ident(), ()) if each is not None]
+        return [] if mine and is_capturing(self._device) else mine
 
     def nothing(self) -> None:
         """Return no events."""
@@ -202,17 +234,14 @@ class StreamTimer:
 
     def seconds(self, taken: Sequence[_Running | None]) -> list[float]:
         """Wait for the device; return the times between the events, without what these take."""
-        self._module.synchronize(self._device)
-        self._delays.drop()
+        self._delays.finish()
         between = [
             first.elapsed_time(last)
             for first, last in zip(self._empty, self._empty[1:], strict=False)
         ]
         empty = statistics.median(between) if between else 0.0
         self.doubtful = frozenset(
-            number
-            for number, each in enumerate(taken)
-            if each is not None and each.is_late and not self.long_calls.waits(each.whose)
+            number for number, each in enumerate(taken) if each is not None and each.is_late
         )
         return [
             0.0 if each is None else max(0.0, each.milliseconds() - empty) / 1e3 for each in taken
@@ -237,6 +266,9 @@ class ModelTimer:
         """Return the seconds that the hardware would take."""
         function, args, kwargs = call
         return self._hardware.seconds(function, args, kwargs, result)
+
+    def abandon(self) -> None:
+        """Do nothing."""
 
     def stop(self) -> None:
         """Do nothing: no time passes."""

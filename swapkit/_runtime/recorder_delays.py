@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 DELAY_SECONDS = 2e-3  # longer than the call of most operators that are recorded
 LONGEST_SECONDS = 16e-3
+_PROOFS = 2
 _CYCLES_PER_SECOND = 2e9
 # Of a device that cannot sleep: two such matrices, of 4 MiB each, are multiplied for some 50 us.
 _WIDTH = 1024
@@ -26,27 +28,54 @@ def is_capturing(device: torch.device) -> bool:
     return look is not None and bool(look())
 
 
+class _LongCall(NamedTuple):
+    """What is known of an operator: its latest call that outlasted a delay."""
+
+    call_seconds: float
+    delay_seconds: float  # before it
+    wanted: float  # the delay for the next one
+    follows: int  # how many calls in a row were longer, or shorter, by what the delay was
+
+
 class LongCalls:
-    """Operators whose calls outlast a delay, and how long a delay would be enough. Any thread."""
+    """Operators whose calls outlast a delay, and how long a delay would be enough. Any thread.
+
+    There are two kinds. A call that is slow by itself, as one that loads code, takes as long behind
+    any delay. One that waits for the stream returns soon after the delay, however long that is.
+    Slow calls differ from each other, and so may look like that by chance: it takes two changes of
+    the delay in a row.
+    """
 
     def __init__(self) -> None:
         """Know of none."""
-        self._seconds: dict[object, float] = {}
+        self._known: dict[object, _LongCall] = {}
 
     def seconds(self, function: object) -> float:
         """Return how long a delay an operator needs; 0: any, or none is enough."""
-        return self._seconds.get(function, 0.0)
+        known = self._known.get(function)
+        return 0.0 if known is None or known.follows >= _PROOFS else known.wanted
 
     def waits(self, function: object) -> bool:
         """Return whether it waits for the stream itself: so it always does, recorded or not."""
-        return self._seconds.get(function) == 0.0
+        known = self._known.get(function)
+        return known is not None and known.follows >= _PROOFS
 
-    def add(self, function: object, call_seconds: float) -> None:
+    def add(self, function: object, call_seconds: float, delay_seconds: float) -> None:
         """Note a call that has outlasted the delay before it."""
-        known = self._seconds.get(function, DELAY_SECONDS)
-        is_enough = known < LONGEST_SECONDS and not self.waits(function)
-        wanted = max(2 * call_seconds, 2 * known)
-        self._seconds[function] = min(LONGEST_SECONDS, wanted) if is_enough else 0.0
+        known = self._known.get(function)
+        follows, wanted = 0, 2 * max(call_seconds, delay_seconds)
+        is_near = call_seconds - delay_seconds < LONGEST_SECONDS / 2
+        if known is not None:
+            if known.follows >= _PROOFS:
+                return
+            changed = delay_seconds - known.delay_seconds
+            off = call_seconds - known.call_seconds - changed
+            follows = known.follows + 1 if is_near and abs(off) < abs(changed) / 2 else 0
+            wanted = max(wanted, known.wanted)
+        if is_near and delay_seconds >= LONGEST_SECONDS:
+            wanted = DELAY_SECONDS  # one that waits takes less the next time
+        wanted = min(LONGEST_SECONDS, wanted)
+        self._known[function] = _LongCall(call_seconds, delay_seconds, wanted, follows)
 
 
 class Delays:
@@ -54,13 +83,19 @@ class Delays:
 
     Two are enough to keep a stream busy for at least one: before the latest has begun, no other one
     is put in.
+
+    The recorder may be stopped while an operator of another thread begins. That one keeps what it
+    has found, so that it neither fails nor has memory taken away that the device computes with, and
+    leaves nothing behind.
     """
 
     def __init__(self, device: torch.device) -> None:
         """Put none in as yet."""
         self._module: Any = getattr(torch, device.type)
         self._device = device
-        self._delay: Callable[[float], None] | None = None
+        self._is_over = threading.Event()  # once set, for good: before anything is let go of
+        # The first one is taken. Others, made on several threads at once, stay until the end, too.
+        self._made: list[Callable[[float], None]] = []
         # By the stream's number: an event just before the latest delay, and how long that is.
         # Asking a stream of torch's for more than its number may wait for what the host has queued
         # (`torch_npu`).
@@ -68,20 +103,27 @@ class Delays:
 
     def cover(self, stream: Any, seconds: float = DELAY_SECONDS) -> None:  # noqa: ANN401 - torch's
         """Let what a stream is given next begin no earlier than so long from now."""
+        if self._is_over.is_set():
+            return
         event, length = self._latest.get(stream.stream_id, (None, 0.0))
         if length >= seconds and not event.query():
             return
         with self._module.stream(stream):
-            if self._delay is None:
-                self._delay = self._make_delay()
+            made = self._made
+            if not made:
+                made.append(self._make_delay())
             event = self._module.Event()
             self._latest[stream.stream_id] = event, seconds
             event.record(stream)
-            self._delay(seconds)
+            made[0](seconds)
+            if self._is_over.is_set():
+                self.finish()  # `made` is this thread's alone by now, or is about to be
 
-    def drop(self) -> None:
-        """Let go of memory, once the device has computed."""
-        self._delay = None
+    def finish(self) -> None:
+        """Put nothing in from now on; wait for the device, then let go of memory."""
+        self._is_over.set()
+        self._module.synchronize(self._device)
+        self._made = []
         self._latest.clear()
 
     def _make_delay(self) -> Callable[[float], None]:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from swapkit._runtime.recorder import Recorder, Setting
 from swapkit._runtime.recorder_clocks import HostTimer, StreamTimer
-from tests.unit._runtime.fake_streams import Device, Module, SleepingModule, Stream
+from swapkit._runtime.recorder_delays import LONGEST_SECONDS, Delays
+from swapkit._runtime.tracking import ModuleTracker
+from tests.unit._runtime.fake_streams import Device, Event, Module, SleepingModule, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +130,132 @@ def test_operator_when_it_waits_for_the_stream_itself_then_not_doubtful_and_dela
         caller.device.wait()
     assert caller.device.host_us < latest_us + 5 * 5000
     caller.microseconds()
-    assert caller.timer.doubtful == frozenset()
+    assert caller.timer.doubtful == {0, 1}, "taken before that was known"
+
+
+@pytest.mark.parametrize("launches_us", [[60_000] * 6, [9000, 23_000, 18_000, 30_000, 25_000]])
+def test_operator_when_its_calls_are_slow_by_themselves_then_all_of_them_are_doubtful(
+    launches_us: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(monkeypatch)
+    for each in launches_us:
+        caller.call(1000, launch_us=each)
+    assert min(caller.microseconds()) > 1000
+    assert caller.timer.doubtful == set(range(len(launches_us)))
+
+
+def test_operator_when_known_to_wait_only_after_slow_calls_then_these_stay_doubtful(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    caller.call(5, launch_us=60_000)
+    for _ in range(10):
+        caller.timer.expect(ADD)
+        begun = caller.timer.begin()
+        caller.device.run(5)
+        caller.device.wait()
+        caller.taken.append(caller.timer.end(begun, (ADD, (), {}), None))
+    caller.microseconds()
+    assert caller.timer.long_calls.waits(ADD)
+    assert 0 in caller.timer.doubtful
+    assert 10 not in caller.timer.doubtful
+
+
+def test_operator_when_one_before_it_has_raised_then_memory_made_in_between_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    caller.call(5)
+    caller.timer.expect(ADD)
+    caller.timer.begin()
+    caller.timer.abandon()
+    sleeps = caller.device.sleeps
+    for _ in range(10):
+        caller.timer.stop()
+        caller.grow()
+        caller.timer.go_on()
+    assert caller.device.sleeps == sleeps
+    caller.call(5)
+    assert caller.microseconds() == pytest.approx([5, 5])
+
+
+def test_operator_when_it_raises_in_a_recorder_then_its_timer_knows_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    recorder = Recorder(Setting(device=torch.device("cpu"), tracker=ModuleTracker()))
+    recorder.timer = caller.timer
+    with pytest.raises(RuntimeError, match="shape"):
+        recorder.run(torch.ops.aten.mm.default, (torch.ones(2, 3), torch.ones(2, 3)), {})
+    sleeps = caller.device.sleeps
+    caller.timer.stop()
+    caller.grow()
+    caller.timer.go_on()
+    assert caller.device.sleeps == sleeps
+
+
+def test_operator_when_memory_is_made_in_another_one_inside_it_then_neither_takes_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+
+    outer = caller.timer.begin()
+    caller.device.run(20)
+    caller.call(5, making=caller.grow, function=MUL)
+    caller.timer.stop()
+    caller.grow()
+    caller.timer.go_on()
+    caller.device.run(70)
+    caller.taken.append(caller.timer.end(outer, (ADD, (), {}), None))
+    inner_us, outer_us = caller.microseconds()
+    assert inner_us == pytest.approx(5)
+    assert outer_us < NOT_AT_ONCE_US / 2
+
+
+@pytest.mark.parametrize("ends_with", ["stop", "go_on", "end"])
+def test_operator_when_a_capture_begins_inside_then_the_graph_gets_no_events(
+    ends_with: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(monkeypatch)
+    timer = caller.timer
+    begun = timer.begin()
+    if ends_with == "go_on":
+        timer.stop()
+    caller.device.is_capturing = True
+    if ends_with == "end":
+        assert timer.end(begun, (ADD, (), {}), None) is None
+        return
+    getattr(timer, ends_with)()
+    timer.abandon()
+    caller.device.is_capturing = False
+    caller.call(5)
+    assert caller.microseconds() == pytest.approx([5])
+
+
+def test_delays_when_dropped_while_another_thread_puts_one_in_then_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device()
+    module = SleepingModule(device)
+    monkeypatch.setattr(torch, "cuda", module)
+    delays = Delays(CUDA)
+    record = Event.record
+
+    def finish_first(*args: Any) -> None:
+        monkeypatch.setattr(Event, "record", record)
+        thread = threading.Thread(target=delays.finish)
+        thread.start()
+        thread.join()
+        record(*args)
+
+    delays.cover(device.current)
+    device.wait()
+    monkeypatch.setattr(Event, "record", finish_first)
+    delays.cover(device.current, LONGEST_SECONDS)
+    assert device.host_us == device.current.free_us, "memory goes when the device has computed"
+    sleeps = device.sleeps
+    delays.cover(device.current, LONGEST_SECONDS)
+    assert device.sleeps == sleeps == 2
 
 
 def test_operator_when_memory_is_made_by_another_thread_then_its_time_is_its_own(
