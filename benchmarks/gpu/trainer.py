@@ -232,8 +232,10 @@ def run(setup: Setup, probe: Probe | None = None) -> Figures:
         figures = train(setup, probe or Probe()) | {"outcome": FINISHED}
     except torch.OutOfMemoryError as error:
         figures = {"outcome": OUT_OF_MEMORY, "error": str(error)}
-    except (NotInstalledError, ImportError) as error:
+    except NotInstalledError as error:
         figures = {"outcome": str(error)}
+    except ModuleNotFoundError as error:
+        figures = {"outcome": f"{error.name} is not installed ({error})"}
     except Exception as error:  # noqa: BLE001 - a row of the table says so, the log the rest
         figures = {"outcome": f"failed: {type(error).__name__}: {error}"}
         sys.excepthook(type(error), error, error.__traceback__)

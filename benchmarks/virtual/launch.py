@@ -44,6 +44,7 @@ class Machine:
             "CUSIM_MACHINE": self.name,
             "CUSIM_HOST_SLOWNESS": str(self.slowness),
             "OMP_NUM_THREADS": "1",  # the clock is that of all threads of a process
+            "TORCH_DISABLE_NATIVE_JIT": "1",  # torch's kernels in Triton, which there is none for
         }
 
 

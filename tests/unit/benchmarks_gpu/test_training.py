@@ -87,6 +87,23 @@ def test_trainer_when_a_library_is_missing_then_that_is_an_outcome() -> None:
     assert figures["outcome"].startswith("torchtune is not installed")
 
 
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ModuleNotFoundError("No module named 'x'", name="x"), "x is not installed (No module"),
+        (ImportError("x.so: undefined symbol"), "failed: ImportError: x.so: undefined symbol"),
+    ],
+)
+def test_trainer_when_an_import_fails_then_missing_and_broken_are_told_apart(
+    error: ImportError, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_setup: Setup, _probe: Probe) -> trainer.Figures:
+        raise error
+
+    monkeypatch.setattr(trainer, "train", fail)
+    assert trainer.run(PLAIN)["outcome"].startswith(outcome)
+
+
 def test_trainer_when_it_fails_then_that_is_an_outcome(capfd: pytest.CaptureFixture[str]) -> None:
     figures = trainer.run(dataclasses.replace(PLAIN, shape="none"))
     assert figures["outcome"] == "failed: KeyError: 'none'"
