@@ -20,12 +20,9 @@ if TYPE_CHECKING:
     import logging
 
     from swapkit._runtime.course import Course
-    from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
-# A link that has so little of the speed that plans were made for is another one.
-SLOWER_LINK = 0.7
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
 HEAVIER = 1 / 256
@@ -137,14 +134,6 @@ def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_byt
 def _is_known(path: str, known: set[str]) -> bool:
     """Whether a model has a module, or the one in whose forward it was made."""
     return path in known or path.rpartition(".")[0] in known - {""}
-
-
-def is_slower(now: Machine, planned: Machine | None) -> bool:
-    """Return whether a machine copies so much slower than the one that plans were made for."""
-    return planned is not None and (
-        now.out_bytes_per_second < SLOWER_LINK * planned.out_bytes_per_second
-        or now.in_bytes_per_second < SLOWER_LINK * planned.in_bytes_per_second
-    )
 
 
 def is_heavier(began_bytes: int, trace: Trace | None, limit_bytes: int) -> bool:

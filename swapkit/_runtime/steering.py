@@ -20,7 +20,7 @@ import torch
 
 from swapkit._runtime import global_hooks
 from swapkit._runtime.course import Course
-from swapkit._runtime.fitting import check_fit, is_heavier, is_slower, pace, sign, tell_stage
+from swapkit._runtime.fitting import check_fit, is_heavier, pace, sign, tell_stage
 from swapkit._runtime.following import Following
 from swapkit._runtime.lending import Lending, find_weakly, is_call_of
 from swapkit._runtime.measuring import measure_machine
@@ -31,7 +31,6 @@ from swapkit._runtime.repeating import leave_repeated
 from swapkit._runtime.step_forwards import Forwards
 from swapkit._runtime.step_recording import StepRecording
 from swapkit._runtime.step_times import StepTimes
-from swapkit.errors import SwapkitError
 from swapkit.planning.cases import Stage
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
@@ -79,7 +78,6 @@ class Steering:
             profile_steps=aim.profile_steps,
             search_steps=aim.search_steps,
             margin=self._margin(),
-            is_other_machine=self._is_other_machine,
         )
         self._ranks: Ranks | None = None  # where there are others
         self._undo = ExitStack()
@@ -95,8 +93,7 @@ class Steering:
         self._following: Following | None = None
         self._followings: OrderedDict[int, Following] = OrderedDict()  # by the plan
         self._recording = StepRecording(hooks.packer)
-        self._machine: Machine | None = None  # that the latest plans were made for
-        self._remeasured: Machine | None = None  # since it has changed
+        self._machine: Machine | None = None
         self._began = 0.0
         self._began_bytes = 0
         self._rescues_before = 0
@@ -366,24 +363,14 @@ class Steering:
             lambda: find_floor(trace, self._measure_machine(aim.limit_bytes), aim.policy),
         )
 
-    def _is_other_machine(self) -> bool:
-        try:
-            now = self._measure_machine(self._aim.limit_bytes, fresh=True)
-        except SwapkitError:  # there is no room to measure it in
-            return False
-        self._remeasured = now if is_slower(now, self._machine) else self._remeasured
-        return self._remeasured is now
-
-    def _measure_machine(self, budget_bytes: int, *, fresh: bool = False) -> Machine:
+    def _measure_machine(self, budget_bytes: int) -> Machine:
         aim = self._aim
-        machine = None if fresh else self._remeasured
-        machine = machine or measure_machine(
+        machine = measure_machine(
             self._installation.device,
             budget_bytes=aim.limit_bytes,
             host_bytes=aim.host_limit_bytes or None,
             disk=aim.disk,
             disk_bytes=aim.disk_limit_bytes,
-            fresh=fresh,
         )
         return replace(machine, budget_bytes=budget_bytes)
 

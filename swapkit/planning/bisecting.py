@@ -60,7 +60,7 @@ class AdaptiveRecompute:
         return make_plan(trace, machine, "recompute")
 
     def make_learner(
-        self, make_plans: MakePlans, *, profile_steps: int, **_of_a_learner: object
+        self, make_plans: MakePlans, *, profile_steps: int, **_of_a_learner: float
     ) -> ThresholdLearner:
         """Return what decides for each step of a session; it takes as many steps as it needs."""
         return ThresholdLearner(make_plans, policy=self, profile_steps=profile_steps)
@@ -106,7 +106,7 @@ class ThresholdLearner(Learner):
         except InfeasibleBudget as error:
             case.why_none = str(error)
             return error.least_bytes
-        except BaseException as error:  # as any policy's: the next steps do without
+        except Exception as error:  # as any policy's: the next steps do without
             case.why_none = f"{type(error).__name__}: {error}"
             raise
         self._searches[self._signature] = search

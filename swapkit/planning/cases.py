@@ -10,9 +10,7 @@ Recording and planning take seconds from training. After `RECORDINGS` of a case,
 to wait until they are a small share (`SHARE`) of the steps in between.
 
 How long steps take is no reason. Collectors, file systems and other programs slow them down, and
-what is recorded meanwhile is no better than what is known. But where nearly all of the last
-`WATCHED_STEPS` are slower than they used to be, and have lost more than it takes to look, the
-machine is measured again; plans are made for what it is now if its links have become slower.
+what is recorded meanwhile is no better than what is known.
 """
 
 from __future__ import annotations
@@ -22,12 +20,13 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
+ROUNDS = 4  # of candidates, each for less memory than the one before
 ODD_STEPS = 1  # that go another way in a row, before one is recorded
 RECORDINGS = 3  # of one case; after that it is known to change from step to step,
 PATIENCE = 8  # and recorded after so many steps, then twice as many, and so on,
@@ -35,8 +34,6 @@ MOST_PATIENCE = 1024
 REGULAR_STEPS = 8  # until so many went as planned, or as many as a recording has to wait for
 WATCHED_STEPS = 16  # the latest ones that followed the chosen plan to its end:
 RECURRENCES = 2  # so many of them with a rescue are not by chance
-SLOWER = 1.25  # times as long as usual: a step that may show another machine
-LOOK_SECONDS = 1.0  # that measuring a machine takes
 SHARE = 0.05  # of the time of steps: what recordings may take, with the plans made from them
 
 
@@ -58,6 +55,15 @@ class Tried:
     is_known: bool = False  # whether the time is the median of several steps
 
 
+class Choice(NamedTuple):
+    """What a case follows, or will try, with the share of the budget that this is for."""
+
+    chosen: Plan | None
+    candidates: list[Plan]
+    trials: list[Tried]
+    share: float
+
+
 @dataclass(slots=True)
 class Case:
     """What is known of the steps with inputs of the same shapes."""
@@ -77,8 +83,6 @@ class Case:
     held_steps: int = 0  # of these, with the chosen plan and without a rescue
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
-    usual_seconds: float = 0.0  # of steps that held, when the chosen plan was new; 0: not known
-    held_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
 
     @property
@@ -133,9 +137,16 @@ class Case:
         """Follow a plan from now on, which has to prove itself."""
         self.chosen = plan
         self.held_steps = 0
-        self.usual_seconds = 0.0
         self.rescued.clear()
-        self.held_seconds.clear()
+
+    def remember(self) -> Choice:
+        """Return what is followed and was tried, for `restore`."""
+        return Choice(self.chosen, self.candidates, self.trials, self.share)
+
+    def restore(self, former: Choice) -> None:
+        """Go on as before, since there are no plans for less memory; look for none any more."""
+        self.chosen, self.candidates, self.trials, self.share = former
+        self.why_none, self.retreats = "", ROUNDS
 
     def note_regular(self) -> None:
         """Note a step that went as recorded."""
@@ -144,29 +155,10 @@ class Case:
         if self.regular_steps >= max(REGULAR_STEPS, self.waiting_steps):
             self.recordings = min(self.recordings, 1)
 
-    def note_held(self, seconds: float, *, is_rescued: bool) -> None:
+    def note_held(self, *, is_rescued: bool) -> None:
         """Note whether the chosen plan held in such a step."""
         self.rescued.append(is_rescued)
-        if is_rescued:
-            return
-        self.held_steps += 1
-        self.held_seconds.append(seconds)
-        if not self.usual_seconds and len(self.held_seconds) == WATCHED_STEPS:
-            self.get_used()
-
-    def get_used(self) -> None:
-        """Let the latest steps be the usual ones."""
-        self.usual_seconds = statistics.median(self.held_seconds)
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether three of four of the latest steps are slower than usual, and that costs much."""
-        if not self.usual_seconds or len(self.held_seconds) < WATCHED_STEPS:
-            return False
-        quick = sorted(self.held_seconds)[WATCHED_STEPS // 4]
-        lost_seconds = (quick - self.usual_seconds) * self.held_steps
-        is_worth_it = lost_seconds > LOOK_SECONDS + self.cost_seconds
-        return quick > SLOWER * self.usual_seconds and is_worth_it
+        self.held_steps += not is_rescued
 
     @property
     def has_failed(self) -> bool:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget
-from swapkit.planning.cases import RECORDINGS, SHARE, Case, Stage, Tried
+from swapkit.planning.cases import RECORDINGS, ROUNDS, SHARE, Case, Stage, Tried
 from swapkit.planning.given import Given
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ CASES_KEPT = 16
 # in pieces some of which are too small for anything; and that much more once one of them needed a
 # rescue, then twice, and so on.
 MARGIN = 0.02
-ROUNDS = 4  # of candidates, each for less memory than the one before
 # Steps that a search takes beyond those asked for, when no candidate has held yet.
 EXTRA_STEPS = 2
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
@@ -108,7 +107,6 @@ class Learner:
         profile_steps: int,
         search_steps: int,
         margin: float = MARGIN,
-        is_other_machine: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin to learn.
@@ -118,7 +116,6 @@ class Learner:
             profile_steps: of a case before there is a plan; the last is recorded.
             search_steps: candidates that are tried at most, but for those that must be for less.
             margin: what plans leave free at first, as a share of the budget.
-            is_other_machine: measures the machine, and tells whether plans have to be made anew.
             clock: tells how long planning takes, in seconds.
         """
         self._make_plans = make_plans
@@ -132,7 +129,6 @@ class Learner:
         self._general = Case(recordings=RECORDINGS)  # for steps whose shapes come once
         self._now: Case | None = None  # one of the two: what decides about the step
         self._strangers = 0
-        self._is_other_machine = is_other_machine
         self._clock = clock
         self._seconds = 0.0  # of all steps,
         self._cost_seconds = 0.0  # and of all recordings, with the plans made from them
@@ -261,7 +257,7 @@ class Learner:
         except InfeasibleBudget as error:
             case.why_none = str(error)
             return error.least_bytes
-        except BaseException as error:  # a user's policy: the next steps do without
+        except Exception as error:  # a user's policy: the next steps do without
             case.why_none = f"{type(error).__name__}: {error}"
             raise
         if len(plans) == 1 and not case.trials:
@@ -284,32 +280,12 @@ class Learner:
                 self._doubt(case, is_heavier=True)
             else:
                 self._try(case, outcome)
-        else:
-            self._judge_chosen(case, outcome, is_heavier=is_heavier)
-
-    def _judge_chosen(self, case: Case, outcome: Outcome, *, is_heavier: bool) -> None:
-        """Look at a step that followed the chosen plan to its end."""
-        case.note_held(outcome.seconds, is_rescued=outcome.rescues > 0)
-        if case.is_slower:
-            self._check_machine(case)
-        elif not outcome.rescues:
+            return
+        case.note_held(is_rescued=outcome.rescues > 0)
+        if not outcome.rescues:
             self._look(case, outcome.seconds)
         elif case.has_failed:
             self._doubt(case, is_heavier=is_heavier)
-
-    def _check_machine(self, case: Case) -> None:
-        """Make plans from the trace at hand if the machine has changed; else get used to it."""
-        slower = statistics.median(case.held_seconds) / case.usual_seconds
-        case.get_used()
-        if not self._is_other_machine():
-            return
-        former, trials, case.trials = case.chosen, case.trials, []
-        self._plan(case, self._search_steps)
-        if case.why_none:
-            case.chosen, case.trials, case.why_none = former, trials, ""
-            return
-        self.replans += 1
-        self.reason = f"steps take {slower:.1f} times as long, and the machine's links have changed"
 
     def _doubt(self, case: Case, *, is_heavier: bool) -> None:
         """Look for another plan, since this one needs rescues."""
@@ -365,8 +341,8 @@ class Learner:
         """Make so many plans for less memory; return whether there are any."""
         if case.retreats >= ROUNDS:
             return False
-        former, candidates, trials = case.chosen, case.candidates, case.trials
-        former_share = case.share
+        former = case.chosen
+        undo = case.remember()
         if former is None:
             what = "a plan that was tried needed a rescue"
         else:
@@ -374,14 +350,17 @@ class Learner:
             case.trials = []
         case.retreats += 1
         case.share -= MARGIN * case.retreats
-        least_bytes = self._plan(case, count)
-        if former is not None and 0 < least_bytes < former.budget_bytes:
-            case.share = (least_bytes + 1) / former.budget_bytes * former_share
-            case.retreats = ROUNDS
-            self._plan(case, count)
+        try:
+            least_bytes = self._plan(case, count)
+            if former is not None and 0 < least_bytes < former.budget_bytes:
+                case.share = (least_bytes + 1) / former.budget_bytes * undo.share
+                case.retreats = ROUNDS
+                self._plan(case, count)
+        except BaseException:  # a user's policy, or Ctrl-C: what held goes on
+            case.restore(undo)
+            raise
         if case.why_none:  # less is too little: what there was is better than nothing
-            case.chosen, case.candidates, case.trials = former, candidates, trials
-            case.share, case.retreats, case.why_none = former_share, ROUNDS, ""
+            case.restore(undo)
             return False
         self.replans += 1
         self.reason = f"{what}: plans for {case.share:.1%} of the budget"

@@ -61,8 +61,9 @@ def run(runner: Runner, *names: str) -> tuple[list[str], Results]:
 
 def test_runs_when_limits_follow_from_others_then_after_those(runner: Runner) -> None:
     shown, results = run(runner, "plain", "recompute", "auto_at_recompute", "auto_40")
-    assert set(shown[:2]) == {"plain", "recompute"}
-    assert set(shown[2:]) == {"auto_at_recompute", "auto_40"}
+    assert sorted(shown) == ["auto_40", "auto_at_recompute", "plain", "recompute"]
+    assert shown.index("plain") < shown.index("auto_40")
+    assert shown.index("recompute") < shown.index("auto_at_recompute")
     assert results.most("auto_at_recompute", "limit") == 200 * MIB
     assert results.most("auto_40", "limit") == 180 * MIB
     assert results.runs["plain"][0]["seconds"] > 0

@@ -113,63 +113,6 @@ def test_proven_plan_when_more_is_in_use_before_rescued_steps_then_recorded_if_i
     assert "more in use" in made.reason
 
 
-@dataclass
-class Link:
-    """Is another one or not; counts how often it was measured."""
-
-    has_changed: bool
-    looks: int = 0
-
-    def __call__(self) -> bool:
-        self.looks += 1
-        return self.has_changed
-
-
-def on(link: Link, plans: Plans, steps: int) -> Learner:
-    """Return a learner whose plan has been followed for so many steps of a second."""
-    made = Learner(plans, profile_steps=2, search_steps=4, is_other_machine=link)
-    warm_up(made)
-    run(made, seconds(*[1.0] * (steps + plans.count - 1)))
-    assert made.stage is Stage.STABLE
-    return made
-
-
-def test_stable_steps_when_slow_for_good_over_a_slower_link_then_planned_once_and_says_why() -> (
-    None
-):
-    plans, link = Plans(count=1), Link(has_changed=True)
-    made = on(link, plans, 100)
-    done = run(made, seconds(*[1.6] * 100))
-    assert done.index("2.0") <= WATCHED_STEPS
-    assert done[-1] == "2.0"
-    assert (made.replans, link.looks, len(plans.shares)) == (1, 1, 2)
-    assert made.reason == "steps take 1.6 times as long, and the machine's links have changed"
-
-
-def test_stable_steps_when_slow_for_good_over_the_same_link_then_looked_at_once_and_kept() -> None:
-    plans, link = Plans(count=1), Link(has_changed=False)
-    made = on(link, plans, 100)
-    assert set(run(made, seconds(*[1.6] * 300))) == {"1.0"}
-    assert (made.replans, link.looks, len(plans.shares)) == (0, 1, 1)
-    assert made.reason == ""
-
-
-def test_stable_steps_when_three_of_ten_are_slow_then_the_machine_is_not_looked_at() -> None:
-    link = Link(has_changed=True)
-    made = on(link, Plans(count=1), 100)
-    chance = random.Random(0)
-    times = [9.0 if chance.random() < 0.3 else chance.uniform(0.9, 1.2) for _ in range(500)]
-    assert set(run(made, seconds(*times))) == {"1.0"}
-    assert link.looks == 0
-
-
-def test_stable_steps_when_slower_but_short_then_looking_is_not_worth_it() -> None:
-    link = Link(has_changed=True)
-    made = on(link, Plans(count=1), 0)
-    run(made, seconds(*[0.001] * (WATCHED_STEPS + 1), *[0.002] * 2 * WATCHED_STEPS))
-    assert link.looks == 0
-
-
 def test_recordings_when_they_cost_much_then_they_are_a_small_share_of_the_steps() -> None:
     cost, steps = 5.0, 2000
     plans = Plans(count=1)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from swapkit.ir.plans import Plan
-from swapkit.planning.cases import ODD_STEPS, PATIENCE, RECORDINGS, REGULAR_STEPS, Stage
+from swapkit.planning.cases import ODD_STEPS, PATIENCE, RECORDINGS, REGULAR_STEPS, ROUNDS, Stage
 from swapkit.planning.learning import (
     CASES_KEPT,
     EXTRA_STEPS,
     LOOKS,
     MARGIN,
-    ROUNDS,
     STRANGERS,
     Learner,
     Mode,
@@ -29,6 +30,9 @@ from tests.support.learning import (
     seconds,
     warm_up,
 )
+
+if TYPE_CHECKING:
+    from swapkit.ir.traces import Trace
 
 
 @pytest.mark.promise("C1")
@@ -229,6 +233,41 @@ def test_policy_when_it_raises_then_the_error_comes_through_and_rescue_goes_on()
     assert run(made, seconds(1.0, 1.0)) == ["rescue", "rescue"]
     assert made.case is not None
     assert "mine" in made.case.why_none
+
+
+class Stopping(Plans):
+    """Plans whose making is stopped at some calls."""
+
+    def __init__(self, *, at: int) -> None:
+        super().__init__(count=1)
+        self.calls, self.at = 0, at
+
+    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return super().__call__(trace, share=share, count=count)
+
+
+def test_first_plan_when_its_making_is_interrupted_then_the_next_step_is_recorded_again() -> None:
+    made = learner(Stopping(at=1))
+    run(made, seconds(1.0))
+    made.begin(SHAPE)
+    with pytest.raises(KeyboardInterrupt):
+        made.end(RECORDED)
+    assert run(made, [RECORDED, *seconds(1.0)]) == ["record", "1.0"]
+
+
+def test_plan_when_the_making_of_another_is_interrupted_then_it_is_followed_on() -> None:
+    made = learner(Stopping(at=2))
+    warm_up(made)
+    made.begin(SHAPE)
+    with pytest.raises(KeyboardInterrupt):
+        made.end(Outcome(seconds=1.0, rescues=1))
+    assert run(made, seconds(1.0, 1.0)) == ["1.0", "1.0"]
+    assert made.case is not None
+    assert made.case.why_none == ""
+    assert made.replans == 0
 
 
 def test_plans_when_shapes_alternate_then_each_shape_keeps_its_own() -> None:
