@@ -156,14 +156,21 @@ class Solver:
 
     def solve(self) -> tuple[Floats, Floats] | None:
         """Return the best x and the duals of the rows; None where there is no x."""
-        if self._run() != highspy.HighsModelStatus.kOptimal:
+        status = self._run()
+        for presolve in ("off", "on"):
+            if status == highspy.HighsModelStatus.kOptimal:
+                break
             self._highs.clearSolver()  # so that no error that built up decides
+            self._highs.setOptionValue("presolve", presolve)  # other numbers, if these are too bad
             status = self._run()
             if status == highspy.HighsModelStatus.kInfeasible:
-                return None
-            if status != highspy.HighsModelStatus.kOptimal:
-                message = f"HiGHS gave up: {self._highs.modelStatusToString(status)}"
-                raise RuntimeError(message)
+                break
+        self._highs.setOptionValue("presolve", "off")
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            message = f"HiGHS gave up: {self._highs.modelStatusToString(status)}"
+            raise RuntimeError(message)
         solution = self._highs.getSolution()
         return np.array(solution.col_value), np.array(solution.row_dual)
 

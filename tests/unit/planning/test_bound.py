@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import highspy
 import numpy as np
 import pytest
 
 from swapkit.ir.machines import Machine
 from swapkit.planning.bound import Program, lower_bound
 from swapkit.planning.closed_form import closed_form_bound
+from swapkit.planning.linear import Solver
 from swapkit.simulation.problems import Problem
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, run
 from tests.support.problems import kept_peak, machine_for, random_problem
@@ -319,3 +321,25 @@ def test_solve_when_recomputing_is_simulated_then_equal() -> None:
     problem = make_recomputable([[0], [1]])
     simulated = run(problem, machine(8), np.array([RECOMPUTE, KEEP], np.int8)).seconds
     assert simulated == pytest.approx(solve(problem, machine(8)))
+
+
+def test_program_when_the_solver_gives_up_twice_then_it_is_solved_from_other_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = make_problem()
+    program = Program(problem, machine_for(problem, 0.5))
+    expected = program.solve()
+    presolves = []
+    solve = Solver._run
+
+    def give_up_twice(self: Solver) -> highspy.HighsModelStatus:
+        presolves.append(self._highs.getOptionValue("presolve")[1])
+        status = solve(self)
+        return highspy.HighsModelStatus.kUnknown if len(presolves) < 3 else status
+
+    monkeypatch.setattr(Solver, "_run", give_up_twice)
+    found = program.solve()
+    assert presolves == ["off", "off", "on"]
+    assert found is not None
+    assert expected is not None
+    assert found.seconds == pytest.approx(expected.seconds)
