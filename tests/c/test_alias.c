@@ -275,3 +275,29 @@ SK_TEST(alias, test_step_when_host_memory_runs_out_then_the_pool_is_sound_and_go
         fixture_close(&f);
     }
 }
+
+/* Of 24 MiB a third each is in use, cached and the device's own, and there is no budget. */
+static void take_from_full_device(bool has_stream) {
+    fixture f = {.backend = make_aliasing(24 * MIB)};
+    sk_pool_params params = {0};
+    CHECK_OK(sk_pool_create(f.backend, &params, &f.pool));
+    sk_stream *stream = has_stream ? make_stream(f.backend) : NULL;
+    void *cached = take(&f, 8 * MIB, stream);
+    void *kept = take(&f, 8 * MIB, stream);
+    give(&f, cached);
+    void *large = take(&f, 16 * MIB, stream);
+    give(&f, large);
+    give(&f, kept);
+    if (has_stream) {
+        drop_used_stream(&f, stream);
+    }
+    fixture_close(&f);
+}
+
+SK_TEST(alias, test_take_when_the_device_is_full_then_what_is_free_goes_back_to_it_first) {
+    take_from_full_device(false);
+}
+
+SK_TEST(alias, test_take_when_the_device_is_full_then_work_on_what_is_free_is_waited_for) {
+    take_from_full_device(true);
+}

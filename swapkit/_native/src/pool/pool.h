@@ -198,6 +198,8 @@ size_t sk__bin_of(size_t nbytes);
 sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* The bytes that `request` takes from the budget if nothing cached can serve it. */
 size_t sk__segment_bytes(const sk_pool *pool, const sk__request *request);
+/* Whether the budget has no room for all of that, whatever the device has. */
+bool sk__budget_is_short(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* Give at least `nbytes` of cached memory to the backend, or all there is; returns how much. Only
  * blocks whose lane is synced past them are touched. */
 size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);

@@ -59,8 +59,10 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
 static sk_status wait_once(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     sk_status status = sk__pending_wait_first(pool);
     if (status == SK_NOT_READY) {
-        /* Aliases are made behind the stream's own work: all that it has free was looked at. */
-        bool looked = pool->has_aliases && !pool->refuses_aliases;
+        /* Aliases are made behind the stream's own work: all that it has free was looked at. But
+         * the device is given back only what is not worked on. */
+        bool looked =
+            pool->has_aliases && !pool->refuses_aliases && sk__budget_is_short(pool, request);
         status = sk__lane_sync_next(pool, looked ? request->lane : NULL);
     }
     if (status == SK_NOT_READY) {

@@ -418,7 +418,7 @@ static gathering range_gather(sk_pool *pool, const sk__request *request) SK_REQU
         result = range_move(pool, vacant, request, needed - grown);
         vacant = result == GATHERED ? vacant_wanted(pool, request, &needed) : NULL;
     }
-    return needed == SIZE_MAX ? TOO_LITTLE : result;
+    return needed == SIZE_MAX ? REFUSED : result; /* there are no addresses for more */
 }
 
 /* ---- whole segments -------------------------------------------------------------------------- */
@@ -523,12 +523,20 @@ size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
 
 bool sk__segment_make_room(sk_pool *pool, const sk__request *request) {
     gathering gathered = pool->granule_bytes != 0 ? range_gather(pool, request) : REFUSED;
-    /* What cannot be mapped together is not enough when given back either. */
-    if (gathered == GATHERED || (gathered == TOO_LITTLE && pool->has_aliases)) {
-        return gathered == GATHERED;
+    if (gathered == GATHERED) {
+        return true;
+    }
+    /* What cannot be mapped together is not enough for the budget when given back either. The
+     * device may have more of its own to add. */
+    if (gathered == TOO_LITTLE && pool->has_aliases && sk__budget_is_short(pool, request)) {
+        return false;
     }
     size_t shortage = sk__segment_shortage(pool, request);
     return sk__segment_shrink(pool, shortage) >= shortage;
+}
+
+bool sk__budget_is_short(const sk_pool *pool, const sk__request *request) {
+    return sk__segment_bytes(pool, request) > budget_room(pool);
 }
 
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request) {
