@@ -327,7 +327,7 @@ def test_program_when_the_solver_gives_up_twice_then_it_is_solved_from_other_num
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = make_problem()
-    program = Program(problem, machine_for(problem, 0.5))
+    program = Program(problem, machine_for(problem, 0.7))
     expected = program.solve()
     presolves = []
     solve = Solver._run
