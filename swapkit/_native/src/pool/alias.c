@@ -15,7 +15,6 @@
 
 enum {
     SLAB_GRANULES = 512,
-    WORD_BITS = 64,
     /* Of mappings for each granule on average. Each costs the driver some host memory and eight
      * bytes of page table; a step needs about as many as it has different orders of its memory. */
     MOST_ALIASES = 8,
@@ -31,7 +30,7 @@ struct sk__granule_slab {
 sk_status sk__slots_open(const sk_pool *pool, sk__segment *segment) {
     size_t count = segment->nbytes / pool->granule_bytes;
     segment->slots = calloc(count, sizeof *segment->slots);
-    segment->starts = calloc((count + WORD_BITS - 1) / WORD_BITS, sizeof *segment->starts);
+    segment->starts = calloc((count + SK_WORD_BITS - 1) / SK_WORD_BITS, sizeof *segment->starts);
     if (segment->slots == NULL || segment->starts == NULL) {
         sk__slots_close(segment);
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for %zu slots", count);
@@ -44,11 +43,6 @@ void sk__slots_close(sk__segment *segment) {
     free(segment->starts);
     segment->slots = NULL;
     segment->starts = NULL;
-}
-
-sk__slot *sk__slot_at(const sk_pool *pool, const sk__segment *segment, uintptr_t address) {
-    sk_assert(address >= segment->address && address - segment->address < segment->nbytes);
-    return &segment->slots[(address - segment->address) / pool->granule_bytes];
 }
 
 uintptr_t sk__slot_address(const sk_pool *pool, const sk__slot *slot) {

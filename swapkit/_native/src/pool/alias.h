@@ -29,13 +29,22 @@ struct sk__size {
     size_t nbytes; /* 0: unused */
     size_t turn;   /* requests since the last mark */
     uintptr_t *turns, *places;
-    size_t nturns, nplaces;
+    size_t nplaces; /* ever noted */
 };
 
 /* alias.c: memory that is mapped at several addresses, and lies at one of them at a time. */
 sk_status sk__slots_open(const sk_pool *pool, sk__segment *segment);
 void sk__slots_close(sk__segment *segment);
-sk__slot *sk__slot_at(const sk_pool *pool, const sk__segment *segment, uintptr_t address);
+/* Which of the segment's slots holds `address`. */
+static inline size_t sk__slot_index(const sk_pool *pool, const sk__segment *segment,
+                                    uintptr_t address) {
+    sk_assert(address >= segment->address && address - segment->address < segment->nbytes);
+    return (address - segment->address) / pool->granule_bytes;
+}
+static inline sk__slot *sk__slot_at(const sk_pool *pool, const sk__segment *segment,
+                                    uintptr_t address) {
+    return &segment->slots[sk__slot_index(pool, segment, address)];
+}
 uintptr_t sk__slot_address(const sk_pool *pool, const sk__slot *slot);
 sk_status sk__granules_reserve(sk_pool *pool, size_t count) SK_REQUIRES(pool->lock);
 void sk__granules_free(sk_pool *pool) SK_REQUIRES(pool->lock);

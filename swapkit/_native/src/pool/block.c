@@ -58,23 +58,16 @@ void sk__records_free(sk_pool *pool) {
 
 /* ---- where blocks begin ---------------------------------------------------------------------- */
 
-enum { WORD_BITS = 64 };
-
-static size_t slot_index(const sk_pool *pool, const sk__segment *segment, uintptr_t address) {
-    sk_assert(address >= segment->address && address - segment->address < segment->nbytes);
-    return (address - segment->address) / pool->granule_bytes;
-}
-
 static void start_add(const sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     sk__segment *segment = block->segment;
     if (segment->slots == NULL) {
         return;
     }
-    size_t index = slot_index(pool, segment, block->address);
+    size_t index = sk__slot_index(pool, segment, block->address);
     sk__slot *slot = &segment->slots[index];
     if (slot->first == NULL || slot->first->address > block->address) {
         slot->first = block;
-        segment->starts[index / WORD_BITS] |= (uint64_t)1 << (index % WORD_BITS);
+        segment->starts[index / SK_WORD_BITS] |= (uint64_t)1 << (index % SK_WORD_BITS);
     }
 }
 
@@ -84,16 +77,16 @@ static void start_remove(const sk_pool *pool, const sk__block *block) SK_REQUIRE
     if (segment->slots == NULL) {
         return;
     }
-    size_t index = slot_index(pool, segment, block->address);
+    size_t index = sk__slot_index(pool, segment, block->address);
     sk__slot *slot = &segment->slots[index];
     if (slot->first != block) {
         return;
     }
     sk__block *right = block->right;
-    bool same = right != NULL && slot_index(pool, segment, right->address) == index;
+    bool same = right != NULL && sk__slot_index(pool, segment, right->address) == index;
     slot->first = same ? right : NULL;
     if (!same) {
-        segment->starts[index / WORD_BITS] &= ~((uint64_t)1 << (index % WORD_BITS));
+        segment->starts[index / SK_WORD_BITS] &= ~((uint64_t)1 << (index % SK_WORD_BITS));
     }
 }
 
@@ -102,17 +95,18 @@ void sk__block_begin(sk_pool *pool, sk__block *block) { start_add(pool, block); 
 /* The last slot up to `index` that a block begins in; the segment's first block begins in slot 0.
  */
 static size_t start_before(const sk__segment *segment, size_t index) {
-    size_t word = index / WORD_BITS;
-    uint64_t bits = segment->starts[word] & (~(uint64_t)0 >> (WORD_BITS - 1 - index % WORD_BITS));
+    size_t word = index / SK_WORD_BITS;
+    uint64_t bits =
+        segment->starts[word] & (~(uint64_t)0 >> (SK_WORD_BITS - 1 - index % SK_WORD_BITS));
     while (bits == 0) {
         sk_assert(word > 0);
         bits = segment->starts[--word];
     }
-    return word * WORD_BITS + (size_t)(WORD_BITS - 1 - __builtin_clzll(bits));
+    return word * SK_WORD_BITS + (size_t)(SK_WORD_BITS - 1 - __builtin_clzll(bits));
 }
 
 sk__block *sk__block_covering(const sk_pool *pool, const sk__segment *segment, uintptr_t address) {
-    size_t index = slot_index(pool, segment, address);
+    size_t index = sk__slot_index(pool, segment, address);
     const sk__slot *slot = &segment->slots[index];
     if (slot->first == NULL || slot->first->address > address) {
         sk_assert(index > 0);
@@ -150,6 +144,20 @@ sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
     block->nbytes = nbytes;
     start_add(pool, rest);
     return rest;
+}
+
+sk__cut sk__block_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes) {
+    sk_assert(block->address <= address && nbytes > 0);
+    sk_assert(address + nbytes <= block->address + block->nbytes);
+    sk__cut cut = {.middle = block};
+    if (address > block->address) {
+        cut.left = block;
+        cut.middle = sk__block_split(pool, block, address - block->address);
+    }
+    if (nbytes < cut.middle->nbytes) {
+        cut.right = sk__block_split(pool, cut.middle, nbytes);
+    }
+    return cut;
 }
 
 /* Join `block` with its right neighbour; neither is in a list. */
@@ -250,21 +258,16 @@ void sk__block_lend(sk_pool *pool, sk__block *block) { idle_add(pool, block, SK_
 
 sk__block *sk__idle_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes) {
     sk__state state = block->state;
-    sk_assert(block->address <= address);
-    sk_assert(address + nbytes <= block->address + block->nbytes);
     sk__idle_remove(pool, block);
-    block->state = SK_PENDING; /* neither part may merge with it */
-    sk__block *middle = block;
-    if (address > block->address) {
-        middle = sk__block_split(pool, block, address - block->address);
+    block->state = SK_PENDING; /* no part may merge with another */
+    sk__cut cut = sk__block_cut(pool, block, address, nbytes);
+    if (cut.right != NULL) {
+        idle_add(pool, cut.right, state);
     }
-    if (nbytes < middle->nbytes) {
-        idle_add(pool, sk__block_split(pool, middle, nbytes), state);
+    if (cut.left != NULL) {
+        idle_add(pool, cut.left, state);
     }
-    if (middle != block) {
-        idle_add(pool, block, state);
-    }
-    return middle;
+    return cut.middle;
 }
 
 /* ---- the table of addresses ------------------------------------------------------------------ */

@@ -145,7 +145,6 @@ static sk_status slot_check(const sk_pool *pool, const sk__slot *slot, const sk_
 static sk_status slots_check(const sk_pool *pool, const sk__segment *segment, census *count)
     SK_REQUIRES(pool->lock) {
     const size_t granule = pool->granule_bytes;
-    const unsigned word_bits = 64;
     const sk__block *begun = segment->first; /* the first that does not begin before the slot */
     const sk__block *covering = segment->first;
     for (size_t i = 0; i < segment->nbytes / granule; i++) {
@@ -158,7 +157,7 @@ static sk_status slots_check(const sk_pool *pool, const sk__segment *segment, ce
             covering = covering->right;
         }
         const sk__block *first = begun != NULL && begun->address < address + granule ? begun : NULL;
-        bool starts = (segment->starts[i / word_bits] >> (i % word_bits)) & 1;
+        bool starts = (segment->starts[i / SK_WORD_BITS] >> (i % SK_WORD_BITS)) & 1;
         ENSURE(slot->first == first && starts == (first != NULL), "%p does not know its blocks",
                (void *)address);
         ENSURE(slot->granule != NULL || covering->state == SK_VACANT, "%p is not mapped",
@@ -197,9 +196,8 @@ static sk_status segment_check(const sk_pool *pool, const sk__segment *segment, 
 
 static sk_status freelist_check(const sk__lane *lane, int arena, size_t *listed) {
     const sk__freelist *list = &lane->free[arena];
-    const unsigned word_bits = 64;
     for (size_t bin = 0; bin < SK_BIN_COUNT; bin++) {
-        bool filled = (list->filled[bin / word_bits] >> (bin % word_bits)) & 1;
+        bool filled = (list->filled[bin / SK_WORD_BITS] >> (bin % SK_WORD_BITS)) & 1;
         ENSURE(filled == (list->bins[bin] != NULL), "the bitmap is wrong at bin %zu", bin);
         for (const sk__block *block = list->bins[bin]; block != NULL; block = block->next) {
             void *at = (void *)block->address;

@@ -4,14 +4,14 @@
  * bitmap; inside a bin the smallest block that fits is searched, so the fit is exact best fit. */
 #include "pool/pool.h"
 
-enum { WORD_BITS = 64, STEP_BITS = 4 };
+enum { STEP_BITS = 4 };
 
 size_t sk__bin_of(size_t nbytes) {
     size_t units = nbytes / SK_ROUND_BYTES;
     if (units < SK_BIN_STEPS) {
         return units;
     }
-    size_t exponent = (size_t)(WORD_BITS - 1 - __builtin_clzll(units));
+    size_t exponent = (size_t)(SK_WORD_BITS - 1 - __builtin_clzll(units));
     size_t step = (units >> (exponent - STEP_BITS)) & (SK_BIN_STEPS - 1);
     size_t bin = (exponent - STEP_BITS + 1) * SK_BIN_STEPS + step;
     sk_assert(bin < SK_BIN_COUNT);
@@ -29,7 +29,7 @@ void sk__freelist_add(sk__freelist *list, sk__block *block) {
     }
     list->bins[bin] = block;
     block->lane->free_bytes += block->nbytes;
-    list->filled[bin / WORD_BITS] |= (uint64_t)1 << (bin % WORD_BITS);
+    list->filled[bin / SK_WORD_BITS] |= (uint64_t)1 << (bin % SK_WORD_BITS);
 }
 
 void sk__freelist_remove(sk__freelist *list, sk__block *block) {
@@ -48,7 +48,7 @@ void sk__freelist_remove(sk__freelist *list, sk__block *block) {
     sk_assert(block->lane->free_bytes >= block->nbytes);
     block->lane->free_bytes -= block->nbytes;
     if (list->bins[bin] == NULL) {
-        list->filled[bin / WORD_BITS] &= ~((uint64_t)1 << (bin % WORD_BITS));
+        list->filled[bin / SK_WORD_BITS] &= ~((uint64_t)1 << (bin % SK_WORD_BITS));
     }
     block->prev = NULL;
     block->next = NULL;
@@ -69,18 +69,18 @@ static sk__block *bin_best(sk__block *block, size_t nbytes) {
 
 /* First filled bin from `bin` on, or SK_BIN_COUNT. */
 static size_t bin_above(const sk__freelist *list, size_t bin) {
-    size_t word = bin / WORD_BITS;
+    size_t word = bin / SK_WORD_BITS;
     if (word >= SK_BIN_WORDS) {
         return SK_BIN_COUNT;
     }
-    uint64_t bits = list->filled[word] & (~(uint64_t)0 << (bin % WORD_BITS));
+    uint64_t bits = list->filled[word] & (~(uint64_t)0 << (bin % SK_WORD_BITS));
     while (bits == 0) {
         if (++word == SK_BIN_WORDS) {
             return SK_BIN_COUNT;
         }
         bits = list->filled[word];
     }
-    return word * WORD_BITS + (size_t)__builtin_ctzll(bits);
+    return word * SK_WORD_BITS + (size_t)__builtin_ctzll(bits);
 }
 
 sk__block *sk__freelist_best(const sk__freelist *list, size_t nbytes) {

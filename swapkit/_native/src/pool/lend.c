@@ -5,6 +5,7 @@
  * are the least likely to be asked for next. Memory of the request's own stream need not be waited
  * for, and small requests keep theirs while there is other. */
 typedef struct lenders {
+    const sk__block *spared; /* lends nothing; NULL: no block is */
     sk__block *first;
     size_t nbytes;
 } lenders;
@@ -14,7 +15,7 @@ static void lenders_add(const sk_pool *pool, const sk__request *request, sk__blo
     uintptr_t from = sk__round_up(block->address, pool->granule_bytes);
     uintptr_t to = sk__round_down(block->address + block->nbytes, pool->granule_bytes);
     bool usable = block->lane == request->lane || block->given_at <= block->lane->synced;
-    if (!usable || from >= to) {
+    if (!usable || block == found->spared || from >= to) {
         return;
     }
     found->nbytes += to - from;
@@ -27,14 +28,13 @@ static void lenders_add(const sk_pool *pool, const sk__request *request, sk__blo
 
 sk__span sk__lender(const sk_pool *pool, const sk__request *request, const sk__block *spared,
                     size_t nbytes, size_t *total) {
-    lenders found = {0};
+    lenders found = {.spared = spared};
     for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
         for (int i = 0; i < SK_ARENAS; i++) {
             const sk__freelist *list = &lane->free[i];
             sk__block *block = sk__freelist_next(list, NULL);
             for (; block != NULL; block = sk__freelist_next(list, block)) {
-                lenders none = {0};
-                lenders_add(pool, request, block, block != spared ? &found : &none);
+                lenders_add(pool, request, block, &found);
             }
         }
     }

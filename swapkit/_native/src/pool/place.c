@@ -80,13 +80,14 @@ static sk__block *place_cut(sk_pool *pool, uintptr_t address, const sk__request 
     sk__freelist_remove(&block->lane->free[segment->arena], block);
     sk__stats_cached(pool, block, -1);
     block->state = SK_PENDING; /* ours: neither free nor handed out yet */
-    if (address > block->address) {
-        sk__block *left = block;
-        block = sk__block_split(pool, left, address - left->address);
-        sk__block_cache(pool, left);
+    sk__cut cut = sk__block_cut(pool, block, address, request->nbytes);
+    if (cut.left != NULL) {
+        sk__block_cache(pool, cut.left);
     }
-    sk__block_trim(pool, block, request->nbytes);
-    return block;
+    if (cut.right != NULL) {
+        sk__block_cache(pool, cut.right);
+    }
+    return cut.middle;
 }
 
 static bool place_open(sk_pool *pool, uintptr_t address, const sk__request *request)

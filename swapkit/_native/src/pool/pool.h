@@ -32,7 +32,8 @@ enum {
     SK_MIDDLE_BYTES = 20 * 1024 * 1024, /* whole segment for requests below half of this */
     SK_BIN_STEPS = 16,                  /* bins per doubling of the block size */
     SK_BIN_COUNT = 656,                 /* enough for SK_MAX_BYTES */
-    SK_BIN_WORDS = (SK_BIN_COUNT + 63) / 64
+    SK_WORD_BITS = 64,                  /* of bitmaps */
+    SK_BIN_WORDS = (SK_BIN_COUNT + SK_WORD_BITS - 1) / SK_WORD_BITS
 };
 
 typedef enum sk__arena { SK_SMALL, SK_LARGE, SK_ARENAS } sk__arena;
@@ -163,6 +164,14 @@ void sk__block_recycle(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 void sk__records_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Cut `block`, in no list, after `nbytes`; the right part is returned, in the same state. */
 sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
+/* Cut `nbytes` from `address` on out of `block`, in no list. Neither are the parts, which are in
+ * the same state; what is left and right of the middle is NULL if there is none. Needs two spare
+ * records. */
+typedef struct sk__cut {
+    sk__block *left, *middle, *right;
+} sk__cut;
+sk__cut sk__block_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock);
 /* Make a block free in its lane: merge it with its neighbours and list it. */
 void sk__block_cache(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 /* Make a block without memory vacant, likewise. */

@@ -181,13 +181,9 @@ static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size
 static void vacant_fill(sk_pool *pool, sk__block *vacant, size_t nbytes, sk__lane *lane)
     SK_REQUIRES(pool->lock) {
     sk_assert(nbytes >= pool->granule_bytes && nbytes <= vacant->nbytes);
-    sk__idle_remove(pool, vacant);
-    vacant->state = SK_PENDING; /* no longer vacant: the rest must not merge with it */
-    if (nbytes < vacant->nbytes) {
-        sk__block_vacate(pool, sk__block_split(pool, vacant, nbytes));
-    }
-    vacant->lane = lane;
-    sk__block_cache(pool, vacant);
+    sk__block *filled = sk__idle_cut(pool, vacant, vacant->address, nbytes);
+    filled->lane = lane;
+    sk__block_cache(pool, filled);
 }
 
 static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
@@ -251,23 +247,14 @@ void sk__span_unlist(sk_pool *pool, const sk__span *gone) {
 }
 
 void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) {
-    sk__block *block = gone->block;
-    sk__block *middle = block;
-    if (gone->address > block->address) {
-        middle = sk__block_split(pool, block, gone->address - block->address);
-    }
-    sk__block *rest = NULL;
-    if (gone->nbytes < middle->nbytes) {
-        rest = sk__block_split(pool, middle, gone->nbytes);
-    }
-    sk_assert(middle->address == gone->address && middle->nbytes == gone->nbytes);
+    sk__cut cut = sk__block_cut(pool, gone->block, gone->address, gone->nbytes);
     sk_assert(state == SK_VACANT || state == SK_DORMANT);
-    (state == SK_VACANT ? sk__block_vacate : sk__block_lend)(pool, middle);
-    if (middle != block) {
-        sk__block_cache(pool, block);
+    (state == SK_VACANT ? sk__block_vacate : sk__block_lend)(pool, cut.middle);
+    if (cut.left != NULL) {
+        sk__block_cache(pool, cut.left);
     }
-    if (rest != NULL) {
-        sk__block_cache(pool, rest);
+    if (cut.right != NULL) {
+        sk__block_cache(pool, cut.right);
     }
 }
 
