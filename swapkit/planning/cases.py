@@ -34,7 +34,7 @@ MOST_PATIENCE = 1024
 REGULAR_STEPS = 8  # until so many went as planned, or as many as a recording has to wait for
 WATCHED_STEPS = 16  # the latest ones that followed the chosen plan to its end:
 RECURRENCES = 2  # so many of them with a rescue are not by chance
-SHARE = 0.05  # of the time of steps: what recordings may take, with the plans made from them
+SHARE = 0.05  # of the time of steps: what recordings may take, with all plans made from them
 
 
 class Stage(str, enum.Enum):
@@ -77,7 +77,7 @@ class Case:
     share: float = 1.0  # of the budget that is planned for
     retreats: int = 0  # plans for less, since it was recorded
     recordings: int = 0  # since steps went as planned
-    cost_seconds: float = 0.0  # of the last one, and of the plans that were made from it
+    cost_seconds: float = 0.0  # of the last one, and of all plans made from it, for less too
     odd_steps: int = 0  # that went another way, in a row
     regular_steps: int = 0  # that did not, in a row
     held_steps: int = 0  # of these, with the chosen plan and without a rescue

@@ -118,7 +118,7 @@ class Learner:
             margin: what plans leave free at first, as a share of the budget.
             clock: tells how long planning takes, in seconds.
         """
-        self._make_plans = make_plans
+        self._make_untimed = make_plans
         self._margin = margin
         self._profile_steps = profile_steps
         self._search_steps = search_steps
@@ -131,7 +131,7 @@ class Learner:
         self._strangers = 0
         self._clock = clock
         self._seconds = 0.0  # of all steps,
-        self._cost_seconds = 0.0  # and of all recordings, with the plans made from them
+        self._cost_seconds = 0.0  # and of all recordings and all planning
         self._recordings = 0
         self.replans = 0
         self.reason = ""  # of the last one, for people
@@ -215,17 +215,11 @@ class Learner:
             self._note_odd(case, "memory ran out with the plan for whatever shapes come")
 
     def _take(self, case: Case, outcome: Outcome) -> None:
-        """Make plans from a trace that was recorded now; note what that has cost."""
-        began = self._clock()
-        try:
-            self._plan_anew(case, outcome)
-        finally:
-            usual = statistics.median(case.seconds) if case.seconds else outcome.seconds
-            case.cost_seconds = self._clock() - began + max(0.0, outcome.seconds - usual)
-            self._cost_seconds += case.cost_seconds
-            self._recordings += 1
-
-    def _plan_anew(self, case: Case, outcome: Outcome) -> None:
+        """Make plans from a trace that was recorded now."""
+        usual = statistics.median(case.seconds) if case.seconds else outcome.seconds
+        case.cost_seconds = 0.0
+        self._charge(case, max(0.0, outcome.seconds - usual))
+        self._recordings += 1
         case.trace = outcome.trace
         case.recordings += 1
         case.share, case.retreats = 1 - self._margin, 0
@@ -235,6 +229,19 @@ class Learner:
         if case.why_none:
             case.share = 1.0
             self._plan(case, count)
+
+    def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        """Make candidates for the case of the step that ended: the time is a cost of its trace."""
+        assert self._now is not None
+        began = self._clock()
+        try:
+            return self._make_untimed(trace, share=share, count=count)
+        finally:
+            self._charge(self._now, self._clock() - began)
+
+    def _charge(self, case: Case, seconds: float) -> None:
+        case.cost_seconds += seconds
+        self._cost_seconds += seconds
 
     def _keep(self, own: Case) -> None:
         """Remember the case of a step; count those that have nothing of their own to follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from dataclasses import dataclass, field
@@ -141,6 +142,18 @@ def test_stable_step_when_memory_runs_out_late_then_the_next_is_recorded() -> No
     assert made.stage == "warmup"
     assert made.replans == 1
     assert made.begin(SHAPE).mode is Mode.RECORD
+
+
+def test_search_when_it_makes_plans_then_their_time_counts_as_cost_of_the_case() -> None:
+    plans = Plans()
+    made = learner(plans)
+    assert made.case is not None
+    before, cost = len(plans.made), made.case.cost_seconds
+    times = itertools.count()
+    made._clock = lambda: next(times)  # each plan takes a second
+    for _ in range(20):
+        run(made, 700 * MIB)
+    assert made.case.cost_seconds - cost == len(plans.made) - before > 0
 
 
 def test_plan_when_it_was_made_before_then_it_is_followed_and_may_retreat() -> None:

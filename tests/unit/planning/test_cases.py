@@ -12,6 +12,7 @@ from swapkit.planning.cases import (
     RECORDINGS,
     RECURRENCES,
     REGULAR_STEPS,
+    ROUNDS,
     SHARE,
     WATCHED_STEPS,
     Stage,
@@ -139,3 +140,27 @@ def test_recordings_when_more_shapes_come_than_are_kept_then_they_are_a_small_sh
         recorded += is_recorded
         made.end(RECORDED if is_recorded else Outcome(seconds=1.0))
     assert recorded * cost <= SHARE * steps + (CASES_KEPT + 1) * cost
+
+
+def test_plans_for_less_when_more_shapes_come_than_are_kept_then_they_count_as_recordings_do() -> (
+    None
+):
+    cost, steps = 0.5, 3000
+    plans = Plans(count=1)
+    made = Learner(plans, profile_steps=2, search_steps=4, clock=Clock(cost))
+    chance = random.Random(0)
+    for _ in range(steps):  # every plan needs rescues, and so `ROUNDS` others follow it
+        is_recorded = made.begin(f"shape {chance.randrange(20)}").mode is Mode.RECORD
+        made.end(RECORDED if is_recorded else Outcome(seconds=1.0, rescues=1))
+    assert len(plans.shares) * cost <= SHARE * steps + (CASES_KEPT + 1) * cost
+
+
+def test_plans_for_less_when_steps_change_for_good_then_the_next_recording_waits_for_them() -> None:
+    cost, steps = 5.0, 3000
+    plans = Plans(count=1)
+    made = proven(plans, planning_seconds=cost)
+    for step in range(steps):  # every plan needs rescues, and two odd steps come now and then
+        odd = "another" if step % 120 < ODD_STEPS + 1 else ""
+        is_recorded = made.begin(SHAPE).mode is Mode.RECORD
+        made.end(RECORDED if is_recorded else Outcome(seconds=1.0, rescues=1, deviation=odd))
+    assert len(plans.shares) * cost <= SHARE * steps + RECORDINGS * (1 + ROUNDS) * cost
