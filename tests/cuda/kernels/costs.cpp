@@ -5,6 +5,8 @@
 // is a frame (runtime/timed.h) that says how many bytes it reads and writes, or how many operations
 // attention takes. Products of matrices say that themselves (runtime/blas).
 
+#include "kernels/registering.hpp"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/native/Copy.h>
@@ -192,45 +194,16 @@ at::Tensor &copy(at::Tensor &self, const at::Tensor &source, bool non_blocking) 
     return at::native::copy_(self, source, non_blocking);
 }
 
-// They launch nothing, or not by themselves: a frame around them would only cost the host.
-const std::unordered_set<std::string> &left_alone() {
+// The operators that these call have frames of their own.
+bool is_composite(const std::string &name) {
     static const std::unordered_set<std::string> names = {
-        "aten::_copy_from",
-        "aten::_copy_from_and_resize",
-        "aten::_efficientzerotensor",
-        "aten::_fused_sdp_choice",
-        "aten::_local_scalar_dense",
-        "aten::_pin_memory",
-        "aten::as_strided_",
-        "aten::copy_",
-        "aten::empty",
-        "aten::empty_strided",
-        "aten::is_pinned",
-        "aten::is_set_to",
-        "aten::record_stream",
-        "aten::resize_",
-        "aten::set_",
         "aten::_scaled_dot_product_flash_attention",
         "aten::_scaled_dot_product_flash_attention_backward",
         "aten::_scaled_dot_product_efficient_attention",
         "aten::_scaled_dot_product_efficient_attention_backward",
     };
-    return names;
+    return names.count(name) != 0;
 }
-
-bool is_view(const c10::FunctionSchema &schema) {
-    for (const c10::Argument &result : schema.returns()) {
-        if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) {
-            return true;
-        }
-    }
-    return false;
-}
-
-// That there was a kernel already.
-class Silent : public c10::WarningHandler {
-    void process(const c10::Warning &warning) override { (void)warning; }
-};
 
 } // namespace
 
@@ -238,23 +211,15 @@ class Silent : public c10::WarningHandler {
 extern "C" int costs_install() {
     static auto &library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
                                                __FILE__, __LINE__);
-    Silent silent;
-    c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    auto &dispatcher = c10::Dispatcher::singleton();
-    int count = 0;
-    for (const c10::OperatorName &name :
-         dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA)) {
-        auto op = dispatcher.findSchema(name);
-        if (!op || name.name.rfind("aten::", 0) != 0 || left_alone().count(name.name) != 0 ||
-            is_view(op->schema())) {
-            continue;
+    auto frame = [](const c10::OperatorHandle &op) -> std::optional<torch::CppFunction> {
+        if (is_composite(op.schema().name())) {
+            return std::nullopt;
         }
-        auto kernel = op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA);
-        library.impl(c10::toString(name).c_str(),
-                     torch::CppFunction::makeFromBoxedFunctor(
-                         std::make_unique<Counted>(*op, std::move(kernel))));
-        count++;
-    }
+        auto kernel = op.getComputedKernelForDispatchKey(c10::DispatchKey::CUDA);
+        return torch::CppFunction::makeFromBoxedFunctor(
+            std::make_unique<Counted>(op, std::move(kernel)));
+    };
+    int count = simulated::take_over(library, simulated::operator_names(), frame);
     library.impl("aten::copy_", copy);
     return count + 1;
 }

@@ -12,6 +12,7 @@
 // belongs. Random numbers come from CPU generators, seeded from the state of the CUDA generator.
 
 #include "kernels/launch.hpp"
+#include "kernels/registering.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/bernoulli.h>
@@ -331,42 +332,6 @@ std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor &input, double proba
     return {input.mul(mask).mul_(kept == 0 ? 0.0 : 1 / kept), mask};
 }
 
-// Those that torch does without device code.
-const std::unordered_set<std::string> &kept_operators() {
-    static const std::unordered_set<std::string> names = {
-        "aten::_copy_from",
-        "aten::_copy_from_and_resize",
-        "aten::_efficientzerotensor",
-        "aten::_fused_sdp_choice",
-        "aten::_local_scalar_dense",
-        "aten::_pin_memory",
-        "aten::as_strided_",
-        "aten::copy_",
-        "aten::empty",
-        "aten::empty_strided",
-        "aten::is_pinned",
-        "aten::is_set_to",
-        "aten::native_dropout",
-        "aten::record_stream",
-        "aten::resize_",
-        "aten::set_",
-    };
-    return names;
-}
-
-bool is_view(const c10::FunctionSchema &schema) {
-    for (const c10::Argument &result : schema.returns()) {
-        if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) {
-            return true;
-        }
-    }
-    return false;
-}
-
-class Silent : public c10::WarningHandler {
-    void process(const c10::Warning &warning) override { (void)warning; }
-};
-
 } // namespace
 
 // Take over every operator that torch registers for CUDA and has a CPU kernel for; return how many.
@@ -374,22 +339,16 @@ extern "C" int operators_install() {
     // Never destroyed: the dispatcher may be gone before.
     static auto &library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
                                                __FILE__, __LINE__);
-    Silent silent;
-    c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    auto &dispatcher = c10::Dispatcher::singleton();
-    int count = 0;
-    auto names = dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA);
+    auto names = simulated::operator_names();
     names.push_back({"aten::convolution", ""}); // else torch looks for a kernel by itself
-    for (const c10::OperatorName &name : names) {
-        auto op = dispatcher.findSchema(name);
-        if (!op || name.name.rfind("aten::", 0) != 0 || kept_operators().count(name.name) != 0 ||
-            is_view(op->schema()) || !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
-            continue;
+    auto on_cpu = [](const c10::OperatorHandle &op) -> std::optional<torch::CppFunction> {
+        if (op.schema().name() == "aten::native_dropout" ||
+            !op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+            return std::nullopt;
         }
-        library.impl(c10::toString(name).c_str(),
-                     torch::CppFunction::makeFromBoxedFunction<&boxed>());
-        count++;
-    }
+        return torch::CppFunction::makeFromBoxedFunction<&boxed>();
+    };
+    int count = simulated::take_over(library, names, on_cpu);
     library.impl("aten::copy_", copy);
     library.impl("aten::native_dropout", dropout);
     return count + 2;
