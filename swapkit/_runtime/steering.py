@@ -29,7 +29,7 @@ from swapkit._runtime.recorder import Setting
 from swapkit._runtime.recorder_modes import can_stay, drop_left
 from swapkit._runtime.repeating import leave_repeated
 from swapkit._runtime.step_forwards import Forwards
-from swapkit._runtime.step_recording import StepRecording
+from swapkit._runtime.step_recording import StepRecording, finish_trace
 from swapkit._runtime.step_times import StepTimes
 from swapkit.planning.cases import Stage
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome
@@ -292,12 +292,12 @@ class Steering:
         self._recording.start(setting, root)
 
     def _stop_recording(self, *, is_wanted: bool) -> Trace | None:
-        recorder = self._recording.stop()
-        if recorder is None or not recorder.has_seen or not is_wanted:
+        recorder, case = self._recording.stop(), self._learner.case
+        if recorder is None or not recorder.has_seen or not is_wanted or case is None:
             return None  # there is nothing to plan, as yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
-        return self._recording.finish(trace, recorder.doubtful)
+        return finish_trace(trace, recorder.doubtful, case)
 
     def _leave_step(self) -> None:
         """Stop what runs, without learning from it."""

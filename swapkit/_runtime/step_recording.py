@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.recorder import Setting
     from swapkit._runtime.saved import Packer
     from swapkit.ir.traces import Trace
+    from swapkit.planning.cases import Case
 
 MOST_DOUBT = 0.1  # of a step's time
 
@@ -28,7 +29,6 @@ class StepRecording:
         """Record nothing as yet. `packer`: tells what autograd saves."""
         self._packer = packer
         self._long_calls = LongCalls()  # what one recorder learns, the next one knows
-        self._is_again = False  # whether the step was recorded once more
         self._recorder: Recorder | None = None
         self._is_dropped = False
         # Held where a recorder comes or goes: one that is dropped elsewhere is not half started.
@@ -70,17 +70,6 @@ class StepRecording:
         recorder.stop()
         return recorder
 
-    def finish(self, trace: Trace, doubtful: frozenset[int]) -> Trace | None:
-        """Return a recorded step as plans are made of it; None: one is to be recorded once more.
-
-        Args:
-            trace: as it was recorded.
-            doubtful: operators whose time may hold more than they take: what takes long in the
-                call of one is covered the next time.
-        """
-        self._is_again = not self._is_again and find_doubt(trace, doubtful) > MOST_DOUBT
-        return None if self._is_again else smooth_times(trace, doubtful)
-
     def drop(self) -> None:
         """Let go of what is recorded, which holds the model, and record nothing from now on.
 
@@ -88,3 +77,16 @@ class StepRecording:
         """
         self._is_dropped = True
         self.stop()
+
+
+def finish_trace(trace: Trace, doubtful: frozenset[int], case: Case) -> Trace | None:
+    """Return a recorded step as plans are made of it; None: one is to be recorded once more.
+
+    Args:
+        trace: as it was recorded.
+        doubtful: operators whose time may hold more than they take: what takes long in the call of
+            one is covered the next time.
+        case: of the step; a second recording of it in a row is taken as it is.
+    """
+    case.is_again = not case.is_again and find_doubt(trace, doubtful) > MOST_DOUBT
+    return None if case.is_again else smooth_times(trace, doubtful)

@@ -78,6 +78,7 @@ class Case:
     retreats: int = 0  # plans for less, since it was recorded
     recordings: int = 0  # since steps went as planned
     cost_seconds: float = 0.0  # of the last one, and of all plans made from it, for less too
+    is_again: bool = False  # whether a step is recorded once more, since its times were doubtful
     odd_steps: int = 0  # that went another way, in a row
     regular_steps: int = 0  # that did not, in a row
     held_steps: int = 0  # of these, with the chosen plan and without a rescue

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
+from swapkit._runtime.recorder import Recorder
+from swapkit._runtime.recorder_clocks import HostTimer
 from tests.support.sessions import (
     LAYERS,
     TOKENS,
@@ -59,6 +61,26 @@ def test_sequence_when_lengths_alternate_then_each_keeps_its_plan() -> None:
     assert log.stages[-CALM:] == ["stable"] * CALM
     assert log.rescues_since(STEPS - CALM) == 0
     assert log.replans[-1] == log.replans[-CALM]
+
+
+def test_sequence_when_recorded_times_are_doubtful_then_each_length_is_recorded_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+    start = Recorder.start
+
+    def before(training: Training, step: int) -> None:
+        training.tokens = (TOKENS, TOKENS // 2)[step % 2]
+
+        def note(recorder: Recorder) -> None:
+            lengths.append(training.tokens)
+            start(recorder)
+
+        monkeypatch.setattr(Recorder, "start", note)
+
+    monkeypatch.setattr(HostTimer, "doubtful", frozenset(range(10_000)))
+    train_both(make_training, 0.8, 12, before)
+    assert sorted(lengths) == [TOKENS // 2] * 2 + [TOKENS] * 2
 
 
 @pytest.mark.promise("C12")

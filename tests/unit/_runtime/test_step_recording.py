@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from swapkit._runtime.step_recording import StepRecording
+from swapkit._runtime.step_recording import finish_trace
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
+from swapkit.planning.cases import Case
 
 TRACE = Trace(
     operators=tuple(
@@ -21,12 +22,11 @@ def seconds_of(trace: Trace | None) -> list[float]:
 
 
 def test_step_when_most_of_its_time_is_doubtful_then_recorded_once_more_and_then_taken() -> None:
-    recording = StepRecording(None)  # type: ignore[arg-type]
+    case = Case()
     for _ in range(2):
-        assert recording.finish(TRACE, frozenset({0, 1})) is None
-        assert seconds_of(recording.finish(TRACE, frozenset({0, 1}))) == [1.0, 1.0, 1.0]
+        assert finish_trace(TRACE, frozenset({0, 1}), case) is None
+        assert seconds_of(finish_trace(TRACE, frozenset({0, 1}), case)) == [1.0, 1.0, 1.0]
 
 
 def test_step_when_doubtful_operators_have_others_of_their_kind_then_taken_at_once() -> None:
-    recording = StepRecording(None)  # type: ignore[arg-type]
-    assert seconds_of(recording.finish(TRACE, frozenset({0}))) == [1.0, 1.0, 1.0]
+    assert seconds_of(finish_trace(TRACE, frozenset({0}), Case())) == [1.0, 1.0, 1.0]
