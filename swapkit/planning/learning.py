@@ -349,6 +349,7 @@ class Learner:
         if case.retreats >= ROUNDS:
             return False
         former = case.chosen
+        failed = case.plan or case.trials[-1].plan  # all of one round are for as much
         undo = case.remember()
         if former is None:
             what = "a plan that was tried needed a rescue"
@@ -359,8 +360,8 @@ class Learner:
         case.share -= MARGIN * case.retreats
         try:
             least_bytes = self._plan(case, count)
-            if former is not None and 0 < least_bytes < former.budget_bytes:
-                case.share = (least_bytes + 1) / former.budget_bytes * undo.share
+            if 0 < least_bytes < failed.budget_bytes:
+                case.share = (least_bytes + 1) / failed.budget_bytes * undo.share
                 case.retreats = ROUNDS
                 self._plan(case, count)
         except BaseException:  # a user's policy, or Ctrl-C: what held goes on

@@ -42,6 +42,19 @@ def test_stable_steps_when_rescued_and_less_is_infeasible_then_plans_for_the_lea
     assert made.replans == 1
 
 
+def test_search_when_rescued_and_less_is_infeasible_then_plans_for_the_least() -> None:
+    plans = Plans(count=2, least_share=0.99, knows_least=True)
+    made = learner(plans)
+    warm_up(made)
+    rescued = Outcome(seconds=1.0, rescues=1)
+    assert run(made, [rescued, *seconds(3.0, 2.0, 1.0)]) == ["1.0", "2.0", "2.1", "2.1"]
+    assert plans.shares == [1.0, pytest.approx(0.99, abs=2 / BUDGET)]
+    assert made.stage is Stage.STABLE
+    run(made, [rescued] * 20)  # there is none for less
+    assert len(plans.shares) == 2
+    assert made.replans == 1
+
+
 @dataclass
 class Clock:
     """Planning takes so many seconds."""
