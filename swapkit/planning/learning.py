@@ -348,9 +348,9 @@ class Learner:
         """Make so many plans for less memory; return whether there are any."""
         if case.retreats >= ROUNDS:
             return False
-        former = case.chosen
         failed = case.plan or case.trials[-1].plan  # all of one round are for as much
         undo = case.remember()
+        former = undo.chosen
         if former is None:
             what = "a plan that was tried needed a rescue"
         else:
