@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,7 +26,7 @@ NO_WORKSPACE = -1
 _EMPTY_PAIRS = 16
 
 
-class Timer(Protocol):
+class Timer:
     """Takes the time of operators, each between `begin` and `end` or `abandon` on one thread.
 
     A thread may begin another operator in between: a finalizer's. In between, `stop` and `go_on`
@@ -35,16 +35,19 @@ class Timer(Protocol):
     pool hands out may be needed.
     """
 
-    doubtful: frozenset[int]  # of the `seconds` asked for: those that may hold waiting, too
+    # Of the `seconds` asked for: those that may hold waiting, too.
+    doubtful: frozenset[int] = frozenset()
 
     def expect(self, function: Operator) -> None:
         """This thread is about to run an operator."""
 
     def begin(self) -> Any:  # noqa: ANN401 - its own
         """Note that it begins."""
+        raise NotImplementedError
 
     def end(self, begun: Any, call: tuple[Operator, Any, Any], result: object) -> Any:  # noqa: ANN401
         """Note that it has ended; return what stands for its time."""
+        raise NotImplementedError
 
     def abandon(self) -> None:
         """Note that it has raised: the one that this thread has begun last."""
@@ -57,23 +60,20 @@ class Timer(Protocol):
 
     def nothing(self) -> Any:  # noqa: ANN401 - its own
         """Return what stands for no time."""
+        raise NotImplementedError
 
     def seconds(self, taken: Sequence[Any]) -> list[float]:
         """Return the times that some operators took."""
+        raise NotImplementedError
 
 
-class HostTimer:
+class HostTimer(Timer):
     """For a device that has computed when the call returns."""
-
-    doubtful: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         """Begin with no time."""
         self._stopped: dict[int, float] = {}  # by thread: how long it stood still, so far
         self._since: dict[int, float] = {}
-
-    def expect(self, function: Operator) -> None:
-        """Whichever it is."""
 
     def begin(self) -> float:
         """Return this thread's time now."""
@@ -82,9 +82,6 @@ class HostTimer:
     def end(self, begun: float, _call: object, _result: object) -> float:
         """Return the seconds since."""
         return self.begin() - begun
-
-    def abandon(self) -> None:
-        """Do nothing: nothing is held of it."""
 
     def stop(self) -> None:
         """Let this thread's time stand still."""
@@ -128,7 +125,7 @@ class _Running:
         return float(self.begun.elapsed_time(self.ended) - paused)
 
 
-class StreamTimer:
+class StreamTimer(Timer):
     """For a device that computes in streams: by events on the one that an operator runs in.
 
     Whoever records calls operators more slowly than a device computes them. A stream that waits for
@@ -248,16 +245,11 @@ class StreamTimer:
         ]
 
 
-class ModelTimer:
+class ModelTimer(Timer):
     """For tensors without memory: by a model of the hardware that they stand for."""
-
-    doubtful: frozenset[int] = frozenset()
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
-
-    def expect(self, function: Operator) -> None:
-        """Whichever it is."""
 
     def begin(self) -> None:
         """Nothing runs."""
@@ -266,15 +258,6 @@ class ModelTimer:
         """Return the seconds that the hardware would take."""
         function, args, kwargs = call
         return self._hardware.seconds(function, args, kwargs, result)
-
-    def abandon(self) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing: no time passes."""
-
-    def go_on(self) -> None:
-        """Do nothing."""
 
     def nothing(self) -> float:
         """Return no seconds."""
