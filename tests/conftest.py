@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -74,6 +75,15 @@ def installation() -> Iterator[Installation]:
     """The pool below torch; as it was before when the test ends."""
     with installed() as installation:
         yield installation
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Let only reference counts free anything."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,6 @@ from torch import nn
 from tests.conformance.modes import Mode, allocated_bytes, count_copies, find_mode, settle
 from tests.programs import PROGRAMS, SIDE, Entry, gradients, leaf, run
 from tests.support.place import DEVICE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MATRIX = SIDE * SIDE * 4
 
@@ -50,15 +47,6 @@ def falls_to(nbytes: int) -> bool:
     while allocated_bytes() > nbytes and time.monotonic() < deadline:
         time.sleep(0.001)
     return allocated_bytes() <= nbytes
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Let only reference counts free anything."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("name", ["swap_everything", "rescue_everything"])

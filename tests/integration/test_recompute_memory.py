@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections import Counter
 from dataclasses import dataclass
@@ -81,28 +80,26 @@ WAYS = {
 }
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
 def test_input_when_handed_in_any_way_inside_offload_then_swapped_and_its_memory_freed(
     make: Any,
 ) -> None:
-    gc.disable()
-    try:
-        leaf = torch.rand(SIDE, SIDE, requires_grad=True)
-        before_bytes = in_use_bytes()
-        tensor = leaf * 0.5
-        args, kwargs, function = make(tensor)
-        with swapkit.offload():
-            loss = run_region(Recompute(), function, args, kwargs)
-        held = weakref.ref(tensor)
-        del tensor, args, kwargs, function
-        assert held() is None
-        assert in_use_bytes() - before_bytes < NBYTES // 2
-        (grad,) = torch.autograd.grad(loss, leaf)
-    finally:
-        gc.enable()
+    leaf = torch.rand(SIDE, SIDE, requires_grad=True)
+    before_bytes = in_use_bytes()
+    tensor = leaf * 0.5
+    args, kwargs, function = make(tensor)
+    with swapkit.offload():
+        loss = run_region(Recompute(), function, args, kwargs)
+    held = weakref.ref(tensor)
+    del tensor, args, kwargs, function
+    assert held() is None
+    assert in_use_bytes() - before_bytes < NBYTES // 2
+    (grad,) = torch.autograd.grad(loss, leaf)
     assert torch.equal(grad, torch.autograd.grad(total(leaf * 0.5), leaf)[0])
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize(
     "terms",
     [
@@ -115,21 +112,17 @@ def test_input_when_handed_in_any_way_inside_offload_then_swapped_and_its_memory
 def test_graph_when_dropped_or_run_then_everything_of_its_regions_is_freed(
     terms: Recompute,
 ) -> None:
-    gc.disable()
-    try:
-        leaf = torch.rand(SIDE, SIDE, requires_grad=True)
-        run_region(terms, total, (activation(),), {}).backward()  # what the first one sets up
-        before_bytes = in_use_bytes()
-        host_bytes = get_runtime().current_swapper().scheduler.stats().host_bytes
-        for runs in (False, True):
-            loss = run_region(terms, total, (), {"value": leaf * 1})
-            if runs:
-                torch.autograd.grad(loss, leaf)
-            del loss
-            assert in_use_bytes() == before_bytes
-        assert get_runtime().current_swapper().scheduler.stats().host_bytes == host_bytes
-    finally:
-        gc.enable()
+    leaf = torch.rand(SIDE, SIDE, requires_grad=True)
+    run_region(terms, total, (activation(),), {}).backward()  # what the first one sets up
+    before_bytes = in_use_bytes()
+    host_bytes = get_runtime().current_swapper().scheduler.stats().host_bytes
+    for runs in (False, True):
+        loss = run_region(terms, total, (), {"value": leaf * 1})
+        if runs:
+            torch.autograd.grad(loss, leaf)
+        del loss
+        assert in_use_bytes() == before_bytes
+    assert get_runtime().current_swapper().scheduler.stats().host_bytes == host_bytes
 
 
 def test_kept_result_when_its_graph_is_retained_then_there_until_one_that_is_not() -> None:

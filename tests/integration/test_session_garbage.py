@@ -13,8 +13,6 @@ import swapkit
 from tests.support.sessions import make_training, settle, train_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.sessions import Training
 
 pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
@@ -22,14 +20,6 @@ pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 # For each operator that is computed again: what is known of it, of its operands and results.
 MOST_A_RECIPE = 30
 MOST_A_ROW = 1.5  # of the trace: operators, storages and events
-
-
-@pytest.fixture
-def _no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class Census:
@@ -50,7 +40,7 @@ class Census:
         return self._end - before
 
 
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 def test_stable_step_when_operators_are_recomputed_then_few_objects_wait_for_backward() -> None:
     plain = Census(make_training()).run()
     budget = train_plainly(make_training, 2).budget(0.4)

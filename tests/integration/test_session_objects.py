@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import pickle
 import subprocess
@@ -23,7 +22,7 @@ from tests.support.operators import choose as choose_operators
 from tests.support.sessions import WIDTH, make_training, train_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.sessions import Training
@@ -32,14 +31,6 @@ STEPS = 8
 
 
 pytestmark = pytest.mark.usefixtures("installation")
-
-
-@pytest.fixture
-def _no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def attributes_of(training: Training) -> dict[str, dict[str, object]]:
@@ -242,13 +233,13 @@ def assert_freed_at_once(model: nn.Module) -> None:
     assert [reference() for reference in references] == [None] * len(references)
 
 
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("name", CHOICES)
 def test_copies_when_a_model_has_choices_then_they_are_freed_at_once(name: str) -> None:
     assert_freed_at_once(choose(name))
 
 
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("policy", ["auto", "recompute"])
 def test_copies_when_made_in_a_session_then_they_are_freed_at_once(policy: str) -> None:
     model = make_plain_model()
@@ -260,7 +251,7 @@ def test_copies_when_made_in_a_session_then_they_are_freed_at_once(policy: str) 
             assert_freed_at_once(model)
 
 
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("policy", ["rescue", "swap", "auto"])
 def test_training_when_copies_are_evaluated_under_a_tight_budget_then_it_holds(policy: str) -> None:
     def evaluate(training: Training) -> None:

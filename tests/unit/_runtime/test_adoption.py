@@ -144,14 +144,10 @@ def test_custom_function_when_it_saved_before_then_its_tensors_move() -> None:
     assert torch.equal(x.grad, x.detach().exp() * x.detach().sin())
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_search_when_done_then_it_leaves_no_cycle_behind() -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        assert adoption._is_alone()
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+    assert adoption._is_alone()
+    assert gc.collect() == 0
 
 
 @pytest.mark.promise("A14")

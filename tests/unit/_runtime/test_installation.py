@@ -20,8 +20,6 @@ from swapkit.errors import InvalidArgument, OverBudget, SessionError, Unsupporte
 from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit._runtime.installation import Installation
 
 
@@ -331,15 +329,6 @@ class Cycle:
         Cycle.ended.append(thread == threading.get_ident())
 
 
-@pytest.fixture
-def _no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    Cycle.ended.clear()
-    yield
-    gc.enable()
-
-
 class CountOperators(TorchDispatchMode):
     """Counts the operators that a user's mode sees."""
 
@@ -352,11 +341,12 @@ class CountOperators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("asks", [1, 3])
 def test_rescue_when_garbage_holds_the_memory_then_it_is_collected_before_failing(
     installation: Installation, asks: int
 ) -> None:
+    Cycle.ended.clear()
     with swapkit.budget(limit_above_reserved(installation, 8 * MIB)):
         for _ in range(asks):
             Cycle(6 * MIB)
@@ -367,7 +357,7 @@ def test_rescue_when_garbage_holds_the_memory_then_it_is_collected_before_failin
     assert Cycle.ended == [True] * asks
 
 
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 def test_rescue_when_there_is_memory_then_nothing_is_collected(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,10 +371,11 @@ def test_rescue_when_there_is_memory_then_nothing_is_collected(
         assert session.stats.oom_rescues + session.stats.swapped_out_bytes > 0
 
 
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 def test_rescue_when_the_thread_holds_the_lock_then_no_finalizer_runs(
     installation: Installation,
 ) -> None:
+    Cycle.ended.clear()
     with swapkit.budget(limit_above_reserved(installation, 8 * MIB)):
         Cycle(6 * MIB)
         with installation.lock, pytest.raises(torch.OutOfMemoryError):

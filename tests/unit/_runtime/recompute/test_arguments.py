@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import weakref
 from collections import OrderedDict, namedtuple
 from typing import Any
 
+import pytest
 import torch
 
 from swapkit._runtime.recompute.arguments import Template
@@ -95,21 +95,18 @@ def test_inference_tensor_when_handed_in_then_passed_through() -> None:
     assert template.rebuild([])[0] is tensor
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_template_when_its_tensors_were_taken_then_it_holds_none_nor_after_a_rebuild() -> None:
-    gc.disable()
-    try:
-        tensor = torch.ones(2)
-        value = ([tensor], Frozen("x", {"k": tensor}), functools.partial(max, tensor))
-        template = Template(value)
-        held = weakref.ref(tensor)
-        del value, tensor
-        assert held() is not None
-        template.take_tensors()
-        assert held() is None
-        again = torch.ones(2)
-        held = weakref.ref(again)
-        template.rebuild([again])
-        del again
-        assert held() is None
-    finally:
-        gc.enable()
+    tensor = torch.ones(2)
+    value = ([tensor], Frozen("x", {"k": tensor}), functools.partial(max, tensor))
+    template = Template(value)
+    held = weakref.ref(tensor)
+    del value, tensor
+    assert held() is not None
+    template.take_tensors()
+    assert held() is None
+    again = torch.ones(2)
+    held = weakref.ref(again)
+    template.rebuild([again])
+    del again
+    assert held() is None
