@@ -49,6 +49,7 @@ COUNT_NAMES = (
     "moved_bytes",
     "maps",
     "unmaps",
+    "alias_failures",
 )
 
 

@@ -17,8 +17,10 @@ def memory_stats(device: str | torch.device | None = None) -> dict[str, int]:
     Byte counts come as `NAME.POOL.FIELD`, for example `allocated_bytes.all.peak`; POOL is `all`,
     `small_pool` or `large_pool`, FIELD `current`, `peak`, `allocated` or `freed`. Besides torch's
     there are `num_rescues`, `rescued_bytes`, `budget_bytes` (0: no budget) and
-    `moved_bytes` (of free memory, to where a request could use them), and what
-    `PYTORCH_ALLOC_CONF` has come to: `max_split_size` (-1: none), `expandable_segments`,
+    `moved_bytes` (of free memory, to where a request could use them), `maps` and `unmaps` (of
+    granules), `alias_failures` (how often the driver did not map memory at a second address; what
+    is free is given back and taken anew then, which costs time), and what `PYTORCH_ALLOC_CONF` has
+    come to: `max_split_size` (-1: none), `expandable_segments`,
     `num_garbage_collections` and `garbage_collected_bytes`.
 
     Args:

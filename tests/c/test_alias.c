@@ -238,6 +238,58 @@ SK_TEST(alias, test_take_when_no_alias_can_be_made_then_memory_is_given_back_and
     fixture_close(&f);
 }
 
+/* Requests that need free pieces to lie together, of which the first meets a failing call; returns
+ * how many of them were served by mapping. */
+static int after_failure(fixture *f, sk_status failure, int requests) {
+    int mapped = 0;
+    for (int i = 0; i < requests; i++) {
+        void *kept[2];
+        pieces_free(f, NULL, kept);
+        int64_t before = stats_of(f).moved_bytes;
+        sk_fault_arm(f->fault, i == 0 ? 1 : 0, false, failure);
+        give(f, take(f, 16 * MIB, NULL));
+        mapped += stats_of(f).moved_bytes > before ? 1 : 0;
+        give(f, kept[0]);
+        give(f, kept[1]);
+        CHECK_OK(sk_pool_trim(f->pool));
+        CHECK_OK(sk_pool_check(f->pool));
+    }
+    return mapped;
+}
+
+SK_TEST(alias, test_take_when_one_alias_has_failed_then_the_next_is_tried_again) {
+    static const sk_status failures[] = {SK_OUT_OF_DEVICE_MEMORY, SK_OUT_OF_HOST_MEMORY,
+                                         SK_BACKEND_FAILED};
+    for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++) {
+        fixture f = fixture_open_aliasing(BUDGET);
+        CHECK_EQUAL(2, after_failure(&f, failures[i], 3));
+        CHECK_EQUAL(1, stats_of(&f).alias_failures);
+        sk_pool_stats_reset_accumulated(f.pool);
+        CHECK_EQUAL(0, stats_of(&f).alias_failures);
+        fixture_close(&f);
+    }
+}
+
+SK_TEST(alias, test_take_when_aliases_cannot_be_made_at_all_then_none_is_tried_again) {
+    fixture f = fixture_open_aliasing(BUDGET);
+    CHECK_EQUAL(0, after_failure(&f, SK_UNSUPPORTED, 3));
+    CHECK_EQUAL(1, stats_of(&f).alias_failures);
+    fixture_close(&f);
+}
+
+SK_TEST(alias, test_take_when_aliases_keep_failing_then_they_are_tried_more_and_more_seldom) {
+    enum { REQUESTS = 40, MOST = 6 }; /* 1 + 2 + 4 + 8 + 16 + 32 */
+    need_host_order();                /* else the call that fails is a wait */
+    fixture f = fixture_open_aliasing(BUDGET);
+    for (int i = 0; i < REQUESTS; i++) {
+        int64_t before = stats_of(&f).alias_failures;
+        CHECK_EQUAL(0, after_failure(&f, SK_BACKEND_FAILED, 1));
+        CHECK(stats_of(&f).alias_failures <= before + 1);
+    }
+    CHECK(stats_of(&f).alias_failures > 2 && stats_of(&f).alias_failures <= MOST);
+    fixture_close(&f);
+}
+
 SK_TEST(alias, test_step_when_any_call_fails_then_the_pool_is_sound_and_goes_on) {
     enum { CALLS = MANY / 125 };
     for (uint64_t nth = 1; nth <= CALLS; nth++) {

@@ -250,6 +250,9 @@ typedef struct sk_pool_stats {
     int64_t garbage_collected_bytes;
     int64_t moved_bytes;  /* of free memory, to other addresses */
     int64_t maps, unmaps; /* granules that came to lie at an address, and that left one for good */
+    /* The driver did not map, or unmap, memory at a second address: what was free was given back
+     * and taken anew instead. Tried again later, unless it cannot be done at all. */
+    int64_t alias_failures;
 } sk_pool_stats;
 
 typedef enum sk_block_state { SK_BLOCK_IN_USE, SK_BLOCK_PENDING, SK_BLOCK_CACHED } sk_block_state;

@@ -30,3 +30,4 @@ def test_stats_when_memory_comes_moves_and_goes_then_its_maps_and_unmaps_are_cou
             pool.give(address)
         pool.trim()
         assert pool.stats()["maps"] == pool.stats()["unmaps"]
+        assert pool.stats()["alias_failures"] == 0  # host memory has one address

@@ -18,6 +18,8 @@ enum {
     /* Of mappings for each granule on average. Each costs the driver some host memory and eight
      * bytes of page table; a step needs about as many as it has different orders of its memory. */
     MOST_ALIASES = 8,
+    THIN_RATIO = 2,    /* most that go for one that is mapped, when they are too many */
+    MOST_PAUSE = 1023, /* reclaims */
 };
 
 struct sk__granule_slab {
@@ -89,6 +91,7 @@ void sk__slots_fill(sk_pool *pool, sk__segment *segment, uintptr_t address, size
         slot->segment = segment;
         slot->granule = granule;
         slot->next = NULL;
+        sk_assert(slot->left_at == 0);
         *granule = (sk__granule){.home = slot, .slots = slot};
     }
 }
@@ -99,11 +102,34 @@ void sk__slots_empty(sk_pool *pool, sk__segment *segment, uintptr_t address, siz
         sk__granule *granule = slot->granule;
         sk_assert(granule != NULL && granule->home == slot);
         sk_assert(granule->slots == slot && slot->next == NULL); /* its aliases were dropped */
+        sk_assert(slot->left_at == 0);
         slot->granule = NULL;
         granule->next = pool->spare_granules;
         pool->spare_granules = granule;
         pool->spare_granule_count++;
     }
+}
+
+/* ---- the order of departures ----------------------------------------------------------------- */
+
+static void slot_depart(sk_pool *pool, sk__slot *slot) SK_REQUIRES(pool->lock) {
+    sk_assert(slot->left_at == 0);
+    slot->left_at = ++pool->departures;
+    slot->earlier = pool->departing;
+    slot->later = NULL;
+    *(slot->earlier != NULL ? &slot->earlier->later : &pool->departed) = slot;
+    pool->departing = slot;
+}
+
+/* Nothing if its memory has never left. */
+static void slot_return(sk_pool *pool, sk__slot *slot) SK_REQUIRES(pool->lock) {
+    if (slot->left_at == 0) {
+        return;
+    }
+    *(slot->earlier != NULL ? &slot->earlier->later : &pool->departed) = slot->later;
+    *(slot->later != NULL ? &slot->later->earlier : &pool->departing) = slot->earlier;
+    slot->earlier = slot->later = NULL;
+    slot->left_at = 0;
 }
 
 /* ---- dropping aliases ------------------------------------------------------------------------ */
@@ -132,6 +158,7 @@ static sk_status alias_drop(sk_pool *pool, sk__slot *slot) SK_REQUIRES(pool->loc
     sk__block *dormant = sk__block_covering(pool, slot->segment, address);
     sk_assert(dormant->state == SK_DORMANT && pool->alias_count > 0);
     sk__block_vacate(pool, sk__idle_cut(pool, dormant, address, pool->granule_bytes));
+    slot_return(pool, slot);
     slot_unlink(slot);
     pool->alias_count--;
     pool->stats.unmaps++;
@@ -159,42 +186,52 @@ static size_t most_aliases(const sk_pool *pool) SK_REQUIRES(pool->lock) {
     return MOST_ALIASES * (pool->reserved_bytes / pool->granule_bytes);
 }
 
-bool sk__aliases_have_room(const sk_pool *pool, size_t nbytes) {
-    return pool->alias_count + nbytes / pool->granule_bytes <= most_aliases(pool);
-}
-
 bool sk__aliases_are_few(const sk_pool *pool) { return pool->alias_count < most_aliases(pool) / 2; }
 
-/* Drop those of one segment that were left long ago; those left after `settled` may still be worked
- * on. */
-static sk_status segment_thin(sk_pool *pool, sk__segment *segment, uint64_t settled)
-    SK_REQUIRES(pool->lock) {
-    uint64_t kept = most_aliases(pool) / 2;
-    sk_status status = SK_OK;
-    uintptr_t end = segment->address + segment->nbytes;
-    uintptr_t address = segment->address;
-    while (address < end && status == SK_OK) {
-        const sk__block *block = sk__block_covering(pool, segment, address);
-        if (block->state != SK_DORMANT) {
-            address = sk__round_up(block->address + block->nbytes, pool->granule_bytes);
-            continue;
-        }
-        sk__slot *slot = sk__slot_at(pool, segment, address);
-        bool old = slot->left_at <= settled && slot->left_at + kept <= pool->departures;
-        status = old ? alias_drop(pool, slot) : SK_OK;
-        address += pool->granule_bytes;
+sk_status sk__aliases_settle(sk_pool *pool, size_t nbytes) {
+    bool many = pool->alias_count + nbytes / pool->granule_bytes > most_aliases(pool);
+    if (!many || pool->departed == NULL || pool->departed->left_at <= pool->idle_departures) {
+        return SK_OK;
+    }
+    if (sk__is_tentative()) {
+        return SK_NOT_READY;
+    }
+    uint64_t departures = pool->departures;
+    sk_status status = sk__lanes_idle(pool);
+    if (status == SK_OK && pool->idle_departures < departures) {
+        pool->idle_departures = departures;
     }
     return status;
 }
 
-sk_status sk__aliases_thin(sk_pool *pool) {
-    uint64_t settled = pool->departures;
-    sk_status status = sk__lanes_idle(pool);
-    for (sk__segment *segment = pool->segments; segment != NULL && status == SK_OK;
-         segment = segment->next) {
-        status = segment->slots != NULL ? segment_thin(pool, segment, settled) : SK_OK;
+/* Unmap the oldest aliases if there are too many, now that `made` have been added. A take must not
+ * pay for all that others have left behind: it unmaps twice as many as it has mapped, until half of
+ * the most are left, or no old ones. */
+static void aliases_thin(sk_pool *pool, size_t made) SK_REQUIRES(pool->lock) {
+    size_t most = most_aliases(pool);
+    pool->is_thinning = pool->alias_count > (pool->is_thinning ? most / 2 : most);
+    sk_status status = SK_OK;
+    for (size_t n = 0; pool->is_thinning && n < THIN_RATIO * made && status == SK_OK; n++) {
+        sk__slot *oldest = pool->departed;
+        bool old = oldest->left_at + most / 2 <= pool->departures;
+        if (oldest->left_at > pool->idle_departures || !(old || pool->alias_count > most)) {
+            break;
+        }
+        status = alias_drop(pool, oldest);
+        pool->is_thinning = pool->alias_count > most / 2;
     }
-    return status;
+    if (status != SK_OK) {
+        sk__aliases_failed(pool, status);
+    }
+}
+
+void sk__aliases_failed(sk_pool *pool, sk_status status) {
+    sk_assert(status != SK_OK && status != SK_NOT_READY);
+    pool->stats.alias_failures++;
+    pool->refuses_aliases = pool->refuses_aliases || status == SK_UNSUPPORTED;
+    uint32_t pause = 2 * pool->alias_backoff + 1;
+    pool->alias_backoff = pause < MOST_PAUSE ? pause : MOST_PAUSE;
+    pool->alias_pause = pool->alias_backoff;
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
@@ -212,7 +249,8 @@ void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane
         sk__slot *left = sk__slot_at(pool, from->segment, gone->address + done);
         sk__slot *home = sk__slot_at(pool, segment, to + done);
         sk_assert(left->granule == home->granule && left->granule->home == left);
-        left->left_at = ++pool->departures;
+        slot_depart(pool, left);
+        slot_return(pool, home);
         home->granule->home = home;
     }
     sk__block *idle = sk__block_covering(pool, segment, to);
@@ -246,7 +284,9 @@ sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vac
     }
     pool->alias_count += count;
     pool->stats.maps += (int64_t)count;
+    pool->alias_backoff = 0;
     sk__span_settle(pool, gone, to, lane);
+    aliases_thin(pool, count);
     return SK_OK;
 }
 

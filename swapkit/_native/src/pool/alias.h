@@ -21,7 +21,10 @@ struct sk__slot {
     sk__granule *granule; /* mapped here; NULL: none is */
     sk__slot *next;       /* of those that it is mapped in */
     sk__block *first;     /* of the blocks that begin here */
-    uint64_t left_at;     /* pool->departures when the memory was lent to another slot */
+    /* While the memory lies elsewhere: pool->departures when it left, else 0, and the slots that it
+     * left before and after. */
+    uint64_t left_at;
+    sk__slot *earlier, *later;
 };
 
 /* Requests of one size: where they were served. */
@@ -56,15 +59,21 @@ void sk__slots_empty(sk_pool *pool, sk__segment *segment, uintptr_t address, siz
 /* Unmap every alias of free granules that no work is behind. */
 sk_status sk__aliases_drop(sk_pool *pool, const sk__span *granules) SK_REQUIRES(pool->lock);
 /* Let free granules lie at the beginning of an idle block in `lane`, where they are mapped, or are
- * to be mapped first. Needs SK_RECORDS_PER_TAKE. */
+ * to be mapped first; then the oldest aliases may go. Needs SK_RECORDS_PER_TAKE. */
 sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant, sk__lane *lane)
     SK_REQUIRES(pool->lock);
 void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane *lane)
     SK_REQUIRES(pool->lock);
-/* Whether so many more aliases may be made. Else the oldest are unmapped, which waits for all
- * streams: everything is to be looked up afresh. */
-bool sk__aliases_have_room(const sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
-sk_status sk__aliases_thin(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Before aliases are made for `nbytes`: if there will be too many, and work is behind the oldest,
+ * wait for all streams. One wait covers all slots that their memory has left by then, so it comes
+ * once for thousands. Everything is to be looked up afresh; SK_NOT_READY: a tentative thread does
+ * not wait. */
+sk_status sk__aliases_settle(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
+/* Whether aliases may be made at present; and note that the backend failed to make or drop one. */
+static inline bool sk__aliases_are_on(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+    return pool->has_aliases && !pool->refuses_aliases && pool->alias_pause == 0;
+}
+void sk__aliases_failed(sk_pool *pool, sk_status status) SK_REQUIRES(pool->lock);
 /* Let `nbytes` from `address` on be one free block of the lane, if free memory is mapped there
  * throughout. */
 bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request)

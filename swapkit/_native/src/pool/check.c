@@ -138,6 +138,7 @@ static sk_status slot_check(const sk_pool *pool, const sk__slot *slot, const sk_
     ENSURE(listed, "%p is not among the slots of its granule", at);
     ENSURE(block->state != SK_VACANT, "%p is vacant, and mapped", at);
     ENSURE((granule->home == slot) == (block->state != SK_DORMANT), "%p is not where it lies", at);
+    ENSURE((granule->home == slot) == (slot->left_at == 0), "%p does not know who left it", at);
     count->aliases += granule->home == slot ? 0 : 1;
     return SK_OK;
 }
@@ -211,6 +212,23 @@ static sk_status freelist_check(const sk__lane *lane, int arena, size_t *listed)
     return SK_OK;
 }
 
+/* The departed are all aliases, the one that was left first before the others. */
+static sk_status departed_check(const sk_pool *pool, size_t aliases) SK_REQUIRES(pool->lock) {
+    size_t count = 0;
+    const sk__slot *before = NULL;
+    for (const sk__slot *slot = pool->departed; slot != NULL; slot = slot->later) {
+        bool follows = slot->left_at > (before != NULL ? before->left_at : 0);
+        ENSURE(slot->earlier == before && follows && slot->left_at <= pool->departures,
+               "the order of departures breaks at %p", (void *)sk__slot_address(pool, slot));
+        before = slot;
+        count++;
+    }
+    ENSURE(pool->departing == before, "the last departure is not the last");
+    ENSURE(aliases == pool->alias_count && aliases == count, "%zu aliases, %zu counted, %zu left",
+           pool->alias_count, aliases, count);
+    return SK_OK;
+}
+
 static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIRES(pool->lock) {
     size_t cached = 0;
     for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
@@ -251,9 +269,7 @@ static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIR
            count->blocks[SK_VACANT], vacant);
     ENSURE(dormant == count->blocks[SK_DORMANT], "%zu blocks are dormant, %zu are listed",
            count->blocks[SK_DORMANT], dormant);
-    ENSURE(count->aliases == pool->alias_count, "%zu aliases, %zu counted", pool->alias_count,
-           count->aliases);
-    return SK_OK;
+    return departed_check(pool, count->aliases);
 }
 
 static sk_status totals_check(const sk_pool *pool, const census *count) SK_REQUIRES(pool->lock) {

@@ -56,7 +56,7 @@ static sk__block *vacant_fitting(const sk_pool *pool, sk__arena arena, size_t nb
 uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
     size_t nbytes = sk__segment_bytes(pool, request);
     const sk__block *vacant = vacant_fitting(pool, request->arena, nbytes);
-    if (vacant == NULL || pool->refuses_aliases ||
+    if (vacant == NULL || !sk__aliases_are_on(pool) ||
         pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes) >= nbytes) {
         return 0;
     }
@@ -73,7 +73,9 @@ uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
         if (status == SK_OK) {
             vacant = sk__block_covering(pool, segment, start + done);
             status = sk__span_map(pool, &lent, vacant, request->lane);
-            pool->refuses_aliases = status != SK_OK;
+            if (status != SK_OK) {
+                sk__aliases_failed(pool, status);
+            }
         }
         done += lent.nbytes;
         made = sk__block_covering(pool, segment, start);

@@ -128,10 +128,15 @@ struct sk_pool {
     sk__segment *segments;
     sk__lane *lanes;
     sk__block *vacant[SK_ARENAS], *dormant[SK_ARENAS];
-    bool has_aliases;              /* granules can be mapped in several slots */
-    bool refuses_aliases;          /* the backend could not make or drop one */
-    size_t alias_count;            /* mappings beyond one for each granule */
-    uint64_t departures, searches; /* ever */
+    bool has_aliases;               /* granules can be mapped in several slots */
+    bool refuses_aliases;           /* the backend has said that it cannot */
+    uint32_t alias_pause;           /* reclaims to come without aliases, since one failed */
+    uint32_t alias_backoff;         /* how many that is after the next failure, halved */
+    size_t alias_count;             /* mappings beyond one for each granule */
+    sk__slot *departed, *departing; /* all these: first and last in the order of departures */
+    bool is_thinning;               /* aliases were too many, and are not half of that yet */
+    uint64_t departures, searches;  /* ever */
+    uint64_t idle_departures;       /* those up to here are free of device work */
     sk__granule *spare_granules;
     size_t spare_granule_count;
     struct sk__granule_slab *granule_slabs;
@@ -207,15 +212,15 @@ size_t sk__bin_of(size_t nbytes);
 sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* The bytes that `request` takes from the budget if nothing cached can serve it. */
 size_t sk__segment_bytes(const sk_pool *pool, const sk__request *request);
-/* Whether the budget has no room for all of that, whatever the device has. */
-bool sk__budget_is_short(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* Give at least `nbytes` of cached memory to the backend, or all there is; returns how much. Only
  * blocks whose lane is synced past them are touched. */
 size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
 /* Let free memory that lies elsewhere serve `request`: it is moved there, or else given back so
  * that it can be taken anew. False: that is not all that is lacking. Touches what
- * sk__segment_shrink does. */
-bool sk__segment_make_room(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+ * sk__segment_shrink does; with aliases also what is behind the stream's own work. `*looked`: that
+ * was not enough, so there is no use in waiting for that work. */
+bool sk__segment_make_room(sk_pool *pool, const sk__request *request, bool *looked)
+    SK_REQUIRES(pool->lock);
 /* What `request` lacks if it has to be served by growing, everything cached being given up. */
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request)
     SK_REQUIRES(pool->lock);

@@ -5,7 +5,7 @@
  * can be given back and grown elsewhere); then waiting for one thing at a time; then the owner, who
  * is asked to rescue the request again and again until it frees nothing more. Waits and the rescue
  * callback run with the lock released, so everything is looked up afresh afterwards. */
-#include "pool/pool.h"
+#include "pool/alias.h"
 
 #include <stdio.h>
 
@@ -35,9 +35,11 @@ sk_status sk__collect(sk_pool *pool) {
     return SK_OK;
 }
 
-/* Everything that needs no waiting. A memory failure: not enough. */
-static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__block **out)
-    SK_REQUIRES(pool->lock) {
+/* Everything that needs no waiting. A memory failure: not enough; `*looked`: nor would there be if
+ * the stream's own work was done. */
+static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__block **out,
+                             bool *looked) SK_REQUIRES(pool->lock) {
+    *looked = false;
     sk__pending_poll(pool, true);
     sk_status status = sk__acquire(pool, request, out);
     if (!sk__is_memory_failure(status)) {
@@ -47,22 +49,20 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
     if (adopted != SK_NOT_READY) {
         return adopted == SK_OK ? sk__acquire(pool, request, out) : adopted;
     }
-    if (!sk__segment_make_room(pool, request)) {
+    if (!sk__segment_make_room(pool, request, looked)) {
         /* Neighbours of several lanes may share what none of them could give back alone. */
         sk__lanes_join(pool, request->lane);
-        (void)sk__segment_make_room(pool, request);
+        (void)sk__segment_make_room(pool, request, looked);
     }
     return sk__acquire(pool, request, out);
 }
 
-/* Wait for one thing that may bring memory. SK_NOT_READY: there is nothing to wait for. */
-static sk_status wait_once(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+/* Wait for one thing that may bring memory; not for what was `looked` at. SK_NOT_READY: there is
+ * nothing to wait for. */
+static sk_status wait_once(sk_pool *pool, const sk__request *request, bool looked)
+    SK_REQUIRES(pool->lock) {
     sk_status status = sk__pending_wait_first(pool);
     if (status == SK_NOT_READY) {
-        /* Aliases are made behind the stream's own work: all that it has free was looked at. But
-         * the device is given back only what is not worked on. */
-        bool looked =
-            pool->has_aliases && !pool->refuses_aliases && sk__budget_is_short(pool, request);
         status = sk__lane_sync_next(pool, looked ? request->lane : NULL);
     }
     if (status == SK_NOT_READY) {
@@ -75,13 +75,14 @@ static sk_status wait_once(sk_pool *pool, const sk__request *request) SK_REQUIRE
  * device, and that is what the caller is told. */
 static sk_status reclaim_own(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock) {
-    sk_status status = acquire_now(pool, request, out);
+    bool looked = false;
+    sk_status status = acquire_now(pool, request, out, &looked);
     while (sk__is_memory_failure(status)) {
-        sk_status waited = wait_once(pool, request);
+        sk_status waited = wait_once(pool, request, looked);
         if (waited != SK_OK) {
             return waited == SK_NOT_READY ? status : waited;
         }
-        status = acquire_now(pool, request, out);
+        status = acquire_now(pool, request, out, &looked);
     }
     return status;
 }
@@ -127,8 +128,10 @@ static sk_status request_fail(sk_pool *pool, const sk__request *request, sk_stat
 }
 
 sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out) {
+    bool looked = false;
+    pool->alias_pause -= pool->alias_pause > 0 ? 1 : 0;
     if (sk__is_tentative()) {
-        return acquire_now(pool, request, out);
+        return acquire_now(pool, request, out, &looked);
     }
     pool->stats.num_alloc_retries++;
     sk_status status = SK_OVER_BUDGET;

@@ -343,8 +343,11 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
         if (total < nbytes) {
             return TOO_LITTLE;
         }
-        pool->refuses_aliases = sk__span_map(pool, &lent, vacant, request->lane) != SK_OK;
-        return pool->refuses_aliases ? REFUSED : GATHERED;
+        sk_status status = sk__span_map(pool, &lent, vacant, request->lane);
+        if (status != SK_OK) {
+            sk__aliases_failed(pool, status);
+        }
+        return status == SK_OK ? GATHERED : REFUSED;
     }
     sk__block *block = largest_candidate(pool, neighbours);
     if (block == NULL) {
@@ -381,15 +384,22 @@ static sk__block *vacant_wanted(sk_pool *pool, const sk__request *request, size_
     return add ? vacant_best(pool, request, true, needed) : vacant;
 }
 
+/* Whether aliases may be made for a request now. */
+static bool aliases_are_ready(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    if (!sk__aliases_are_on(pool)) {
+        return false;
+    }
+    sk_status status = sk__aliases_settle(pool, request->nbytes);
+    if (status != SK_OK && status != SK_NOT_READY) {
+        sk__aliases_failed(pool, status);
+    }
+    return status == SK_OK;
+}
+
 /* Move free memory together until the request fits, or what it still needs has room in the budget.
  * Each move lets it need less. */
 static gathering range_gather(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    bool thin = pool->has_aliases && !sk__aliases_have_room(pool, request->nbytes);
-    if (pool->refuses_aliases || (thin && sk__is_tentative())) {
-        return REFUSED;
-    }
-    if (thin && sk__aliases_thin(pool) != SK_OK) {
-        pool->refuses_aliases = true;
+    if (pool->has_aliases && !aliases_are_ready(pool, request)) {
         return REFUSED;
     }
     if (pool->has_aliases && request->arena == SK_SMALL && sk__alias_reopen(pool, request)) {
@@ -508,22 +518,21 @@ size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
     return pool->granule_bytes != 0 ? range_shrink(pool, nbytes) : whole_shrink(pool, nbytes);
 }
 
-bool sk__segment_make_room(sk_pool *pool, const sk__request *request) {
+bool sk__segment_make_room(sk_pool *pool, const sk__request *request, bool *looked) {
     gathering gathered = pool->granule_bytes != 0 ? range_gather(pool, request) : REFUSED;
+    *looked = false;
     if (gathered == GATHERED) {
         return true;
     }
     /* What cannot be mapped together is not enough for the budget when given back either. The
      * device may have more of its own to add. */
-    if (gathered == TOO_LITTLE && pool->has_aliases && sk__budget_is_short(pool, request)) {
+    bool is_short = sk__segment_bytes(pool, request) > budget_room(pool);
+    *looked = gathered == TOO_LITTLE && pool->has_aliases && is_short;
+    if (*looked) {
         return false;
     }
     size_t shortage = sk__segment_shortage(pool, request);
     return sk__segment_shrink(pool, shortage) >= shortage;
-}
-
-bool sk__budget_is_short(const sk_pool *pool, const sk__request *request) {
-    return sk__segment_bytes(pool, request) > budget_room(pool);
 }
 
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request) {
