@@ -346,7 +346,7 @@ static bool range_is_ready(sk_pool *pool, const range *wanted, const sk__lane *l
 }
 
 /* Have the granules behind dormant slots from `address` on back, as many as lie in one piece; the
- * address behind them. */
+ * address behind them, 0: they are not free after all. */
 static uintptr_t piece_open(sk_pool *pool, const range *wanted, uintptr_t address, sk__lane *lane)
     SK_REQUIRES(pool->lock) {
     const size_t granule = pool->granule_bytes;
@@ -356,6 +356,9 @@ static uintptr_t piece_open(sk_pool *pool, const range *wanted, uintptr_t addres
     uintptr_t from = sk__slot_address(pool, slot->granule->home);
     sk__block *lender = granule_block(pool, slot->granule, lane);
     sk_assert(dormant->state == SK_DORMANT && lender != NULL);
+    if (lender == NULL) {
+        return 0;
+    }
     size_t nbytes = granule;
     while (address + nbytes < end && from + nbytes + granule <= lender->address + lender->nbytes &&
            slot[nbytes / granule].granule->home == slot->granule->home + nbytes / granule) {
@@ -372,7 +375,7 @@ bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request
         !range_is_ready(pool, &wanted, request->lane)) {
         return false;
     }
-    while (address < wanted.end) {
+    while (address != 0 && address < wanted.end) {
         const sk__block *block = sk__block_covering(pool, segment, address);
         if (block->state == SK_CACHED) {
             address = block->address + block->nbytes;
@@ -384,29 +387,38 @@ bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request
         address =
             piece_open(pool, &wanted, sk__round_down(address, pool->granule_bytes), request->lane);
     }
-    return true;
+    return address != 0;
+}
+
+/* The free block that the first granule behind a dormant one lies in which the lane may have back;
+ * NULL: there is none. */
+static sk__block *dormant_lender(const sk_pool *pool, const sk__block *dormant,
+                                 const sk__lane *lane, const sk__slot **out)
+    SK_REQUIRES(pool->lock) {
+    const sk__slot *slot = sk__slot_at(pool, dormant->segment, dormant->address);
+    sk__block *lender = NULL;
+    for (size_t done = 0; done < dormant->nbytes && lender == NULL; done += pool->granule_bytes) {
+        *out = slot++;
+        lender = granule_block(pool, (*out)->granule, lane);
+    }
+    return lender;
 }
 
 bool sk__alias_reopen(sk_pool *pool, const sk__request *request) {
-    const sk__granule *found = NULL;
-    uintptr_t address = 0;
+    sk__block *lender = NULL;
+    const sk__slot *slot = NULL;
     if (request->nbytes > pool->granule_bytes ||
         sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
         return false;
     }
-    for (const sk__block *block = pool->dormant[request->arena]; block != NULL && found == NULL;
+    for (const sk__block *block = pool->dormant[request->arena]; block != NULL && lender == NULL;
          block = block->next) {
-        for (size_t done = 0; done < block->nbytes && found == NULL; done += pool->granule_bytes) {
-            address = block->address + done;
-            const sk__granule *granule = sk__slot_at(pool, block->segment, address)->granule;
-            found = granule_block(pool, granule, request->lane) != NULL ? granule : NULL;
-        }
+        lender = dormant_lender(pool, block, request->lane, &slot);
     }
-    if (found == NULL) {
+    if (lender == NULL) {
         return false;
     }
-    sk__span lent = {granule_block(pool, found, request->lane), sk__slot_address(pool, found->home),
-                     pool->granule_bytes};
-    sk__span_settle(pool, &lent, address, request->lane);
+    sk__span lent = {lender, sk__slot_address(pool, slot->granule->home), pool->granule_bytes};
+    sk__span_settle(pool, &lent, sk__slot_address(pool, slot), request->lane);
     return true;
 }

@@ -27,12 +27,21 @@ struct sk__slot {
     sk__slot *earlier, *later;
 };
 
+typedef struct sk__places {
+    uintptr_t *at;
+    size_t room;
+} sk__places;
+
 /* Requests of one size: where they were served. */
 struct sk__size {
-    size_t nbytes; /* 0: unused */
-    size_t turn;   /* requests since the last mark */
-    uintptr_t *turns, *places;
-    size_t nplaces; /* ever noted */
+    size_t nbytes;
+    uint64_t step;    /* pool->steps when it was last asked for */
+    size_t turn;      /* requests in that step */
+    sk__places turns; /* in the order of a step's requests */
+    sk__places places;
+    size_t nplaces;          /* ever noted */
+    sk__size *same;          /* next with the same hash */
+    sk__size *newer, *older; /* by when they were asked for */
 };
 
 /* alias.c: memory that is mapped at several addresses, and lies at one of them at a time. */
@@ -106,6 +115,15 @@ void sk__place_note(sk_pool *pool, const sk__request *request, uintptr_t address
     SK_REQUIRES(pool->lock);
 /* A step ends: what comes is expected to be what came after the last mark. */
 void sk__places_mark(sk_pool *pool) SK_REQUIRES(pool->lock);
-void sk__places_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+
+/* size.c: what is remembered by size. */
+/* Of one size, which is the latest now; its turn begins with the step. NULL: nothing. */
+sk__size *sk__size_find(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
+/* Of a size of which nothing was: NULL if there is no host memory. */
+sk__size *sk__size_add(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
+void sk__sizes_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Let there be room for place `index`, those between being 0, up to `most`. False: there is none.
+ */
+bool sk__places_reserve(sk__places *places, size_t index, size_t most);
 
 #endif

@@ -6,68 +6,26 @@
  * needs is mapped, and nothing is moved any more. If something lies in the way, any other place of
  * that size does. Only large requests have places, and only once memory was mapped twice (alias.c):
  * until then the free lists do as well. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "pool/alias.h"
 
 enum {
-    SIZE_SLOTS = 512, /* of the table; a power of two */
-    MOST_SIZES = 256, /* different ones; whoever has more begins anew */
-    MOST_TURNS = 4096,
+    MOST_TURNS = 4096, /* of one size in a step */
+    MOST_TURNS_OF_ALL = 1 << 18,
     MOST_PLACES = 256, /* of one size, the latest */
 };
 
-static sk__size *size_slot(sk__size *sizes, size_t nbytes) {
-    const uint64_t golden = 0x9E3779B97F4A7C15; /* Fibonacci hashing (Knuth 6.4) */
-    size_t slot = (size_t)(((uint64_t)(nbytes / SK_ROUND_BYTES) * golden) >> 32) & (SIZE_SLOTS - 1);
-    while (sizes[slot].nbytes != 0 && sizes[slot].nbytes != nbytes) {
-        slot = (slot + 1) & (SIZE_SLOTS - 1);
-    }
-    return &sizes[slot];
+static uintptr_t turn_place(const sk__size *size) {
+    return size->turn < size->turns.room ? size->turns.at[size->turn] : 0;
 }
 
-static void sizes_clear(sk_pool *pool) SK_REQUIRES(pool->lock) {
-    for (size_t i = 0; pool->sizes != NULL && i < SIZE_SLOTS; i++) {
-        free(pool->sizes[i].turns);
-        free(pool->sizes[i].places);
-        pool->sizes[i] = (sk__size){0};
+static void turn_note(sk_pool *pool, sk__size *size, uintptr_t address) SK_REQUIRES(pool->lock) {
+    size_t room = size->turns.room;
+    size_t most = pool->turn_count < MOST_TURNS_OF_ALL ? MOST_TURNS : room;
+    if (sk__places_reserve(&size->turns, size->turn, most)) {
+        size->turns.at[size->turn] = address;
     }
-    pool->size_count = 0;
-}
-
-void sk__places_free(sk_pool *pool) {
-    sizes_clear(pool);
-    free(pool->sizes);
-    pool->sizes = NULL;
-}
-
-/* Without host memory for it nothing is remembered: NULL. */
-static sk__size *size_of(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
-    if (pool->sizes == NULL) {
-        pool->sizes = calloc(SIZE_SLOTS, sizeof *pool->sizes);
-        if (pool->sizes == NULL) {
-            return NULL;
-        }
-    }
-    sk__size *size = size_slot(pool->sizes, nbytes);
-    if (size->nbytes != 0) {
-        return size;
-    }
-    if (pool->size_count == MOST_SIZES) {
-        sizes_clear(pool);
-        size = size_slot(pool->sizes, nbytes);
-    }
-    uintptr_t *turns = calloc(MOST_TURNS, sizeof *turns);
-    uintptr_t *places = calloc(MOST_PLACES, sizeof *places);
-    if (turns == NULL || places == NULL) {
-        free(turns);
-        free(places);
-        return NULL;
-    }
-    *size = (sk__size){.nbytes = nbytes, .turns = turns, .places = places};
-    pool->size_count++;
-    return size;
+    pool->turn_count += size->turns.room - room;
+    size->turn++;
 }
 
 /* Take exactly what is wanted out of the free block that has it. */
@@ -97,20 +55,20 @@ static bool place_open(sk_pool *pool, uintptr_t address, const sk__request *requ
 }
 
 sk__block *sk__place_take(sk_pool *pool, const sk__request *request) {
-    const sk__size *size = size_of(pool, request->nbytes);
+    const sk__size *size = sk__size_find(pool, request->nbytes);
     if (size == NULL) {
         return NULL;
     }
-    uintptr_t address = size->turn < MOST_TURNS ? size->turns[size->turn] : 0;
+    uintptr_t expected = turn_place(size);
+    uintptr_t address = expected;
     bool opened = place_open(pool, address, request);
     size_t kept = sk__min(size->nplaces, MOST_PLACES);
     for (size_t i = 0; i < kept && !opened; i++) {
-        address = size->places[(size->nplaces - 1 - i) % MOST_PLACES];
+        address = size->places.at[(size->nplaces - 1 - i) % MOST_PLACES];
         opened = place_open(pool, address, request);
     }
     /* Who is told of memory that is made was told that some is at hand. */
-    bool expected = size->turn < MOST_TURNS && size->turns[size->turn] != 0 && pool->making == NULL;
-    if (!opened && expected && sk__aliases_are_few(pool)) {
+    if (!opened && expected != 0 && pool->making == NULL && sk__aliases_are_few(pool)) {
         address = sk__lend_anew(pool, request);
         opened = address != 0 && sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK;
     }
@@ -118,26 +76,22 @@ sk__block *sk__place_take(sk_pool *pool, const sk__request *request) {
 }
 
 void sk__place_note(sk_pool *pool, const sk__request *request, uintptr_t address) {
-    sk__size *size = size_of(pool, request->nbytes);
     sk_assert(sk__has_place(pool, request));
+    sk__size *size = sk__size_find(pool, request->nbytes);
+    size = size != NULL ? size : sk__size_add(pool, request->nbytes);
     if (size == NULL) {
         return;
     }
-    bool known = size->turn < MOST_TURNS && size->turns[size->turn] == address;
-    if (size->turn < MOST_TURNS) {
-        size->turns[size->turn] = address;
-    }
-    size->turn++;
+    bool known = turn_place(size) == address;
+    turn_note(pool, size, address);
     for (size_t i = 0; i < sk__min(size->nplaces, MOST_PLACES) && !known; i++) {
-        known = size->places[i] == address;
+        known = size->places.at[i] == address;
     }
-    if (!known) {
-        size->places[size->nplaces++ % MOST_PLACES] = address;
+    size_t slot = size->nplaces % MOST_PLACES;
+    if (!known && sk__places_reserve(&size->places, slot, MOST_PLACES)) {
+        size->places.at[slot] = address;
+        size->nplaces++;
     }
 }
 
-void sk__places_mark(sk_pool *pool) {
-    for (size_t i = 0; pool->sizes != NULL && i < SIZE_SLOTS; i++) {
-        pool->sizes[i].turn = 0;
-    }
-}
+void sk__places_mark(sk_pool *pool) { pool->steps++; }

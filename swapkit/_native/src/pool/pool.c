@@ -121,7 +121,7 @@ static SK_NO_ANALYSIS void pool_free(sk_pool *pool) { /* nobody else has it any 
     }
     sk__records_free(pool);
     sk__granules_free(pool);
-    sk__places_free(pool);
+    sk__sizes_free(pool);
     free(pool->table.slots);
     (void)pthread_cond_destroy(&pool->settled);
     sk__mutex_destroy(&pool->lock);

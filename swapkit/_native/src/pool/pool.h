@@ -140,8 +140,10 @@ struct sk_pool {
     sk__granule *spare_granules;
     size_t spare_granule_count;
     struct sk__granule_slab *granule_slabs;
-    sk__size *sizes; /* a table by size; NULL: none yet */
-    size_t size_count;
+    sk__size **sizes; /* a table by size; NULL: none yet */
+    sk__size *newest_size, *oldest_size;
+    size_t size_count, turn_count;     /* with room for so many turns in all */
+    uint64_t steps;                    /* that have ended */
     sk__block *pending, *pending_last; /* in the order in which they were given back */
     size_t lost_blocks;                /* in a forked child: in transit at the fork */
     size_t in_transit;                 /* blocks that a thread holds while the lock is released */
