@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit._native.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,7 +223,7 @@ class Pool(Handle):
         self._context = ffi.new_handle(weakref.ref(self))
         self._rescue: Callable[[int], int] | None = None
         self._ring: Ring | None = None
-        self._witnesses: tuple[Witness, ...] = ()
+        self._witnesses = Witnesses()
 
     @property
     def has_ring(self) -> bool:
@@ -295,23 +296,20 @@ class Pool(Handle):
         return 0 if rescue is None else rescue(needed_bytes)
 
     def watch(self, witness: Witness) -> None:
-        """Tell somebody what threads do that allocate, besides a look for what is free."""
-        self._set_witnesses((*self._witnesses, witness))
+        """Tell somebody, on the thread that allocates, when it begins and ends to make memory."""
+        self._witnesses.add(witness, self._set_making)
 
     def unwatch(self, witness: Witness | None = None) -> None:
-        """Undo `watch`, None: for all; a second call does nothing."""
-        left = self._witnesses if witness is not None else ()
-        self._set_witnesses(tuple(each for each in left if each is not witness))
+        """Undo `watch`, None: for all; a second call does nothing. What has begun still ends."""
+        self._witnesses.remove(witness, self._set_making)
 
-    def _set_witnesses(self, witnesses: tuple[Witness, ...]) -> None:
-        self._witnesses = witnesses
-        making = lib.sk_python_making if witnesses else NULL
+    def _set_making(self, on: bool) -> None:  # noqa: FBT001 - called by Witnesses
+        making = lib.sk_python_making if on else NULL
         lib.sk_pool_set_making(self.pointer, making, self._context)
 
     def on_making(self, *, begins: bool) -> None:
-        """Forward what a thread does to who wants to know."""
-        for each in self._witnesses:
-            (each.stop if begins else each.go_on)()
+        """Forward what this thread does to who wanted to know when it began."""
+        self._witnesses.tell(begins=begins)
 
     def attach(self, ring: Ring) -> None:
         """Record events into `ring` from now on."""

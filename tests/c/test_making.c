@@ -1,4 +1,6 @@
 /* test_making.c - who is told that a take makes memory, and when. */
+#include <pthread.h>
+
 #include "fixture.h"
 
 enum { BLOCK_BYTES = 2 * MIB, BUDGET = 8 * MIB };
@@ -101,4 +103,57 @@ SK_TEST(making, test_making_when_the_thread_is_tentative_then_not_told) {
     CHECK(sk_tentative_set(false));
     CHECK_EQUAL(0, mine.nbegun);
     witness_close(&mine);
+}
+
+/* Told by several threads while it comes and goes. */
+typedef struct listener {
+    atomic_long nbegun, nended, nwrong;
+} listener;
+
+static _Thread_local const listener *listening;
+
+static void listen(void *context, bool begins) {
+    listener *mine = context;
+    const listener *expected = begins ? NULL : mine;
+    atomic_fetch_add(&mine->nwrong, listening != expected);
+    atomic_fetch_add(begins ? &mine->nbegun : &mine->nended, 1);
+    listening = begins ? mine : NULL;
+}
+
+enum { NTAKERS = 3, NTAKEN = 300, NSET = 2000 };
+
+static void *grower_run(void *argument) {
+    fixture *f = argument;
+    for (int i = 0; i < NTAKEN; i++) {
+        void *block = NULL;
+        if (sk_pool_take(f->pool, BLOCK_BYTES, NULL, &block) == SK_OK) {
+            CHECK_OK(sk_pool_give(f->pool, block));
+        }
+        CHECK_OK(sk_pool_trim(f->pool)); /* so that the next has to grow */
+    }
+    return NULL;
+}
+
+SK_TEST(making, test_making_when_set_while_others_take_then_each_is_told_in_pairs) {
+    fixture f = fixture_open(BUDGET, false);
+    listener listeners[2] = {0};
+    pthread_t takers[NTAKERS];
+    for (int i = 0; i < NTAKERS; i++) {
+        CHECK_EQUAL(0, pthread_create(&takers[i], NULL, grower_run, &f));
+    }
+    for (int i = 0; i < NSET; i++) {
+        sk_pool_set_making(f.pool, i % 3 == 2 ? NULL : listen, &listeners[i % 2]);
+    }
+    sk_pool_set_making(f.pool, listen, &listeners[0]);
+    for (int i = 0; i < NTAKERS; i++) {
+        CHECK_EQUAL(0, pthread_join(takers[i], NULL));
+    }
+    give(&f, take(&f, BLOCK_BYTES, NULL));
+    CHECK(atomic_load(&listeners[0].nbegun) > 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQUAL(0, atomic_load(&listeners[i].nwrong));
+        CHECK_EQUAL(atomic_load(&listeners[i].nbegun), atomic_load(&listeners[i].nended));
+    }
+    sk_pool_set_making(f.pool, NULL, NULL);
+    fixture_close(&f);
 }

@@ -306,7 +306,9 @@ SK_API SK_NODISCARD sk_status sk_pool_set_budget(sk_pool *pool, size_t budget_by
 SK_API void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context);
 /* Called around all that sk_pool_take() does beyond a look in the free lists; not on a tentative
  * thread. It must not take from a pool without being ready for what a rescue is. NULL: none.
- * Threads: any; a pair of calls already under way still ends. */
+ * Threads: any. `making` and `context` change together, under the pool's lock, and are called
+ * without: after the return a thread may still be between a pair of calls, or about to begin one,
+ * and makes both with what was set when it looked. `context` must stay valid for those. */
 SK_API void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context);
 /* ring  borrowed until detached; NULL detaches. While one is attached every event costs a clock. */
 SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
