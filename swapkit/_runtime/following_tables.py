@@ -191,7 +191,7 @@ def _storage_rows(
 def _dues(
     trace: Trace, lives: dict[int, _EventLife], planned: dict[int, Decision]
 ) -> Iterator[int]:
-    """Yield when storages go and come, in order; what goes first, and what is needed first."""
+    """Yield when storages go and come, in order: what was saved first, and what is needed first."""
     operators = [event.operator for event in trace.events]
     dues = []
     for storage, life in lives.items():
@@ -203,7 +203,10 @@ def _dues(
         if decision.action is Action.SWAP:
             life = lives[storage]
             for event, kind in _moves(operators, life, decision):
-                dues.append((event, kind, life.first_use, storage))
+                # A copy that is waited for overtakes the others, which then wait for what it waits
+                # for, too: on the way out, what is used last was made first.
+                turn = life.first_use if kind == _COMES else -life.first_use
+                dues.append((event, kind, turn, storage))
     for event, kind, _, storage in sorted(dues):
         yield from (event, storage, kind)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from swapkit._runtime.recorder_modes import can_stay, drop_left
 from swapkit._runtime.repeating import leave_repeated
 from swapkit._runtime.step_forwards import Forwards
 from swapkit._runtime.step_recording import StepRecording, finish_trace
-from swapkit._runtime.step_times import StepTimes
+from swapkit._runtime.step_times import StepClock, StepTimes
 from swapkit.planning.cases import Stage
 from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
@@ -94,7 +93,7 @@ class Steering:
         self._followings: OrderedDict[int, Following] = OrderedDict()  # by the plan
         self._recording = StepRecording(hooks.packer)
         self._machine: Machine | None = None
-        self._began = 0.0
+        self._clock = StepClock(installation.device.name)
         self._began_bytes = 0
         self._rescues_before = 0
         self._times = StepTimes()
@@ -248,7 +247,7 @@ class Steering:
         if not is_again:
             self._rescues_before = self._swapper.rescue.count
             self._began_bytes = self._in_use_bytes()
-        self._began = time.perf_counter()
+        self._clock.begin(decides=self._instruction.decides)
 
     def _in_use_bytes(self) -> int:
         pool = self._installation.device.pool
@@ -313,13 +312,14 @@ class Steering:
         if instruction is None or not self._is_innermost:
             return
         self._calls_model = self._is_begun
-        seconds = time.perf_counter() - self._began
+        seconds, is_host_bound = self._clock.end()
         report = self._following.end_step() if self._following is not None else None
         trace = self._stop_recording(is_wanted=self._forwards.end())
         if instruction.mode is not Mode.RECORD:
             self._times.add(self._learner.kind, seconds)
         outcome = Outcome(
             seconds=seconds,
+            is_host_bound=is_host_bound,
             rescues=self._swapper.rescue.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
@@ -34,6 +36,7 @@ MOST_PATIENCE = 1024
 REGULAR_STEPS = 8  # until so many went as planned, or as many as a recording has to wait for
 WATCHED_STEPS = 16  # the latest ones that followed the chosen plan to its end:
 RECURRENCES = 2  # so many of them with a rescue are not by chance
+FASTER = 0.97  # times what another step took: less is no chance
 SHARE = 0.05  # of the time of steps: what recordings may take, with all plans made from them
 
 
@@ -52,7 +55,27 @@ class Tried:
     plan: Plan
     seconds: float
     rescues: int
+    is_host_bound: bool = False  # whether the seconds say nothing of how fast the device could be
     is_known: bool = False  # whether the time is the median of several steps
+
+    @property
+    def predicted_seconds(self) -> float:
+        """What was predicted for it; 0: nothing was."""
+        return 0.0 if self.plan.prediction is None else self.plan.prediction.seconds
+
+
+def find_best(trials: Sequence[Tried]) -> Tried:
+    """Return the one to follow: with the fewest rescues, then by time.
+
+    A step that the device was the limit of is what its plan takes, within what no two steps differ
+    by. One that the host was the limit of may have taken as long for what comes once: the first
+    step with a plan maps memory. There the prediction says more, as it does between equals.
+    """
+    fewest = min(trial.rescues for trial in trials)
+    held = [trial for trial in trials if trial.rescues == fewest]
+    enough = min(trial.seconds for trial in held) / FASTER
+    near = [trial for trial in held if trial.is_host_bound or trial.seconds <= enough]
+    return min(near, key=lambda trial: (trial.predicted_seconds, trial.seconds))
 
 
 class Choice(NamedTuple):
@@ -116,15 +139,22 @@ class Case:
         return self.candidates[0] if self.candidates else self.chosen
 
     @property
+    def looked_at(self) -> Tried | None:
+        """The trial of the chosen plan, as long as its time is a single step's."""
+        found = (each for each in self.trials if each.plan is self.chosen and not each.is_known)
+        return next(found, None)
+
+    @property
+    def decides(self) -> bool:
+        """Whether the time of its next step says which plan is followed."""
+        return bool(self.candidates) or self.looked_at is not None
+
+    @property
     def pace(self) -> float:
         """How long steps that were tried have taken, by what was predicted for them."""
-        ratios = [
-            trial.seconds / trial.plan.prediction.seconds
-            for trial in self.trials
-            if trial.rescues == 0
-            and trial.plan.prediction is not None
-            and trial.plan.prediction.seconds > 0
-        ]
+        held = [each for each in self.trials if not each.rescues and each.predicted_seconds > 0]
+        known = [each for each in held if each.is_known] or held
+        ratios = [each.seconds / each.predicted_seconds for each in known]
         return statistics.median(ratios) if ratios else 1.0
 
     @property

@@ -3,7 +3,7 @@
 For each *case*, that is for all steps that are given inputs of the same shapes:
 
     warm-up   steps under rescue; the last of them is recorded
-    search    one step with each candidate plan; the fastest that held the budget wins
+    search    one step with each candidate plan; the best that held the budget wins (`find_best`)
     stable    the winner, until steps do not go as recorded, or need a rescue
 
 What is predicted is corrected by what the tried steps have taken beside their predictions.
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget
-from swapkit.planning.cases import RECORDINGS, ROUNDS, SHARE, Case, Stage, Tried
+from swapkit.planning.cases import FASTER, RECORDINGS, ROUNDS, SHARE, Case, Stage, Tried, find_best
 from swapkit.planning.given import Given
 
 if TYPE_CHECKING:
@@ -51,9 +51,8 @@ EXTRA_STEPS = 2
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
 STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
 # A plan's time in the search is a single step's. Once it was followed for some steps, another that
-# took a smaller share of their median has its turn.
+# took less than the quickest of them has its turn.
 LOOKS = 8
-FASTER = 0.97
 
 
 class Mode(enum.Enum):
@@ -71,6 +70,7 @@ class Instruction:
     mode: Mode
     trace: Trace | None = None  # to follow: the plan's
     plan: Plan | None = None
+    decides: bool = False  # whether its time says which plan is followed: the device's, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,7 @@ class Outcome:
     """What came of a step."""
 
     seconds: float
+    is_host_bound: bool = False  # whether these are the host's: the device has waited for it
     rescues: int = 0
     deviation: str = ""  # where it left the plan; empty: nowhere
     trace: Trace | None = None  # what was recorded
@@ -178,7 +179,9 @@ class Learner:
         is_general = is_stranger and self._strangers >= STRANGERS and not self._general.why_none
         case = self._now = self._general if is_general else own
         if case.plan is not None:
-            return Instruction(mode=Mode.FOLLOW, trace=case.trace, plan=case.plan)
+            return Instruction(
+                mode=Mode.FOLLOW, trace=case.trace, plan=case.plan, decides=case.decides
+            )
         records = not case.why_none and (is_due or is_general)
         return Instruction(mode=Mode.RECORD if records else Mode.RESCUE)
 
@@ -303,7 +306,9 @@ class Learner:
 
     def _try(self, case: Case, outcome: Outcome) -> None:
         """Note how a candidate did; choose when enough have run."""
-        case.trials.append(Tried(case.candidates.pop(0), outcome.seconds, outcome.rescues))
+        case.trials.append(
+            Tried(case.candidates.pop(0), outcome.seconds, outcome.rescues, outcome.is_host_bound)
+        )
         tried = len(case.trials)
         has_held = any(trial.rescues == 0 for trial in case.trials)
         if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:
@@ -312,22 +317,22 @@ class Learner:
                 return
         if case.candidates:
             return
-        best = min(case.trials, key=lambda trial: (trial.rescues, trial.seconds))
-        case.choose(best.plan)
+        case.choose(find_best(case.trials).plan)
 
     def _look(self, case: Case, seconds: float) -> None:
         """Let another plan have its turn if the chosen one is slower than it was in the search."""
-        trial = next((each for each in case.trials if each.plan is case.chosen), None)
-        if trial is None or trial.is_known:
+        trial = case.looked_at
+        if trial is None:
             return
         case.looks.append(seconds)
         if len(case.looks) < LOOKS:
             return
+        quickest = min(case.looks)
         trial.seconds, trial.is_known = statistics.median(case.looks), True
         case.looks = []
         held = [each for each in case.trials if each.rescues == 0]
         best = min(held, key=lambda each: each.seconds)
-        if best.seconds < trial.seconds * FASTER:
+        if best.seconds < quickest * FASTER:
             case.choose(best.plan)
 
     def _note_odd(self, case: Case, what: str) -> None:

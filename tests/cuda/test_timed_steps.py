@@ -1,0 +1,115 @@
+"""Steps of sessions on the virtual GPU: how long they take, and when their copies start."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+
+import pytest
+
+from tests.cuda.simulated import INSIDE, PYTHON
+from tests.cuda.test_timed import run
+
+pytestmark = [
+    pytest.mark.skipif(PYTHON not in os.environ, reason=f"{PYTHON} names no torch for CUDA"),
+    pytest.mark.skipif(INSIDE in os.environ, reason="runs outside of the simulation"),
+]
+
+CLOCK = """
+from swapkit._runtime.step_times import StepClock
+
+large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
+clock = StepClock(torch.device("cuda", 0))
+
+def step(x, count, decides):
+    clock.begin(decides=decides)
+    busy = machine.times()["compute_busy_ns"]
+    for _ in range(count):
+        x.neg_()
+    seconds, is_host_bound = clock.end()
+    return seconds * 1e9, is_host_bound, machine.times()["compute_busy_ns"] - busy
+
+large.neg_()  # is still under way when the first step begins
+found = [step(large, 20, True), step(small, 2000, True), step(large, 20, False)]
+print(json.dumps(found))
+"""
+
+
+def test_clock_when_a_step_decides_then_it_tells_what_the_device_took_and_who_was_the_limit() -> (
+    None
+):
+    device, host, apart = json.loads(run(CLOCK)[-1])
+    assert device[0] == pytest.approx(device[2], rel=0.05)
+    assert device[1] is False
+    assert host[0] > 1.3 * host[2]
+    assert host[1] is True
+    assert apart[0] < apart[2] / 10  # nobody waits for the device
+    assert apart[1] is False
+
+
+LEAST_SWAPPED = 8
+# Every layer saves 128 MiB that leave by the end of forward, in a step whose host is far ahead.
+COPIES = """
+from swapkit.ir.plans import Action, Decision, Plan
+from swapkit.ir.traces import Phase
+
+LAYERS, SIZE = 8, 1 << 12
+
+class Squares(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(SIZE, SIZE, device="cuda") for _ in range(LAYERS)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).sin()
+        return x
+
+class Swaps:
+    def plan(self, trace, machine):
+        last = max(
+            at for at, each in enumerate(trace.operators) if each.phase is Phase.FORWARD
+        )
+        return Plan(
+            budget_bytes=machine.budget_bytes,
+            decisions=tuple(
+                Decision(storage=at, action=Action.SWAP, release=last)
+                for at, each in enumerate(trace.storages)
+                if each.is_saved and 0 < each.birth < last - 4
+            ),
+        )
+
+swapkit.install(device="cuda")
+model = Squares()
+optimizer = torch.optim.SGD(model.parameters())
+x = torch.ones(SIZE, SIZE, device="cuda")
+with swapkit.budget("16GiB", model, optimizer, policy=Swaps()) as session:
+    for _ in range(6):
+        model(x).sum().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    machine.host_slowness(0.0)
+    machine.keep_spans(10_000)
+    model(x).sum().backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+    spans = machine.spans(10_000)
+    found = {
+        "stage": session.stage,
+        "swapped": len(session.plan.decisions),
+        "out": [span.start_ns for span in spans if span.engine == "out"],
+        "computed": [span.end_ns for span in spans if span.name in ("aten::addmm", "aten::sin")],
+    }
+print(json.dumps(found))
+"""
+
+
+def test_copies_when_all_are_due_at_once_then_each_starts_when_its_layer_has_computed() -> None:
+    found = json.loads(run(COPIES, CUSIM_HOST_SLOWNESS="1")[-1])
+    assert found["stage"] == "stable"
+    assert found["swapped"] >= LEAST_SWAPPED
+    layer_ns = found["computed"][2] - found["computed"][0]
+    assert max(later - one for one, later in pairwise(found["out"])) < 1.1 * layer_ns

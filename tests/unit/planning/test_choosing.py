@@ -1,0 +1,116 @@
+"""Which of the plans that were tried is followed, by what was predicted and what steps took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from swapkit.ir.plans import Plan, Prediction
+from swapkit.planning.cases import FASTER
+from swapkit.planning.learning import LOOKS, Learner, Mode, Outcome
+from tests.support.learning import RECORDED, SHAPE, run, seconds, warm_up
+
+if TYPE_CHECKING:
+    from swapkit.ir.traces import Trace
+
+
+@dataclass
+class Predicting:
+    """Makes plans whose steps are predicted to take so many seconds, which are their names, too."""
+
+    predictions: tuple[float, ...]
+
+    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        assert trace is RECORDED.trace
+        return tuple(
+            Plan(
+                decisions=(),
+                budget_bytes=int(1000 * share),
+                policy=str(each),
+                prediction=Prediction(seconds=each, peak_bytes=0),
+            )
+            for each in self.predictions[:count]
+        )
+
+
+def searching(*predictions: float) -> Learner:
+    made = Learner(Predicting(predictions), profile_steps=2, search_steps=4)
+    warm_up(made)
+    return made
+
+
+def host_bound(*values: float) -> list[Outcome]:
+    return [Outcome(seconds=each, is_host_bound=True) for each in values]
+
+
+def followed(made: Learner) -> str:
+    plan = made.begin(SHAPE).plan
+    assert plan is not None
+    return plan.policy
+
+
+def test_search_when_the_host_was_the_limit_then_the_best_prediction_is_followed() -> None:
+    made = searching(0.7, 0.8, 0.9)
+    run(made, host_bound(2.0, 1.5, 1.2))  # the first step with each plan maps less and less memory
+    assert followed(made) == "0.7"
+
+
+def test_search_when_steps_differ_by_next_to_nothing_then_the_best_prediction_is_followed() -> None:
+    made = searching(0.7, 0.8, 0.9)
+    run(made, seconds(1.0 / FASTER - 0.001, 1.0, 1.1))
+    assert followed(made) == "0.7"
+
+
+def test_search_when_the_device_took_longer_than_predicted_then_the_fastest_is_followed() -> None:
+    made = searching(0.7, 0.8, 0.9)
+    run(made, [*seconds(1.5), *host_bound(1.4, 1.3)])  # the first is no faster than it was
+    assert followed(made) == "0.8"
+    made = searching(0.7, 0.8, 0.9)
+    run(made, seconds(1.5, 1.4, 1.3))
+    assert followed(made) == "0.9"
+
+
+def test_search_when_a_plan_needed_rescues_then_its_prediction_does_not_count() -> None:
+    made = searching(0.7, 0.8)
+    run(made, [*host_bound(1.2), Outcome(seconds=1.0, rescues=1)])
+    run(made, [Outcome(seconds=2.0, rescues=1), Outcome(seconds=1.0, rescues=1)])
+    assert followed(made) == "0.7"
+
+
+def test_chosen_plan_when_another_took_less_than_all_of_its_steps_then_that_has_its_turn() -> None:
+    made = searching(0.7, 0.8)
+    run(made, host_bound(1.2, 1.0))
+    assert run(made, host_bound(*[1.5] * LOOKS)) == ["0.7"] * LOOKS
+    assert followed(made) == "0.8"
+
+
+def test_chosen_plan_when_its_steps_differ_by_as_much_as_from_another_then_followed_on() -> None:
+    made = searching(0.7, 0.8)
+    run(made, host_bound(1.2, 1.0))
+    looks = [1.2, 1.3, 1.1, 1.2, 1.0, 1.2, 1.3, 1.4]
+    assert len(looks) == LOOKS
+    assert run(made, host_bound(*looks)) == ["0.7"] * LOOKS
+    assert run(made, host_bound(*[1.5] * LOOKS)) == ["0.7"] * LOOKS
+
+
+def test_steps_when_their_time_decides_then_the_device_is_waited_for_and_else_not() -> None:
+    made = searching(0.7, 0.8)
+    decides = []
+    for _ in range(2 + LOOKS + 2):
+        instruction = made.begin(SHAPE)
+        assert instruction.mode is Mode.FOLLOW
+        decides.append(instruction.decides)
+        made.end(Outcome(seconds=1.0))
+    assert decides == [True] * (2 + LOOKS) + [False] * 2
+
+
+def test_pace_when_the_chosen_plan_is_known_then_it_is_that_of_many_steps() -> None:
+    made = searching(0.5, 0.5)
+    run(made, host_bound(3.0, 2.0))  # single ones, with what comes once
+    case = made.case
+    assert case is not None
+    assert case.pace == pytest.approx(5.0)
+    run(made, host_bound(*[1.0] * LOOKS))
+    assert case.pace == pytest.approx(2.0)
