@@ -32,13 +32,14 @@ from swapkit._runtime.recorder_holds import Holds
 from swapkit._runtime.recorder_modes import RecordingMode
 from swapkit._runtime.recorder_modules import Calls
 from swapkit._runtime.recorder_optimizers import Optimizers
+from swapkit._runtime.recorder_running import run_timed
 from swapkit._runtime.recorder_saving import Savings
 from swapkit._runtime.recorder_storages import Storages, tensors_in
 from swapkit._runtime.recorder_traces import build_trace
 from swapkit.ir.traces import BEFORE, Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from swapkit._runtime.cost_model import Hardware
     from swapkit._runtime.device import DevicePool
@@ -59,7 +60,8 @@ class Setting:
 
     `hardware`: what tensors without memory stand for; None: operators run, and are timed.
     `pool`: below torch on the device; None: not ours. `root`: the model, if it is known.
-    `stands_for`: the kind of device that tensors without memory stand for.
+    `stands_for`: the kind of device that tensors without memory stand for. `make_room`: frees
+    memory of the device that the allocator cannot have: recorded storages are known to Python.
     """
 
     device: torch.device
@@ -69,6 +71,7 @@ class Setting:
     root: torch.nn.Module | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     stands_for: str = ""
+    make_room: Callable[[], int] | None = None
 
 
 class Row(NamedTuple):
@@ -243,7 +246,8 @@ class Recorder:
             workspaces.begin()
         self._running += 1
         try:
-            result, taken = self._run_timed(function, args, kwargs)
+            call = function, args, kwargs
+            result, taken = run_timed(self.timer, call, self.setting.make_room, is_same=is_same)
         finally:
             self._running -= 1
             workspace = workspaces.end() if workspaces.is_on else NO_WORKSPACE
@@ -262,18 +266,6 @@ class Recorder:
         if read is not None:  # without the lock: it takes time, and maybe memory
             self.bytes.ran(row, read, made)
         return result
-
-    def _run_timed(
-        self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        self.timer.expect(function)
-        begun = self.timer.begin()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException:
-            self.timer.abandon()
-            raise
-        return result, self.timer.end(begun, (function, args, kwargs), result)
 
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
         """Look at what an operator is about to read that a plan could repeat; None: it cannot.

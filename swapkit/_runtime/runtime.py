@@ -109,6 +109,14 @@ class Runtime:
                 return innermost
         return self.current_device().default_swapper()
 
+    def make_room(self) -> int:
+        """Free what may be asked for at once where torch's own allocator is short of memory.
+
+        It does not say on which device. Return how many bytes were freed.
+        """
+        swappers = [each for each in tuple(self.active) if each.device.sets_aside]
+        return sum(each.rescue_bytes(max(1, each.device.largest_bytes)) for each in swappers)
+
     def note(self, kind: str, swapper: Swapper, group: StorageGroup, operator: int) -> None:
         """Remember a planned move, if somebody wants a trace."""
         if self.trace is not None:

@@ -287,6 +287,7 @@ class Steering:
             pool=device.pool,
             root=self._find_model(),
             optimizers=tuple(each for ref in self._optimizers if (each := ref())),
+            make_room=device.runtime.make_room if device.sets_aside else None,
         )
         self._recording.start(setting, root)
 
