@@ -61,6 +61,15 @@ class Caller:
         self.taken.append(timer.end(begun, (function, (), {}), None))
         device.host_us += CALL_US - LAUNCH_US
 
+    def call_waiting(self, function: OpOverload, *, count: int) -> None:
+        """Call an operator that waits for the stream itself, some times."""
+        for _ in range(count):
+            self.timer.expect(function)
+            begun = self.timer.begin()
+            self.device.run(5)
+            self.device.wait()
+            self.taken.append(self.timer.end(begun, (function, (), {}), None))
+
     def microseconds(self) -> list[float]:
         return [each * 1e6 for each in self.timer.seconds(self.taken)]
 
@@ -117,12 +126,7 @@ def test_operator_when_it_waits_for_the_stream_itself_then_not_doubtful_and_dela
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caller = Caller(monkeypatch)
-    for _ in range(20):
-        caller.timer.expect(MUL)
-        begun = caller.timer.begin()
-        caller.device.run(5)
-        caller.device.wait()
-        caller.taken.append(caller.timer.end(begun, (MUL, (), {}), None))
+    caller.call_waiting(MUL, count=20)
     latest_us = caller.device.host_us
     for _ in range(5):
         caller.timer.expect(MUL)
@@ -149,12 +153,7 @@ def test_operator_when_known_to_wait_only_after_slow_calls_then_these_stay_doubt
 ) -> None:
     caller = Caller(monkeypatch)
     caller.call(5, launch_us=60_000)
-    for _ in range(10):
-        caller.timer.expect(ADD)
-        begun = caller.timer.begin()
-        caller.device.run(5)
-        caller.device.wait()
-        caller.taken.append(caller.timer.end(begun, (ADD, (), {}), None))
+    caller.call_waiting(ADD, count=10)
     caller.microseconds()
     assert caller.timer.long_calls.waits(ADD)
     assert 0 in caller.timer.doubtful
