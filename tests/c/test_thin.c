@@ -33,6 +33,7 @@ typedef struct watched {
     mark *marks; /* open addressing; a place comes again and is never removed */
     uint64_t queued, waited;
     size_t nunmapped, nearly; /* unmapped; of these too early */
+    bool refuses;             /* to unmap */
 } watched;
 
 static mark *mark_of(watched *state, uintptr_t address) {
@@ -63,6 +64,9 @@ static sk_status watched_sync(void *self, sk_stream *stream) {
 static sk_status watched_decommit(void *self, void *address, size_t nbytes) {
     watched *state = self;
     const sk_backend *inner = state->base.inner;
+    if (state->refuses) {
+        return sk__fail(SK_BACKEND_FAILED, "the test's device unmaps nothing");
+    }
     for (size_t done = 0; done < nbytes; done += state->granule_bytes) {
         state->nearly += mark_of(state, (uintptr_t)address + done)->work > state->waited;
         state->nunmapped++;
@@ -158,5 +162,46 @@ SK_TEST(thin, test_thinning_when_work_is_queued_then_it_waits_before_it_unmaps) 
     CHECK(mine.device->nunmapped > BUDGET / GRANULE);
     int64_t waits = stats_of(&mine.f).num_sync_all_streams;
     CHECK(waits > 0 && waits < (int64_t)mine.device->nunmapped / 100); /* once for many */
+    churn_close(&mine);
+}
+
+SK_TEST(thin, test_take_when_tentative_and_there_are_too_many_aliases_then_it_does_not_wait) {
+    churn mine = churn_open();
+    int64_t waits = 0;
+    (void)sk_tentative_set(true);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        churn_once(&mine, i);
+        waits = stats_of(&mine.f).num_sync_all_streams;
+    }
+    (void)sk_tentative_set(false);
+    CHECK_EQUAL(0, waits);
+    CHECK_EQUAL(0, mine.device->nunmapped); /* nothing is ever known to be done */
+    CHECK_EQUAL(0, stats_of(&mine.f).alias_failures);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        churn_once(&mine, i);
+    }
+    CHECK(mine.device->nunmapped > 0);
+    CHECK_EQUAL(0, mine.device->nearly);
+    churn_close(&mine);
+}
+
+SK_TEST(thin, test_thinning_when_the_device_refuses_then_it_goes_on_later) {
+    churn mine = churn_open();
+    unsigned round = 0;
+    while (mine.device->nunmapped == 0) {
+        churn_once(&mine, round++);
+    }
+    mine.device->refuses = true;
+    for (unsigned i = 0; i < ROUNDS / 4; i++) {
+        churn_once(&mine, round++);
+    }
+    CHECK_OK(sk_pool_check(mine.f.pool));
+    CHECK(stats_of(&mine.f).alias_failures > 0);
+    mine.device->refuses = false;
+    size_t before = mine.device->nunmapped;
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        churn_once(&mine, round++);
+    }
+    CHECK(mine.device->nunmapped > before);
     churn_close(&mine);
 }
