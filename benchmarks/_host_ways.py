@@ -1,0 +1,325 @@
+"""The demo's model, trained in one way or another, and what the thread that trains takes for it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import partial
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import swapkit
+from swapkit.demo.model import BYTE_VALUES, LanguageModel, next_byte_loss
+from swapkit.demo.sizes import ModelSize
+from swapkit.simulation.lowering import lower
+from swapkit.simulation.timeline import KEEP, SWAP, as_plan, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from swapkit._runtime.session import Session
+    from swapkit._runtime.session_stats import SessionStats
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.planner import Policy
+
+    Scope = Callable[[], AbstractContextManager[Any]]
+    Check = Callable[[], None]
+
+RESCUE = "rescue"
+SESSIONS = 5  # until one has to hold the plan that it is given
+SETTLING_STEPS = 24  # until a session has to be stable, with a plan that
+HELD_STEPS = 4  # has held so long
+UNTIMED_STEPS = 2  # of each turn: what was cached for another way is not this one's
+LEAST_BYTES = 1024  # of storages that sessions move
+WINDOW = 40  # slots before its need that a copy back may start
+
+
+class Times(NamedTuple):
+    """CPU time of the thread that trains, in microseconds."""
+
+    forward_us: float
+    backward_us: float
+    optimizer_us: float
+
+    @property
+    def both_us(self) -> float:
+        """Forward and backward."""
+        return self.forward_us + self.backward_us
+
+
+class Counts(NamedTuple):
+    """What a way does in each of its steps."""
+
+    swapped_bytes: float = 0.0
+    recomputed: float = 0.0  # operators, or parts of the model
+
+
+def make_size(layers: int, dim: int, tokens: int) -> ModelSize:
+    return ModelSize(
+        dim=dim, layers=layers, heads=2, hidden=2 * dim, tokens=tokens, batch=1, steps=1
+    )
+
+
+def leave(_: object = None) -> None:
+    """Change and check nothing."""
+
+
+class Training:
+    """A model of its own, trained with one batch."""
+
+    def __init__(self, size: ModelSize, change: Callable[[LanguageModel], object] = leave) -> None:
+        """Build the model, and let `change` decide how it is trained."""
+        torch.manual_seed(0)
+        self.model = LanguageModel(size)
+        change(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self._windows = torch.randint(BYTE_VALUES, (size.batch, size.tokens + 1))
+
+    def loss(self) -> torch.Tensor:
+        return next_byte_loss(self.model, self._windows)
+
+    def step(self, scope: Scope = contextlib.nullcontext, check: Check = leave) -> Times:
+        """Train, forward inside `scope`; call `check` between backward and the optimizer."""
+        begin = time.thread_time_ns()
+        with scope():
+            loss = self.loss()
+        middle = time.thread_time_ns()
+        loss.backward()  # type: ignore[no-untyped-call]
+        end = time.thread_time_ns()
+        check()
+        stepping = time.thread_time_ns()
+        self.optimizer.step()
+        stepped = time.thread_time_ns()
+        self.optimizer.zero_grad()
+        return Times((middle - begin) / 1e3, (end - middle) / 1e3, (stepped - stepping) / 1e3)
+
+
+class Way(Protocol):
+    """A way to train."""
+
+    counts: Counts
+
+    def run(self, steps: int) -> list[Times]:
+        """Train some steps that do not count, then these."""
+
+
+class Plain:
+    """Training outside of a session."""
+
+    def __init__(self, training: Training, scope: Scope = contextlib.nullcontext) -> None:
+        self._training = training
+        self._scope = scope
+        self.counts = Counts()
+
+    def run(self, steps: int) -> list[Times]:
+        for _ in range(UNTIMED_STEPS):
+            self._training.step(self._scope)
+        return [self._training.step(self._scope) for _ in range(steps)]
+
+
+class NotAsPlanned(RuntimeError):
+    """A session does not do what is to be measured."""
+
+
+class InSession:
+    """Training in sessions that follow one plan, which the first of them has found."""
+
+    def __init__(
+        self, name: str, training: Training, policy: str | Policy, limit_bytes: int
+    ) -> None:
+        """Find the plan.
+
+        Raises:
+            NotAsPlanned: there is none.
+        """
+        self._name = name
+        self._training = training
+        self._policy = policy
+        self._limit_bytes = limit_bytes
+        self._plan = None if policy == RESCUE else self._find_plan()
+        self.counts = Counts()
+
+    def run(self, steps: int) -> list[Times]:
+        """Train, as the plan says.
+
+        Raises:
+            NotAsPlanned: a step went another way, or the session planned anew or rescued.
+        """
+        with self._enter(self._plan) as session:
+            for _ in range(UNTIMED_STEPS):
+                self._training.step()
+            before = session.stats
+            times = [
+                self._training.step(check=lambda: self._check_step(session)) for _ in range(steps)
+            ]
+            self._check_session(session)
+            self.counts = _count(before, session.stats, steps)
+        return times
+
+    def _enter(self, plan: Plan | None) -> Session:
+        training = self._training
+        return swapkit.budget(
+            self._limit_bytes, training.model, training.optimizer, policy=self._policy, plan=plan
+        )
+
+    def _find_plan(self) -> Plan:
+        """Return a plan that holds in a session that is given it, as that of each turn is."""
+        plan: Plan | None = None
+        for _ in range(SESSIONS):
+            self._training.step()  # a turn comes behind steps without a budget
+            with self._enter(plan) as session:
+                given = plan
+                plan = self._settle(session)
+            if given is not None and not session.stats.replans and not session.stats.oom_rescues:
+                return given
+        raise self._refuse(f"no plan that holds in {SESSIONS} sessions", session)
+
+    def _settle(self, session: Session) -> Plan:
+        """Train until a plan has held in some steps in a row; return it."""
+        former, held = (0, 0), 0
+        for _ in range(SETTLING_STEPS):
+            self._training.step()
+            found = (session.stats.replans, session.stats.oom_rescues)
+            held = held + 1 if session.stage == "stable" and found == former else 0
+            former = found
+            if held == HELD_STEPS and session.plan is not None:
+                return session.plan
+        raise self._refuse(f"no plan that holds after {SETTLING_STEPS} steps", session)
+
+    def _check_step(self, session: Session) -> None:
+        """Check between backward and the optimizer that everything went as recorded."""
+        if self._plan is None:
+            return
+        assert self._plan.trace is not None
+        following = session._active.steering._following  # type: ignore[union-attr] # noqa: SLF001
+        position, count = following and following.now(), len(self._plan.trace.events)
+        if position != count:
+            where = "it went another way" if position is None else f"at event {position}"
+            raise self._refuse(
+                f"a step does not follow the plan to event {count}: {where}", session
+            )
+
+    def _check_session(self, session: Session) -> None:
+        stats = session.stats
+        if session.stage != "stable":
+            raise self._refuse(f"at its {session.stage}", session)
+        if stats.replans or stats.oom_rescues:
+            raise self._refuse(f"{stats.replans} replans, {stats.oom_rescues} rescues", session)
+
+    def _refuse(self, why: str, session: Session) -> NotAsPlanned:
+        return NotAsPlanned(f"{self._name}: {why}\n{session.explain()}")
+
+
+def _count(before: SessionStats, after: SessionStats, steps: int) -> Counts:
+    return Counts(
+        (after.swapped_out_bytes - before.swapped_out_bytes) / steps,
+        (after.recomputed_regions - before.recomputed_regions) / steps,
+    )
+
+
+class InTurn:
+    """A policy: so with the first storage that can be moved, so with the next, and over again."""
+
+    def __init__(self, *actions: int) -> None:
+        """Choose among `KEEP`, `SWAP` and `RECOMPUTE`; what cannot be done is not."""
+        self._actions = actions
+
+    def plan(self, trace: Trace, machine: Machine) -> Plan:
+        problem = lower(trace, least_bytes=LEAST_BYTES)
+        count = len(problem.item_bytes)
+        wanted = np.fromiter(islice(cycle(self._actions), count), np.int8, count)
+        is_possible = np.where(wanted == SWAP, problem.can_swap, problem.can_recompute)
+        actions = np.where(is_possible, wanted, KEEP).astype(np.int8)
+        done = run(problem, machine, actions, window=WINDOW)
+        return as_plan(trace, problem, machine, actions, done, policy="in turn")
+
+
+class Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The least that a mode does."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        return func(*args, **(kwargs or {}))
+
+
+class Counting(Passing):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        self.operators += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Step(NamedTuple):
+    """What a step consists of."""
+
+    forward_operators: int
+    backward_operators: int
+    saved_tensors: int
+
+
+def count_step(training: Training) -> Step:
+    saved = 0
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal saved
+        saved += 1
+        return tensor
+
+    with Counting() as forward, torch.autograd.graph.saved_tensors_hooks(pack, identity):
+        loss = training.loss()
+    with Counting() as backward:
+        loss.backward()  # type: ignore[no-untyped-call]
+    training.optimizer.zero_grad()
+    return Step(forward.operators, backward.operators, saved)
+
+
+def identity(value: Any) -> Any:  # noqa: ANN401 - a hook gets and returns anything
+    return value
+
+
+def checkpoint_by_torch(model: LanguageModel, *, saves: frozenset[object] = frozenset()) -> None:
+    """Recompute each block; under torch's selective checkpoint if the results of some are saved."""
+
+    def decide(_: object, operator: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:
+        is_saved = operator in saves
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    options: dict[str, Any] = {"use_reentrant": False}
+    if saves:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, decide)
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, **options)
+
+
+def checkpoint_by_swapkit(model: LanguageModel, *, save: tuple[str, ...] = ()) -> None:
+    """Recompute each block, but for the operators that `save` names."""
+    for block in model.blocks:
+        swapkit.checkpoint(block, save=save)
