@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -107,13 +108,24 @@ class HostTimer(Timer):
 class _Running:
     """An operator that runs, or ran: events in its stream."""
 
-    __slots__ = ("begun", "delay", "ended", "is_late", "pauses", "since", "stopped", "stream")
+    __slots__ = (
+        "begun",
+        "certain_seconds",
+        "delay",
+        "ended",
+        "pauses",
+        "since",
+        "stopped",
+        "stream",
+    )
 
     def __init__(self, stream: Any, delay: float) -> None:  # noqa: ANN401 - of torch's module
         self.stream = stream
         self.delay = delay  # in seconds: what the stream has to do when it began, or went on
         self.since = 0.0  # by the host's clock: begun, or gone on
-        self.is_late = False  # whether the stream may have waited for the call
+        self.certain_seconds = (
+            math.inf
+        )  # if it took longer, the stream may have waited for the call
         self.begun: Any = None
         self.ended: Any = None
         self.pauses: list[tuple[Any, Any]] = []  # what lies between is not its time
@@ -133,7 +145,8 @@ class StreamTimer(Timer):
     longer than a delay because memory is made, two more events, the latter behind another delay,
     tell how long the stream waited for that. A call that takes longer by itself is doubtful, and
     its operator has a longer delay the next time; unless it is known by then that this operator
-    waits for the stream. What is found out later proves nothing about it: it may have been slow.
+    waits for the stream, and it takes no longer than such a call can. What is found out later
+    proves nothing about it: it may have been slow.
 
     While a graph is captured nothing runs: events there would be the graph's, and so would delays.
     A capture may begin or end anywhere, so each call looks.
@@ -189,7 +202,7 @@ class StreamTimer(Timer):
         latest = begun.pauses[-1][1] if begun.pauses else begun.begun
         if latest.query():  # the delay is over: the stream may have waited since
             self.long_calls.add(call[0], time.perf_counter() - begun.since, begun.delay)
-            begun.is_late = not self.long_calls.waits(call[0])
+            begun.certain_seconds = self.long_calls.certain_seconds(call[0])
         return begun
 
     def abandon(self) -> None:
@@ -237,12 +250,15 @@ class StreamTimer(Timer):
             for first, last in zip(self._empty, self._empty[1:], strict=False)
         ]
         empty = statistics.median(between) if between else 0.0
-        self.doubtful = frozenset(
-            number for number, each in enumerate(taken) if each is not None and each.is_late
-        )
-        return [
+        found = [
             0.0 if each is None else max(0.0, each.milliseconds() - empty) / 1e3 for each in taken
         ]
+        self.doubtful = frozenset(
+            number
+            for number, (each, seconds) in enumerate(zip(taken, found, strict=True))
+            if each is not None and seconds >= each.certain_seconds
+        )
+        return found
 
 
 class ModelTimer(Timer):

@@ -55,10 +55,16 @@ class LongCalls:
         known = self._known.get(function)
         return 0.0 if known is None or known.follows >= _PROOFS else known.wanted
 
-    def waits(self, function: object) -> bool:
-        """Return whether it waits for the stream itself: so it always does, recorded or not."""
+    def certain_seconds(self, function: object) -> float:
+        """Return below what time a call that has outlasted its delay holds no waiting; 0: never.
+
+        A call that waits for the stream may be slow besides, and one that is slow by itself may be
+        taken for one that waits: what it takes beyond a call that proved it is not its own.
+        """
         known = self._known.get(function)
-        return known is not None and known.follows >= _PROOFS
+        if known is None or known.follows < _PROOFS:
+            return 0.0
+        return known.call_seconds - known.delay_seconds + DELAY_SECONDS
 
     def add(self, function: object, call_seconds: float, delay_seconds: float) -> None:
         """Note a call that has outlasted the delay before it."""

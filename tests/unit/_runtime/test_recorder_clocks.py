@@ -10,7 +10,7 @@ import torch
 
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit._runtime.recorder_clocks import HostTimer, StreamTimer
-from swapkit._runtime.recorder_delays import LONGEST_SECONDS, Delays
+from swapkit._runtime.recorder_delays import DELAY_SECONDS, LONGEST_SECONDS, Delays
 from swapkit._runtime.tracking import ModuleTracker
 from tests.unit._runtime.fake_streams import Device, Event, Module, SleepingModule, Stream
 
@@ -155,9 +155,34 @@ def test_operator_when_known_to_wait_only_after_slow_calls_then_these_stay_doubt
     caller.call(5, launch_us=60_000)
     caller.call_waiting(ADD, count=10)
     caller.microseconds()
-    assert caller.timer.long_calls.waits(ADD)
+    assert caller.timer.long_calls.certain_seconds(ADD) > 0
     assert 0 in caller.timer.doubtful
     assert 10 not in caller.timer.doubtful
+
+
+def test_operator_when_known_to_wait_and_a_call_is_slow_then_that_one_is_doubtful(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    caller.call_waiting(ADD, count=10)
+    assert caller.timer.long_calls.certain_seconds(ADD) > 0
+    caller.call(5, launch_us=20_000)
+    caller.device.run(50_000)  # what was called before is no time of the operator that waits for it
+    caller.call_waiting(ADD, count=1)
+    assert caller.microseconds()[-1] == pytest.approx(5)
+    assert caller.timer.doubtful == {0, 1, 10}
+
+
+def test_operator_when_slow_calls_look_as_if_it_waited_then_those_that_were_are_doubtful(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(monkeypatch)
+    launches_us = [3000, 7000, 13_000, 20_000] * 2
+    for each in [*launches_us, *(each + 111 for each in launches_us)]:
+        caller.call(1000, launch_us=each)
+    assert caller.timer.long_calls.certain_seconds(ADD) > 0, "by chance"
+    for number, found_us in enumerate(caller.microseconds()):
+        assert number in caller.timer.doubtful or found_us < 1000 + DELAY_SECONDS * 1e6
 
 
 def test_operator_when_one_before_it_has_raised_then_memory_made_in_between_is_nobodys(
