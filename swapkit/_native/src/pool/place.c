@@ -10,7 +10,7 @@
 
 enum {
     MOST_TURNS = 4096, /* of one size in a step */
-    MOST_TURNS_OF_ALL = 1 << 18,
+    MOST_TURNS_OF_ALL = 1 << 20,
     MOST_PLACES = 256, /* of one size, the latest */
 };
 
