@@ -38,7 +38,7 @@ def test_budget_when_half_would_not_fit_then_it_holds_and_gradients_are_equal(
         {textwrap.indent(TRAIN, " " * 8).strip()}
         swapkit.install(device="cuda")
         limit = 48 << 20
-        with swapkit.budget(limit, device="cuda") as session:
+        with swapkit.budget(limit, device="cuda", policy="rescue") as session:
             results = train()
             free, total = torch.cuda.mem_get_info()
         stats = session.stats
