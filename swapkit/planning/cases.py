@@ -145,11 +145,6 @@ class Case:
         return next(found, None)
 
     @property
-    def decides(self) -> bool:
-        """Whether the time of its next step says which plan is followed."""
-        return bool(self.candidates) or self.looked_at is not None
-
-    @property
     def pace(self) -> float:
         """How long steps that were tried have taken, by what was predicted for them."""
         held = [each for each in self.trials if not each.rescues and each.predicted_seconds > 0]

@@ -70,7 +70,7 @@ class Instruction:
     mode: Mode
     trace: Trace | None = None  # to follow: the plan's
     plan: Plan | None = None
-    decides: bool = False  # whether its time says which plan is followed: the device's, too
+    decides: bool = False  # whether its time says which plan is followed: the device's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class Learner:
         case = self._now = self._general if is_general else own
         if case.plan is not None:
             return Instruction(
-                mode=Mode.FOLLOW, trace=case.trace, plan=case.plan, decides=case.decides
+                mode=Mode.FOLLOW, trace=case.trace, plan=case.plan, decides=bool(case.candidates)
             )
         records = not case.why_none and (is_due or is_general)
         return Instruction(mode=Mode.RECORD if records else Mode.RESCUE)

@@ -74,6 +74,27 @@ SK_TEST(alias, test_step_when_it_repeats_then_nothing_is_mapped_any_more) {
     fixture_close(&f);
 }
 
+SK_TEST(alias, test_take_when_of_whole_granules_then_all_of_it_can_lie_elsewhere_afterwards) {
+    enum { PIECES = 15, FREED = PIECES / 2 };
+    fixture f = fixture_open_aliasing(BUDGET);
+    void *odd = take(&f, 2 * MIB - 32 * KIB, NULL); /* ends inside a granule */
+    void *pieces[PIECES];
+    for (int i = 0; i < PIECES; i++) {
+        pieces[i] = take(&f, 2 * MIB, NULL);
+    }
+    for (int i = 1; i < PIECES; i += 2) { /* no two are neighbours */
+        give(&f, pieces[i]);
+    }
+    void *all = take(&f, FREED * 2 * MIB, NULL);
+    CHECK_OK(sk_pool_check(f.pool));
+    give(&f, all);
+    give(&f, odd);
+    for (int i = 0; i < PIECES; i += 2) {
+        give(&f, pieces[i]);
+    }
+    fixture_close(&f);
+}
+
 /* Whatever comes back at other times, as copies do. */
 typedef struct late {
     void *address;

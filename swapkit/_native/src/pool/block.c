@@ -270,6 +270,17 @@ sk__block *sk__idle_cut(sk_pool *pool, sk__block *block, uintptr_t address, size
     return cut.middle;
 }
 
+sk__block *sk__block_carve(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes) {
+    sk__cut cut = sk__block_cut(pool, block, address, nbytes);
+    if (cut.left != NULL) {
+        sk__block_cache(pool, cut.left);
+    }
+    if (cut.right != NULL) {
+        sk__block_cache(pool, cut.right);
+    }
+    return cut.middle;
+}
+
 /* ---- the table of addresses ------------------------------------------------------------------ */
 
 static size_t slot_of(const sk__table *table, uintptr_t address) {

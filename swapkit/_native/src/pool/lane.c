@@ -163,7 +163,7 @@ sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) {
     sk__freelist_remove(&owner->free[request->arena], block);
     sk__stats_cached(pool, block, -1);
     block->state = SK_PENDING;                       /* on its way between lanes */
-    sk__block_trim(pool, block, request->nbytes);    /* the rest stays with its owner */
+    block = sk__block_serve(pool, block, request);   /* the rest stays with its owner */
     bool ordered = block->given_at <= owner->synced; /* nothing is left to wait for */
     if (!ordered) {
         sk__transit_enter(pool);

@@ -38,14 +38,7 @@ static sk__block *place_cut(sk_pool *pool, uintptr_t address, const sk__request 
     sk__freelist_remove(&block->lane->free[segment->arena], block);
     sk__stats_cached(pool, block, -1);
     block->state = SK_PENDING; /* ours: neither free nor handed out yet */
-    sk__cut cut = sk__block_cut(pool, block, address, request->nbytes);
-    if (cut.left != NULL) {
-        sk__block_cache(pool, cut.left);
-    }
-    if (cut.right != NULL) {
-        sk__block_cache(pool, cut.right);
-    }
-    return cut.middle;
+    return sk__block_carve(pool, block, address, request->nbytes);
 }
 
 static bool place_open(sk_pool *pool, uintptr_t address, const sk__request *request)

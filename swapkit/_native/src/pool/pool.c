@@ -173,16 +173,27 @@ sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__requ
     return serves ? block : NULL;
 }
 
-void sk__block_trim(sk_pool *pool, sk__block *block, size_t nbytes) {
-    sk_assert(block->nbytes >= nbytes);
-    size_t rest = block->nbytes - nbytes;
+/* Where in a free block a request is served: one of whole granules begins with one where it can, so
+ * that free memory beside it is of whole granules, too, which can lie elsewhere. */
+static uintptr_t address_in(const sk_pool *pool, const sk__block *block,
+                            const sk__request *request) SK_REQUIRES(pool->lock) {
+    if (pool->granule_bytes == 0 || request->nbytes % pool->granule_bytes != 0) {
+        return block->address;
+    }
+    uintptr_t start = sk__round_up(block->address, pool->granule_bytes);
+    return start + request->nbytes <= block->address + block->nbytes ? start : block->address;
+}
+
+sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *request) {
+    sk_assert(block->nbytes >= request->nbytes);
+    size_t rest = block->nbytes - request->nbytes;
     /* A whole large segment keeps small rests: they could serve nothing, and split it for good. */
     bool keep =
         pool->granule_bytes == 0 && block->segment->arena == SK_LARGE && rest <= SK_SMALL_BYTES;
-    keep = keep || block->nbytes > pool->max_split_bytes;
-    if (rest > 0 && !keep) {
-        sk__block_cache(pool, sk__block_split(pool, block, nbytes));
+    if (keep || block->nbytes > pool->max_split_bytes) {
+        return block;
     }
+    return sk__block_carve(pool, block, address_in(pool, block, request), request->nbytes);
 }
 
 sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out) {
@@ -218,7 +229,7 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
     sk__freelist_remove(list, block);
     sk__stats_cached(pool, block, -1);
     block->state = SK_PENDING; /* ours: neither free nor handed out yet */
-    sk__block_trim(pool, block, request->nbytes);
+    block = sk__block_serve(pool, block, request);
     sk_assert(block->lane == request->lane && block->nbytes >= request->nbytes);
     sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);
     *out = block;

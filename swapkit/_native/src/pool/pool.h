@@ -179,6 +179,9 @@ typedef struct sk__cut {
 } sk__cut;
 sk__cut sk__block_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock);
+/* Likewise; what is not wanted is free again, in the block's lane. */
+sk__block *sk__block_carve(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock);
 /* Make a block free in its lane: merge it with its neighbours and list it. */
 void sk__block_cache(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 /* Make a block without memory vacant, likewise. */
@@ -284,8 +287,9 @@ bool sk__is_tentative(void);
 /* The block of a free list that serves the request best; NULL: none does. */
 sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__request *request)
     SK_REQUIRES(pool->lock);
-/* Cut what is not needed off a block that is in no list, and cache it in the block's lane. */
-void sk__block_trim(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
+/* What serves a request of a block that is in no list; what is not needed is free again. */
+sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *request)
+    SK_REQUIRES(pool->lock);
 /* From the free lists, or by growing; the block is in no list afterwards. */
 sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock);
