@@ -21,14 +21,17 @@ OVERHEAD_SECONDS = 20.0  # it has many more steps than the others
 NO_OVERHEAD = ("8b_32k",)  # whose steps are too long for so many
 PREFETCH = 8
 FIRST = ("plain", "recompute", "swapkit_at_recompute", "swapkit_40", "torchtune")
+# Of a tiny model on CUDA: its limits would be ten granules of 2 MiB, which pieces of tensors share.
+DRY_SPARE_BYTES = 16 << 20
 STEPS = {"8b_8k": (2, 6), "8b_32k": (1, 4)}  # warm-up and timed; else as a Setup has it
 
 
 class Ways:
     """Makes ways to train that differ from a base in what they name."""
 
-    def __init__(self, base: Setup) -> None:
+    def __init__(self, base: Setup, *, spare_bytes: int = 0) -> None:
         self._base = base
+        self._spare_bytes = spare_bytes  # of limits, beside what they follow from
 
     def setup(self, method: str, **options: Any) -> Setup:
         return dataclasses.replace(self._base, method=method, **options)
@@ -45,7 +48,7 @@ class Ways:
             limit = peak_of(results, rival)
             if limit is None:
                 return None
-            return self.setup("swapkit", limit_bytes=limit, **options)
+            return self.setup("swapkit", limit_bytes=limit + self._spare_bytes, **options)
 
         return Way(name=name, setup=make, key=key)
 
@@ -56,7 +59,7 @@ class Ways:
             limit = limit_between(results, percent / 100)
             if limit is None:
                 return None
-            return self.setup("swapkit", limit_bytes=limit, **options)
+            return self.setup("swapkit", limit_bytes=limit + self._spare_bytes, **options)
 
         return Way(name=name, setup=make, key=key)
 
@@ -102,7 +105,8 @@ def base_of(context: Context, shape: str) -> Setup:
 
 def list_ways(context: Context, shape: str) -> list[Way]:
     """Return every way; those that matter most come first."""
-    ways = Ways(base_of(context, shape))
+    is_coarse = context.dry and context.device == "cuda"
+    ways = Ways(base_of(context, shape), spare_bytes=DRY_SPARE_BYTES if is_coarse else 0)
     listed = [*list_key(ways, overhead=shape not in NO_OVERHEAD)]
     for rival in RIVALS:
         listed += [ways.fixed(rival), ways.at(f"swapkit_at_{rival}", rival)]

@@ -14,7 +14,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.process import Finished
 from benchmarks.gpu.report import BROKEN, MET, MISSED, NOT_MEASURED, NOT_RUN, Report
 from benchmarks.gpu.train import checks_of, row_of, steps_of
-from benchmarks.gpu.ways import FIRST, limit_between, list_ways
+from benchmarks.gpu.ways import DRY_SPARE_BYTES, FIRST, limit_between, list_ways
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +86,15 @@ def test_ways_when_run_then_limits_follow_from_what_others_reached(
     assert limits["overhead"] == 600 * MIB
     assert fake.setups["compile_0.3"].share == 0.3
     assert limits["plain"] == limits["recompute"] == limits["pool"] == 0
+
+
+def test_limits_when_a_tiny_model_is_tried_on_a_gpu_then_there_is_room_for_pieces_of_granules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(monkeypatch)
+    train.run(dataclasses.replace(make_context(tmp_path), dry=True), "tiny")
+    assert fake.setups["swapkit_at_recompute"].limit_bytes == 160 * MIB + DRY_SPARE_BYTES
+    assert fake.setups["swapkit_40"].limit_bytes == 180 * MIB + DRY_SPARE_BYTES
 
 
 def test_ways_when_run_then_the_key_ones_twice_in_turns_before_the_others(
