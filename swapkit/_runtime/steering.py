@@ -76,7 +76,8 @@ class Steering:
             self._make_plans,
             profile_steps=aim.profile_steps,
             search_steps=aim.search_steps,
-            margin=self._margin(),
+            margin=max(MARGIN, self._spare()),
+            spare=self._spare(),
         )
         self._ranks: Ranks | None = None  # where there are others
         self._undo = ExitStack()
@@ -349,10 +350,10 @@ class Steering:
 
     # ---- plans ---------------------------------------------------------------------------------
 
-    def _margin(self) -> float:
-        """Return what plans leave free at first, as a share of the limit."""
+    def _spare(self) -> float:
+        """Return what plans leave free if they can, as a share of the limit."""
         spare_bytes = SPARE_GRANULES * self._installation.device.backend.granule_bytes
-        return max(MARGIN, min(1.0, spare_bytes / self._aim.limit_bytes))
+        return min(1.0, spare_bytes / self._aim.limit_bytes)
 
     def _agree(self, trace: Trace) -> bool:
         """Return whether plans may be made from a trace now: for the budget of all ranks."""

@@ -108,6 +108,7 @@ class Learner:
         profile_steps: int,
         search_steps: int,
         margin: float = MARGIN,
+        spare: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin to learn.
@@ -117,10 +118,11 @@ class Learner:
             profile_steps: of a case before there is a plan; the last is recorded.
             search_steps: candidates that are tried at most, but for those that must be for less.
             margin: what plans leave free at first, as a share of the budget.
+            spare: what they do if there are none for that: what pieces take that serve nothing.
             clock: tells how long planning takes, in seconds.
         """
         self._make_untimed = make_plans
-        self._margin = margin
+        self._margins = margin, min(spare, margin), 0.0
         self._profile_steps = profile_steps
         self._search_steps = search_steps
         self._cases: OrderedDict[str, Case] = OrderedDict()
@@ -225,13 +227,14 @@ class Learner:
         self._recordings += 1
         case.trace = outcome.trace
         case.recordings += 1
-        case.share, case.retreats = 1 - self._margin, 0
+        case.retreats = 0
         is_single = case.changes or case is self._general  # no two of its steps can be compared
         count = 1 if is_single else self._search_steps
-        self._plan(case, count)
-        if case.why_none:
-            case.share = 1.0
+        for margin in dict.fromkeys(self._margins):
+            case.share = 1 - margin
             self._plan(case, count)
+            if not case.why_none:
+                break
 
     def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
         """Make candidates for the case of the step that ended: the time is a cost of its trace."""

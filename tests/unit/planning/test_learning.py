@@ -67,6 +67,14 @@ def test_plans_when_made_then_some_memory_is_left_free_if_that_is_possible() -> 
         assert run(made, seconds(3.0, 1.0, 2.0, 1.0)) == ["1.0", "1.1", "1.2", "1.1"]
 
 
+def test_plans_when_that_much_cannot_be_left_free_then_at_least_what_pieces_take() -> None:
+    for least_share, shares in ((0.985, [0.99]), (0.995, [1.0]), (0.5, [1 - MARGIN])):
+        plans = Plans(least_share=least_share)
+        made = Learner(plans, profile_steps=2, search_steps=4, spare=0.01)
+        warm_up(made)
+        assert plans.shares == shares
+
+
 def test_plans_when_more_is_to_be_left_free_then_it_is_until_memory_runs_out() -> None:
     plans = Plans()
     made = Learner(plans, profile_steps=2, search_steps=4, margin=0.25)
