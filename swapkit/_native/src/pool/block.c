@@ -146,18 +146,25 @@ sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
     return rest;
 }
 
-sk__cut sk__block_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes) {
+/* What became of a block, NULL: nothing. The parts are in no list, and in its state. */
+typedef struct cut {
+    sk__block *left, *middle, *right;
+} cut;
+
+/* The middle has `nbytes` from `address` on. */
+static cut block_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock) {
     sk_assert(block->address <= address && nbytes > 0);
     sk_assert(address + nbytes <= block->address + block->nbytes);
-    sk__cut cut = {.middle = block};
+    cut parts = {.middle = block};
     if (address > block->address) {
-        cut.left = block;
-        cut.middle = sk__block_split(pool, block, address - block->address);
+        parts.left = block;
+        parts.middle = sk__block_split(pool, block, address - block->address);
     }
-    if (nbytes < cut.middle->nbytes) {
-        cut.right = sk__block_split(pool, cut.middle, nbytes);
+    if (nbytes < parts.middle->nbytes) {
+        parts.right = sk__block_split(pool, parts.middle, nbytes);
     }
-    return cut;
+    return parts;
 }
 
 /* Join `block` with its right neighbour; neither is in a list. */
@@ -260,25 +267,25 @@ sk__block *sk__idle_cut(sk_pool *pool, sk__block *block, uintptr_t address, size
     sk__state state = block->state;
     sk__idle_remove(pool, block);
     block->state = SK_PENDING; /* no part may merge with another */
-    sk__cut cut = sk__block_cut(pool, block, address, nbytes);
-    if (cut.right != NULL) {
-        idle_add(pool, cut.right, state);
+    cut parts = block_cut(pool, block, address, nbytes);
+    if (parts.right != NULL) {
+        idle_add(pool, parts.right, state);
     }
-    if (cut.left != NULL) {
-        idle_add(pool, cut.left, state);
+    if (parts.left != NULL) {
+        idle_add(pool, parts.left, state);
     }
-    return cut.middle;
+    return parts.middle;
 }
 
 sk__block *sk__block_carve(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes) {
-    sk__cut cut = sk__block_cut(pool, block, address, nbytes);
-    if (cut.left != NULL) {
-        sk__block_cache(pool, cut.left);
+    cut parts = block_cut(pool, block, address, nbytes);
+    if (parts.left != NULL) {
+        sk__block_cache(pool, parts.left);
     }
-    if (cut.right != NULL) {
-        sk__block_cache(pool, cut.right);
+    if (parts.right != NULL) {
+        sk__block_cache(pool, parts.right);
     }
-    return cut.middle;
+    return parts.middle;
 }
 
 /* ---- the table of addresses ------------------------------------------------------------------ */

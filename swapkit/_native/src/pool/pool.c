@@ -175,8 +175,8 @@ sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__requ
 
 /* Where in a free block a request is served: one of whole granules begins with one where it can, so
  * that free memory beside it is of whole granules, too, which can lie elsewhere. */
-static uintptr_t address_in(const sk_pool *pool, const sk__block *block,
-                            const sk__request *request) SK_REQUIRES(pool->lock) {
+static uintptr_t address_in(const sk_pool *pool, const sk__block *block, const sk__request *request)
+    SK_REQUIRES(pool->lock) {
     if (pool->granule_bytes == 0 || request->nbytes % pool->granule_bytes != 0) {
         return block->address;
     }

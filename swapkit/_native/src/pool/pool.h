@@ -171,15 +171,8 @@ void sk__block_recycle(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 void sk__records_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Cut `block`, in no list, after `nbytes`; the right part is returned, in the same state. */
 sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
-/* Cut `nbytes` from `address` on out of `block`, in no list. Neither are the parts, which are in
- * the same state; what is left and right of the middle is NULL if there is none. Needs two spare
- * records. */
-typedef struct sk__cut {
-    sk__block *left, *middle, *right;
-} sk__cut;
-sk__cut sk__block_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
-    SK_REQUIRES(pool->lock);
-/* Likewise; what is not wanted is free again, in the block's lane. */
+/* Cut `nbytes` from `address` on out of `block`, in no list, as that part is not; what is left and
+ * right of it is free again, in the block's lane. Needs two spare records. */
 sk__block *sk__block_carve(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock);
 /* Make a block free in its lane: merge it with its neighbours and list it. */

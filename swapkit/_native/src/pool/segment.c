@@ -247,15 +247,9 @@ void sk__span_unlist(sk_pool *pool, const sk__span *gone) {
 }
 
 void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) {
-    sk__cut cut = sk__block_cut(pool, gone->block, gone->address, gone->nbytes);
+    sk__block *leaving = sk__block_carve(pool, gone->block, gone->address, gone->nbytes);
     sk_assert(state == SK_VACANT || state == SK_DORMANT);
-    (state == SK_VACANT ? sk__block_vacate : sk__block_lend)(pool, cut.middle);
-    if (cut.left != NULL) {
-        sk__block_cache(pool, cut.left);
-    }
-    if (cut.right != NULL) {
-        sk__block_cache(pool, cut.right);
-    }
+    (state == SK_VACANT ? sk__block_vacate : sk__block_lend)(pool, leaving);
 }
 
 /* Blocks that a search passes over; NULL: none. */
