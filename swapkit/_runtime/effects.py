@@ -95,6 +95,15 @@ class _Argument(NamedTuple):
         return args[self.position] if self.position < len(args) else kwargs.get(self.name)
 
 
+class Places(NamedTuple):
+    """Where the arguments are that decide about repeating a call. -1: there is none."""
+
+    declared: tuple[int, ...]  # changed,
+    undeclared: tuple[int, ...]  # likewise, and nothing says so: if the flag is on
+    barred: tuple[int, ...]  # a call that has them is not repeated
+    flag: int
+
+
 class Effects:
     """What one operator does in any of its calls; `effects_of` makes one for each operator.
 
@@ -162,6 +171,21 @@ class Effects:
             elif each.name == _DROPOUT_STATE:
                 self._dropout_state = argument
 
+    @property
+    def may_be_repeatable(self) -> bool:
+        """Whether some calls can be repeated."""
+        return not self._has_own_state and self.can_keep and not self.is_unsafe_view
+
+    def places(self) -> Places:
+        """Return where the arguments are that `written`, `unread` and `is_repeatable` look at."""
+        barred = (*self._generators, *filter(None, [self._dropout_state]))
+        return Places(
+            tuple(each.position for each in self._declared),
+            tuple(each.position for each in self._undeclared),
+            tuple(each.position for each in barred),
+            -1 if self._flag is None else self._flag.position,
+        )
+
     # ---- of one call -----------------------------------------------------------------------------
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -191,7 +215,7 @@ class Effects:
 
         `tensors`: those among its arguments whose kind matters.
         """
-        if self._has_own_state or not self.can_keep or self.is_unsafe_view:
+        if not self.may_be_repeatable:
             return False
         if any(argument.value(args, kwargs) is not None for argument in self._generators):
             return False  # what a generator of the user's draws next is not ours to draw again

@@ -6,8 +6,6 @@ goes another way.
 
 from __future__ import annotations
 
-import re
-import weakref
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,20 +14,20 @@ import torch
 
 from swapkit._native.sched import RESIDENT
 from swapkit._runtime import global_hooks
-from swapkit._runtime.following_tables import Run, Table, compile_plan
+from swapkit._runtime.captures import capture_table
+from swapkit._runtime.following_tables import Table, compile_plan
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.lending import find_weakly
 from swapkit._runtime.recompute.recipes import settle_changed
-from swapkit._runtime.repeating import Repeated, Repetition, leave_repeated
+from swapkit._runtime.repeating import Repetition, Repetitions
 from swapkit.errors import SessionError
 from swapkit.ir.traces import EventKind
-from swapkit.registry import Recompute, Row, Source
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from swapkit._runtime.recompute.recipes import Recipe
+    from swapkit._runtime.captures import Capture
     from swapkit._runtime.saved import Follower, StorageGroup
     from swapkit._runtime.swapper import Swapper
     from swapkit.ir.plans import Plan
@@ -73,18 +71,14 @@ class Following:
         self._tracker = swapper.runtime.tracker
         self._table = compile_plan(trace, plan, self._tracker)
         self._follower: Follower | None = None
-        self._repeated: Repeated | None = None  # the modules that repeat operators
-        self._recipes: list[weakref.ref[Recipe]] = []  # that were made in this step
+        self._repetitions: Repetitions | None = None  # what is computed again
         self._deviation: str | None = None
         self._waited_before = 0.0
 
     # ---- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Follow the plan from the next event on, which has to be the first one of a step.
-
-        Until `stop`, `enter` and `leave` are told of every call of a module.
-        """
+        """Follow the plan from the next event on, which has to be the first one of a step."""
         swapper, table = self._swapper, self._table
         with swapper.runtime.lock:
             self._follower = follower = swapper.runtime.shim.follower(
@@ -92,10 +86,10 @@ class Following:
             )
             swapper.mover.follower = follower
             swapper.device.expect(table.largest_bytes)
+            if table.captures:
+                self._repetitions = Repetitions(self._find_repetitions(), follower)
+                global_hooks.steps.add(self)
             self._begin(follower)
-        if table.repeats:
-            self._repeated = Repeated(self._find_repetitions(), self._packer)
-            global_hooks.steps.add(self)
         self._packer.follows = True
 
     def stop(self) -> None:
@@ -104,11 +98,10 @@ class Following:
             return
         swapper = self._swapper
         self._packer.follows = False
-        repeated, self._repeated = self._repeated, None
-        if repeated is not None:
-            repeated.end()
+        repetitions, self._repetitions = self._repetitions, None
+        if repetitions is not None:
+            repetitions.end()
         global_hooks.steps.remove(self)
-        self._forget_recipes()
         with swapper.runtime.lock:
             self._follower.end()
             swapper.mover.follower = self._follower = None
@@ -124,8 +117,6 @@ class Following:
         follower, swapper = self._follower, self._swapper
         if follower is None:
             raise SessionError("this plan is not followed: call start() first")
-        if self._repeated is not None:
-            self._repeated.settle()
         with swapper.runtime.lock:
             position, count = int(follower.position), self._table.event_count
             if follower.is_on and position < count:
@@ -140,7 +131,6 @@ class Following:
                 refused_prefetches=int(follower.refused),
             )
             self._begin(follower)
-        self._forget_recipes()
         return report
 
     def _begin(self, follower: Follower) -> None:
@@ -148,6 +138,9 @@ class Following:
         self._waited_before = self._swapper.mover.waited_seconds
         self._swapper.curve = None
         self._swapper.rescue.hold()
+        repetitions = self._repetitions
+        if repetitions is not None and repetitions.has_changed():
+            follower.capture(capture_table(repetitions.captures(), self._table.operators))
         follower.reset()
 
     # ---- what is computed again -----------------------------------------------------------------
@@ -155,28 +148,13 @@ class Following:
     def _find_repetitions(self) -> Iterator[Repetition]:
         """Yield the operators that the plan repeats, by module."""
         model = self._find_model()
-        known = self._tracker.modules() if model is None else model.modules()
-        for module in known:
-            repeats = self._table.repeats.get(self._tracker.name_of(module))
-            if repeats is not None:
-                yield Repetition(module, _rows(repeats), _Gate(self, repeats))
-
-    def enter(self, module: torch.nn.Module) -> None:
-        """See the operators of a module that begins on this thread, if some are repeated."""
-        if self._repeated is not None:
-            self._repeated.enter(module)
-
-    def leave(self, module: torch.nn.Module) -> None:
-        """Note that a module has ended on this thread, whether or not `enter` was told of it."""
-        leave_repeated(module)
-
-    def _forget_recipes(self) -> None:
-        """Let nothing more be saved as what is computed again; what was saved so stays."""
-        recipes, self._recipes = self._recipes, []
-        for reference in recipes:
-            recipe = reference()
-            if recipe is not None:
-                recipe.forget()
+        by_module: dict[str, list[Capture]] = {}
+        for capture in self._table.captures:
+            by_module.setdefault(capture.module, []).append(capture)
+        for module in self._tracker.modules() if model is None else model.modules():
+            captures = by_module.get(self._tracker.name_of(module))
+            if captures is not None:
+                yield Repetition(module, captures)
 
     def now(self) -> int | None:
         """Return how many events the step has had; None: it goes another way than recorded."""
@@ -190,14 +168,12 @@ class Following:
             return True
         return any(event.kind is EventKind.USE for event in self._trace.events[:position])
 
-    def note(self, recipe: Recipe) -> None:
-        """Note how something is computed again."""
-        self._recipes.append(weakref.ref(recipe))
-
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep what would be computed again from parameters that change now. Any thread."""
         parameters = (each for group in optimizer.param_groups for each in group["params"])
-        settle_changed([each for each in parameters if torch.is_tensor(each)])
+        changed = [each for each in parameters if torch.is_tensor(each)]
+        settle_changed(changed)
+        self._swapper.runtime.shim.settle(changed, False)  # noqa: FBT003 - positional only
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
         """Nothing more is to be done."""
@@ -238,40 +214,6 @@ class Following:
         which = "what no plan knows" if number == _NOTHING else f"storage {number}"
         where = self._tracker.name(tag) or "no module"
         return f"it {verb} {which}, {format_bytes(nbytes)} of {where}"
-
-
-class _Gate:
-    """Says which operators of one module are repeated."""
-
-    def __init__(self, following: Following, repeats: dict[Run, tuple[bool, ...]]) -> None:
-        self._following = following
-        self._repeats = repeats
-        # Where nobody knows how far a step has come, the place in the module counts.
-        self._anywhere = {(run.name, run.occurrence): which for run, which in repeats.items()}
-        self.note = following.note
-
-    def results(self, name: str, occurrence: int) -> tuple[bool, ...] | None:
-        position = self._following.now()
-        if position is None:
-            return self._anywhere.get((name, occurrence))
-        return self._repeats.get(Run(position, name, occurrence))
-
-
-def _rows(repeats: Iterable[Run]) -> list[Row]:
-    """Return the rows for the operators that a module repeats."""
-    occurrences: dict[str, set[int]] = {}
-    for run in repeats:
-        occurrences.setdefault(run.name, set()).add(run.occurrence)
-    return [
-        Row(
-            source=Source.PLANNER,
-            what=Recompute(),
-            operator=name,
-            meaning=re.escape(name),
-            occurrences=tuple(sorted(numbers)),
-        )
-        for name, numbers in sorted(occurrences.items())
-    ]
 
 
 class Curve:

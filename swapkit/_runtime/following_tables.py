@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._native.sched import Tier
+from swapkit._runtime.captures import Capture
 from swapkit.errors import PlanMismatch
 from swapkit.ir import plans
 from swapkit.ir.plans import Action
@@ -28,20 +29,12 @@ if TYPE_CHECKING:
 
 # As in `cpp/following.cpp`.
 FIRST_SAVE, SAVE, USE = 0, 1, 2
-_TREATMENTS = {Action.KEEP: 0, Action.SWAP: 1, Action.RECOMPUTE: 2}
-_AGAIN = _TREATMENTS[Action.RECOMPUTE]
+_TREATMENT_OF = {Action.KEEP: 0, Action.SWAP: 1, Action.RECOMPUTE: 2}
+_AGAIN = _TREATMENT_OF[Action.RECOMPUTE]
 _TIERS = {plans.Tier.HOST: Tier.ANY, plans.Tier.DISK: Tier.DISK}
 _NOTHING = -1
 # In the order in which they are done at one event.
 _CONTINUES, _GOES, _COMES = range(3)
-
-
-class Run(NamedTuple):
-    """One run of an operator in forward that a plan repeats in backward."""
-
-    position: int  # events before it
-    name: str
-    occurrence: int  # among those of this name in this call of the module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,9 +50,8 @@ class Table:
     storages: bytes
     dues: bytes
     event_count: int
-    # By the path of a module: the operators that it repeats, and of each of their results whether
-    # it is computed again.
-    repeats: dict[str, dict[Run, tuple[bool, ...]]]
+    captures: tuple[Capture, ...]  # what is computed again, in order
+    operators: tuple[str, ...]  # names of all that run in the step
     # Where something is saved first: tags, and the bytes that have been sent out by then.
     curve: tuple[tuple[int, int], ...]
     largest_bytes: int  # of what is moved
@@ -72,12 +64,7 @@ def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
         PlanMismatch: the plan decides about storages that the trace does not have, or the trace
             has no events.
     """
-    if not trace.events:
-        raise PlanMismatch("the trace has no events, by which its plan could be followed")
-    decisions = {decision.storage: decision for decision in plan.decisions}
-    unknown = [storage for storage in decisions if not 0 <= storage < len(trace.storages)]
-    if unknown:
-        raise PlanMismatch(f"the plan decides about storage {unknown[0]}, which the trace lacks")
+    decisions = _decisions(trace, plan)
     lives = _event_lives(trace)
     paths = {tracker.name_of(module) for module in tracker.modules()}
     chains = _Chains(trace, decisions, paths)
@@ -87,15 +74,28 @@ def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
         for storage in sorted(movable & decisions.keys())
     }
     rows = list(_event_rows(trace, lives, tracker))
+    treatments = _treatments(trace, planned)
     return Table(
         events=array("q", [number for row in rows for number in row]).tobytes(),
-        storages=array("q", _storage_rows(trace, lives, planned)).tobytes(),
-        dues=array("q", _dues(trace, lives, planned)).tobytes(),
+        storages=array("q", _storage_rows(trace, lives, planned, treatments)).tobytes(),
+        dues=array("q", _dues(trace, lives, planned, treatments)).tobytes(),
         event_count=len(rows),
-        repeats=chains.by_module(),
+        captures=tuple(chains.captures()),
+        operators=tuple(sorted({operator.name for operator in trace.operators})),
         curve=_curve(rows, planned),
         largest_bytes=max((trace.storages[each].nbytes for each in planned), default=0),
     )
+
+
+def _decisions(trace: Trace, plan: Plan) -> dict[int, Decision]:
+    """Return a plan's decisions by storage; see `compile_plan`."""
+    if not trace.events:
+        raise PlanMismatch("the trace has no events, by which its plan could be followed")
+    decisions = {decision.storage: decision for decision in plan.decisions}
+    unknown = [storage for storage in decisions if not 0 <= storage < len(trace.storages)]
+    if unknown:
+        raise PlanMismatch(f"the plan decides about storage {unknown[0]}, which the trace lacks")
+    return decisions
 
 
 def _possible(decision: Decision, chains: _Chains) -> Decision:
@@ -171,25 +171,38 @@ def _event_rows(
             yield storage, 0, 0, SAVE
 
 
-def _storage_rows(
-    trace: Trace, lives: dict[int, _EventLife], planned: dict[int, Decision]
-) -> Iterator[int]:
+def _treatments(trace: Trace, planned: dict[int, Decision]) -> list[int]:
+    """Return what is done with each storage."""
     treatments: list[int] = []
     for number, storage in enumerate(trace.storages):
         decision = planned.get(number)
-        treatment = _TREATMENTS[decision.action if decision is not None else Action.KEEP]
-        # What is computed again is so in each backward pass: nothing is kept between them.
+        treatment = _TREATMENT_OF[decision.action if decision is not None else Action.KEEP]
+        # What is computed again is so in each backward pass.
         if storage.continues is not None and treatments[storage.continues] == _AGAIN:
             treatment = _AGAIN
         treatments.append(treatment)
+    return treatments
+
+
+def _storage_rows(
+    trace: Trace,
+    lives: dict[int, _EventLife],
+    planned: dict[int, Decision],
+    treatments: Sequence[int],
+) -> Iterator[int]:
+    for number, storage in enumerate(trace.storages):
+        decision = planned.get(number)
         yield lives[number].last_save if number in lives else 0
         yield int(_TIERS[decision.tier] if decision is not None else Tier.ANY)
-        yield treatment
+        yield treatments[number]
         yield _NOTHING if storage.continues is None else storage.continues
 
 
 def _dues(
-    trace: Trace, lives: dict[int, _EventLife], planned: dict[int, Decision]
+    trace: Trace,
+    lives: dict[int, _EventLife],
+    planned: dict[int, Decision],
+    treatments: Sequence[int],
 ) -> Iterator[int]:
     """Yield when storages go and come, in order: what was saved first, and what is needed first."""
     operators = [event.operator for event in trace.events]
@@ -199,6 +212,8 @@ def _dues(
             # No later than its own first event, which has to find it.
             event = max(0, min(life.first_save, life.first_event - 1))
             dues.append((event, _CONTINUES, life.first_use, storage))
+            if treatments[storage] == _AGAIN:  # nothing is kept between backward passes
+                dues.append((event, _GOES, life.first_use, storage))
     for storage, decision in planned.items():
         if decision.action is Action.SWAP:
             life = lives[storage]
@@ -266,33 +281,48 @@ class _Chains:
             if decision.action is Action.RECOMPUTE and self._add(storage):
                 self.made.add(storage)
 
-    def by_module(self) -> dict[str, dict[Run, tuple[bool, ...]]]:
-        """Return the runs, and of each result whether it is made, by the paths of modules."""
-        operators = [event.operator for event in self._trace.events]
-        found: dict[str, dict[Run, tuple[bool, ...]]] = {}
-        for step, storages in self._results.items():
-            operator = self._trace.operators[step]
-            run = Run(bisect_right(operators, step), operator.name, operator.occurrence)
-            found.setdefault(operator.module, {})[run] = tuple(
-                each in storages
-                for each in operator.writes
-                if self._trace.storages[each].birth == step
-            )
-        return found
+    def captures(self) -> Iterator[Capture]:
+        """Yield the runs, in order."""
+        events = [event.operator for event in self._trace.events]
+        position, counts = 0, dict[str, int]()
+        for step, operator in enumerate(self._trace.operators):
+            if operator.phase is not Phase.FORWARD:
+                continue
+            now = bisect_right(events, step)
+            if now != position:
+                position, counts = now, {}
+            run = counts.get(operator.name, 0)
+            counts[operator.name] = run + 1
+            storages = self._results.get(step)
+            if storages is not None:
+                born = [each for each in operator.writes if self._is_born(each, step)]
+                wanted = tuple(each in storages for each in born)
+                yield Capture(position, operator.name, run, wanted, operator.module)
+
+    def _is_born(self, storage: int, step: int) -> bool:
+        return self._trace.storages[storage].birth == step
 
     def _add(self, storage: int) -> bool:
         """Add the operator that makes a storage, and those before it; False: that cannot be."""
+        due = [storage]
+        while due:
+            made = due.pop()
+            maker = self._makers.get(made)
+            if maker is None or not self._can_repeat(maker):
+                continue  # the recipe of what needs it keeps it
+            if maker not in self._results:
+                due += self._find_missing(maker)
+            self._results.setdefault(maker, set()).add(made)
         maker = self._makers.get(storage)
-        if maker is None or not self._can_repeat(maker):
-            return False
-        is_new = maker not in self._results
-        self._results.setdefault(maker, set()).add(storage)
-        if is_new:
-            for read in self._trace.operators[maker].reads:
-                about = self._trace.storages[read]
-                if read not in self._saved and not about.keeps_bytes(BEFORE, maker):
-                    self._add(read)  # if it cannot be, the recipe keeps it
-        return True
+        return maker is not None and storage in self._results.get(maker, ())
+
+    def _find_missing(self, maker: int) -> Iterator[int]:
+        """Yield what an operator reads that nobody keeps."""
+        for read in self._trace.operators[maker].reads:
+            if read not in self._saved and not self._trace.storages[read].keeps_bytes(
+                BEFORE, maker
+            ):
+                yield read
 
     def _can_repeat(self, maker: int) -> bool:
         operator = self._trace.operators[maker]

@@ -176,16 +176,12 @@ def _mark_recomputed(call: Call, results: object) -> None:
     recipe = make_recipe(call, results)
     if recipe is None:
         return
-    recipe.is_chosen = True
     if _carried.recipes is not None:
         _carried.recipes.append(weakref.ref(recipe))
 
 
-def make_recipe(call: Call, results: object, which: Sequence[bool] = ()) -> Recipe | None:
-    """Let what an operator made be computed again wherever it is saved, if that can be.
-
-    `which`: of each of its tensors whether this is wanted; all are if they are not so many.
-    """
+def make_recipe(call: Call, results: object) -> Recipe | None:
+    """Let what an operator made be computed again wherever it is saved, if that can be."""
     shim = get_runtime().shim
     made = tensors_made(results)
     storages = [shim.storage_of(result) for result in made]
@@ -193,9 +189,8 @@ def make_recipe(call: Call, results: object, which: Sequence[bool] = ()) -> Reci
     if not _are_plain(made, storages) or not call.storages.isdisjoint(storages):
         return None
     recipe = Recipe(call, made)
-    wanted = which if len(which) == len(made) else [True] * len(made)
-    for result, storage, is_wanted in zip(made, storages, wanted, strict=True):
-        if storage and is_wanted:
+    for result, storage in zip(made, storages, strict=True):
+        if storage:
             shim.mark(result, _PASS.choice, recipe, 0)
     return recipe
 

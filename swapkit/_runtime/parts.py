@@ -42,6 +42,17 @@ _KEEP = Scope(Choice(Action.KEEP))
 _NOTHING = contextlib.nullcontext()
 
 
+class _Changes:
+    """How often a choice was made or taken back, for whoever goes by them all."""
+
+    count = 0
+
+
+def changes() -> int:
+    """Return a number that is another one after each change of a choice."""
+    return _Changes.count
+
+
 class Part:
     """Rows for one part, and what they come to."""
 
@@ -50,6 +61,7 @@ class Part:
         self.is_carrier = False  # what operators inside make is to be found wherever it is saved
 
     def _set(self, rows: tuple[Row, ...]) -> None:
+        _Changes.count += 1
         self.rows = rows
         own = tuple(row for row in rows if not row.operator)
         inside = tuple(row for row in rows if row.operator)

@@ -128,6 +128,7 @@ class Mover(Protocol):
     out: list[StorageGroup]  # likewise: those that come back as early as memory allows
     indexed_count: int
     waited_seconds: float  # for copies, since it was made
+    repeated: int  # operators that plans computed again
     follower: Follower | None
 
     def packer(self, choice: Choice, /) -> Packer:
@@ -193,6 +194,12 @@ class Follower(Protocol):
     late: int  # storages that were waited for where they were used,
     refused: int  # and times that one found no room when it was due
     moved_bytes: int  # sent out so far
+
+    def capture(self, rows: bytes, /) -> None:
+        """Compute these runs of operators again, from the next step on; see `captures.py`."""
+
+    def captured(self) -> list[int]:
+        """Return how often each of these runs was captured."""
 
     def reset(self) -> None:
         """Begin a step."""

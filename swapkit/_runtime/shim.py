@@ -18,6 +18,7 @@ import torch
 from swapkit._native.lib import address_of, error_of, interruptions, raise_interruption
 from swapkit._runtime.cache import cache_folder, find_cached
 from swapkit._runtime.guards import hide, untraced
+from swapkit._runtime.recompute import again
 from swapkit._runtime.saved import refuse_modified
 from swapkit._runtime.shim_build import build_shim, compile_shim, shim_name
 from swapkit.errors import NativeBuildError, Unsupported
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from swapkit._runtime.choice import Choice
+    from swapkit._runtime.effects import Places
+    from swapkit._runtime.operators import Operator
     from swapkit._runtime.saved import (
         MakeFollower,
         MakeMover,
@@ -34,6 +37,18 @@ if TYPE_CHECKING:
         SavedTensor,
         Version,
     )
+
+
+class NameOperator(Protocol):
+    """Sees the runs of an operator from now on."""
+
+    def __call__(
+        self, function: Operator, name: tuple[str, str], kind: tuple[bool, bool], places: Places, /
+    ) -> int:
+        """Return its number.
+
+        `name`: with its overload. `kind`: whether calls can be repeated, and may be random.
+        """
 
 
 class CudaOwner(Protocol):
@@ -79,6 +94,9 @@ class Shim:
         self.storage_of: Callable[[torch.Tensor], int] = module.storage_of
         self.has_marks: Callable[[], bool] = module.has_marks
         self.marks_count: Callable[[], int] = module.marks_count
+        # Operators that plans compute again (`cpp/capturing.hpp`).
+        self.name_operator: NameOperator = module.name_operator
+        self.settle: Callable[[Sequence[torch.Tensor], bool], None] = module.settle
         size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
@@ -177,6 +195,7 @@ def _load(library: Path) -> ModuleType:
             "raise_interruption": untraced(raise_interruption),
             "refuse_modified": refuse_modified,
             "hide": hide,
+            **again.FUNCTIONS,
         },
     )
     return module

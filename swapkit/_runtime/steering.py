@@ -26,7 +26,6 @@ from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Setting
 from swapkit._runtime.recorder_modes import can_stay, drop_left
-from swapkit._runtime.repeating import leave_repeated
 from swapkit._runtime.step_forwards import Forwards
 from swapkit._runtime.step_recording import StepRecording, finish_trace
 from swapkit._runtime.step_times import StepClock, StepTimes
@@ -180,12 +179,9 @@ class Steering:
         elif self._is_late and torch.is_grad_enabled() and self._is_innermost and can_stay():
             self._is_late = False
             self._begin_step(module)
-        if self._following is not None:
-            self._following.enter(module)
 
     def leave(self, module: torch.nn.Module) -> None:
         """It has ended."""
-        leave_repeated(module)  # of whichever plan was followed when it began
         if self._is_begun and self._is_innermost and is_call_of(module, self._find_model()):
             self._forwards.leave()
 

@@ -63,12 +63,17 @@ class Swapper:
         self.unpack = runtime.shim.unpack
         # By site: what its users waited for it.
         self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
-        self.recomputed_regions = 0
+        self.regions_run = 0  # again
         self.events: Packer | None = None  # the hooks of the session, whose calls are its events
         self.curve: Curve | None = None  # what a plan that is not followed any more leaves
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
         self.timing = Timing(self)
         self.rescue = Rescue(self, limit_bytes=limit_bytes)
+
+    @property
+    def recomputed_regions(self) -> int:
+        """How often a region, or a single operator, was computed again."""
+        return self.regions_run + int(self.mover.repeated)
 
     def train(self, *what: torch.nn.Module | torch.optim.Optimizer | None) -> None:
         """Note what the session trains whose saved tensors these are."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Protocol
 
 import torch
 
@@ -46,23 +45,12 @@ class _Stack:
             self.saves.pop()
 
 
-class Watch(Protocol):
-    """Who sees the operators of a module, and need not see those of the modules inside."""
-
-    def pause(self) -> None:
-        """A module inside begins."""
-
-    def go_on(self) -> None:
-        """It has ended."""
-
-
 class _Thread(threading.local):
     """The stack of this thread."""
 
     def __init__(self) -> None:
         self.stack = _Stack()
         self.base = NO_MODULE  # the label outside of all modules
-        self.watch: Watch | None = None
 
 
 class ModuleTracker:
@@ -158,11 +146,6 @@ class ModuleTracker:
         """Undo `enter_operator`."""
         self._running().leave()
 
-    def exchange_watch(self, watch: Watch | None) -> Watch | None:
-        """Let another see the operators of the module that runs on this thread; return who did."""
-        former, self._thread.watch = self._thread.watch, watch
-        return former
-
     # ---- parameters and buffers ------------------------------------------------------------------
 
     def is_state(self, storage: int) -> bool:
@@ -201,9 +184,6 @@ class ModuleTracker:
         tag = self._tags.get(module)
         if tag is None:
             tag = self._name_now(module)
-        thread = self._thread
-        if thread.watch is not None:
-            thread.watch.pause()
         self._running().enter(tag)
         set_tag(tag)
 
@@ -212,8 +192,6 @@ class ModuleTracker:
         stack = self._running()
         stack.leave()
         set_tag(stack.tags[-1] if stack.tags else self._thread.base)
-        if self._thread.watch is not None:
-            self._thread.watch.go_on()
 
     def _name_now(self, module: torch.nn.Module) -> int:
         """Name a module first seen now: the root of a model, or one that is in no model known."""

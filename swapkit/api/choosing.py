@@ -204,7 +204,7 @@ def _count_rows(part: Part | None, repetition: Repetition | None) -> list[tuple[
     if part is not None:
         counted += [(row, part.count_of(row)) for row in part.rows]
     if repetition is not None:
-        counted += [(row, repetition.seen[row]) for row in repetition.rows]
+        counted += [(row, repetition.count_of(row)) for row in repetition.rows]
     return counted
 
 

@@ -3,21 +3,7 @@
 
 #include "following_body.hpp"
 
-#include <cstring>
-
 namespace swapkit {
-
-struct Follower {
-    PyObject ob_base;
-    Mover *mover;    // owned
-    PyObject *owner; // owned: who is told of a deviation
-    Body *body;
-    unsigned long long position; // events so far
-    unsigned long long late;     // storages that were waited for where they were used,
-    unsigned long long refused;  // and that found no room when they were due
-    unsigned long long moved_bytes;
-    char is_on;
-};
 
 namespace {
 
@@ -32,7 +18,32 @@ Group *group_of(const Follower *follower, PyObject *packed) {
     return group != nullptr && group->mover == follower->mover ? group : nullptr;
 }
 
-bool is_recipe(PyObject *packed) { return Py_TYPE(packed) != &handle_type; }
+bool is_recipe(PyObject *packed) {
+    if (Py_TYPE(packed) != &handle_type) {
+        return true;
+    }
+    const Group *group = reinterpret_cast<Handle *>(packed)->group;
+    return group != nullptr && is_recomputed(group);
+}
+
+// Let go of what was captured and is not to be saved any more. What goes may end others.
+void drop_carried(Body &body) {
+    std::vector<Ref<Group>> dropped = std::exchange(body.carried, {});
+    body.next_sweep = least_sweep;
+}
+
+// The same of what is gone, or was saved.
+void sweep_carried(Body &body) {
+    std::vector<Ref<Group>> former = std::exchange(body.carried, {});
+    for (Ref<Group> &group : former) {
+        bool is_there =
+            group->weak != nullptr && c10::raw::intrusive_ptr::use_count(group->weak) > 0;
+        if (group->nhandles == 0 && is_there && group->recipe != nullptr) {
+            body.carried.push_back(std::move(group));
+        }
+    }
+    body.next_sweep = std::max(least_sweep, 2 * body.carried.size());
+}
 
 // ---- who is in the plan -------------------------------------------------------------------------
 
@@ -55,7 +66,8 @@ void part(Follower *follower, Progress &progress) {
     }
     group->followed = 0;
     bool was_planned = std::exchange(group->is_planned, 0) != 0;
-    if (was_planned && group->storage == nullptr && group->terms.prefetch == no_prefetch) {
+    if (was_planned && group->storage == nullptr && group->terms.prefetch == no_prefetch &&
+        !is_recomputed(group)) {
         follower->mover->books->out[group->serial] = group; // back as early as memory allows
     }
 }
@@ -68,6 +80,7 @@ void part_all(Follower *follower) {
     }
     body.leaving.clear();
     body.coming.clear();
+    drop_carried(body);
 }
 
 void join(Follower *follower, std::int64_t storage, Group *group) {
@@ -126,7 +139,7 @@ bool is_expected_save(const Follower *follower, const Expected &event, PyObject 
     if (follower->body->storages[storage].treatment == Treatment::recompute) {
         return is_recipe(packed);
     }
-    if (group == nullptr) {
+    if (group == nullptr || is_recomputed(group)) {
         return false;
     }
     if (event.kind == Event::first_save) {
@@ -147,7 +160,7 @@ bool is_expected_use(const Follower *follower, const Expected &event, PyObject *
         return group == nullptr || group->followed == 0;
     }
     auto storage = static_cast<std::size_t>(event.storage);
-    if (follower->body->storages[storage].treatment == Treatment::recompute) {
+    if (follower->body->storages[storage].treatment == Treatment::recompute && group == nullptr) {
         return is_recipe(packed);
     }
     return group != nullptr && group->followed == storage + 1;
@@ -183,6 +196,10 @@ bool release_copied(Mover *mover, Group *group) {
 
 // Give up the memory of a storage, waiting for its copy.
 bool release_now(Follower *follower, Progress &progress) {
+    if (progress.group != nullptr && is_recomputed(progress.group)) {
+        forget_computed(follower->mover, progress.group); // until the next backward pass
+        return true;
+    }
     if (progress.group == nullptr || progress.is_back || progress.group->is_planned == 0) {
         return true;
     }
@@ -351,12 +368,16 @@ bool is_following(const Mover *mover) {
 }
 
 // Do with a group that was saved at an expected event what the plan says. As `follow_save`.
-static int take_save(Follower *follower, std::int64_t storage, Group *group) {
+static int take_save(Follower *follower, const Expected &event, Group *group) {
+    std::int64_t storage = event.storage;
     Locked lock(follower->mover);
     if (!lock || follower->is_on == 0) {
         return lock ? 0 : -1;
     }
     join(follower, storage, group);
+    if (is_recomputed(group) && event.kind == Event::first_save) { // nobody has named its site
+        group->tag = static_cast<std::uint32_t>(event.tag);
+    }
     auto treatment = follower->body->storages[static_cast<std::size_t>(storage)].treatment;
     return treatment != Treatment::swap || send_out(follower, storage) ? 1 : -1;
 }
@@ -370,7 +391,7 @@ int follow_save(Mover *mover, PyObject *packed, bool is_new) {
     }
     Group *group = group_of(follower.get(), packed);
     if (event->storage != no_storage && group != nullptr) {
-        int is_taken = take_save(follower.get(), event->storage, group);
+        int is_taken = take_save(follower.get(), *event, group);
         if (is_taken != 1) {
             return is_taken;
         }
@@ -384,6 +405,14 @@ bool follow_use(Mover *mover, PyObject *packed) {
     const Expected *event = next_event(follower.get(), &position);
     if (event == nullptr || !is_expected_use(follower.get(), *event, packed)) {
         return deviate(follower.get(), position, false, packed);
+    }
+    if (follower->body->has_carried) { // since the last use
+        Locked lock(mover);
+        if (!lock) {
+            return false;
+        }
+        sweep_carried(*follower->body);
+        follower->body->has_carried = false;
     }
     if (!has_due(follower.get())) {
         return true;
@@ -399,6 +428,31 @@ bool follow_used(Mover *mover, bool has_waited) {
     auto follower = Ref<Follower>::share(mover->follower);
     follower->late += has_waited ? 1 : 0;
     return end_event(follower.get());
+}
+
+void follower_capture(Follower *follower) {
+    capture_from(follower, follower->body->captures, follower->position);
+}
+
+bool follower_is_at(const Follower *follower, const CaptureTable *table, std::uint64_t position) {
+    return follower != nullptr && follower->is_on != 0 && follower->position == position &&
+           follower->body->captures.get() == table;
+}
+
+void follower_carry(Follower *follower, const CaptureTable *table, std::size_t row,
+                    std::vector<Ref<Group>> groups) {
+    if (follower == nullptr || follower->is_on == 0 || follower->body->captures.get() != table) {
+        return; // another plan's by now: what nobody has goes
+    }
+    Body &body = *follower->body;
+    body.captured[row]++;
+    body.has_carried = true;
+    for (Ref<Group> &group : groups) {
+        body.carried.push_back(std::move(group));
+    }
+    if (body.carried.size() >= body.next_sweep) {
+        sweep_carried(body);
+    }
 }
 
 void follower_forget(Follower *follower, const Group *group) {
@@ -427,168 +481,17 @@ void follower_needed(Follower *follower, const Group *group) {
     }
 }
 
+bool follower_release_done(Follower *follower) {
+    return follower->is_on == 0 || release_done_copies(follower);
+}
+
+int follower_release_next(Follower *follower) {
+    return follower->is_on == 0 ? 0 : release_next(follower);
+}
+
 void follower_end(Follower *follower) {
     follower->is_on = 0;
     part_all(follower);
 }
-
-// ---- Python's type ------------------------------------------------------------------------------
-
-namespace {
-
-Follower *as_follower(PyObject *self) { return reinterpret_cast<Follower *>(self); }
-
-// Copy a table that Python has made; false: an exception is set.
-template <class Row> bool read_rows(const Py_buffer &bytes, std::vector<Row> *out) {
-    static_assert(sizeof(Row) % sizeof(std::int64_t) == 0);
-    auto length = static_cast<std::size_t>(bytes.len);
-    if (length % sizeof(Row) != 0) {
-        PyErr_SetString(PyExc_ValueError, "a table's rows are not whole");
-        return false;
-    }
-    out->resize(length / sizeof(Row));
-    if (length > 0) {
-        std::memcpy(out->data(), bytes.buf, length);
-    }
-    return true;
-}
-
-bool is_sound(const Body &body) {
-    auto count = static_cast<std::int64_t>(body.storages.size());
-    auto is_one = [count](std::int64_t storage) { return 0 <= storage && storage < count; };
-    bool are_older = true; // or looking for the first of those that continue each other never ends
-    for (std::int64_t storage = 0; storage < count; storage++) {
-        std::int64_t former = body.storages[static_cast<std::size_t>(storage)].former;
-        are_older = are_older && no_storage <= former && former < storage;
-    }
-    return are_older &&
-           std::all_of(body.events.begin(), body.events.end(),
-                       [&](const Expected &event) {
-                           return event.storage == no_storage || is_one(event.storage);
-                       }) &&
-           std::all_of(body.dues.begin(), body.dues.end(),
-                       [&](const Due &due) { return is_one(due.storage); });
-}
-
-bool read_body(const Py_buffer (&tables)[3], Body *body) {
-    if (!read_rows(tables[0], &body->events) || !read_rows(tables[1], &body->storages) ||
-        !read_rows(tables[2], &body->dues)) {
-        return false;
-    }
-    if (!is_sound(*body)) {
-        PyErr_SetString(PyExc_ValueError, "a table names a storage that is not there");
-        return false;
-    }
-    body->progress.resize(body->storages.size());
-    return true;
-}
-
-// Follower(mover, owner, events, storages, dues): the last three are bytes, rows of 64-bit numbers.
-PyObject *follower_make(PyTypeObject *type, PyObject *args, PyObject *) {
-    PyObject *mover, *owner;
-    Py_buffer tables[3] = {};
-    if (PyArg_ParseTuple(args, "O!Oy*y*y*:Follower", &mover_type, &mover, &owner, &tables[0],
-                         &tables[1], &tables[2]) == 0) {
-        return nullptr;
-    }
-    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
-    bool is_read = false;
-    if (made) {
-        Follower *follower = as_follower(made.get());
-        follower->mover = reinterpret_cast<Mover *>(Py_NewRef(mover));
-        follower->owner = Py_NewRef(owner);
-        follower->body = new Body;
-        is_read = read_body(tables, follower->body);
-    }
-    for (Py_buffer &table : tables) {
-        PyBuffer_Release(&table);
-    }
-    return is_read ? made.release() : nullptr;
-}
-
-// reset(): a step begins. Here and below the lock is held.
-PyObject *follower_reset(PyObject *self, PyObject *) {
-    Follower *follower = as_follower(self);
-    part_all(follower);
-    follower->body->next_due = 0;
-    follower->position = follower->late = follower->refused = follower->moved_bytes = 0;
-    follower->is_on = 1;
-    Py_RETURN_NONE;
-}
-
-// end(): nothing is followed until a step begins.
-PyObject *follower_stop(PyObject *self, PyObject *) {
-    follower_end(as_follower(self));
-    Py_RETURN_NONE;
-}
-
-// release_done(): give up the memory of what was sent out, as far as the copies are done.
-PyObject *follower_release_done(PyObject *self, PyObject *) {
-    Follower *follower = as_follower(self);
-    bool is_done = follower->is_on == 0 || release_done_copies(follower);
-    return is_done ? Py_NewRef(Py_None) : nullptr;
-}
-
-// release_next(): the same, waiting for the oldest of these copies; False: there is none.
-PyObject *follower_release_next(PyObject *self, PyObject *) {
-    Follower *follower = as_follower(self);
-    int is_released = follower->is_on == 0 ? 0 : release_next(follower);
-    return is_released < 0 ? nullptr : PyBool_FromLong(is_released);
-}
-
-int follower_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(as_object(as_follower(self)->mover));
-    Py_VISIT(as_follower(self)->owner);
-    return 0;
-}
-
-int follower_clear(PyObject *self) {
-    Py_CLEAR(as_follower(self)->owner);
-    return 0;
-}
-
-void follower_free(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    Follower *follower = as_follower(self);
-    if (follower->body != nullptr) {
-        part_all(follower);
-    }
-    delete follower->body;
-    Py_XDECREF(follower->owner);
-    Py_XDECREF(as_object(follower->mover));
-    Py_TYPE(self)->tp_free(self);
-}
-
-PyMethodDef follower_methods[] = {
-    {"reset", shielded<follower_reset>, METH_NOARGS, nullptr},
-    {"end", shielded<follower_stop>, METH_NOARGS, nullptr},
-    {"release_done", shielded<follower_release_done>, METH_NOARGS, nullptr},
-    {"release_next", shielded<follower_release_next>, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-PyMemberDef follower_members[] = {
-    {"is_on", T_BOOL, offsetof(Follower, is_on), READONLY, nullptr},
-    {"position", T_ULONGLONG, offsetof(Follower, position), READONLY, nullptr},
-    {"late", T_ULONGLONG, offsetof(Follower, late), READONLY, nullptr},
-    {"refused", T_ULONGLONG, offsetof(Follower, refused), READONLY, nullptr},
-    {"moved_bytes", T_ULONGLONG, offsetof(Follower, moved_bytes), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
-
-} // namespace
-
-PyTypeObject follower_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Follower",
-    .tp_basicsize = sizeof(Follower),
-    .tp_dealloc = follower_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "What a plan says is due at each event of a step.",
-    .tp_traverse = follower_traverse,
-    .tp_clear = follower_clear,
-    .tp_methods = follower_methods,
-    .tp_members = follower_members,
-    .tp_new = follower_make,
-};
 
 } // namespace swapkit

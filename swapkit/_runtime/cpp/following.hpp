@@ -10,7 +10,7 @@
 //   copy is done and nothing saves it any more; or, waiting for the copy, at the event that is
 //   named;
 // - it comes back at the event that is named, as soon as there is room;
-// - what is to be computed again has a recipe by then (`marking.py`).
+// - what is to be computed again has a recipe by then (`capturing.hpp`).
 //
 // The first event that is not as expected ends following until the next step begins: everything is
 // as if there were no plan, and the owner decides what becomes of what is saved from then on.
@@ -20,7 +20,7 @@
 #ifndef SWAPKIT_FOLLOWING_HPP
 #define SWAPKIT_FOLLOWING_HPP
 
-#include "mover.hpp"
+#include "capturing.hpp"
 
 namespace swapkit {
 
@@ -36,6 +36,15 @@ int follow_save(Mover *mover, PyObject *packed, bool is_new);
 bool follow_use(Mover *mover, PyObject *packed);
 // It was used: bring back what is due. `has_waited`: for its copy.
 bool follow_used(Mover *mover, bool has_waited);
+
+// Let this thread capture what the plan computes again of what runs now, until its next event.
+void follower_capture(Follower *follower);
+// Whether a follower's step has had so many events, and captures by this table.
+bool follower_is_at(const Follower *follower, const CaptureTable *table, std::uint64_t position);
+// Keep what a row of a table has captured until it is saved, its storage is gone, or the step
+// ends.
+void follower_carry(Follower *follower, const CaptureTable *table, std::size_t row,
+                    std::vector<Ref<Group>> groups);
 
 // Let a group that goes have no place in the plan any more.
 void follower_forget(Follower *follower, const Group *group);

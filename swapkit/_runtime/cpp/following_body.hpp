@@ -1,7 +1,8 @@
-// following_body.hpp - a plan as following.cpp, which alone includes this, carries it out.
+// following_body.hpp - a plan as following.cpp carries it out, and as Python hands it over
+// (follower_type.cpp): these two alone include this.
 #pragma once
 
-#include "saved.hpp"
+#include "capturing.hpp"
 
 #include <cstdint>
 #include <deque>
@@ -16,6 +17,7 @@ enum class Treatment : std::int64_t { keep, swap, recompute };
 enum class Turn : std::int64_t { continues, goes, comes };
 // NOLINTEND(performance-enum-size)
 inline constexpr std::int64_t no_storage = -1;
+inline constexpr std::size_t least_sweep = 16; // of what is carried
 
 struct Expected {
     std::int64_t storage; // no_storage: nothing that a plan knows
@@ -52,6 +54,30 @@ struct Body {
     std::deque<std::int64_t> leaving; // in the order of their copies
     std::deque<std::int64_t> coming;  // those that were due, in order
     std::size_t next_due = 0;
+    std::shared_ptr<const CaptureTable> captures;
+    std::vector<std::uint64_t> captured; // how often each row was
+    std::vector<Ref<Group>> carried;     // what was captured and may be saved yet
+    std::size_t next_sweep = least_sweep;
+    bool has_carried = false; // something since the last use
 };
+
+struct Follower {
+    PyObject ob_base;
+    Mover *mover;    // owned
+    PyObject *owner; // owned: who is told of a deviation
+    Body *body;
+    unsigned long long position; // events so far
+    unsigned long long late;     // storages that were waited for where they were used,
+    unsigned long long refused;  // and that found no room when they were due
+    unsigned long long moved_bytes;
+    char is_on;
+};
+
+// Give up the memory of what was sent out, as far as the copies are done. False: an exception is
+// set. Here and below the lock is held.
+bool follower_release_done(Follower *follower);
+// Wait for the oldest copy that is not, and give up its memory. 0: there is none; -1: an exception
+// is set.
+int follower_release_next(Follower *follower);
 
 } // namespace swapkit

@@ -1,8 +1,7 @@
 // group.cpp - handles and groups: who holds a storage, and how a tensor is rebuilt bit for bit.
 #include "aside.hpp"
 #include "mover.hpp"
-
-#include <ATen/PythonTorchFunctionTLS.h>
+#include "recomputed.hpp"
 
 #include <algorithm>
 
@@ -13,7 +12,8 @@ namespace {
 // Saved views that cover at least this share of their storage move all of it.
 constexpr double coverage = 0.5;
 
-constexpr sk_group_state resident = SK_GROUP_RESIDENT; // of what has no native group
+// Of what has no native group.
+constexpr sk_group_state resident = SK_GROUP_RESIDENT, computed_again = SK_GROUP_OUT;
 
 std::uint32_t version_of(c10::TensorImpl *impl) {
     return impl->is_inference() ? 0 : impl->version_counter().current_version();
@@ -37,7 +37,7 @@ void handle_join(Handle *handle, Group *group) {
     SWAPKIT_ASSERT(has_python() && handle->group == nullptr);
     Py_INCREF(group);
     handle->group = group;
-    handle->shift = static_cast<std::int64_t>(group->shift_bytes / handle->impl->itemsize());
+    handle->shift = static_cast<std::int64_t>(group->shift_bytes / handle->alias->itemsize());
     handle->next = group->handles;
     if (handle->next != nullptr) {
         handle->next->previous = handle;
@@ -61,7 +61,7 @@ void handle_part(Handle *handle) {
 // Let go of the storage; the alias stays as a tracker of the version.
 void handle_strip(Handle *handle) {
     if (!handle->is_stripped) {
-        exchange_storage(handle->impl, nullptr, 0);
+        exchange_storage(handle->alias, nullptr, 0);
         handle->is_stripped = true;
     }
 }
@@ -70,52 +70,52 @@ void handle_strip(Handle *handle) {
 
 // ---- handles ------------------------------------------------------------------------------------
 
-int gathers_gradients(PyObject *tensor) {
-    int requires_grad = is_true<"requires_grad">(tensor);
-    return requires_grad == 1 ? is_true<"is_leaf">(tensor) : requires_grad;
-}
-
-bool impl_of(PyObject *tensor, c10::TensorImpl **out) {
-    using at::impl::PythonTorchFunctionTLS;
-    auto former = PythonTorchFunctionTLS::get_disabled_state();
-    PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-    Ref<> address = attribute<"_cdata">(tensor);
-    PythonTorchFunctionTLS::set_disabled_state(former);
-    *out = static_cast<c10::TensorImpl *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
-    return PyErr_Occurred() == nullptr;
-}
-
-Handle *handle_new(PyObject *tensor, Group *group, bool itself) {
-    if (!itself && group == nullptr) {
-        int gathers = gathers_gradients(tensor);
-        if (gathers < 0) {
-            return nullptr;
-        }
-        itself = gathers == 1;
-    }
-    Ref<> alias = itself ? Ref<>::share(tensor) : call_method<"detach">(tensor);
-    if (!alias) {
-        return nullptr;
-    }
-    c10::TensorImpl *impl = nullptr;
-    if (!impl_of(alias.get(), &impl)) {
-        return nullptr;
-    }
+// A handle that takes the caller's alias. Null: an exception is set.
+static Handle *handle_of(c10::TensorImpl *alias) {
     auto *handle = reinterpret_cast<Handle *>(handle_type.tp_alloc(&handle_type, 0));
     if (handle == nullptr) {
+        c10::raw::intrusive_ptr::decref(alias);
         return nullptr;
     }
-    handle->alias = alias.release();
-    handle->impl = impl;
-    handle->version = version_of(impl);
-    if (group != nullptr) {
+    handle->alias = alias;
+    handle->version = version_of(alias);
+    return handle;
+}
+
+Handle *handle_keep(PyObject *tensor, bool itself) {
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return nullptr;
+    }
+    Span span = {};
+    itself = itself || gathers_gradients(impl);
+    if (!itself && as_object(Py_TYPE(tensor)) == links.tensor && look(*impl, 0, &span) != nullptr) {
+        return handle_of(detached(impl));
+    }
+    // Other kinds know how they are detached.
+    Ref<> alias = itself ? Ref<>::share(tensor) : call_method<"detach">(tensor);
+    if (!alias || !impl_of(alias.get(), &impl)) {
+        return nullptr;
+    }
+    c10::raw::intrusive_ptr::incref(impl);
+    return handle_of(impl);
+}
+
+Handle *handle_new(c10::TensorImpl *tensor, Group *group) {
+    Handle *handle = handle_of(detached(tensor));
+    if (handle != nullptr && group != nullptr) {
         handle_join(handle, group);
+        if (group->storage == nullptr) {
+            handle_strip(handle);
+        }
     }
     return handle;
 }
 
+bool handle_is_intact(const Handle *handle) { return version_of(handle->alias) == handle->version; }
+
 bool handle_check(Handle *handle) {
-    if (version_of(handle->impl) == handle->version) {
+    if (handle_is_intact(handle)) {
         return true;
     }
     Ref<> result = Ref<>::steal(
@@ -128,8 +128,8 @@ void handle_fill(Handle *handle) {
     if (!handle->is_stripped || group == nullptr || group->storage == nullptr) {
         return;
     }
-    auto shift = static_cast<std::int64_t>(group->shift_bytes / handle->impl->itemsize());
-    exchange_storage(handle->impl, group->storage, shift - handle->shift);
+    auto shift = static_cast<std::int64_t>(group->shift_bytes / handle->alias->itemsize());
+    exchange_storage(handle->alias, group->storage, shift - handle->shift);
     handle->shift = shift;
     handle->is_stripped = false;
 }
@@ -151,6 +151,15 @@ Group *group_new(Mover *mover, const Terms &terms, Key key) {
     group->nbytes = key.storage->nbytes();
     group->cover = {.begin_bytes = group->nbytes, .end_bytes = 0};
     group->state_at = &resident;
+    return group;
+}
+
+Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key) {
+    Group *group = group_new(mover, terms, key);
+    if (group != nullptr) {
+        group->cover = {.begin_bytes = 0, .end_bytes = group->nbytes};
+        group_strip(group);
+    }
     return group;
 }
 
@@ -202,7 +211,10 @@ void group_strip(Group *group) {
     if (group->storage == nullptr) {
         return;
     }
-    SWAPKIT_ASSERT(has_python() && group->native != nullptr); // or its bytes would be lost
+    SWAPKIT_ASSERT(has_python());
+    if (group->native == nullptr) { // its recipe makes the bytes again
+        group->state_at = &computed_again;
+    }
     if (group->weak == nullptr && (group->is_aside != 0 || !group_is_exclusive(group))) {
         group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
     }
@@ -215,7 +227,9 @@ void group_strip(Group *group) {
 bool group_revive(Group *group) {
     if (group->storage == nullptr && group->weak != nullptr) {
         group->storage = c10::raw::weak_intrusive_ptr::lock(group->weak);
-        if (group->storage != nullptr && std::exchange(group->is_aside, 0) != 0) {
+        if (group->storage != nullptr && group->native == nullptr) {
+            group->state_at = &resident;
+        } else if (group->storage != nullptr && std::exchange(group->is_aside, 0) != 0) {
             aside_forget(group->storage);
         } else if (group->storage != nullptr && links.sk_group_unevict(group->native) != SK_OK) {
             swapkit_storage_drop(std::exchange(group->storage, nullptr));
@@ -225,9 +239,12 @@ bool group_revive(Group *group) {
 }
 
 void group_restore(Group *group, c10::StorageImpl *storage) {
-    SWAPKIT_ASSERT(has_python() && group->storage == nullptr && group->native != nullptr);
+    SWAPKIT_ASSERT(has_python() && group->storage == nullptr);
     group->storage = storage;
     group->is_moved = 1;
+    if (group->native == nullptr) {
+        group->state_at = &resident;
+    }
     group->shift_bytes = group->part_bytes;
     if (group->weak != nullptr) {
         c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
@@ -246,7 +263,7 @@ PyObject *handle_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
                                     &tensor, &itself) == 0) {
         return nullptr;
     }
-    return reinterpret_cast<PyObject *>(handle_new(tensor, nullptr, itself != 0));
+    return reinterpret_cast<PyObject *>(handle_keep(tensor, itself != 0));
 }
 
 // Both leave every list first: what refers to them weakly may look there.
@@ -259,7 +276,9 @@ void handle_free(PyObject *self) {
     if (handle->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);
     }
-    Py_XDECREF(handle->alias);
+    if (handle->alias != nullptr) {
+        c10::raw::intrusive_ptr::decref(handle->alias);
+    }
     Py_XDECREF(reinterpret_cast<PyObject *>(handle->group));
     Py_TYPE(self)->tp_free(self);
 }
@@ -268,6 +287,7 @@ void group_free(PyObject *self) {
     auto *group = reinterpret_cast<Group *>(self);
     SWAPKIT_ASSERT(has_python() && group->handles == nullptr && group->nhandles == 0);
     mover_forget(group->mover, group);
+    recipe_leave(group);
     if (group->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);
     }
@@ -290,6 +310,10 @@ void group_free(PyObject *self) {
 
 template <auto function> PyObject *get_bool(PyObject *self, void *) {
     return PyBool_FromLong(function(reinterpret_cast<const Group *>(self)));
+}
+
+PyObject *get_alias(PyObject *self, void *) {
+    return wrap(reinterpret_cast<Handle *>(self)->alias);
 }
 
 PyObject *get_state(PyObject *self, void *) {
@@ -323,7 +347,6 @@ bool is_kept_by_others(const Group *group) { return group->weak != nullptr; }
 bool is_on_device(const Group *group) { return group->storage != nullptr; }
 
 PyMemberDef handle_members[] = {
-    {"alias", T_OBJECT, offsetof(Handle, alias), READONLY, nullptr},
     {"group", T_OBJECT, offsetof(Handle, group), READONLY, nullptr},
     {"version", T_UINT, offsetof(Handle, version), READONLY, nullptr},
     {"is_stripped", T_BOOL, offsetof(Handle, is_stripped), READONLY, nullptr},
@@ -340,6 +363,11 @@ PyMemberDef group_members[] = {
     {"tag", T_UINT, offsetof(Group, tag), READONLY, nullptr},
     {"index", T_UINT, offsetof(Group, index), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef handle_properties[] = {
+    {"alias", get_alias, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyGetSetDef group_properties[] = {
@@ -363,6 +391,7 @@ PyTypeObject handle_type = {
     .tp_doc = "What autograd keeps instead of a saved tensor.",
     .tp_weaklistoffset = offsetof(Handle, weakrefs),
     .tp_members = handle_members,
+    .tp_getset = handle_properties,
     .tp_new = handle_make,
 };
 

@@ -1,8 +1,15 @@
 // hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is used.
+#include "hooks.hpp"
+#include "capturing.hpp"
 #include "following.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
 #include "streams.hpp"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 #include <string_view>
 #include <utility>
@@ -70,20 +77,11 @@ bool terms_read(PyObject *choice, Terms *out) {
     return true;
 }
 
+bool Packer::is_following() const {
+    return follows != 0 && is_inert == 0 && swapkit::is_following(mover);
+}
+
 namespace {
-
-struct Packer {
-    PyObject ob_base;
-    Mover *mover; // owned
-    Terms terms;
-    PyObject *observer; // owned: who is told of every event; null or None: nobody
-    char follows;       // its calls are the events of the mover's follower
-    char is_inert;      // its session has ended: everything that is saved is kept
-
-    bool is_following() const {
-        return follows != 0 && is_inert == 0 && swapkit::is_following(mover);
-    }
-};
 
 // Whether what this thread's pack saved last was new: the first of its group.
 thread_local bool saved_new = false;
@@ -102,31 +100,25 @@ Ref<Mover> mover_for(Mover *mover, c10::Device device) {
 }
 
 // Whether a tensor's memory may be moved, as far as the tensor says. -1: an exception is set.
-int may_move(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, const Terms &terms) {
-    int gathers = gathers_gradients(tensor);
-    if (gathers != 0) {
-        return gathers < 0 ? -1 : 0;
-    }
-    Ref<> base = attribute<"_base">(tensor);
-    if (!base) {
-        return -1;
+int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
+    if (gathers_gradients(impl)) {
+        return 0;
     }
     // Weights are a kind of tensor of their own, and what autocast makes of them is of half size.
-    bool may_view_weight = base.get() != Py_None && as_object(Py_TYPE(base.get())) != links.tensor;
     bool may_be_cast = terms.action == Action::swap && impl->itemsize() == sizeof(c10::Half);
-    if (!may_view_weight && !may_be_cast) {
+    if (!views_leaf(impl) && !may_be_cast) {
         return 1;
     }
-    Ref<> weight = call_method<"is_weight">(mover->policy, tensor);
+    Ref<> tensor = Ref<>::steal(wrap(impl));
+    Ref<> weight = tensor ? call_method<"is_weight">(mover->policy, tensor.get()) : Ref<>();
     int is_weight = weight ? PyObject_IsTrue(weight.get()) : -1;
     return is_weight < 0 ? -1 : 1 - is_weight;
 }
 
 // The group of a storage that is saved for the first time at this version. Null without an
 // exception: it stays where it is.
-Ref<Group> add_group(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, Key key,
-                     const Terms &terms) {
-    if (may_move(mover, tensor, impl, terms) != 1) {
+Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
+    if (may_move(mover, impl, terms) != 1) {
         return Ref<Group>();
     }
     if (terms.action == Action::automatic && !is_of_allocator(mover->device(), *key.storage)) {
@@ -158,11 +150,10 @@ struct Joined {
 };
 
 // Let a tensor that is saved join the group of its storage.
-Joined join_group(Mover *mover, PyObject *tensor, const c10::TensorImpl *impl, Key key, Span span,
-                  const Terms &terms) {
+Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const Terms &terms) {
     Ref<Group> group = find_group(mover, key, span);
     if (!group) {
-        return {add_group(mover, tensor, impl, key, terms), true};
+        return {add_group(mover, impl, key, terms), true};
     }
     if (terms.action != Action::automatic && group->terms.action == Action::automatic) {
         // Saved before, outside of the scope: this one holds.
@@ -192,7 +183,7 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
     return call_method<"note_automatic">(mover->policy, added) && release_done(mover, false);
 }
 
-PyObject *keep(PyObject *tensor) { return as_object(handle_new(tensor, nullptr, false)); }
+PyObject *keep(PyObject *tensor) { return as_object(handle_keep(tensor, false)); }
 
 // The handle of a tensor that a mover serves; `terms` are the mark's if it `is_marked`, or else
 // those of the scope.
@@ -210,7 +201,7 @@ PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::Tenso
         return keep(tensor);
     }
     Key key = {.storage = storage.get(), .version = impl->version_counter().current_version()};
-    Joined joined = join_group(mover, tensor, impl, key, span, terms);
+    Joined joined = join_group(mover, impl, key, span, terms);
     Group *group = joined.group.get();
     if (group == nullptr) {
         return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
@@ -221,9 +212,19 @@ PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::Tenso
         note_use(key.storage, mover->device(), group->stream); // which may still read it
     }
     group->stream = here;
-    Ref<> handle = Ref<>::steal(as_object(handle_new(tensor, group, false)));
+    Ref<> handle = Ref<>::steal(as_object(handle_new(impl, group)));
     bool is_done = handle && follow_terms(packer, mover, joined, is_marked);
     return is_done ? handle.release() : nullptr;
+}
+
+// The handle of a tensor whose bytes are computed again. None without an exception: they are not.
+Ref<> pack_recomputed(Mover *mover, c10::TensorImpl *impl, Key key) {
+    if (mover->books->recomputed == 0) {
+        return {};
+    }
+    Locked lock(mover);
+    Ref<Group> group = lock ? find_recomputed(mover, key) : Ref<Group>();
+    return group ? Ref<>::steal(as_object(handle_new(impl, group.get()))) : Ref<>();
 }
 
 // The handle of a tensor, where no mode sees what is done.
@@ -236,6 +237,10 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     Span span = {};
     if (look(*impl, packer->terms.min_bytes, &span) == nullptr) {
         return keep(tensor);
+    }
+    Ref<> recomputed = pack_recomputed(packer->mover, impl, key_of(*impl));
+    if (recomputed || PyErr_Occurred() != nullptr) {
+        return recomputed.release();
     }
     Mark mark = marks_are_empty() ? Mark{} : find_mark(key_of(*impl));
     if (mark.recipe) {
@@ -322,6 +327,9 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     if (packed && !follow(packer, packed.get())) {
         return nullptr;
     }
+    if (packer->is_following()) {
+        follower_capture(packer->mover->follower);
+    }
     return packed && tell<"saved">(packer, tensor, packed.get()) ? packed.release() : nullptr;
 }
 
@@ -337,6 +345,9 @@ PyObject *packer_unpack(PyObject *self, PyObject *packed) {
     Ref<> tensor = Ref<>::steal(unpack(nullptr, packed));
     if (tensor && is_followed && !follow_used(mover, mover->waits != waits)) {
         return nullptr;
+    }
+    if (is_followed && packer->is_following()) {
+        follower_capture(mover->follower);
     }
     return tensor && tell<"used">(packer, packed, tensor.get()) ? tensor.release() : nullptr;
 }
@@ -400,6 +411,119 @@ PyMemberDef packer_members[] = {
 
 } // namespace
 
+bool handle_bytes(Handle *handle) {
+    Group *group = handle->group;
+    if (group == nullptr) {
+        return true;
+    }
+    Mover *mover = group->mover;
+    follower_needed(mover->follower, group);
+    if (handle->is_stripped) {
+        if (!bring_back(mover, group)) {
+            return false;
+        }
+        handle_fill(handle);
+    }
+    if (group->is_moved != 0) {
+        use_here(mover, group);
+    }
+    return true;
+}
+
+Packer *innermost_packer() {
+    const auto &state = at::SavedTensorDefaultHooks::get_tls_state();
+    if (state.stack.empty() || state.disabled_error_message) {
+        return nullptr;
+    }
+    const c10::SafePyObject &top = state.stack.top().first;
+    PyObject *pack = top.ptr(&top.pyinterpreter());
+    PyObject *self = PyCFunction_Check(pack) ? PyCFunction_GET_SELF(pack) : nullptr;
+    return self != nullptr && Py_TYPE(self) == &packer_type ? reinterpret_cast<Packer *>(self)
+                                                            : nullptr;
+}
+
+// Statistics that a norm elsewhere may update, of which torch counts no version: numbers without
+// gradients, one for each channel. None: it is none such.
+static Ref<> copy_statistics(c10::TensorImpl *impl) {
+    constexpr std::size_t most_bytes = std::size_t{1} << 16;
+    std::int64_t largest = 1;
+    for (std::int64_t size : impl->sizes()) {
+        largest = std::max(largest, size);
+    }
+    if (impl->requires_grad() || !c10::isFloatingType(c10::typeMetaToScalarType(impl->dtype())) ||
+        impl->numel() != largest ||
+        static_cast<std::size_t>(largest) * impl->itemsize() > most_bytes) {
+        return {};
+    }
+    at::AutoDispatchBelowADInplaceOrView unseen;
+    at::Tensor copy =
+        at::Tensor(
+            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl))
+            .clone();
+    // Strides may decide how an operator computes: those of an expanded tensor are not kept.
+    return copy.strides() == impl->strides()
+               ? Ref<>::steal(as_object(handle_new(copy.unsafeGetTensorImpl(), nullptr)))
+               : Ref<>();
+}
+
+// A handle in the group of an operand's storage, or of its own if it stays where it is.
+static Ref<> keep_in_group(const Packer *packer, c10::TensorImpl *impl, Key key, Span span) {
+    Mover *mover = packer->mover;
+    bool is_moved =
+        impl->device() == mover->device() && key.storage->nbytes() >= packer->terms.min_bytes;
+    Joined joined = {Ref<Group>(), false};
+    if (is_moved) {
+        joined = join_group(mover, impl, key, span, packer->terms);
+    }
+    Group *group = joined.group.get();
+    if (group == nullptr) {
+        return PyErr_Occurred() != nullptr ? Ref<>()
+                                           : Ref<>::steal(as_object(handle_new(impl, nullptr)));
+    }
+    group_cover(group, span);
+    if (joined.is_new) {
+        group->stream = current_stream(mover->device());
+    }
+    return Ref<>::steal(as_object(handle_new(impl, group)));
+}
+
+Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl) {
+    Span span = {};
+    bool is_empty = impl->numel() == 0;
+    if (!is_empty && look(*impl, 0, &span) == nullptr) {
+        return {};
+    }
+    if (is_empty || gathers_gradients(impl)) {
+        return Ref<>::steal(as_object(handle_new(impl, nullptr)));
+    }
+    Ref<> copy = copy_statistics(impl);
+    if (copy) {
+        return copy;
+    }
+    Key key = key_of(*impl);
+    if (Ref<Group> group = find_recomputed(packer->mover, key)) {
+        return Ref<>::steal(as_object(handle_new(impl, group.get())));
+    }
+    Mark mark = marks_are_empty() ? Mark{} : find_mark(key);
+    if (mark.recipe) {
+        Ref<> tensor = Ref<>::steal(wrap(impl));
+        return tensor ? call_method<"pack">(mark.recipe.get(), tensor.get()) : Ref<>();
+    }
+    return keep_in_group(packer, impl, key, span);
+}
+
+Ref<> scratch_of(c10::TensorImpl *impl) {
+    Span span = {};
+    if (look(*impl, 0, &span) == nullptr) {
+        return {};
+    }
+    Handle *handle = handle_new(impl, nullptr);
+    if (handle != nullptr) {
+        exchange_storage(handle->alias, nullptr, 0);
+    }
+    return Ref<>::steal(as_object(handle));
+}
+
 PyObject *packer_new(Mover *mover, PyObject *choice) {
     Ref<> packer = Ref<>::steal(packer_type.tp_alloc(&packer_type, 0));
     if (!packer) {
@@ -429,26 +553,21 @@ PyObject *unpack(PyObject *, PyObject *argument) {
         return nullptr;
     }
     if (group == nullptr) {
-        return handle_check(handle.get()) ? Py_NewRef(handle->alias) : nullptr;
+        return handle_check(handle.get()) ? wrap(handle->alias) : nullptr;
     }
     Mover *mover = group->mover;
     Locked lock(mover);
     if (!lock || !handle_check(handle.get()) || !label(mover, group)) {
         return nullptr;
     }
-    follower_needed(mover->follower, group);
-    if (handle->is_stripped) {
-        if (!bring_back(mover, group)) {
-            return nullptr;
-        }
-        handle_fill(handle.get());
-    }
-    if (group->is_moved != 0) {
-        use_here(mover, group);
+    if (!handle_bytes(handle.get())) {
+        return nullptr;
     }
     // Not the alias: another thread may strip it before autograd has looked at it.
-    return is_observed() ? call_hidden(attribute<"detach">(links.tensor), handle->alias)
-                         : call_method<"detach">(handle->alias).release();
+    c10::TensorImpl *view = detached(handle->alias);
+    PyObject *tensor = wrap(view);
+    c10::raw::intrusive_ptr::decref(view);
+    return tensor;
 }
 
 PyTypeObject packer_type = {

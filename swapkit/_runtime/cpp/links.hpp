@@ -43,7 +43,14 @@ namespace swapkit {
     X(interruptions)      /* list: what signal handlers raised where nothing may be raised */      \
     X(raise_interruption) /* () -> None; raises the first of them */                               \
     X(refuse_modified)    /* (handle): raises SavedTensorModified */                               \
-    X(hide)               /* (function, ...): calls it where no mode sees what it does */
+    X(hide)               /* (function, ...): calls it where no mode sees what it does */          \
+    X(note_settings)      /* () -> the settings that decide which bits an operator makes */        \
+    X(random_state)       /* (function, device) -> the generators' state */                        \
+    X(has_moved)          /* (state) -> whether numbers were drawn since */                        \
+    X(again)              /* (settings or state) -> a context manager: they hold again */          \
+    X(refuse_operand)     /* (handle, function): raises SavedTensorModified */                     \
+    X(refuse_overwritten) /* (function): likewise */                                               \
+    X(refuse_mismatch)    /* (function, tensor): raises RecomputeMismatch */
 
 struct Links {
 #define SWAPKIT_MEMBER(name) decltype(&::name) name;

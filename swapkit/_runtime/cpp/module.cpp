@@ -1,5 +1,6 @@
 // module.cpp - the shim as a module of Python: movers, and the links to the core.
 #include "aside.hpp"
+#include "capturing.hpp"
 #include "following.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
@@ -214,6 +215,7 @@ PyMemberDef mover_members[] = {
     {"policy", T_OBJECT, offsetof(Mover, policy), READONLY, nullptr},
     {"host_is_full", T_BOOL, offsetof(Mover, host_is_full), 0, nullptr},
     {"pool_address", T_ULONGLONG, offsetof(Mover, pool), 0, nullptr},
+    {"repeated", T_ULONGLONG, offsetof(Mover, repeated), READONLY, nullptr},
     {"waited_seconds", T_DOUBLE, offsetof(Mover, waited_seconds), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
@@ -391,7 +393,8 @@ PyMODINIT_FUNC PyInit__shim() {
     using namespace swapkit;
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
     if (!made || PyModule_AddFunctions(made.get(), clock_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), mark_functions) != 0) {
+        PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), capture_functions) != 0) {
         return nullptr;
     }
 #define SWAPKIT_NAME(name) #name,

@@ -3,6 +3,7 @@
 
 #include "aside.hpp"
 #include "following.hpp"
+#include "recomputed.hpp"
 #include "streams.hpp"
 
 #include <algorithm>
@@ -87,24 +88,35 @@ void enroll(Mover *mover, Group *group) {
     books.index[group->key] = group;
 }
 
-// Note that a group has a storage again.
-static void enroll_again(Mover *mover, Group *group) {
+void enroll_again(Mover *mover, Group *group) {
     forget_key(mover, group);
     group->key.storage = group->storage;
     stop_leaving(mover, group);
     enroll(mover, group);
 }
 
-// Note that a group has none any more, for as long as it is out.
-static void enroll_out(Mover *mover, Group *group) {
+void enroll_out(Mover *mover, Group *group) {
     erase(mover->books->resident, group->serial, group);
     if (group->weak == nullptr) {
         forget_key(mover, group);
     }
     // Else `timing.py` or the plan knows when it comes back.
-    if (group->terms.prefetch == no_prefetch && group->is_planned == 0) {
+    if (group->terms.prefetch == no_prefetch && group->is_planned == 0 && !is_recomputed(group)) {
         mover->books->out[group->serial] = group;
     }
+}
+
+void enroll_recomputed(Mover *mover, Group *group) {
+    group->serial = ++mover->books->serials;
+    mover->books->index[group->key] = group;
+    mover->books->recomputed++;
+}
+
+Ref<Group> find_recomputed(Mover *mover, Key key) {
+    auto found = mover->books->index.find(key);
+    bool is_one = found != mover->books->index.end() && is_recomputed(found->second) &&
+                  found->second->storage == nullptr;
+    return Ref<Group>::share(is_one ? found->second : nullptr);
 }
 
 Ref<Group> find_group(Mover *mover, Key key, Span span) {
@@ -541,7 +553,11 @@ bool bring_back(Mover *mover, Group *group) {
     if (!end_aside(mover, group)) {
         return false;
     }
-    if (group_state(group) == SK_GROUP_OUT) {
+    if (is_recomputed(group)) {
+        if (!compute_again(mover, group)) {
+            return false;
+        }
+    } else if (group_state(group) == SK_GROUP_OUT) {
         if (!group_revive(group) && copy_in(mover, group, false) < 0) {
             return false;
         }

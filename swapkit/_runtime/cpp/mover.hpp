@@ -41,6 +41,7 @@ struct Books {
     std::uint64_t looked_at = 0; // the turn of the last that was asked whether it waits any longer
     std::deque<Coming> coming;   // the soonest first
     std::size_t coming_bytes = 0;
+    std::size_t recomputed = 0;    // groups that a recipe makes
     std::uint64_t pass_serial = 0; // where the backward pass under way began
     std::uint64_t serials = 0, turns = 0;
 };
@@ -58,6 +59,7 @@ struct Mover {
     Follower *follower;    // owned: who carries out a plan (`following.hpp`); null: there is none
     double waited_seconds; // for copies, since the mover was made
     unsigned long long waits;
+    unsigned long long repeated; // operators that ran again
     c10::DeviceType device_type;
     c10::DeviceIndex device_index;
     char host_is_full; // a copy out found no room since this was last unset
@@ -86,8 +88,16 @@ class Locked {
 
 // The group of this storage and version, if one more view of it can join.
 Ref<Group> find_group(Mover *mover, Key key, Span span);
+// The group of this storage and version, if its bytes are computed again.
+Ref<Group> find_recomputed(Mover *mover, Key key);
 // Make a group whose storage is on the device found: by its storage, and by its age.
 void enroll(Mover *mover, Group *group);
+// The same of one that has a storage again.
+void enroll_again(Mover *mover, Group *group);
+// Note that a group has none any more.
+void enroll_out(Mover *mover, Group *group);
+// Make a group found that a recipe makes, and that has no storage.
+void enroll_recomputed(Mover *mover, Group *group);
 // Let a group that goes have no place in the books any more.
 void mover_forget(Mover *mover, Group *group);
 

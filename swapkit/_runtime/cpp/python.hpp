@@ -70,6 +70,10 @@ inline bool has_python() { return PyGILState_Check() != 0; }
 
 inline PyObject *as_object(void *object) { return static_cast<PyObject *>(object); }
 
+// Let the C++ exception that is handled be Python's: the one that it came from, or what torch makes
+// of it.
+void raise_current();
+
 // A function that Python calls, whose C++ exceptions become Python's.
 template <PyObject *(*function)(PyObject *, PyObject *)>
 PyObject *shielded(PyObject *self, PyObject *argument) {
@@ -77,8 +81,8 @@ PyObject *shielded(PyObject *self, PyObject *argument) {
         return function(self, argument);
     } catch (const std::bad_alloc &) {
         return PyErr_NoMemory();
-    } catch (const std::exception &error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (const std::exception &) {
+        raise_current();
         return nullptr;
     }
 }

@@ -21,6 +21,7 @@
 #include "links.hpp"
 
 #include "storages.hpp"
+#include "tensors.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -48,12 +49,12 @@ struct Terms {
 struct Group;
 struct Mover;
 struct Follower;
+struct Recipe;
 
 struct Handle {
     PyObject ob_base;
     PyObject *weakrefs;
-    PyObject *alias;         // owned
-    c10::TensorImpl *impl;   // of the alias
+    c10::TensorImpl *alias;  // owned
     Group *group;            // owned; null: it stays where it is, and only its version counts
     Handle *previous, *next; // of the group's
     std::int64_t shift;      // of the alias's offset, in elements
@@ -83,6 +84,8 @@ struct Group {
     std::size_t part_bytes;  // where in the first storage what is copied begins
     std::size_t shift_bytes; // where in it the present storage begins
     sk_group *native;        // owned; null before the first copy
+    Recipe *recipe;          // owned: how its bytes are computed again (`recipes.hpp`); null: not
+    std::uint32_t result;    // which of the recipe's it is
     const sk_group_state *state_at;
     Handle *handles; // borrowed; they leave when they go
     std::size_t nhandles;
@@ -103,15 +106,14 @@ extern PyTypeObject handle_type, group_type;
 // What is left of a tensor that is not kept (`trackers.cpp`).
 extern PyTypeObject version_type, claim_type;
 
-// Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who gives it
-// other `.data` means what is saved, too; as in plain autograd it is kept itself. -1: an exception
-// is set.
-int gathers_gradients(PyObject *tensor);
-// Torch's own object of a tensor in Python, borrowed. False: an exception is set.
-bool impl_of(PyObject *tensor, c10::TensorImpl **out);
-// A handle of a tensor, which the group (if not null) gets as one more view. `itself`: the tensor,
-// not an alias.
-Handle *handle_new(PyObject *tensor, Group *group, bool itself);
+// A handle of a tensor, which is kept. `itself`: the tensor, not an alias. Null: an exception is
+// set.
+Handle *handle_keep(PyObject *tensor, bool itself);
+// A handle of a plain tensor, which the group (if not null) gets as one more view; if the group has
+// no storage, nor has the handle. Null: an exception is set.
+Handle *handle_new(c10::TensorImpl *tensor, Group *group);
+// Whether it is as it was saved.
+bool handle_is_intact(const Handle *handle);
 // False: it was changed in place after it was saved, and that is raised.
 bool handle_check(Handle *handle);
 // View the group's storage, if it is there, as the saved tensor did the one it was saved from.
@@ -119,6 +121,8 @@ void handle_fill(Handle *handle);
 
 // The group of a storage that is on the device.
 Group *group_new(Mover *mover, const Terms &terms, Key key);
+// The same of one that it does not keep: a recipe makes its bytes again.
+Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key);
 sk_group_state group_state(const Group *group);
 // Whether the saved views cover too little of the storage for all of it to move.
 bool group_is_partial(const Group *group);
@@ -135,7 +139,8 @@ void group_strip(Group *group);
 // Take the storage back if somebody else kept it alive, or nobody took what was set aside; return
 // whether it is there.
 bool group_revive(Group *group);
-// Take a storage that holds the bytes again, and the caller's hold on it.
+// Take a storage that holds the bytes again, and the caller's hold on it. Of one that was computed
+// again it is as the first was.
 void group_restore(Group *group, c10::StorageImpl *storage);
 
 } // namespace swapkit

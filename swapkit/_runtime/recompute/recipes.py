@@ -125,7 +125,7 @@ class Call:
         with below_autograd(), self._settings.again(), again:
             results = self.function(*args, **kwargs)
         with self._runtime.lock:  # backward may run on several threads
-            self._swapper.recomputed_regions += 1
+            self._swapper.regions_run += 1
         return tensors_made(results)
 
     def _packer(self) -> Callable[[torch.Tensor], Any]:
@@ -160,7 +160,6 @@ class Recipe:
         """Begin right after the operator has run: what is drawn later is not its doing."""
         call.has_run()
         self.function = call.function
-        self.is_chosen = False  # by hand, not by a plan
         self._call: Call | None = call  # None: settled
         self._storages = tuple(storage_of(result) for result in results)
         self._claims = claim(results)
@@ -333,11 +332,11 @@ def settle_changed(changed: Sequence[torch.Tensor]) -> None:
 def settle_announced(operands: Sequence[torch.Tensor]) -> None:
     """Settle what was chosen by hand before a kernel runs that torch does not: it may write to any.
 
-    Not what a plan chose, which knows by their bytes what kernels change, and relies on the memory.
+    A plan's recipes are others (`cpp/recipes.hpp`): it knows by their bytes what kernels change.
     """
     memory = _memory_of(operands)
     for recipe in _by_storage.find(memory):
-        if recipe.is_chosen and recipe.touches(memory):
+        if recipe.touches(memory):
             recipe.settle(memory)
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from swapkit._native.sched import Scheduler, State
-from swapkit._runtime import global_hooks
 from swapkit._runtime.allocators import require_installation
 from swapkit._runtime.choice import Action as Wish
 from swapkit._runtime.choice import Choice
@@ -182,11 +181,9 @@ class Course:
         plan = Plan(decisions=decisions, budget_bytes=1 << 40)
         following = Following(self.swapper, self.model, trace, plan)
         following.start()
-        global_hooks.calls.add(following)
         try:
             yield following
         finally:
-            global_hooks.calls.remove(following)
             following.stop()
 
     def moved(self) -> tuple[int, int]:
@@ -326,3 +323,22 @@ class Twice(nn.Module):
         for _ in range(3):
             x = torch.sin(torch.sin(x) * self.weight)
         return x
+
+
+class Apply(nn.Module):
+    """A function of a product with a weight."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+def repeat_all(trace: Trace) -> tuple[Decision, ...]:
+    """Compute everything again that can be."""
+    able = [each for each in items(trace) if trace.operators[maker(trace, each)].is_repeatable]
+    assert able
+    return recompute(*able)

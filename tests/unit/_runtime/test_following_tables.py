@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from swapkit._native.sched import Tier
-from swapkit._runtime.following_tables import FIRST_SAVE, SAVE, USE, Run, Table, compile_plan
+from swapkit._runtime.captures import Capture
+from swapkit._runtime.following_tables import FIRST_SAVE, SAVE, USE, Table, compile_plan
 from swapkit._runtime.tracking import ModuleTracker
 from swapkit.errors import PlanMismatch
 from swapkit.ir import plans
@@ -146,25 +147,26 @@ def test_dues_when_several_are_at_one_event_then_in_the_order_of_their_copies() 
     ]
 
 
-def test_repeats_when_an_input_was_not_saved_then_its_operator_runs_again_too() -> None:
+def test_captures_when_an_input_was_not_saved_then_its_operator_runs_again_too() -> None:
     table = compiled(Decision(storage=2, action=Action.RECOMPUTE))
-    assert table.repeats == {
-        "Linear": {Run(1, "one", 0): (True,), Run(1, "two", 0): (True,)},
-    }
+    assert table.captures == (
+        Capture(1, "one", 0, (True,), "Linear"),
+        Capture(1, "two", 0, (True,), "Linear"),
+    )
     assert numbers(table.storages, 4)[2][2] == 2
     # From a saved one: that is there.
     table = compiled(Decision(storage=3, action=Action.RECOMPUTE))
-    assert table.repeats == {"Linear": {Run(2, "three", 0): (True,)}}
+    assert table.captures == (Capture(2, "three", 0, (True,), "Linear"),)
 
 
-def test_repeats_when_an_operator_is_in_no_module_then_its_result_is_swapped() -> None:
+def test_captures_when_an_operator_is_in_no_module_then_its_result_is_swapped() -> None:
     operators = tuple(
         Operator(name=each.name, seconds=1.0, phase=each.phase, writes=each.writes)
         for each in TRACE.operators
     )
     trace = Trace(operators=operators, storages=TRACE.storages, events=TRACE.events)
     table = compiled(Decision(storage=2, action=Action.RECOMPUTE), trace=trace)
-    assert table.repeats == {}
+    assert table.captures == ()
     assert numbers(table.storages, 4)[2][2] == 1
 
 

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
 from swapkit._runtime.modes import OwnMode
 from swapkit._runtime.parts import make_part, part_of
-from swapkit._runtime.repeating import _Repeating
 from swapkit.registry import Exclude, Row, Source, Swap
 from tests.unit._runtime.following_rig import (
     TOKENS,
@@ -29,12 +27,13 @@ from tests.unit._runtime.following_rig import (
     made_by,
     plain,
     recompute,
-    swap_all,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from swapkit.ir.plans import Decision
+    from swapkit.ir.traces import Trace
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -212,32 +211,7 @@ def test_operands_when_the_optimizer_changes_them_before_backward_then_results_a
     assert_same(course, expected)
 
 
-def test_watch_when_modules_are_inside_then_their_operators_are_not_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Twice()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(self.inner(torch.exp(torch.tanh(x) * self.inner.weight)))
-
-    seen: list[str] = []
-    see = _Repeating.__torch_dispatch__
-
-    def note(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        seen.append(str(func))
-        return see(self, func, types, args, kwargs)
-
-    monkeypatch.setattr(_Repeating, "__torch_dispatch__", note)
-    course = Course(Outer())
-    follow(course, lambda trace: recompute(*made_by(trace, "aten.exp")), steps=1)
-    assert seen == ["aten.tanh.default", "aten.mul.Tensor", "aten.exp.default", "aten.tanh.default"]
-    assert torch._C._len_torch_dispatch_stack() == 0
-
-
-def test_watch_when_a_module_inside_raises_then_the_mode_is_gone() -> None:
+def test_step_when_a_module_raises_then_the_next_one_follows_the_plan() -> None:
     class Inner(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if x.shape[0] == 1:
@@ -272,15 +246,15 @@ def test_watch_when_a_module_inside_raises_then_the_mode_is_gone() -> None:
             cast("Any", course.model).inner.forward = interrupt
             with pytest.raises(KeyboardInterrupt):
                 course.step()
-    assert torch._C._len_torch_dispatch_stack() == 0
-    assert course.swapper.runtime.tracker.exchange_watch(None) is None
+    assert course.swapper.mover.indexed_count == 0
 
 
-def test_watch_when_nothing_is_recomputed_then_no_mode_is_entered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(OwnMode, "__enter__", lambda _self: 1 / 0)
-    assert follow(Course(), swap_all) == 0
+def test_plan_when_it_recomputes_then_no_mode_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(trace: Trace) -> tuple[Decision, ...]:
+        monkeypatch.setattr(OwnMode, "__enter__", lambda _self: 1 / 0)
+        return recompute(*made_by(trace, "gelu"))
+
+    assert follow(Course(), choose) == 2 * 3
 
 
 def test_rows_when_a_user_takes_a_plans_back_then_nothing_is_computed_again() -> None:
@@ -296,37 +270,4 @@ def test_rows_when_a_user_takes_a_plans_back_then_nothing_is_computed_again() ->
             assert len(swapkit.choices(course.model)) == 0
             course.step()
         assert course.swapper.recomputed_regions == before
-    assert_same(course, expected)
-
-
-def test_watch_when_a_hook_of_the_module_leaves_a_mode_late_then_both_modes_are_gone() -> None:
-    """Torch calls a module's own hooks after the global ones, so modes may not be nested."""
-
-    class Other(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    seen: list[str] = []
-    course = Course()
-    expected = plain(course, *[Course.step] * 2)
-    other = Other()
-
-    def end(_module: nn.Module, _inputs: object, _output: torch.Tensor) -> None:
-        torch.ones(1).neg()
-        other.__exit__(None, None, None)
-
-    act = block(course, 0).act
-    with course.running():
-        trace = course.record()
-        with course.following_plan(trace, *recompute(*made_by(trace, "gelu"))):
-            enter = act.register_forward_pre_hook(lambda *_: other.__enter__() and None)
-            leave = act.register_forward_hook(end)
-            course.step()
-            assert "aten.neg.default" in seen
-            assert torch._C._len_torch_dispatch_stack() == 0
-            enter.remove()
-            leave.remove()
     assert_same(course, expected)

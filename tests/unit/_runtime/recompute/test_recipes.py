@@ -316,23 +316,12 @@ def test_recipe_when_many_threads_save_and_unpack_then_all_get_the_same_bits() -
 def test_operand_when_announced_and_overwritten_then_a_chosen_result_is_as_it_was() -> None:
     operand = numbers()
     recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
-    recipe.is_chosen = True
     packed, expected = pack(recipe, made), made.clone()
     del made
     settle_announced([operand])
     operand.data.zero_()
     settle_overwritten([operand])
     assert torch.equal(packed.unpack(), expected)
-
-
-def test_operand_when_announced_then_a_plans_recipe_goes_on_computing_again() -> None:
-    operand = numbers()
-    recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
-    packed = pack(recipe, made)
-    before = repeats()
-    settle_announced([operand])
-    assert torch.equal(packed.unpack(), made)
-    assert repeats() == before + 1
 
 
 def test_operand_when_named_after_it_was_overwritten_then_an_error_and_no_result() -> None:

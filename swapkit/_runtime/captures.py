@@ -1,0 +1,111 @@
+"""Which runs of operators a plan captures, as what sees them (`cpp/capturing.hpp`) is told.
+
+An operator is seen from the first plan on that names it. What it changes in place is told along:
+results that would be computed again from that are kept before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from swapkit._runtime.effects import effects_of
+from swapkit._runtime.recompute.random_states import may_be_random
+from swapkit._runtime.runtime import get_runtime
+from swapkit.errors import PlanMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch._ops import OpOverload
+
+_MOST_RESULTS = 31  # of one operator; of more, all are computed again
+
+
+class Capture(NamedTuple):
+    """One run of an operator in forward that a plan computes again in backward."""
+
+    position: int  # events before it
+    name: str
+    run: int  # among those of this name since the latest event
+    wanted: tuple[bool, ...]  # of each result
+    module: str  # that ran it
+
+
+def capture_table(captures: Iterable[Capture], operators: tuple[str, ...]) -> bytes:
+    """Return rows of 64-bit numbers for runs, and see the operators from now on.
+
+    Args:
+        captures: the runs, in order.
+        operators: names of all that run in the step.
+    """
+    _see_all(operators)
+    rows = array("q")
+    for each in captures:
+        wanted = each.wanted if len(each.wanted) <= _MOST_RESULTS else ()
+        results = sum(1 << place for place, is_wanted in enumerate(wanted) if is_wanted)
+        rows.extend((each.position, see(each.name), each.run, results, len(wanted)))
+    return rows.tobytes()
+
+
+@functools.lru_cache(maxsize=64)
+def _see_all(names: tuple[str, ...]) -> None:
+    """See the operators of a step, and all of torch's that change a tensor.
+
+    Those, too, that nothing is captured of: what their kernels run is no run of its own.
+    """
+    _see_changes()
+    for name in names:
+        with contextlib.suppress(PlanMismatch):  # some names are a recorder's own
+            see(name)
+
+
+@functools.cache
+def _see_changes() -> None:
+    for qualified in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+        if qualified.startswith("aten::") and torch._C._dispatch_has_kernel(qualified):  # noqa: SLF001
+            base, _, overload = qualified.removeprefix("aten::").partition(".")
+            function = getattr(getattr(torch.ops.aten, base), overload or "default")
+            if effects_of(function).declares_writes:
+                _see(function)
+
+
+def see(name: str) -> int:
+    """See the runs of an operator from now on; return its number.
+
+    Raises:
+        PlanMismatch: torch has no operator of this name.
+    """
+    return _see(find_operator(name))
+
+
+@functools.cache
+def _see(function: OpOverload) -> int:
+    """By the operator, not by its name: a user's may be defined anew."""
+    effects = effects_of(function)
+    schema = function._schema  # noqa: SLF001
+    return get_runtime().shim.name_operator(
+        function,
+        (schema.name, schema.overload_name),
+        (effects.may_be_repeatable, may_be_random(function)),
+        effects.places(),
+    )
+
+
+def find_operator(name: str) -> OpOverload:
+    """Return the operator that a trace names.
+
+    Raises:
+        PlanMismatch: torch has none of this name.
+    """
+    namespace, _, rest = name.partition(".")
+    base, _, overload = rest.rpartition(".")
+    try:
+        found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except AttributeError:
+        raise PlanMismatch(f"the plan repeats {name}, which this torch does not have") from None
+    return found

@@ -1,0 +1,71 @@
+// again.cpp - what decides which bits an operator makes besides its arguments.
+#include "again.hpp"
+
+#include <ATen/Context.h>
+
+#include <utility>
+
+namespace swapkit {
+
+namespace {
+
+class SettingsWord {
+  public:
+    template <class Value> void add(Value value) {
+        word_ = word_ * 31 + static_cast<std::uint64_t>(value) + 1;
+    }
+    std::uint64_t get() const { return word_; }
+
+  private:
+    std::uint64_t word_ = 0;
+};
+
+template <class Context> void add_precisions(SettingsWord &word, const Context &context) {
+    using at::Float32Backend;
+    using at::Float32Op;
+    word.add(context.float32Precision(Float32Backend::GENERIC, Float32Op::ALL)); // the only one
+    for (auto backend : {Float32Backend::CUDA, Float32Backend::MKLDNN}) {
+        for (auto op : {Float32Op::ALL, Float32Op::CONV, Float32Op::RNN, Float32Op::MATMUL}) {
+            word.add(context.float32Precision(backend, op));
+        }
+    }
+}
+
+} // namespace
+
+std::uint64_t settings_word() {
+    const at::Context &context = at::globalContext();
+    SettingsWord word;
+    word.add(context.userEnabledMkldnn());
+    word.add(context.deterministicMkldnn());
+    word.add(context.userEnabledCuDNN());
+    word.add(context.benchmarkCuDNN());
+    word.add(context.deterministicCuDNN());
+    word.add(context.allowFP16AccumulationCuBLAS());
+    word.add(context.allowFP16ReductionCuBLAS());
+    word.add(context.allowBF16ReductionCuBLAS());
+    word.add(context.allowFP16ReductionCPU());
+    word.add(context.userEnabledFlashSDP());
+    word.add(context.userEnabledMemEfficientSDP());
+    word.add(context.userEnabledMathSDP());
+    word.add(context.userEnabledCuDNNSDP());
+    word.add(context.allowFP16BF16ReductionMathSDP());
+    add_precisions(word, context);
+    return word.get();
+}
+
+Ref<> settings_now(std::uint64_t word) {
+    static std::uint64_t latest_word = 0;
+    static PyObject *latest = nullptr;
+    if (latest == nullptr || latest_word != word) {
+        Ref<> noted = Ref<>::steal(PyObject_CallNoArgs(links.note_settings));
+        if (!noted) {
+            return noted;
+        }
+        Py_XDECREF(std::exchange(latest, noted.release()));
+        latest_word = word;
+    }
+    return Ref<>::share(latest);
+}
+
+} // namespace swapkit

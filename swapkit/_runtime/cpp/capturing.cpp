@@ -1,0 +1,433 @@
+// capturing.cpp - kernels that see the operators that a plan names.
+#include "capturing.hpp"
+
+#include "following.hpp"
+#include "operators.hpp"
+#include "recipes.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstring>
+#include <deque>
+#include <string>
+#include <utility>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+struct CaptureTable {
+    // One run of an operator that is captured.
+    struct Row {
+        const Named *named;
+        std::uint32_t run;     // among those of this operator since the event
+        std::uint32_t results; // of them each that is wanted, as a bit,
+        std::uint32_t count;   // if it makes so many; else all
+    };
+
+    std::vector<std::size_t> first; // by event: of the rows after so many events; and their end
+    std::vector<Row> rows;
+};
+
+namespace {
+
+const c10::DispatchKeySet below_select(c10::DispatchKeySet::FULL_AFTER,
+                                       c10::DispatchKey::BackendSelect);
+
+// ---- the cursor ---------------------------------------------------------------------------------
+
+struct Count {
+    const Named *named;
+    std::uint32_t runs;
+};
+
+// Only its thread touches it; what it refers to may be gone, but for the table.
+struct Cursor {
+    std::shared_ptr<const CaptureTable> table;
+    const Follower *follower = nullptr;
+    std::uint64_t position = 0;
+    std::size_t row = 0, end = 0;
+    std::vector<Count> counts; // of runs since the event
+
+    void stop() { row = end = 0; }
+    // The row that is for this run of an operator, which is counted; the end: there is none.
+    std::size_t count(const Named *named);
+};
+
+thread_local Cursor cursor;
+
+std::size_t Cursor::count(const Named *named) {
+    auto known = std::find_if(counts.begin(), counts.end(),
+                              [named](const Count &each) { return each.named == named; });
+    if (known == counts.end()) {
+        known = counts.insert(counts.end(), {.named = named, .runs = 0});
+    }
+    std::uint32_t run = known->runs++;
+    for (std::size_t at = row; at < end; at++) {
+        const CaptureTable::Row &wanted = table->rows[at];
+        if (wanted.named == named && wanted.run == run) {
+            return at;
+        }
+    }
+    return end;
+}
+
+// ---- with the interpreter -----------------------------------------------------------------------
+
+// Has the interpreter, on a thread of torch's that may have let go of it.
+class WithPython {
+  public:
+    WithPython() : state_(PyGILState_Ensure()) {}
+    ~WithPython() { PyGILState_Release(state_); }
+    WithPython(const WithPython &) = delete;
+    WithPython &operator=(const WithPython &) = delete;
+
+  private:
+    PyGILState_STATE state_;
+};
+
+// Torch runs an operator whose capture failed: as if it had not been named. Its exception belongs
+// to nobody, but an interruption waits for the next instruction of Python.
+void swallow(const Named *named) {
+    if (PyErr_Occurred() == nullptr) {
+        return;
+    }
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
+        PyErr_Clear();
+        PyErr_SetInterrupt();
+    } else {
+        PyErr_WriteUnraisable(named->function);
+    }
+}
+
+// The hooks whose follower has set the cursor and expects what comes now, borrowed; null: none.
+Packer *expecting() {
+    Packer *packer = innermost_packer();
+    if (packer == nullptr || !packer->is_following() ||
+        torch::autograd::get_current_graph_task_id() != -1) {
+        return nullptr;
+    }
+    const Follower *follower = packer->mover->follower;
+    if (follower != cursor.follower ||
+        !follower_is_at(follower, cursor.table.get(), cursor.position)) {
+        cursor.stop(); // another step, or another thread's
+        return nullptr;
+    }
+    return packer;
+}
+
+// One run of an operator that is captured, from before it to after it.
+class Capture {
+  public:
+    Capture(const Named *named, std::size_t row, c10::DispatchKeySet keys, const Stack &stack)
+        : table_(cursor.table), row_(row) {
+        WithPython python;
+        Packer *packer = expecting();
+        if (packer == nullptr) {
+            return;
+        }
+        Deeper ours;
+        OwnOperators unseen;
+        packer_ = Ref<Packer>::share(packer);
+        Locked lock(packer->mover);
+        try {
+            recipe_ = lock ? recipe_begin(named, keys, stack, packer) : nullptr;
+        } catch (const std::exception &) {
+            raise_current();
+        }
+        swallow(named);
+        if (recipe_ == nullptr) {
+            packer_ = Ref<Packer>();
+        }
+    }
+
+    void end(const Stack &stack) {
+        if (recipe_ == nullptr) {
+            return;
+        }
+        WithPython python;
+        Deeper ours;
+        OwnOperators unseen;
+        Mover *mover = packer_->mover;
+        Locked lock(mover);
+        try {
+            std::vector<at::Tensor> made = tensors_made(recipe_->named, stack);
+            std::vector<bool> results(made.size(), true);
+            const CaptureTable::Row &wanted = table_->rows[row_];
+            for (std::size_t at = 0; wanted.count == made.size() && at < made.size(); at++) {
+                results[at] = (wanted.results >> at & 1) != 0;
+            }
+            std::vector<Ref<Group>> groups;
+            if (lock && recipe_end(recipe_, made, results, packer_->terms, &groups)) {
+                follower_carry(mover->follower, table_.get(), row_, std::move(groups));
+            }
+        } catch (const std::exception &) {
+            raise_current();
+        }
+        swallow(recipe_->named);
+        let_go();
+    }
+
+    ~Capture() {
+        if (recipe_ != nullptr || packer_) { // the operator has raised
+            WithPython python;
+            let_go();
+        }
+    }
+    Capture(const Capture &) = delete;
+    Capture &operator=(const Capture &) = delete;
+
+  private:
+    void let_go() {
+        if (recipe_ != nullptr) {
+            RecipeRef::drop(std::exchange(recipe_, nullptr));
+        }
+        packer_ = Ref<Packer>();
+    }
+
+    std::shared_ptr<const CaptureTable> table_;
+    std::size_t row_;
+    Recipe *recipe_ = nullptr;
+    Ref<Packer> packer_;
+};
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+void add_storage(const at::Tensor &tensor, std::vector<c10::StorageImpl *> *out) {
+    if (tensor.defined() && tensor.has_storage()) {
+        out->push_back(tensor.storage().unsafeGetStorageImpl());
+    }
+}
+
+void add_storages(const c10::IValue &value, std::vector<c10::StorageImpl *> *out) {
+    if (value.isTensor()) {
+        add_storage(value.toTensor(), out);
+    } else if (value.isTensorList()) {
+        for (const at::Tensor &each : value.toTensorVector()) {
+            add_storage(each, out);
+        }
+    }
+}
+
+// Settle the recipes of what an operator is about to change. Throws what that raises.
+void settle_written(const Named *named, const c10::IValue *arguments) {
+    std::vector<c10::StorageImpl *> changed;
+    for (std::size_t at : named->declared) {
+        add_storages(arguments[at], &changed);
+    }
+    if (!named->undeclared.empty() && named->is_training(arguments)) {
+        for (std::size_t at : named->undeclared) {
+            add_storages(arguments[at], &changed);
+        }
+    }
+    if (std::none_of(changed.begin(), changed.end(), may_settle)) {
+        return;
+    }
+    WithPython python;
+    Deeper ours;
+    OwnOperators unseen;
+    if (!settle(changed, false)) {
+        bool is_out_of_memory = PyErr_ExceptionMatches(links.out_of_memory) != 0;
+        swallow(named);
+        TORCH_CHECK_WITH(OutOfMemoryError, !is_out_of_memory,
+                         "swapkit: no memory to keep what is computed again from an operand of ",
+                         named->op.schema().name(), " before that is changed in place");
+        TORCH_CHECK(false, "swapkit: what is computed again from an operand of ",
+                    named->op.schema().name(),
+                    " could not be kept before that is changed in place");
+    }
+}
+
+class Kernel final : public c10::OperatorKernel {
+  public:
+    explicit Kernel(const Named *named) : named_(named) {}
+
+    void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
+        if (op.schema().arguments().size() != named_->arguments) { // it was defined anew
+            op.redispatchBoxed(keys & below_select, stack);
+            return;
+        }
+        keys = named_->former ? keys : keys & below_select;
+        if (!named_->declared.empty() || !named_->undeclared.empty()) {
+            settle_written(named_,
+                           stack->data() + (stack->size() - op.schema().arguments().size()));
+        }
+        if (C10_LIKELY(cursor.row == cursor.end || Deeper::depth() > 0)) {
+            named_->run(keys, stack);
+            return;
+        }
+        std::size_t row = named_->can_repeat ? cursor.count(named_) : cursor.end;
+        if (row == cursor.end) {
+            Deeper inside;
+            named_->run(keys, stack);
+            return;
+        }
+        Capture capture(named_, row, keys, *stack);
+        {
+            Deeper inside;
+            named_->run(keys, stack);
+        }
+        capture.end(*stack);
+    }
+
+  private:
+    const Named *named_;
+};
+
+// ---- for Python ---------------------------------------------------------------------------------
+
+class Silent : public c10::WarningHandler {
+  public:
+    void process(const c10::Warning &warning) override { (void)warning; }
+};
+
+// Guarded by the interpreter; kept for good, like the kernels.
+auto &names = *new std::deque<Named>;
+
+bool read_places(PyObject *tuple, std::vector<std::size_t> *out) {
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tuple); at++) {
+        out->push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, at)));
+    }
+    return PyErr_Occurred() == nullptr;
+}
+
+// name_operator(function, (name, overload), (can_repeat, may_be_random), (declared, undeclared,
+// barred, flag)): see the runs of an operator from now on; its number. Once for each.
+PyObject *name_operator(PyObject *, PyObject *args) {
+    PyObject *function, *declared, *undeclared, *barred;
+    const char *name, *overload;
+    int can_repeat, may_be_random;
+    Py_ssize_t flag;
+    if (PyArg_ParseTuple(args, "O(ss)(pp)(O!O!O!n):name_operator", &function, &name, &overload,
+                         &can_repeat, &may_be_random, &PyTuple_Type, &declared, &PyTuple_Type,
+                         &undeclared, &PyTuple_Type, &barred, &flag) == 0) {
+        return nullptr;
+    }
+    auto &dispatcher = c10::Dispatcher::singleton();
+    auto op = dispatcher.findSchema({name, overload});
+    if (!op) {
+        return PyErr_Format(PyExc_KeyError, "torch has no operator %s.%s", name, overload);
+    }
+    Named named = {.op = *op,
+                   .function = Py_NewRef(function),
+                   .arguments = op->schema().arguments().size(),
+                   .former = std::nullopt,
+                   .declared = {},
+                   .undeclared = {},
+                   .barred = {},
+                   .flag = flag,
+                   .can_repeat = can_repeat != 0,
+                   .may_be_random = may_be_random != 0};
+    if (!read_places(declared, &named.declared) || !read_places(undeclared, &named.undeclared) ||
+        !read_places(barred, &named.barred)) {
+        return nullptr;
+    }
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)) {
+        named.former.emplace(op->getComputedKernelForDispatchKey(c10::DispatchKey::BackendSelect));
+    }
+    const Named &kept = names.emplace_back(std::move(named));
+    // Torch warns of a kernel in another one's place; that one is called by ours.
+    Silent silent;
+    c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    // Never taken back: other threads may be inside.
+    static auto &registered = *new std::deque<c10::RegistrationHandleRAII>;
+    registered.push_back(dispatcher.registerImpl(
+        {name, overload}, c10::DispatchKey::BackendSelect,
+        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(&kept)), std::nullopt,
+        nullptr, "swapkit: operators that a plan computes again"));
+    return PyLong_FromSize_t(names.size() - 1);
+}
+
+// settle(tensors, is_over): settle the recipes of what lies in these tensors' memory.
+PyObject *settle_tensors(PyObject *, PyObject *args) {
+    PyObject *argument;
+    int is_over;
+    if (PyArg_ParseTuple(args, "Op:settle", &argument, &is_over) == 0) {
+        return nullptr;
+    }
+    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "a sequence of tensors is needed"));
+    std::vector<c10::StorageImpl *> changed;
+    for (Py_ssize_t at = 0; tensors && at < PySequence_Fast_GET_SIZE(tensors.get()); at++) {
+        c10::TensorImpl *impl = nullptr;
+        if (!impl_of(PySequence_Fast_GET_ITEM(tensors.get(), at), &impl)) {
+            return nullptr;
+        }
+        if (impl->has_storage() && may_settle(impl->unsafe_storage().unsafeGetStorageImpl())) {
+            changed.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
+        }
+    }
+    Deeper ours;
+    bool is_done = tensors && (changed.empty() || settle(changed, is_over != 0));
+    return is_done ? Py_NewRef(Py_None) : nullptr;
+}
+
+} // namespace
+
+int &Deeper::depth() {
+    static thread_local int depth = 0;
+    return depth;
+}
+
+void capture_from(const Follower *follower, const std::shared_ptr<const CaptureTable> &table,
+                  std::uint64_t position) {
+    SWAPKIT_ASSERT(has_python());
+    if (table == nullptr || position + 1 >= table->first.size()) {
+        cursor.stop();
+        return;
+    }
+    cursor.row = table->first[position];
+    cursor.end = table->first[position + 1];
+    if (cursor.row == cursor.end) {
+        return;
+    }
+    if (cursor.table != table) {
+        cursor.table = table;
+    }
+    cursor.follower = follower;
+    cursor.position = position;
+    cursor.counts.clear();
+}
+
+std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &bytes, std::size_t events) {
+    struct Row {
+        std::int64_t event, named, run, results, count;
+    };
+    auto table = std::make_shared<CaptureTable>();
+    std::vector<Row> rows(static_cast<std::size_t>(bytes.len) / sizeof(Row));
+    if (!rows.empty()) {
+        std::memcpy(rows.data(), bytes.buf, rows.size() * sizeof(Row));
+    }
+    table->first.assign(events + 2, 0);
+    std::int64_t latest = 0;
+    for (const Row &row : rows) {
+        bool is_sound = latest <= row.event && row.event <= static_cast<std::int64_t>(events) &&
+                        0 <= row.named && row.named < static_cast<std::int64_t>(names.size());
+        if (!is_sound) {
+            PyErr_SetString(PyExc_ValueError, "a row names an event or operator that is not there");
+            return nullptr;
+        }
+        latest = row.event;
+        table->first[static_cast<std::size_t>(row.event) + 1]++;
+        table->rows.push_back({.named = &names[static_cast<std::size_t>(row.named)],
+                               .run = static_cast<std::uint32_t>(row.run),
+                               .results = static_cast<std::uint32_t>(row.results),
+                               .count = static_cast<std::uint32_t>(row.count)});
+    }
+    for (std::size_t at = 1; at < table->first.size(); at++) {
+        table->first[at] += table->first[at - 1];
+    }
+    return table;
+}
+
+std::size_t capture_count(const CaptureTable &table) { return table.rows.size(); }
+
+PyMethodDef capture_functions[] = {
+    {"name_operator", shielded<name_operator>, METH_VARARGS, nullptr},
+    {"settle", shielded<settle_tensors>, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit

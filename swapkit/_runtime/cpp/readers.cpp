@@ -1,0 +1,61 @@
+// readers.cpp - recipes by the storages that they read, or make.
+#include "recipes.hpp"
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+namespace swapkit {
+
+namespace {
+
+// By the storages of operands. Kept for good, like all that has no end in which to let go of it.
+auto &readers = *new std::unordered_multimap<const c10::StorageImpl *, Recipe *>;
+auto &readers_lock = *new std::mutex; // besides the interpreter: for a look without it
+std::atomic<std::size_t> readers_count{0};
+
+} // namespace
+
+void add_reader(Recipe *recipe, const c10::StorageImpl *storage) {
+    recipe->reads.push_back(storage);
+    std::lock_guard lock(readers_lock);
+    readers.emplace(storage, recipe);
+    readers_count = readers.size();
+}
+
+void remove_reader(Recipe *recipe) {
+    std::lock_guard lock(readers_lock);
+    for (const c10::StorageImpl *storage : recipe->reads) {
+        auto [first, last] = readers.equal_range(storage);
+        for (auto each = first; each != last; ++each) {
+            if (each->second == recipe) {
+                readers.erase(each);
+                break;
+            }
+        }
+    }
+    recipe->reads.clear();
+    readers_count = readers.size();
+}
+
+std::vector<RecipeRef> find_readers(const std::vector<c10::StorageImpl *> &storages) {
+    std::vector<RecipeRef> found;
+    std::lock_guard lock(readers_lock);
+    for (const c10::StorageImpl *storage : storages) {
+        auto [first, last] = readers.equal_range(storage);
+        for (auto each = first; each != last; ++each) {
+            found.emplace_back(each->second);
+        }
+    }
+    return found;
+}
+
+bool may_settle(const c10::StorageImpl *changed) {
+    if (readers_count.load(std::memory_order_relaxed) == 0) {
+        return false;
+    }
+    std::lock_guard lock(readers_lock);
+    return readers.find(changed) != readers.end();
+}
+
+} // namespace swapkit

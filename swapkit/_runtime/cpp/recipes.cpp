@@ -1,0 +1,557 @@
+// recipes.cpp - computing a group's bytes again.
+#include "recipes.hpp"
+
+#include "again.hpp"
+#include "hooks.hpp"
+#include "marks.hpp"
+#include "operators.hpp"
+#include "streams.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+bool get_current_graph_task_keep_graph(); // NOLINT(readability-identifier-naming)
+int get_current_graph_task_id();          // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+namespace {
+
+const Handle *handle_in(const Operand &operand) {
+    return Py_TYPE(operand.packed.get()) == &handle_type && !operand.is_scratch
+               ? reinterpret_cast<const Handle *>(operand.packed.get())
+               : nullptr;
+}
+
+// The storage that an operand lay in when its operator ran; null: nobody else knows that.
+const c10::StorageImpl *storage_of(const Operand &operand) {
+    const Handle *handle = handle_in(operand);
+    if (handle == nullptr) {
+        return nullptr;
+    }
+    if (handle->is_stripped) {
+        return handle->group->weak;
+    }
+    return handle->alias->has_storage() ? handle->alias->unsafe_storage().unsafeGetStorageImpl()
+                                        : nullptr;
+}
+
+// ---- lives --------------------------------------------------------------------------------------
+
+// The state of the generators before an operator that may draw random numbers.
+Ref<> random_state(const Recipe *recipe) {
+    std::string device = recipe->mover->device().str();
+    return Ref<>::steal(
+        PyObject_CallFunction(links.random_state, "Os", recipe->named->function, device.c_str()));
+}
+
+// Let go of what a recipe computes from.
+void drop_operands(Recipe *recipe) {
+    remove_reader(recipe);
+    std::vector<Operand> operands = std::exchange(recipe->operands, {});
+    recipe->arguments.clear();
+}
+
+// Recipes end each other, along chains of any length: not in calls of each other.
+void end_recipe(Recipe *recipe) {
+    static thread_local std::vector<Recipe *> *ending = nullptr;
+    if (ending != nullptr) {
+        ending->push_back(recipe);
+        return;
+    }
+    std::vector<Recipe *> ended = {recipe};
+    ending = &ended;
+    while (!ended.empty()) {
+        Recipe *next = ended.back();
+        ended.pop_back();
+        drop_operands(next);
+        delete next;
+    }
+    ending = nullptr;
+}
+
+// Let the groups of a recipe need it no more.
+void consume(Recipe *recipe) {
+    RecipeRef hold(recipe);
+    for (Group *group : std::exchange(recipe->results, {})) {
+        if (group != nullptr) {
+            group->recipe = nullptr;
+            recipe->mover->books->recomputed--;
+            RecipeRef::drop(recipe);
+        }
+    }
+    drop_operands(recipe);
+}
+
+// ---- taking arguments apart ---------------------------------------------------------------------
+
+bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
+    return std::find(arguments.begin(), arguments.end(), argument) != arguments.end();
+}
+
+// Take one tensor out; false: an exception is set, or it cannot be.
+bool take_operand(Recipe *recipe, const Packer *packer, const at::Tensor &tensor,
+                  std::size_t argument, std::ptrdiff_t place, bool is_scratch) {
+    c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
+    Ref<> packed = is_scratch ? scratch_of(impl) : keep_operand(packer, impl);
+    if (!packed) {
+        return false;
+    }
+    recipe->operands.push_back({.argument = static_cast<std::uint32_t>(argument),
+                                .place = static_cast<std::int32_t>(place),
+                                .packed = std::move(packed),
+                                .is_scratch = is_scratch});
+    const c10::StorageImpl *storage = storage_of(recipe->operands.back());
+    if (storage != nullptr) {
+        add_reader(recipe, storage);
+    }
+    return true;
+}
+
+// Take the tensors out of a list, which is made anew without them.
+bool take_list(Recipe *recipe, const Packer *packer, const c10::IValue &value,
+               std::size_t argument) {
+    c10::List<c10::IValue> given = value.toList();
+    c10::impl::GenericList rest(given.elementType());
+    for (std::size_t place = 0; place < given.size(); place++) {
+        const c10::IValue &each = given.get(place);
+        bool is_operand = each.isTensor() && each.toTensor().defined();
+        rest.push_back(is_operand ? c10::IValue() : each);
+        if (is_operand && !take_operand(recipe, packer, each.toTensor(), argument,
+                                        static_cast<std::ptrdiff_t>(place), false)) {
+            return false;
+        }
+    }
+    recipe->arguments.emplace_back(std::move(rest));
+    return true;
+}
+
+bool take_arguments(Recipe *recipe, const Packer *packer, const Stack &stack) {
+    const Named &named = *recipe->named;
+    std::size_t count = named.op.schema().arguments().size();
+    const c10::IValue *values = stack.data() + (stack.size() - count);
+    bool is_training = named.is_training(values);
+    recipe->arguments.reserve(count);
+    for (std::size_t at = 0; at < count; at++) {
+        const c10::IValue &value = values[at];
+        if (value.isTensor() && value.toTensor().defined()) {
+            bool is_scratch = is_training && has(named.undeclared, at);
+            if (!take_operand(recipe, packer, value.toTensor(), at, -1, is_scratch)) {
+                return false;
+            }
+            recipe->arguments.emplace_back();
+        } else if (value.isList()) {
+            if (!take_list(recipe, packer, value, at)) {
+                return false;
+            }
+        } else {
+            recipe->arguments.push_back(value);
+        }
+    }
+    return true;
+}
+
+// Whether what is scratch for a repetition is read as another operand.
+bool shares_scratch(const Recipe *recipe, const Stack &stack) {
+    const Named &named = *recipe->named;
+    std::size_t count = named.op.schema().arguments().size();
+    const c10::IValue *values = stack.data() + (stack.size() - count);
+    auto storage_in = [values](std::size_t at) {
+        bool is_tensor = values[at].isTensor() && values[at].toTensor().has_storage();
+        return is_tensor ? values[at].toTensor().storage().unsafeGetStorageImpl() : nullptr;
+    };
+    for (const Operand &operand : recipe->operands) {
+        const c10::StorageImpl *written =
+            operand.is_scratch ? storage_in(operand.argument) : nullptr;
+        for (std::size_t at = 0; written != nullptr && at < count; at++) {
+            if (at != operand.argument && storage_in(at) == written) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+Layout layout_of(const at::Tensor &tensor) {
+    return {.sizes = tensor.sizes().vec(),
+            .strides = tensor.strides().vec(),
+            .dtype = tensor.scalar_type()};
+}
+
+// ---- running it again ---------------------------------------------------------------------------
+
+// A tensor that is an operand of a repetition. Undefined: an exception is set.
+at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    if (Py_TYPE(operand.packed.get()) == &handle_type) {
+        auto *handle = reinterpret_cast<Handle *>(operand.packed.get());
+        if (operand.is_scratch) {
+            return at::empty_strided(
+                handle->alias->sizes(), handle->alias->strides(),
+                c10::TensorOptions().dtype(handle->alias->dtype()).device(handle->alias->device()));
+        }
+        if (!handle_is_intact(handle)) {
+            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
+                links.refuse_operand, handle, recipe->named->function, nullptr));
+            return {};
+        }
+        // Not the alias: while the operator runs, a rescue may strip that.
+        return handle_bytes(handle) ? at::Tensor(Impl::reclaim(detached(handle->alias)))
+                                    : at::Tensor();
+    }
+    Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
+    c10::TensorImpl *impl = nullptr;
+    return other && impl_of(other.get(), &impl) ? at::Tensor(Impl::reclaim_copy(impl))
+                                                : at::Tensor();
+}
+
+bool fill_arguments(const Recipe *recipe, Stack *stack) {
+    *stack = recipe->arguments;
+    for (std::size_t at = 0; at < stack->size(); at++) {
+        if ((*stack)[at].isList()) {
+            (*stack)[at] = (*stack)[at].toList().copy();
+        }
+    }
+    for (const Operand &operand : recipe->operands) {
+        at::Tensor tensor = operand_now(recipe, operand);
+        if (!tensor.defined()) {
+            return false;
+        }
+        c10::IValue &argument = (*stack)[operand.argument];
+        if (operand.place < 0) {
+            argument = std::move(tensor);
+        } else {
+            argument.toList().set(static_cast<std::size_t>(operand.place), std::move(tensor));
+        }
+    }
+    return true;
+}
+
+bool run_again(const Recipe *recipe, Stack *stack) {
+    Again settings, random;
+    if (settings_word() != recipe->settings_word && !settings.enter(recipe->settings.get())) {
+        return false;
+    }
+    if (recipe->random && !random.enter(recipe->random.get())) {
+        return false;
+    }
+    WithoutPython others;
+    Deeper inside;
+    c10::impl::ForceDispatchKeyGuard as_then(recipe->local);
+    c10::AutoGradMode gradients(recipe->wants_gradients);
+    recipe->named->run(recipe->keys, stack);
+    return true;
+}
+
+bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t result) {
+    if (layout_of(tensor) != recipe->layouts[result] ||
+        tensor.storage().nbytes() != group->nbytes) {
+        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
+        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.refuse_mismatch, recipe->named->function, found.get(), nullptr));
+        return false;
+    }
+    c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
+    swapkit_storage_hold(storage);
+    group_restore(group, storage);
+    group->stream = current_stream(recipe->mover->device());
+    enroll_again(recipe->mover.get(), group);
+    return true;
+}
+
+// Run an operator again, and let those of its groups have storages that lack them.
+bool repeat(Recipe *recipe) {
+    RecipeRef hold(recipe);
+    if (recipe->is_over) {
+        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.refuse_overwritten, recipe->named->function, nullptr));
+        return false;
+    }
+    Stack stack;
+    if (!fill_arguments(recipe, &stack) || !run_again(recipe, &stack)) {
+        return false;
+    }
+    recipe->mover->repeated++;
+    std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
+    for (std::size_t at = 0; at < recipe->results.size(); at++) {
+        Group *group = recipe->results[at];
+        if (group == nullptr || group->storage != nullptr || group->nhandles == 0) {
+            continue;
+        }
+        auto held = Ref<Group>::share(group);
+        if (at >= made.size() || !give(recipe, group, made[at], at)) {
+            return false;
+        }
+    }
+    // Another pass over the same graph computes it again.
+    bool is_last = torch::autograd::get_current_graph_task_id() == -1 ||
+                   !torch::autograd::get_current_graph_task_keep_graph();
+    if (is_last) {
+        consume(recipe);
+    }
+    return true;
+}
+
+// Whether a group has no storage until its recipe runs. Not even one that somebody has kept: what
+// torch does not see may have written to that since.
+bool is_missing(const Group *group) { return is_recomputed(group) && group->storage == nullptr; }
+
+// The first of a recipe's operands that has to be computed before; null: there is none.
+Group *first_missing(Mover *mover, const Recipe *recipe) {
+    for (const Operand &operand : recipe->operands) {
+        const Handle *handle = handle_in(operand);
+        if (handle != nullptr && handle->is_stripped && handle->group->mover == mover &&
+            is_missing(handle->group)) {
+            return handle->group;
+        }
+    }
+    return nullptr;
+}
+
+// Whether a storage is one of these. By now another one may have the address of one that is gone.
+bool is_among(const c10::StorageImpl *storage, const std::vector<c10::StorageImpl *> &some) {
+    return storage != nullptr && std::find(some.begin(), some.end(), storage) != some.end();
+}
+
+bool reads_any(const Recipe *recipe, const std::vector<c10::StorageImpl *> &changed) {
+    return std::any_of(
+        recipe->operands.begin(), recipe->operands.end(),
+        [&](const Operand &operand) { return is_among(storage_of(operand), changed); });
+}
+
+// Let results that are written be what is written, as in plain autograd, which has their storages.
+void release_results(Recipe *recipe, const std::vector<c10::StorageImpl *> &changed) {
+    for (Group *result : std::vector<Group *>(recipe->results)) {
+        auto group = Ref<Group>::share(result);
+        if (!group || !is_missing(group.get()) || !is_among(group->weak, changed)) {
+            continue;
+        }
+        if (group->nhandles > 0 && group_revive(group.get())) {
+            enroll_again(recipe->mover.get(), group.get());
+        }
+        recipe_leave(group.get());
+    }
+}
+
+bool settle_one(Recipe *recipe, bool is_over) {
+    RecipeRef hold(recipe);
+    for (std::size_t at = 0; at < recipe->results.size(); at++) {
+        Group *group = recipe->results[at];
+        if (group == nullptr || group->nhandles == 0 || !is_missing(group)) {
+            continue;
+        }
+        if (group_revive(group)) { // it has not been written to yet, or is kept as it is now
+            enroll_again(recipe->mover.get(), group);
+            continue;
+        }
+        if (is_over) { // nothing is to be had from it any more
+            recipe->is_over = true;
+            drop_operands(recipe);
+            return true;
+        }
+        if (!compute_again(recipe->mover.get(), group)) {
+            return false;
+        }
+    }
+    consume(recipe);
+    return true;
+}
+
+// The storages of what an operator made. Empty: it cannot be told from what it was given.
+std::vector<Key> result_keys(const Recipe *recipe, const std::vector<at::Tensor> &made) {
+    std::vector<Key> keys;
+    for (const at::Tensor &tensor : made) {
+        Key key = key_of(*tensor.unsafeGetTensorImpl());
+        // Some operators give a view of an operand and do not say so.
+        bool is_view = std::find(recipe->reads.begin(), recipe->reads.end(), key.storage) !=
+                       recipe->reads.end();
+        bool is_plain = key.storage == nullptr ? tensor.numel() == 0 : tensor.storage_offset() == 0;
+        if (is_view || !is_plain) {
+            return {};
+        }
+        keys.push_back(key);
+    }
+    return keys;
+}
+
+// Note, when the operator has run, whether it has drawn random numbers. False: an exception is set.
+bool note_random(Recipe *recipe) {
+    if (!recipe->random) {
+        return true;
+    }
+    Ref<> moved = Ref<>::steal(PyObject_CallOneArg(links.has_moved, recipe->random.get()));
+    if (moved && moved.get() == Py_False) {
+        recipe->random = Ref<>();
+    }
+    return static_cast<bool>(moved);
+}
+
+} // namespace
+
+// ---- the interface ------------------------------------------------------------------------------
+
+void RecipeRef::drop(Recipe *recipe) {
+    SWAPKIT_ASSERT(has_python() && recipe->owners > 0);
+    if (--recipe->owners == 0) {
+        end_recipe(recipe);
+    }
+}
+
+void Named::run(c10::DispatchKeySet keys, Stack *stack) const {
+    if (former) {
+        former->callBoxed(op, keys, stack);
+    } else {
+        op.redispatchBoxed(keys, stack);
+    }
+}
+
+bool Named::is_training(const c10::IValue *arguments) const {
+    return flag < 0 || !arguments[flag].isBool() || arguments[flag].toBool();
+}
+
+Recipe *recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
+                     const Packer *packer) {
+    std::size_t count = named->op.schema().arguments().size();
+    const c10::IValue *values = stack.data() + (stack.size() - count);
+    for (std::size_t at : named->barred) {
+        if (!values[at].isNone()) {
+            return nullptr;
+        }
+    }
+    std::uint64_t word = settings_word();
+    auto *recipe = new Recipe{.named = named,
+                              .mover = Ref<Mover>::share(packer->mover),
+                              .keys = keys,
+                              .local = c10::impl::tls_local_dispatch_key_set(),
+                              .wants_gradients = c10::GradMode::is_enabled(),
+                              .settings_word = word,
+                              .settings = settings_now(word),
+                              .owners = 1};
+    RecipeRef hold(recipe);
+    recipe->owners--; // the hold's
+    bool is_taken =
+        recipe->settings && take_arguments(recipe, packer, stack) && !shares_scratch(recipe, stack);
+    if (is_taken && named->may_be_random) {
+        recipe->random = random_state(recipe);
+        is_taken = static_cast<bool>(recipe->random);
+    }
+    if (!is_taken) {
+        return nullptr;
+    }
+    recipe->owners++; // the caller's
+    return recipe;
+}
+
+std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack) {
+    std::size_t count = named->op.schema().returns().size();
+    std::vector<at::Tensor> made;
+    for (std::size_t at = stack.size() - count; at < stack.size(); at++) {
+        if (stack[at].isTensor() && stack[at].toTensor().defined()) {
+            made.push_back(stack[at].toTensor());
+        } else if (stack[at].isTensorList()) {
+            std::vector<at::Tensor> listed = stack[at].toTensorVector();
+            made.insert(made.end(), listed.begin(), listed.end());
+        }
+    }
+    return made;
+}
+
+bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
+                const std::vector<bool> &wanted, const Terms &terms,
+                std::vector<Ref<Group>> *groups_out) {
+    std::vector<Key> keys = result_keys(recipe, made);
+    if (!note_random(recipe)) {
+        return false;
+    }
+    if (std::none_of(keys.begin(), keys.end(), [](Key key) { return key.storage != nullptr; })) {
+        return true;
+    }
+    recipe->results.resize(made.size());
+    recipe->layouts.resize(made.size());
+    for (std::size_t at = 0; at < made.size(); at++) {
+        if (!wanted[at] || keys[at].storage == nullptr) {
+            continue;
+        }
+        auto group = Ref<Group>::steal(group_new_recomputed(recipe->mover.get(), terms, keys[at]));
+        if (!group) {
+            return false;
+        }
+        group->recipe = recipe;
+        recipe->owners++;
+        group->result = static_cast<std::uint32_t>(at);
+        recipe->results[at] = group.get();
+        recipe->layouts[at] = layout_of(made[at]);
+        group->stream = current_stream(recipe->mover->device());
+        add_reader(recipe, keys[at].storage); // as one who may lose what it has made
+        enroll_recomputed(recipe->mover.get(), group.get());
+        groups_out->push_back(std::move(group));
+    }
+    return true;
+}
+
+bool compute_again(Mover *mover, Group *group) {
+    std::vector<Ref<Group>> due; // each needs the next one: chains may be of any length
+    due.push_back(Ref<Group>::share(group));
+    while (!due.empty()) {
+        Group *next = due.back().get();
+        if (!is_missing(next)) {
+            due.pop_back();
+            continue;
+        }
+        if (Group *missing = first_missing(mover, next->recipe)) {
+            due.push_back(Ref<Group>::share(missing));
+            continue;
+        }
+        if (!repeat(next->recipe)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void forget_computed(Mover *mover, Group *group) {
+    if (is_recomputed(group) && group->storage != nullptr) {
+        group_strip(group);
+        enroll_out(mover, group);
+    }
+}
+
+void recipe_leave(Group *group) {
+    Recipe *recipe = std::exchange(group->recipe, nullptr);
+    if (recipe != nullptr) {
+        if (group->result < recipe->results.size()) {
+            recipe->results[group->result] = nullptr;
+        }
+        recipe->mover->books->recomputed--;
+        RecipeRef::drop(recipe);
+    }
+}
+
+bool settle(const std::vector<c10::StorageImpl *> &changed, bool is_over) {
+    std::vector<RecipeRef> found = find_readers(changed);
+    // Who reads them first: a result that is written may be another one's operand.
+    for (const RecipeRef &each : found) {
+        Locked lock(each->mover.get());
+        if (!lock || (reads_any(each.get(), changed) && !settle_one(each.get(), is_over))) {
+            return false;
+        }
+    }
+    for (const RecipeRef &each : found) {
+        Locked lock(each->mover.get());
+        if (!lock) {
+            return false;
+        }
+        release_results(each.get(), changed);
+    }
+    return true;
+}
+
+} // namespace swapkit

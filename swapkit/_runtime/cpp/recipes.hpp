@@ -1,0 +1,120 @@
+// recipes.hpp - computing a group's bytes again, from what an operator was given.
+//
+// A *recipe* is one run of an operator: its arguments, with its operands as saved tensors. It is a
+// second source of a group's bytes, beside a copy: such a group has no storage from the moment its
+// operator has run, and gets one by running the operator again, below autograd, with the keys that
+// the dispatcher had then, the settings, and the random numbers. The groups that a recipe makes own
+// it.
+//
+// Operands may change later in ways that plain autograd would not mind, since it keeps the result.
+// So a recipe is *settled* before an operator that is seen changes one of its operands: its groups
+// take their storages, or are computed now, and need it no more. A change that nobody sees is
+// noticed by the operand's version.
+//
+// All of it needs the interpreter and the runtime's lock, where nothing else is said. Functions
+// that may fail return bool with false, and an exception is set.
+#ifndef SWAPKIT_RECIPES_HPP
+#define SWAPKIT_RECIPES_HPP
+
+#include "hooks.hpp"
+#include "recomputed.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace swapkit {
+
+using Stack = torch::jit::Stack;
+
+// An operator whose runs are seen (`capturing.hpp`). Kept for good.
+struct Named {
+    c10::OperatorHandle op;
+    PyObject *function;    // the same in Python
+    std::size_t arguments; // so many: a user's operator may be defined anew
+    // What torch registered where our kernel is now: it chooses the backend by other arguments.
+    std::optional<c10::SafeKernelFunction> former;
+    std::vector<std::size_t> declared;   // arguments that it changes,
+    std::vector<std::size_t> undeclared; // and does not say so: if the flag is on
+    std::vector<std::size_t> barred;     // arguments with which it cannot be repeated
+    std::ptrdiff_t flag;                 // the argument; -1: there is none
+    bool can_repeat, may_be_random;
+
+    // Run it as if it were not seen.
+    void run(c10::DispatchKeySet keys, Stack *stack) const;
+    // What a call changes: arguments, declared as changed or not.
+    bool is_training(const c10::IValue *arguments) const;
+};
+
+struct Operand {
+    std::uint32_t argument; // of the operator,
+    std::int32_t place;     // and where in its list; -1: it is the argument
+    Ref<> packed;           // a handle, or what stands for one (`marks.hpp`)
+    bool is_scratch;        // it is written and not read: any memory will do
+};
+
+// How a result looked.
+struct Layout {
+    std::vector<std::int64_t> sizes, strides;
+    c10::ScalarType dtype;
+    bool operator==(const Layout &) const = default;
+};
+
+struct Recipe {
+    const Named *named;
+    Ref<Mover> mover;
+    c10::DispatchKeySet keys;
+    c10::impl::LocalDispatchKeySet local;
+    bool wants_gradients;
+    bool is_over;    // an operand's bytes were overwritten unseen
+    Stack arguments; // without tensors
+    std::vector<Operand> operands;
+    std::vector<const c10::StorageImpl *> reads; // of operands whose changes are seen
+    std::uint64_t settings_word;
+    Ref<> settings, random;       // in Python; random: none if no numbers were drawn
+    std::vector<Group *> results; // borrowed; null: not wanted, or gone
+    std::vector<Layout> layouts;
+    std::size_t owners; // of the results, and whoever works with it
+};
+
+// A hold on a recipe.
+class RecipeRef {
+  public:
+    explicit RecipeRef(Recipe *recipe) : recipe_(recipe) { recipe_->owners++; }
+    ~RecipeRef() { drop(recipe_); }
+    RecipeRef(const RecipeRef &other) : RecipeRef(other.recipe_) {}
+    RecipeRef &operator=(const RecipeRef &) = delete;
+    Recipe *get() const { return recipe_; }
+    Recipe *operator->() const { return recipe_; }
+
+    // One owner less.
+    static void drop(Recipe *recipe);
+
+  private:
+    Recipe *recipe_;
+};
+
+// Begin a recipe before its operator runs: take the tensors out of its arguments. Null without an
+// exception: this run cannot be repeated.
+Recipe *recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
+                     const Packer *packer);
+// The tensors among what an operator returned.
+std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);
+// Let groups have what the operator made, which has run now: those of `wanted`.
+bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
+                const std::vector<bool> &wanted, const Terms &terms,
+                std::vector<Ref<Group>> *groups_out);
+
+// Let a recipe be found by a storage that it reads, or makes; and by none any more.
+void add_reader(Recipe *recipe, const c10::StorageImpl *storage);
+void remove_reader(Recipe *recipe);
+// The recipes of some storages. By now another storage may have the address of one that is gone.
+std::vector<RecipeRef> find_readers(const std::vector<c10::StorageImpl *> &storages);
+
+} // namespace swapkit
+
+#endif

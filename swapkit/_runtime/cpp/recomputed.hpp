@@ -1,0 +1,46 @@
+// recomputed.hpp - groups whose bytes are computed again, for those who need not know how
+// (`recipes.hpp`), whose headers take long to compile.
+//
+// All of it needs the interpreter and the runtime's lock, where nothing else is said. Functions
+// that may fail return bool with false, and an exception is set.
+#ifndef SWAPKIT_RECOMPUTED_HPP
+#define SWAPKIT_RECOMPUTED_HPP
+
+#include "mover.hpp"
+
+#include <vector>
+
+namespace swapkit {
+
+// Whether a group's bytes are computed again where they are needed.
+inline bool is_recomputed(const Group *group) {
+    return group->recipe != nullptr && group->native == nullptr;
+}
+
+// Give a group whose bytes are computed again its storage.
+bool compute_again(Mover *mover, Group *group);
+// Give up the storage of a group that has a recipe and no copy.
+void forget_computed(Mover *mover, Group *group);
+// Let a group that goes have no part in its recipe.
+void recipe_leave(Group *group);
+
+// Settle the recipes of what lies in some storages. `is_over`: it has changed already, so that
+// nothing can be repeated from it.
+bool settle(const std::vector<c10::StorageImpl *> &changed, bool is_over);
+// Whether there may be one to settle; on any thread, and without the interpreter.
+bool may_settle(const c10::StorageImpl *changed);
+
+// While there is one of these, this thread's operators are parts of another one, or our own:
+// nothing is captured.
+class Deeper {
+  public:
+    Deeper() { depth()++; }
+    ~Deeper() { depth()--; }
+    Deeper(const Deeper &) = delete;
+    Deeper &operator=(const Deeper &) = delete;
+    static int &depth();
+};
+
+} // namespace swapkit
+
+#endif

@@ -1,0 +1,84 @@
+"""What running an operator again asks of Python (`cpp/recipes.cpp`): settings, random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from swapkit._runtime.guards import hidden, untraced
+from swapkit._runtime.recompute.random_states import RandomState
+from swapkit._runtime.recompute.settings import Settings
+from swapkit._runtime.saved import refuse_modified
+from swapkit.errors import RecomputeMismatch, SavedTensorModified
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit._runtime.operators import Operator
+    from swapkit._runtime.saved import SavedTensor
+
+
+@untraced
+def _note_settings() -> Settings:
+    with hidden():
+        return Settings.note()
+
+
+@untraced
+def _random_state(function: Operator, device: str) -> RandomState:
+    with hidden():
+        return RandomState(function, [torch.device(device)])
+
+
+@untraced
+def _has_moved(state: RandomState) -> bool:
+    with hidden():
+        return state.has_moved()
+
+
+@contextlib.contextmanager
+@untraced
+def _again(then: Settings | RandomState) -> Iterator[None]:
+    with hidden(), then.again():
+        yield
+
+
+@untraced
+def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
+    try:
+        refuse_modified(handle)
+    except SavedTensorModified as error:
+        raise SavedTensorModified(
+            f"{error} It is an operand of {function}, which was chosen to be computed again: "
+            "choose another operator, or do not change it in place."
+        ) from None
+
+
+@untraced
+def _refuse_overwritten(function: Operator) -> NoReturn:
+    raise SavedTensorModified(
+        f"an operand of {function}, whose result is computed again, was overwritten by a kernel "
+        "that named it only afterwards: give it to `swapkit.op(...)` itself, which keeps the "
+        "result before the kernel begins."
+    )
+
+
+@untraced
+def _refuse_mismatch(function: Operator, found: torch.Tensor) -> NoReturn:
+    raise RecomputeMismatch(
+        f"{function} was recomputed to {found.dtype} {list(found.size())}, strides "
+        f"{list(found.stride())}; in forward it made something else"
+    )
+
+
+FUNCTIONS: dict[str, Any] = {
+    "note_settings": _note_settings,
+    "random_state": _random_state,
+    "has_moved": _has_moved,
+    "again": _again,
+    "refuse_operand": _refuse_operand,
+    "refuse_overwritten": _refuse_overwritten,
+    "refuse_mismatch": _refuse_mismatch,
+}
