@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 import swapkit
+from benchmarks._per_saved_tensor import Passing
 from swapkit.demo.model import BYTE_VALUES, LanguageModel, next_byte_loss
 from swapkit.demo.sizes import ModelSize
 from swapkit.simulation.lowering import lower
@@ -244,19 +244,6 @@ class InTurn:
         actions = np.where(is_possible, wanted, KEEP).astype(np.int8)
         done = run(problem, machine, actions, window=WINDOW)
         return as_plan(trace, problem, machine, actions, done, policy="in turn")
-
-
-class Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The least that a mode does."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        return func(*args, **(kwargs or {}))
 
 
 class Counting(Passing):

@@ -22,15 +22,14 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import swapkit
-from benchmarks._per_saved_tensor import PLAIN, measure_ways, run_command
+from benchmarks._per_saved_tensor import PLAIN, Passing, measure_ways, run_command
 from swapkit._runtime.following import Following
 from swapkit._runtime.recorder import Recorder, Setting
 from swapkit.ir.plans import Action, Decision, Plan
@@ -53,19 +52,6 @@ class Chain(torch.nn.Module):
         for _ in range(SAVES):
             x = x.sin()
         return x
-
-
-class Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The least that a mode does."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        return func(*args, **(kwargs or {}))
 
 
 class Bench:

@@ -53,7 +53,6 @@ from benchmarks._host_ways import (
     Counts,
     InSession,
     InTurn,
-    Passing,
     Plain,
     Times,
     Training,
@@ -64,6 +63,7 @@ from benchmarks._host_ways import (
     leave,
     make_size,
 )
+from benchmarks._per_saved_tensor import Passing
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP
 
 if TYPE_CHECKING:

@@ -173,7 +173,6 @@ class Following:
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         changed = [each for each in parameters if torch.is_tensor(each)]
         settle_changed(changed)
-        self._swapper.runtime.shim.settle(changed, False)  # noqa: FBT003 - positional only
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
         """Nothing more is to be done."""

@@ -103,7 +103,9 @@ class Repetitions:
 
     def end(self) -> None:
         """Let them hold no more."""
+        self.count()
         for each in self._all:
+            each.owner = None  # who refers to the follower
             module = each.find_module()
             if module is not None and _repetitions.get(module) is each:
                 del _repetitions[module]

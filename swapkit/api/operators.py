@@ -44,7 +44,6 @@ class Operator:
         _check_operands(self.name, tensors)
         self._operands += tensors
         settle_overwritten(tensors)
-        get_runtime().shim.settle(tensors, True)  # noqa: FBT003 - positional only
 
     def __enter__(self) -> Self:
         if self._outer_tag is not None or self._is_over:

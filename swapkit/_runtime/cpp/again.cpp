@@ -3,21 +3,27 @@
 
 #include <ATen/Context.h>
 
+#include <type_traits>
 #include <utility>
 
 namespace swapkit {
 
 namespace {
 
+// Values side by side, a fixed number of bits for each kind: no two settings have the same word.
 class SettingsWord {
   public:
     template <class Value> void add(Value value) {
-        word_ = word_ * 31 + static_cast<std::uint64_t>(value) + 1;
+        constexpr std::uint64_t bits = std::is_same_v<Value, bool> ? 1 : 3;
+        auto number = static_cast<std::uint64_t>(value);
+        SWAPKIT_ASSERT(number < (std::uint64_t{1} << bits) && used_ + bits <= 64);
+        word_ = word_ << bits | number;
+        used_ += bits;
     }
     std::uint64_t get() const { return word_; }
 
   private:
-    std::uint64_t word_ = 0;
+    std::uint64_t word_ = 0, used_ = 0;
 };
 
 template <class Context> void add_precisions(SettingsWord &word, const Context &context) {

@@ -294,9 +294,10 @@ class Rescue final : public c10::FreeMemoryCallback {
 void rescue_register() {
     static const bool is_registered = [] {
         // Its name has the tag of the strings that it returns: with the old ones it has none.
-        void *found = torchs_function("_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev");
+        void *found =
+            torchs_function(cuda_library, "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev");
         if (found == nullptr) {
-            found = torchs_function("_ZN3c1031FreeCudaMemoryCallbacksRegistryEv");
+            found = torchs_function(cuda_library, "_ZN3c1031FreeCudaMemoryCallbacksRegistryEv");
         }
         TORCH_CHECK(found != nullptr, "swapkit: this torch has no FreeCudaMemoryCallbacksRegistry");
         reinterpret_cast<Callbacks *(*)()>(found)()->Register(

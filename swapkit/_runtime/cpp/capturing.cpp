@@ -7,6 +7,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -75,19 +76,7 @@ std::size_t Cursor::count(const Named *named) {
     return end;
 }
 
-// ---- with the interpreter -----------------------------------------------------------------------
-
-// Has the interpreter, on a thread of torch's that may have let go of it.
-class WithPython {
-  public:
-    WithPython() : state_(PyGILState_Ensure()) {}
-    ~WithPython() { PyGILState_Release(state_); }
-    WithPython(const WithPython &) = delete;
-    WithPython &operator=(const WithPython &) = delete;
-
-  private:
-    PyGILState_STATE state_;
-};
+// ---- one run ------------------------------------------------------------------------------------
 
 // Torch runs an operator whose capture failed: as if it had not been named. Its exception belongs
 // to nobody, but an interruption waits for the next instruction of Python.
@@ -134,63 +123,55 @@ class Capture {
         packer_ = Ref<Packer>::share(packer);
         Locked lock(packer->mover);
         try {
-            recipe_ = lock ? recipe_begin(named, keys, stack, packer) : nullptr;
+            recipe_ = lock ? recipe_begin(named, keys, stack, packer) : std::nullopt;
         } catch (const std::exception &) {
             raise_current();
         }
         swallow(named);
-        if (recipe_ == nullptr) {
-            packer_ = Ref<Packer>();
-        }
     }
 
     void end(const Stack &stack) {
-        if (recipe_ == nullptr) {
+        if (!recipe_) {
             return;
         }
         WithPython python;
         Deeper ours;
         OwnOperators unseen;
+        RecipeRef recipe = std::move(*recipe_);
+        recipe_.reset();
         Mover *mover = packer_->mover;
         Locked lock(mover);
         try {
-            std::vector<at::Tensor> made = tensors_made(recipe_->named, stack);
+            std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
             std::vector<bool> results(made.size(), true);
             const CaptureTable::Row &wanted = table_->rows[row_];
             for (std::size_t at = 0; wanted.count == made.size() && at < made.size(); at++) {
                 results[at] = (wanted.results >> at & 1) != 0;
             }
             std::vector<Ref<Group>> groups;
-            if (lock && recipe_end(recipe_, made, results, packer_->terms, &groups)) {
+            if (lock && recipe_end(recipe.get(), made, results, packer_->terms, &groups)) {
                 follower_carry(mover->follower, table_.get(), row_, std::move(groups));
             }
         } catch (const std::exception &) {
             raise_current();
         }
-        swallow(recipe_->named);
-        let_go();
+        swallow(recipe->named);
     }
 
     ~Capture() {
-        if (recipe_ != nullptr || packer_) { // the operator has raised
+        if (packer_) {
             WithPython python;
-            let_go();
+            recipe_.reset(); // the operator has raised, or its recipe is its groups' alone
+            packer_ = Ref<Packer>();
         }
     }
     Capture(const Capture &) = delete;
     Capture &operator=(const Capture &) = delete;
 
   private:
-    void let_go() {
-        if (recipe_ != nullptr) {
-            RecipeRef::drop(std::exchange(recipe_, nullptr));
-        }
-        packer_ = Ref<Packer>();
-    }
-
     std::shared_ptr<const CaptureTable> table_;
     std::size_t row_;
-    Recipe *recipe_ = nullptr;
+    std::optional<RecipeRef> recipe_;
     Ref<Packer> packer_;
 };
 
@@ -251,7 +232,7 @@ class Kernel final : public c10::OperatorKernel {
             return;
         }
         keys = named_->former ? keys : keys & below_select;
-        if (!named_->declared.empty() || !named_->undeclared.empty()) {
+        if (named_->may_write() && may_settle_any()) {
             settle_written(named_,
                            stack->data() + (stack->size() - op.schema().arguments().size()));
         }
@@ -355,7 +336,8 @@ PyObject *settle_tensors(PyObject *, PyObject *args) {
         if (!impl_of(PySequence_Fast_GET_ITEM(tensors.get(), at), &impl)) {
             return nullptr;
         }
-        if (impl->has_storage() && may_settle(impl->unsafe_storage().unsafeGetStorageImpl())) {
+        if (impl->has_storage() && may_settle_any() &&
+            may_settle(impl->unsafe_storage().unsafeGetStorageImpl())) {
             changed.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
         }
     }

@@ -18,23 +18,12 @@ namespace {
 
 using swapkit::links;
 using swapkit::Ref;
+using swapkit::WithPython;
 
 constexpr int most_devices = 64;
 
 std::atomic<sk_entry *> entries[most_devices];
 PyObject *owner = nullptr; // in Python: opens devices, and sets their limits
-
-// The interpreter, from whatever thread an allocation comes.
-class WithPython {
-  public:
-    WithPython() : state_(PyGILState_Ensure()) {}
-    ~WithPython() { PyGILState_Release(state_); }
-    WithPython(const WithPython &) = delete;
-    WithPython &operator=(const WithPython &) = delete;
-
-  private:
-    PyGILState_STATE state_;
-};
 
 // The text of the exception that is set, which is cleared.
 std::string take_error() {

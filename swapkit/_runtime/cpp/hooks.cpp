@@ -218,12 +218,12 @@ PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::Tenso
 }
 
 // The handle of a tensor whose bytes are computed again. None without an exception: they are not.
-Ref<> pack_recomputed(Mover *mover, c10::TensorImpl *impl, Key key) {
+Ref<> pack_recomputed(Mover *mover, c10::TensorImpl *impl) {
     if (mover->books->recomputed == 0) {
         return {};
     }
     Locked lock(mover);
-    Ref<Group> group = lock ? find_recomputed(mover, key) : Ref<Group>();
+    Ref<Group> group = lock ? find_recomputed(mover, key_of(*impl)) : Ref<Group>();
     return group ? Ref<>::steal(as_object(handle_new(impl, group.get()))) : Ref<>();
 }
 
@@ -238,7 +238,7 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     if (look(*impl, packer->terms.min_bytes, &span) == nullptr) {
         return keep(tensor);
     }
-    Ref<> recomputed = pack_recomputed(packer->mover, impl, key_of(*impl));
+    Ref<> recomputed = pack_recomputed(packer->mover, impl);
     if (recomputed || PyErr_Occurred() != nullptr) {
         return recomputed.release();
     }

@@ -44,6 +44,18 @@ template <class Object = PyObject> class Ref {
     Object *object_ = nullptr;
 };
 
+// Has the interpreter, on any thread: torch calls from its own, and may have let go of it.
+class WithPython {
+  public:
+    WithPython() : state_(PyGILState_Ensure()) {}
+    ~WithPython() { PyGILState_Release(state_); }
+    WithPython(const WithPython &) = delete;
+    WithPython &operator=(const WithPython &) = delete;
+
+  private:
+    PyGILState_STATE state_;
+};
+
 // Lets other threads run Python meanwhile.
 class WithoutPython {
   public:

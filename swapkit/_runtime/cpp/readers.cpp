@@ -50,10 +50,11 @@ std::vector<RecipeRef> find_readers(const std::vector<c10::StorageImpl *> &stora
     return found;
 }
 
+// A recipe that this thread's operators made is counted; one that another thread makes meanwhile
+// begins after the change, or without order to it.
+bool may_settle_any() { return readers_count.load(std::memory_order_relaxed) != 0; }
+
 bool may_settle(const c10::StorageImpl *changed) {
-    if (readers_count.load(std::memory_order_relaxed) == 0) {
-        return false;
-    }
     std::lock_guard lock(readers_lock);
     return readers.find(changed) != readers.end();
 }

@@ -417,37 +417,30 @@ bool Named::is_training(const c10::IValue *arguments) const {
     return flag < 0 || !arguments[flag].isBool() || arguments[flag].toBool();
 }
 
-Recipe *recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
-                     const Packer *packer) {
+std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
+                                      const Stack &stack, const Packer *packer) {
     std::size_t count = named->op.schema().arguments().size();
     const c10::IValue *values = stack.data() + (stack.size() - count);
     for (std::size_t at : named->barred) {
         if (!values[at].isNone()) {
-            return nullptr;
+            return std::nullopt;
         }
     }
     std::uint64_t word = settings_word();
-    auto *recipe = new Recipe{.named = named,
-                              .mover = Ref<Mover>::share(packer->mover),
-                              .keys = keys,
-                              .local = c10::impl::tls_local_dispatch_key_set(),
-                              .wants_gradients = c10::GradMode::is_enabled(),
-                              .settings_word = word,
-                              .settings = settings_now(word),
-                              .owners = 1};
-    RecipeRef hold(recipe);
-    recipe->owners--; // the hold's
-    bool is_taken =
-        recipe->settings && take_arguments(recipe, packer, stack) && !shares_scratch(recipe, stack);
+    RecipeRef recipe(new Recipe{.named = named,
+                                .mover = Ref<Mover>::share(packer->mover),
+                                .keys = keys,
+                                .local = c10::impl::tls_local_dispatch_key_set(),
+                                .wants_gradients = c10::GradMode::is_enabled(),
+                                .settings_word = word,
+                                .settings = settings_now(word)});
+    bool is_taken = recipe->settings && take_arguments(recipe.get(), packer, stack) &&
+                    !shares_scratch(recipe.get(), stack);
     if (is_taken && named->may_be_random) {
-        recipe->random = random_state(recipe);
+        recipe->random = random_state(recipe.get());
         is_taken = static_cast<bool>(recipe->random);
     }
-    if (!is_taken) {
-        return nullptr;
-    }
-    recipe->owners++; // the caller's
-    return recipe;
+    return is_taken ? std::optional(std::move(recipe)) : std::nullopt;
 }
 
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack) {

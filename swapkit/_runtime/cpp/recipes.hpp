@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace swapkit {
@@ -46,7 +47,8 @@ struct Named {
 
     // Run it as if it were not seen.
     void run(c10::DispatchKeySet keys, Stack *stack) const;
-    // What a call changes: arguments, declared as changed or not.
+    bool may_write() const { return !declared.empty() || !undeclared.empty(); }
+    // Whether a call with these changes what is undeclared, too.
     bool is_training(const c10::IValue *arguments) const;
 };
 
@@ -78,16 +80,23 @@ struct Recipe {
     Ref<> settings, random;       // in Python; random: none if no numbers were drawn
     std::vector<Group *> results; // borrowed; null: not wanted, or gone
     std::vector<Layout> layouts;
-    std::size_t owners; // of the results, and whoever works with it
+    std::size_t owners = 0; // of the results, and whoever works with it
 };
 
 // A hold on a recipe.
 class RecipeRef {
   public:
     explicit RecipeRef(Recipe *recipe) : recipe_(recipe) { recipe_->owners++; }
-    ~RecipeRef() { drop(recipe_); }
-    RecipeRef(const RecipeRef &other) : RecipeRef(other.recipe_) {}
-    RecipeRef &operator=(const RecipeRef &) = delete;
+    ~RecipeRef() {
+        if (recipe_ != nullptr) {
+            drop(recipe_);
+        }
+    }
+    RecipeRef(RecipeRef &&other) noexcept : recipe_(std::exchange(other.recipe_, nullptr)) {}
+    RecipeRef &operator=(RecipeRef &&other) noexcept {
+        std::swap(recipe_, other.recipe_);
+        return *this;
+    }
     Recipe *get() const { return recipe_; }
     Recipe *operator->() const { return recipe_; }
 
@@ -98,10 +107,21 @@ class RecipeRef {
     Recipe *recipe_;
 };
 
-// Begin a recipe before its operator runs: take the tensors out of its arguments. Null without an
+// While there is one of these, this thread's operators are parts of another one, or our own:
+// nothing is captured.
+class Deeper {
+  public:
+    Deeper() { depth()++; }
+    ~Deeper() { depth()--; }
+    Deeper(const Deeper &) = delete;
+    Deeper &operator=(const Deeper &) = delete;
+    static int &depth();
+};
+
+// Begin a recipe before its operator runs: take the tensors out of its arguments. None without an
 // exception: this run cannot be repeated.
-Recipe *recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
-                     const Packer *packer);
+std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
+                                      const Stack &stack, const Packer *packer);
 // The tensors among what an operator returned.
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);
 // Let groups have what the operator made, which has run now: those of `wanted`.

@@ -27,19 +27,10 @@ void recipe_leave(Group *group);
 // Settle the recipes of what lies in some storages. `is_over`: it has changed already, so that
 // nothing can be repeated from it.
 bool settle(const std::vector<c10::StorageImpl *> &changed, bool is_over);
-// Whether there may be one to settle; on any thread, and without the interpreter.
+// Whether there may be one to settle, of any storage, and of this one; on any thread, and without
+// the interpreter.
+bool may_settle_any();
 bool may_settle(const c10::StorageImpl *changed);
-
-// While there is one of these, this thread's operators are parts of another one, or our own:
-// nothing is captured.
-class Deeper {
-  public:
-    Deeper() { depth()++; }
-    ~Deeper() { depth()--; }
-    Deeper(const Deeper &) = delete;
-    Deeper &operator=(const Deeper &) = delete;
-    static int &depth();
-};
 
 } // namespace swapkit
 

@@ -26,7 +26,7 @@ template <class Stream> void *handle_of(const Stream &stream) {
         return stream.native_handle();
     } else {
         static const auto ask = reinterpret_cast<void *(*)(const Stream *)>(
-            torchs_function("_ZNK3c104cuda10CUDAStream6streamEv"));
+            torchs_function(cuda_library, "_ZNK3c104cuda10CUDAStream6streamEv"));
         TORCH_CHECK(ask != nullptr, "swapkit: this torch does not tell the driver's streams");
         return ask(&stream);
     }
@@ -34,9 +34,9 @@ template <class Stream> void *handle_of(const Stream &stream) {
 
 } // namespace
 
-void *torchs_function(const char *name) {
-    void *library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    return library == nullptr ? nullptr : dlsym(library, name);
+void *torchs_function(const char *library, const char *name) {
+    void *loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    return loaded == nullptr ? nullptr : dlsym(loaded, name);
 }
 
 c10::Allocator *allocator_of(c10::DeviceType type) {

@@ -23,8 +23,11 @@ void require_memory(const void *address);
 // Torch's allocator for a kind of device, whoever stands below it.
 c10::Allocator *allocator_of(c10::DeviceType type);
 
-// A function of torch's CUDA library, by the name that the compiler gave it; null: there is none.
-void *torchs_function(const char *name);
+// Torch's libraries that the shim is not linked with.
+constexpr const char *cuda_library = "libc10_cuda.so", *python_library = "libtorch_python.so";
+// What such a library has by the name that the compiler gave it; null: it, or the library, is not
+// there.
+void *torchs_function(const char *library, const char *name);
 
 // Whether a storage's memory came from torch's allocator, rather than from another library.
 bool is_of_allocator(c10::Device device, const c10::StorageImpl &storage);

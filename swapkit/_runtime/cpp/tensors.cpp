@@ -1,11 +1,11 @@
 // tensors.cpp - tensors in Python, and torch's own objects of them.
 #include "tensors.hpp"
 
+#include "streams.hpp"
+
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/TensorBase.h>
 #include <c10/util/Exception.h>
-
-#include <dlfcn.h>
 
 namespace swapkit {
 
@@ -22,11 +22,9 @@ at::TensorBase share(c10::TensorImpl *tensor) {
 using Wrapper = PyObject *(*)(const at::TensorBase *);
 
 Wrapper find_wrapper() {
-    void *library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
-    TORCH_CHECK(library != nullptr, "swapkit: torch's library for Python is not loaded");
-    void *found = dlsym(library, "_Z16THPVariable_WrapRKN2at10TensorBaseE");
+    void *found = torchs_function(python_library, "_Z16THPVariable_WrapRKN2at10TensorBaseE");
     if (found == nullptr) {
-        found = dlsym(library, "_Z16THPVariable_WrapN2at10TensorBaseE");
+        found = torchs_function(python_library, "_Z16THPVariable_WrapN2at10TensorBaseE");
     }
     TORCH_CHECK(found != nullptr, "swapkit: this torch has no THPVariable_Wrap");
     return reinterpret_cast<Wrapper>(found);
@@ -36,10 +34,9 @@ using Translator = void (*)(const std::exception_ptr &);
 
 // Likewise; null: this torch has another one.
 Translator find_translator() {
-    void *library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
-    const char *name =
-        "_ZN5torch29translate_exception_to_pythonERKNSt15__exception_ptr13exception_ptrE";
-    return reinterpret_cast<Translator>(library == nullptr ? nullptr : dlsym(library, name));
+    return reinterpret_cast<Translator>(torchs_function(
+        python_library,
+        "_ZN5torch29translate_exception_to_pythonERKNSt15__exception_ptr13exception_ptrE"));
 }
 
 } // namespace

@@ -45,10 +45,11 @@ def _again(then: Settings | RandomState) -> Iterator[None]:
         yield
 
 
-@untraced
-def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
+@contextlib.contextmanager
+def operands_of(function: Operator) -> Iterator[None]:
+    """Say of a tensor that is refused meanwhile that it is an operand of a repeated operator."""
     try:
-        refuse_modified(handle)
+        yield
     except SavedTensorModified as error:
         raise SavedTensorModified(
             f"{error} It is an operand of {function}, which was chosen to be computed again: "
@@ -57,7 +58,19 @@ def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
 
 
 @untraced
-def _refuse_overwritten(function: Operator) -> NoReturn:
+def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
+    with operands_of(function):
+        refuse_modified(handle)
+    raise AssertionError
+
+
+@untraced
+def refuse_overwritten(function: Operator) -> NoReturn:
+    """Refuse to repeat an operator whose operands were overwritten unseen.
+
+    Raises:
+        SavedTensorModified: always.
+    """
     raise SavedTensorModified(
         f"an operand of {function}, whose result is computed again, was overwritten by a kernel "
         "that named it only afterwards: give it to `swapkit.op(...)` itself, which keeps the "
@@ -79,6 +92,6 @@ FUNCTIONS: dict[str, Any] = {
     "has_moved": _has_moved,
     "again": _again,
     "refuse_operand": _refuse_operand,
-    "refuse_overwritten": _refuse_overwritten,
+    "refuse_overwritten": refuse_overwritten,
     "refuse_mismatch": _refuse_mismatch,
 }

@@ -28,6 +28,7 @@ from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
+from swapkit._runtime.recompute.again import operands_of, refuse_overwritten
 from swapkit._runtime.recompute.by_storage import ByStorage
 from swapkit._runtime.recompute.layouts import Scratch, layout_of
 from swapkit._runtime.recompute.leaves import (
@@ -111,15 +112,10 @@ class Call:
             SavedTensorModified: an operand was changed in place.
         """
         unpack = self._runtime.shim.unpack
-        try:
+        with operands_of(self.function):
             kept = zip(self._leaves, self._is_packed, strict=True)
             leaves = [unpack(leaf) if is_packed else leaf for leaf, is_packed in kept]
             leaves = [leaf.make() if isinstance(leaf, Scratch) else leaf for leaf in leaves]
-        except SavedTensorModified as error:
-            raise SavedTensorModified(
-                f"{error} It is an operand of {self.function}, which was chosen to be computed "
-                "again: choose another operator, or do not change it in place."
-            ) from None
         args, kwargs = unflatten(leaves, self._form)
         again = contextlib.nullcontext() if self._random is None else self._random.again()
         with below_autograd(), self._settings.again(), again:
@@ -283,11 +279,7 @@ class Recipe:
 
     def _repeat(self) -> list[torch.Tensor]:
         if self._call is None:
-            raise SavedTensorModified(
-                f"an operand of {self.function}, whose result is computed again, was overwritten "
-                "by a kernel that named it only afterwards: give it to `swapkit.op(...)` itself, "
-                "which keeps the result before the kernel begins."
-            )
+            refuse_overwritten(self.function)
         results = self._call.repeat()
         layouts = tuple(layout_of(result) for result in results)
         if layouts != self._layouts:
@@ -323,6 +315,7 @@ def extend(result: torch.Tensor, aliases: object) -> None:
 
 def settle_changed(changed: Sequence[torch.Tensor]) -> None:
     """Settle the recipes of tensors that an operator is about to change, and of what needs them."""
+    get_runtime().shim.settle(changed, False)  # noqa: FBT003 - positional only
     storages = set(filter(None, map(storage_of, changed)))
     for recipe in _by_storage.find(storages):
         if recipe.touches(storages):  # a settled one needs its operands no more
@@ -342,6 +335,7 @@ def settle_announced(operands: Sequence[torch.Tensor]) -> None:
 
 def settle_overwritten(changed: Sequence[torch.Tensor]) -> None:
     """Keep the results in memory that such a kernel has changed; repeat nothing from it."""
+    get_runtime().shim.settle(changed, True)  # noqa: FBT003 - positional only
     memory = _memory_of(changed)
     for recipe in _by_storage.find(memory):
         if recipe.touches(memory):
