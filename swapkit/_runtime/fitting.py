@@ -136,12 +136,12 @@ def _is_known(path: str, known: set[str]) -> bool:
     return path in known or path.rpartition(".")[0] in known - {""}
 
 
-def is_heavier(began_bytes: int, trace: Trace | None, limit_bytes: int) -> bool:
+def is_heavier(began_bytes: int, recorded_bytes: int, limit_bytes: int) -> bool:
     """Return whether a step began with so much more in use than the recorded one that it differs.
 
     Args:
         began_bytes: in use at its beginning.
-        trace: the recorded one, if any.
+        recorded_bytes: those of the recorded one (`bytes_before`).
         limit_bytes: the budget.
     """
-    return trace is not None and began_bytes > bytes_before(trace) + int(limit_bytes * HEAVIER)
+    return began_bytes > recorded_bytes + int(limit_bytes * HEAVIER)

@@ -15,6 +15,7 @@ import torch
 from swapkit._native.sched import RESIDENT
 from swapkit._runtime import global_hooks
 from swapkit._runtime.captures import capture_table
+from swapkit._runtime.fitting import bytes_before
 from swapkit._runtime.following_tables import Table, compile_plan
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.lending import find_weakly
@@ -64,6 +65,7 @@ class Following:
         if swapper.events is None:
             raise SessionError("a plan is followed in a session: nobody counts events here")
         self.plan = plan
+        self.bytes_before = bytes_before(trace)
         self._trace = trace
         self._swapper = swapper
         self._find_model = find_weakly(model)

@@ -311,7 +311,11 @@ class Steering:
             return
         self._calls_model = self._is_begun
         seconds, is_host_bound = self._clock.end()
-        report = self._following.end_step() if self._following is not None else None
+        following = self._following
+        report = None if following is None else following.end_step()
+        is_more = following is not None and is_heavier(
+            self._began_bytes, following.bytes_before, self._aim.limit_bytes
+        )
         trace = self._stop_recording(is_wanted=self._forwards.end())
         if instruction.mode is not Mode.RECORD:
             self._times.add(self._learner.kind, seconds)
@@ -321,7 +325,7 @@ class Steering:
             rescues=self._swapper.rescue.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,
-            is_heavier=is_heavier(self._began_bytes, instruction.trace, self._aim.limit_bytes),
+            is_heavier=is_more,
         )
         try:
             self._learn(outcome)
@@ -340,9 +344,8 @@ class Steering:
         elif outcome.deviation or (outcome.rescues and former is Stage.STABLE):
             what = outcome.deviation or f"{outcome.rescues} rescues"
             _log.debug("the plan is kept after a step that was not as planned: %s", what)
-        course = self.course()
-        if course.stage is not former:
-            tell_stage(_log, course)
+        if self._learner.stage is not former:
+            tell_stage(_log, self.course())
 
     # ---- plans ---------------------------------------------------------------------------------
 

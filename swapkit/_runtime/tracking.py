@@ -67,7 +67,8 @@ class ModuleTracker:
         self.is_on = False  # whether what is taken is being labelled
         self._state: set[int] = set()  # storage objects
         self._added = 0  # modules so far
-        self._known = (0, 0)  # modules that they are of: added, and still there
+        # When that was: modules added by then, those still there, the step.
+        self._known = (0, 0, 0)
         self._lock = threading.RLock()  # of everything but the threads' stacks
 
     def start(self) -> None:
@@ -149,19 +150,22 @@ class ModuleTracker:
     # ---- parameters and buffers ------------------------------------------------------------------
 
     def is_state(self, storage: int) -> bool:
-        """Return whether a storage object holds a parameter or buffer of a known module."""
-        if self._known != (self._added, len(self._tags.data)):  # type: ignore[attr-defined]
+        """Return whether a storage object holds a parameter or buffer of a known module.
+
+        As it was when this was first asked in the step, or since another module is known.
+        """
+        modules = len(self._tags.data)  # type: ignore[attr-defined]
+        if self._known != (self._added, modules, self._step):
             self.refresh_state()
         return storage in self._state
 
     def end_step(self) -> None:
-        """Count what is saved outside of modules anew; look again where the state is."""
+        """Count what is saved outside of modules anew. Who asks for the state looks again."""
         self._step += 1
-        self.refresh_state()
 
     def refresh_state(self) -> None:
         """Look where the known modules' parameters and buffers are: they may have been moved."""
-        added = self._added
+        added, step = self._added, self._step
         modules = self.modules()
         self._state = {
             tensor.untyped_storage()._cdata  # noqa: SLF001
@@ -169,7 +173,7 @@ class ModuleTracker:
             for tensor in (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
             if tensor is not None and type(tensor) in PLAIN and tensor.layout is torch.strided
         }
-        self._known = added, len(modules)  # last: other threads go by it
+        self._known = added, len(modules), step  # last: other threads go by it
 
     # ---- calls of modules -----------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.recorder import Recorder
 from swapkit._runtime.recorder_clocks import HostTimer
+from swapkit.planning.learning import Learner
 from tests.support.sessions import (
     LAYERS,
     TOKENS,
@@ -19,12 +20,14 @@ from tests.support.sessions import (
     Block,
     Training,
     make_training,
+    settle,
     train,
     train_both,
     train_plainly,
 )
 
 if TYPE_CHECKING:
+    from swapkit.planning.learning import Outcome
     from tests.support.sessions import Log
 
 CHANGE = 9  # the step before which a program changes
@@ -168,6 +171,30 @@ def test_evaluation_when_it_comes_in_between_then_the_plan_stays(has_gradients: 
     assert "search" not in log.stages[CHANGE:]
     assert "warmup" not in log.stages[1:]
     assert log.session.stats.swapped_out_bytes > 0
+
+
+def test_memory_when_more_is_in_use_between_steps_then_they_are_heavier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[bool] = []
+    end = Learner.end
+
+    def note(learner: Learner, outcome: Outcome) -> None:
+        found.append(outcome.is_heavier)
+        end(learner, outcome)
+
+    monkeypatch.setattr(Learner, "end", note)
+    training = make_training()
+    with swapkit.budget("1GiB", training.model, training.optimizer) as session:
+        settle(session, training, within=CHANGE)
+        found.clear()
+        training.step()
+        more = torch.ones(1 << 22)
+        training.step()
+        training.step()
+        del more
+        training.step()
+    assert found == [False, True, True, False]
 
 
 class Warming(torch.optim.AdamW):

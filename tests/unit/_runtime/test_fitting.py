@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from swapkit._runtime.fitting import bytes_before, check_fit, describe, pace, sign
+from swapkit._runtime.fitting import (
+    HEAVIER,
+    bytes_before,
+    check_fit,
+    describe,
+    is_heavier,
+    pace,
+    sign,
+)
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action, Decision, Plan, Prediction
 from swapkit.ir.traces import Kind, Storage, Trace
@@ -87,3 +95,10 @@ def test_plan_when_described_then_what_moves_and_what_is_expected() -> None:
 
 def test_trace_when_its_step_began_then_base_and_what_was_there_were_in_use() -> None:
     assert bytes_before(saved_in("0")) == 107
+
+
+def test_step_when_it_begins_with_more_than_a_share_of_the_limit_beyond_then_heavier() -> None:
+    limit_bytes = 1 << 20
+    most = 100 + int(limit_bytes * HEAVIER)
+    assert not is_heavier(most, 100, limit_bytes)
+    assert is_heavier(most + 1, 100, limit_bytes)

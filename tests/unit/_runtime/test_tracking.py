@@ -13,7 +13,7 @@ from swapkit._runtime.tracking import BACKWARD, NO_MODULE, ModuleTracker
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ONE = torch.ones(1)
 
@@ -253,10 +253,95 @@ def test_state_when_another_model_of_the_same_size_comes_then_it_is_looked_at(
     assert tracker.is_state(storage_of(other.weight))
 
 
-def test_state_when_moved_then_a_step_later_it_is_found(tracker: ModuleTracker) -> None:
-    model = nn.Linear(2, 2)
+def move(model: nn.BatchNorm1d) -> torch.Tensor:
+    model.weight.data = torch.ones(8)
+    return model.weight
+
+
+def resize(model: nn.BatchNorm1d) -> torch.Tensor:
+    model.weight.data.untyped_storage().resize_(1024)
+    return model.weight
+
+
+def replace(model: nn.BatchNorm1d) -> torch.Tensor:
+    model.weight = nn.Parameter(torch.ones(8))
+    return model.weight
+
+
+def replace_in_the_table(model: nn.BatchNorm1d) -> torch.Tensor:
+    weight = model._parameters["weight"] = nn.Parameter(torch.ones(8))
+    return weight
+
+
+def add(model: nn.BatchNorm1d) -> torch.Tensor:
+    model.register_parameter("scale", nn.Parameter(torch.ones(8)))
+    return model.get_parameter("scale")
+
+
+def assign_a_buffer(model: nn.BatchNorm1d) -> torch.Tensor:
+    model.running_mean = torch.ones(8)
+    return model.running_mean
+
+
+def add_a_buffer(model: nn.BatchNorm1d) -> torch.Tensor:
+    model.register_buffer("count", torch.ones(8))
+    return model.get_buffer("count")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [move, resize, replace, replace_in_the_table, add, assign_a_buffer, add_a_buffer],
+    ids=lambda change: change.__name__,
+)
+def test_state_when_it_was_changed_then_a_step_later_it_is_found(
+    tracker: ModuleTracker, change: Callable[[nn.BatchNorm1d], torch.Tensor]
+) -> None:
+    model = nn.BatchNorm1d(8)
     tracker.add_model(model)
     assert tracker.is_state(storage_of(model.weight))
-    model.weight.data = torch.ones(2, 2)
+    changed = change(model)
     tracker.end_step()
+    assert tracker.is_state(storage_of(changed))
+
+
+def test_state_when_removed_then_a_step_later_it_is_none(tracker: ModuleTracker) -> None:
+    model = nn.BatchNorm1d(8)
+    tracker.add_model(model)
+    weight = model.weight
+    assert tracker.is_state(storage_of(weight))
+    del model.weight
+    tracker.end_step()
+    assert not tracker.is_state(storage_of(weight))
+
+
+def test_state_when_a_module_is_added_then_it_is_found_where_that_runs(
+    tracker: ModuleTracker,
+) -> None:
+    first, added = nn.Linear(1, 1), nn.Linear(1, 1)
+    model = nn.Sequential(first)
+    model(ONE)
+    assert tracker.is_state(storage_of(first.weight))
+    model.append(added)
+    model(ONE)
+    assert tracker.is_state(storage_of(added.weight))
+
+
+def test_state_when_nobody_asks_then_steps_do_not_look_for_it(
+    tracker: ModuleTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    model = nn.Linear(1, 1)
+    tracker.add_model(model)
+    look = tracker.modules
+
+    def count() -> list[nn.Module]:
+        looks.append(1)
+        return look()
+
+    monkeypatch.setattr(tracker, "modules", count)
+    for _ in range(3):
+        tracker.end_step()
+    assert looks == []
     assert tracker.is_state(storage_of(model.weight))
+    assert tracker.is_state(storage_of(model.bias))
+    assert looks == [1]  # once a step
