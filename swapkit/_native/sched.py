@@ -89,7 +89,7 @@ class Scheduler(Handle):
             host_limit_bytes: most host memory for copies; 0: what the machine has.
             disk: a folder for what the host has no room for; None: no disk.
             disk_limit_bytes: most disk space; 0: what the file system has.
-            copies_in_flight: of each direction; 0: the default.
+            copies_in_flight: of each direction; 0: as many as keep the link busy.
 
         Raises:
             DiskError: no file can be made in the folder.

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/interpose.h"
+
 /* ---- device memory --------------------------------------------------------------------------- */
 
 slab *slab_make(scene *s, size_t nbytes) {
@@ -39,6 +41,18 @@ static void owner_drop(void *owner) {
 
 /* ---- scenes ---------------------------------------------------------------------------------- */
 
+static void plain_destroy(sk__interposer *self) { free(self); }
+
+static sk_backend *make_streamed(sk_backend *device) {
+    sk__interposer *state = calloc(1, sizeof *state);
+    CHECK(state != NULL);
+    *state = (sk__interposer){.inner = device, .destroy = plain_destroy};
+    sk_backend *out = NULL;
+    CHECK_OK(sk__interpose(state, "streamed", &out));
+    out->ops.null_stream_is_host = 0;
+    return out;
+}
+
 void scene_open(scene *s, const scene_options *options) {
     scene_open_over(s, make_device(CAPACITY), options);
 }
@@ -46,7 +60,7 @@ void scene_open(scene *s, const scene_options *options) {
 void scene_open_over(scene *s, sk_backend *device, const scene_options *options) {
     fault_none(); /* a test before may have failed half-way */
     host_memory_fail(0, false);
-    *s = (scene){.backend = device};
+    *s = (scene){.backend = options->streams ? make_streamed(device) : device};
     if (options->gate) {
         s->backend = s->gate = make_delay(s->backend);
     }

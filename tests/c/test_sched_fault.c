@@ -24,10 +24,11 @@ typedef struct play {
     parcel parcels[COUNT];
 } play;
 
-static void play_open(play *mine, bool disk, bool forever) {
+static void play_open(play *mine, bool disk, bool streams, bool forever) {
     mine->forever = forever;
     scene_open(&mine->s, &(scene_options){.fault = true,
                                           .disk = disk,
+                                          .streams = streams,
                                           .copies_in_flight = forever ? COUNT : 0,
                                           .host_limit_bytes = disk ? LIMIT : 2 * LIMIT});
     mine->stream = make_stream(mine->s.backend);
@@ -108,12 +109,12 @@ static void play_close(play *mine) {
 
 /* ---- the loops ------------------------------------------------------------------------------- */
 
-static void device_loop(bool disk, bool forever, sk_status status) {
+static void device_loop(bool disk, bool streams, bool forever, sk_status status) {
     uint64_t nth = 1;
     for (;; nth++) {
         CHECK(nth < MAX_CALLS);
         play mine;
-        play_open(&mine, disk, forever);
+        play_open(&mine, disk, streams, forever);
         sk_fault_arm(mine.s.fault, nth, forever, status);
         play_steps(&mine);
         uint64_t ncalls = sk_fault_calls(mine.s.fault);
@@ -127,18 +128,18 @@ static void device_loop(bool disk, bool forever, sk_status status) {
 }
 
 SK_TEST(sched_fault, test_device_when_the_nth_call_fails_then_recovers) {
-    for (int disk = 0; disk < 2; disk++) {
-        device_loop(disk == 1, false, SK_BACKEND_FAILED);
+    for (int i = 0; i < 4; i++) {
+        device_loop(i % 2 == 1, i / 2 == 1, false, SK_BACKEND_FAILED);
     }
 }
 SK_TEST(sched_fault, test_device_when_all_from_the_nth_call_on_fail_then_recovers) {
-    for (int disk = 0; disk < 2; disk++) {
-        device_loop(disk == 1, true, SK_BACKEND_FAILED);
+    for (int i = 0; i < 4; i++) {
+        device_loop(i % 2 == 1, i / 2 == 1, true, SK_BACKEND_FAILED);
     }
 }
 SK_TEST(sched_fault, test_device_when_it_has_no_memory_for_the_nth_call_then_recovers) {
-    device_loop(true, false, SK_OUT_OF_HOST_MEMORY);
-    device_loop(true, true, SK_OUT_OF_DEVICE_MEMORY);
+    device_loop(true, false, false, SK_OUT_OF_HOST_MEMORY);
+    device_loop(true, false, true, SK_OUT_OF_DEVICE_MEMORY);
 }
 
 static void host_loop(bool disk, bool forever) {
@@ -146,7 +147,7 @@ static void host_loop(bool disk, bool forever) {
     for (;; nth++) {
         CHECK(nth < MAX_CALLS);
         play mine;
-        play_open(&mine, disk, false);
+        play_open(&mine, disk, false, false);
         host_memory_fail(nth, forever);
         play_steps(&mine);
         uint64_t ncalls = host_memory_calls();
@@ -170,7 +171,7 @@ static void disk_loop(unsigned calls, bool forever, int error) {
     for (;; nth++) {
         CHECK(nth < MAX_CALLS);
         play mine;
-        play_open(&mine, true, false);
+        play_open(&mine, true, false, false);
         fault_calls(calls, nth, forever, error);
         play_steps(&mine);
         uint64_t ncalls = sk__disk_fault_calls();
@@ -401,7 +402,7 @@ SK_TEST(sched_fault, test_fork_when_copies_are_under_way_then_the_child_can_fini
     need_fork();
     int (*const children[])(scene *, parcel *) = {finish_in_child, poll_in_child, drain_in_child};
     scene s;
-    scene_open(&s, &(scene_options){.gate = true});
+    scene_open(&s, &(scene_options){.gate = true, .copies_in_flight = 2});
     parcel parcels[COUNT];
     for (int i = 0; i < COUNT; i++) {
         parcels[i] = parcel_make(&s, SIZE, SK_TIER_ANY, 1);

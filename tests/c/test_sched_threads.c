@@ -167,6 +167,10 @@ SK_TEST(sched_threads, test_threads_when_there_is_only_the_host_then_bytes_retur
     run_threads(&(scene_options){0});
 }
 
+SK_TEST(sched_threads, test_threads_when_copies_share_events_then_bytes_return) {
+    run_threads(&(scene_options){.streams = true});
+}
+
 SK_TEST(sched_threads, test_threads_when_the_host_is_tiny_then_the_limit_holds) {
     run_threads(&(scene_options){.host_limit_bytes = MIB, .copies_in_flight = 1});
 }

@@ -21,6 +21,29 @@ static sk_status list_check(const sk__list *list, sk__way way, sk__phase phase, 
     return SK_OK;
 }
 
+/* The bytes that run, and the events behind them. */
+static sk_status running_check(const sk__lane_of_copies *lane) {
+    size_t nbytes = 0;
+    size_t unmarked_bytes = 0;
+    uint32_t unmarked = 0;
+    uint64_t ticket = 0;
+    for (const sk_group *group = lane->running.first; group != NULL; group = group->next) {
+        ENSURE(group->ticket > ticket, "copies that run are not in the order of their start");
+        ENSURE(group->done == NULL || (unmarked == 0 && group->done->ticket >= group->ticket),
+               "an event is not behind the copy that has it");
+        ticket = group->ticket;
+        nbytes += group->nbytes;
+        unmarked += group->done == NULL;
+        unmarked_bytes += group->done == NULL ? group->nbytes : 0;
+    }
+    ENSURE(nbytes == lane->in_flight_bytes && unmarked == lane->unmarked &&
+               unmarked_bytes == lane->unmarked_bytes,
+           "%zu bytes in flight, %zu of them in %u copies without an event, not %zu, %zu, %u",
+           nbytes, unmarked_bytes, unmarked, lane->in_flight_bytes, lane->unmarked_bytes,
+           lane->unmarked);
+    return SK_OK;
+}
+
 static sk_status lane_check(const sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock) {
     const sk__lane_of_copies *lane = &sched->lanes[way];
     uint32_t queued = 0;
@@ -28,6 +51,9 @@ static sk_status lane_check(const sk_sched *sched, sk__way way) SK_REQUIRES(sche
     sk_status status = list_check(&lane->queue, way, SK_WAITING, &queued);
     if (status == SK_OK) {
         status = list_check(&lane->running, way, SK_RUNNING, &running);
+    }
+    if (status == SK_OK) {
+        status = running_check(lane);
     }
     ENSURE(status != SK_OK || (queued == lane->queued && running == lane->in_flight),
            "%u transfers queued and %u in flight, not %u, %u", queued, running, lane->queued,
@@ -43,7 +69,7 @@ static sk_status transfer_check(const sk_group *group) {
            "a transfer that is over holds an owner or an event");
     ENSURE(group->done == NULL || group->phase == SK_RUNNING,
            "a copy that does not run has an event behind it");
-    ENSURE(group->done == NULL || !group->done->given, "an event is used twice");
+    ENSURE(group->done == NULL || group->done->holders > 0, "an event is used twice");
     ENSURE(!copying || group->phase != SK_IDLE, "a group copies without a transfer");
     ENSURE(group->phase != SK_WAITING || copying, "a transfer waits for a group that does not");
     ENSURE(!group->orphan || group->phase == SK_RUNNING || sk__in_transit(group) ||
@@ -94,7 +120,8 @@ static sk_status groups_check(const sk_sched *sched) SK_REQUIRES(sched->lock) {
     ENSURE(ngroups == sched->ngroups && nowners == sched->nowners &&
                transits == sched->nreads + sched->nwrites,
            "%u groups, %u owners, %u on the way to a tier", ngroups, nowners, transits);
-    ENSURE(sched->ndrops + sched->nowners <= sched->drops_capacity, "no room to drop every owner");
+    ENSURE(sched->end_drops + sched->nowners <= sched->drops_capacity,
+           "no room to drop every owner");
     ENSURE(host_bytes == sched->host_bytes && host_bytes <= sched->host_limit_bytes,
            "%zu bytes on the host, %zu counted, %zu allowed", host_bytes, sched->host_bytes,
            sched->host_limit_bytes);

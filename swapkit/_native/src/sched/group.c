@@ -233,6 +233,9 @@ static sk_status transfer_await(sk_sched *sched, sk_group *group, sk_stream *con
         }
     }
     bool on_host = consumer == NULL && sched->backend->ops.null_stream_is_host;
+    if (group->phase == SK_RUNNING && !on_host && group->done == NULL) {
+        sk__lane_mark(sched, group->way);
+    }
     if (group->phase == SK_RUNNING && !on_host && group->done != NULL) {
         status = sk_stream_wait(sched->backend, consumer, group->done->event);
     } else {
@@ -247,9 +250,12 @@ static sk_status transfer_poll(sk_sched *sched, sk_group *group) SK_REQUIRES(sch
     if (group->phase == SK_WAITING) {
         sk__lanes_fill(sched); /* in a forked child nobody else does */
     }
+    if (group->phase == SK_RUNNING && group->done == NULL && !sched->lanes[group->way].has_thread) {
+        sk__lane_mark(sched, group->way); /* as its pump does */
+    }
     if (group->phase == SK_RUNNING && group->done != NULL &&
         sk_event_query(sched->backend, group->done->event) == SK_OK) {
-        sk__lane_complete(sched, group, SK_OK);
+        sk__lane_complete(sched, group->way, group->done->ticket, SK_OK);
     }
     return sk__is_under_way(group) ? SK_NOT_READY : SK_OK;
 }

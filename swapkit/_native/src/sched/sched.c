@@ -4,17 +4,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_IN_FLIGHT = 2, ROOM_START = 16 };
+enum { ROOM_START = 16 };
 
 /* ---- the lock, and owners that are given up under it ------------------------------------------
  */
 
 SK_NO_ANALYSIS void sk__enter(sk_sched *sched) { sk__lock(&sched->lock); }
 
-/* Drop the owners that are no longer needed, each with the lock released. */
+/* What this thread drops owners of. One that calls the scheduler in its turn does not drop those
+ * behind it: they keep their order. */
+static _Thread_local const sk_sched *dropping;
+
+/* Drop the owners that are no longer needed, the first first, each with the lock released. */
 SK_NO_ANALYSIS static void drop_owners(sk_sched *sched) {
-    while (sched->ndrops > 0) {
-        void *owner = sched->drops[--sched->ndrops];
+    if (dropping == sched) {
+        return;
+    }
+    const sk_sched *outer = dropping;
+    dropping = sched;
+    while (sched->first_drop < sched->end_drops) {
+        void *owner = sched->drops[sched->first_drop++];
         sched->ndropping++;
         sk__unlock(&sched->lock);
         sched->drop_owner(owner);
@@ -23,6 +32,8 @@ SK_NO_ANALYSIS static void drop_owners(sk_sched *sched) {
             (void)pthread_cond_broadcast(&sched->changed);
         }
     }
+    sched->first_drop = sched->end_drops = 0;
+    dropping = outer;
 }
 
 SK_NO_ANALYSIS void sk__leave(sk_sched *sched) {
@@ -31,15 +42,23 @@ SK_NO_ANALYSIS void sk__leave(sk_sched *sched) {
 }
 
 void sk__drops_await(sk_sched *sched) {
-    drop_owners(sched); /* or whoever has given them up drops them later */
+    while (sched->ndropping > 0) { /* and drops those behind, too */
+        sk__wait(&sched->changed, &sched->lock);
+    }
+    drop_owners(sched);
     while (sched->ndropping > 0) {
         sk__wait(&sched->changed, &sched->lock);
-        drop_owners(sched);
     }
 }
 
 sk_status sk__owner_reserve(sk_sched *sched) {
-    size_t needed = sched->ndrops + sched->nowners + 1;
+    size_t ndrops = sched->end_drops - sched->first_drop;
+    if (sched->first_drop > 0) { /* those dropped leave room */
+        memmove(sched->drops, sched->drops + sched->first_drop, ndrops * sizeof *sched->drops);
+        sched->first_drop = 0;
+        sched->end_drops = ndrops;
+    }
+    size_t needed = ndrops + sched->nowners + 1;
     if (needed <= sched->drops_capacity) {
         return SK_OK;
     }
@@ -57,8 +76,8 @@ void sk__owner_release(sk_sched *sched, sk_group *group) {
     if (group->owner == NULL) {
         return;
     }
-    sk_assert(sched->nowners > 0 && sched->ndrops < sched->drops_capacity);
-    sched->drops[sched->ndrops++] = group->owner;
+    sk_assert(sched->nowners > 0 && sched->end_drops < sched->drops_capacity);
+    sched->drops[sched->end_drops++] = group->owner;
     sched->nowners--;
     group->owner = NULL;
 }
@@ -68,9 +87,9 @@ void sk__owner_release(sk_sched *sched, sk_group *group) {
 sk_status sk__mark_take(sk_sched *sched, sk__mark **out) {
     sk__mark *mark = sched->spares;
     if (mark != NULL) {
-        sk_assert(mark->given && mark->waiters == 0);
+        sk_assert(mark->holders == 0 && mark->waiters == 0);
         sched->spares = mark->next;
-        mark->given = false;
+        mark->holders = 1;
         *out = mark;
         return SK_OK;
     }
@@ -85,12 +104,19 @@ sk_status sk__mark_take(sk_sched *sched, sk__mark **out) {
     }
     mark->below = sched->marks;
     sched->marks = mark;
+    mark->holders = 1;
     *out = mark;
     return SK_OK;
 }
 
+sk__mark *sk__mark_share(sk__mark *mark) {
+    sk_assert(mark->holders > 0);
+    mark->holders++;
+    return mark;
+}
+
 static void mark_keep(sk_sched *sched, sk__mark *mark) SK_REQUIRES(sched->lock) {
-    if (mark->given && mark->waiters == 0) {
+    if (mark->holders == 0 && mark->waiters == 0) {
         mark->next = sched->spares;
         sched->spares = mark;
     }
@@ -98,8 +124,8 @@ static void mark_keep(sk_sched *sched, sk__mark *mark) SK_REQUIRES(sched->lock) 
 
 void sk__mark_give(sk_sched *sched, sk__mark **mark) {
     if (*mark != NULL) {
-        sk_assert(!(*mark)->given);
-        (*mark)->given = true;
+        sk_assert((*mark)->holders > 0);
+        (*mark)->holders--;
         mark_keep(sched, *mark);
         *mark = NULL;
     }
@@ -122,7 +148,7 @@ void sk__mark_drop(sk_sched *sched, sk__mark *mark) {
 static void marks_free(sk_sched *sched) {
     while (sched->marks != NULL) {
         sk__mark *mark = sched->marks;
-        sk_assert(mark->given && mark->waiters == 0);
+        sk_assert(mark->holders == 0 && mark->waiters == 0);
         sched->marks = mark->below;
         sk__ignore(sk_event_destroy(sched->backend, mark->event));
         free(mark);
@@ -197,8 +223,7 @@ sk_status sk_sched_create(sk_backend *backend, const sk_sched_params *params, sk
     }
     sched->backend = backend;
     sched->drop_owner = params->drop_owner;
-    sched->copies_in_flight =
-        params->copies_in_flight == 0 ? DEFAULT_IN_FLIGHT : params->copies_in_flight;
+    sched->copies_in_flight = params->copies_in_flight;
     sk__mutex_init(&sched->lock, SK_RANK_SCHED);
     (void)pthread_cond_init(&sched->changed, NULL);
     sk__backend_hold(backend);

@@ -9,13 +9,19 @@
  * disk), ON_DISK or READING (on its way back to the host). A copy that was read keeps its place on
  * the disk: the host can drop it again for nothing.
  *
- * Each lane has a pump, a thread that waits for the oldest running copy, marks it done and starts
- * the next; whoever queues or needs a transfer starts it himself if there is a slot. Without work
- * there is no thread. Whatever ends a transfer or frees memory calls sk__lanes_fill() in the end,
- * so a transfer waits only for something that is under way.
+ * As many copies run as keep the link busy: few large ones, or many small ones, but no more bytes
+ * than a copy that somebody waits for may be delayed by. Each lane has a pump, a thread that waits
+ * for a copy in the middle of those that run, ends it and all before it, as the stream is in order,
+ * and starts the next; whoever queues or needs a transfer starts it himself if there is a slot.
+ * Without work there is no thread. Whatever ends a transfer or frees memory calls sk__lanes_fill()
+ * in the end, so a transfer waits only for something that is under way.
  *
- * A wait that fails says nothing about the copy: it keeps its memory, and is asked for again until
- * the device has not answered for a second; only then is it given up.
+ * Small copies share the event behind them: it is recorded behind so many of them, or when somebody
+ * waits for one. So of the copies that run the first have an event, and the last may have none yet.
+ *
+ * A wait that fails says nothing about the copies: they keep their memory, and are asked for again
+ * until the device has not answered for a second; only then are those given up that were waited
+ * for.
  *
  * Everything is guarded by sched->lock, which every sk__ function below expects to be held. Device
  * waits and callbacks happen with it released: owners that are no longer needed are collected in
@@ -35,13 +41,15 @@ typedef enum sk__way { SK_WAY_OUT, SK_WAY_IN, SK_WAYS } sk__way;
 typedef enum sk__phase { SK_IDLE, SK_WAITING, SK_RUNNING, SK_DONE, SK_FAILED } sk__phase;
 typedef enum sk__place { SK_NOWHERE, SK_ON_HOST, SK_WRITING, SK_ON_DISK, SK_READING } sk__place;
 
-/* An event that is used again, but not while a thread still waits for its last recording. */
+/* An event that is used again, but not while a transfer has it, or a thread still waits for its
+ * last recording. */
 typedef struct sk__mark {
     sk_event *event;
     struct sk__mark *below; /* all marks */
     struct sk__mark *next;  /* spare ones */
+    uint64_t ticket;        /* of the last copy that it is behind */
+    uint32_t holders;       /* transfers */
     uint32_t waiters;
-    bool given;
 } sk__mark;
 
 struct sk_group {
@@ -61,7 +69,7 @@ struct sk_group {
     uint64_t next_use;     /* the smaller the sooner */
     uint64_t ticket;       /* of this run of the copy: events are used again */
     sk__mark *ready;       /* what the copy waits for; NULL: nothing */
-    sk__mark *done;        /* behind the running copy; NULL: it could not be recorded */
+    sk__mark *done;        /* behind the running copy, perhaps others, too; NULL: none yet */
     sk_group *prev, *next; /* in the lane's queue or among its running copies */
     /* its copy */
     sk__place place;
@@ -82,6 +90,8 @@ typedef struct sk__lane_of_copies {
     sk__list queue;
     sk__list running;
     uint32_t queued, in_flight;
+    uint32_t unmarked; /* the last of those in flight, without an event behind them */
+    size_t in_flight_bytes, unmarked_bytes;
     uint64_t silent_since_ns; /* waits have failed since then; 0: the device answers */
     pthread_t thread;
     pthread_cond_t work; /* a copy runs, or the lane stops */
@@ -102,15 +112,15 @@ struct sk_sched {
     size_t host_rounding;    /* of host memory, for the disk: see sk__host_open() */
     uint32_t nreads, nwrites;
     sk__lane_of_copies lanes[SK_WAYS];
-    uint32_t copies_in_flight;
+    uint32_t copies_in_flight; /* 0: by their bytes */
     uint64_t ticket;
-    uint64_t nended; /* transfers, ever */
+    uint64_t nended; /* transfers, ever; atomic */
     sk_group *groups;
     uint32_t ngroups;  /* orphans included */
     bool left_orphans; /* a fork has left some that nothing is under way for */
     uint32_t nowners;
     void **drops;
-    size_t ndrops, drops_capacity;
+    size_t first_drop, end_drops, drops_capacity;
     uint32_t ndropping; /* owners that some thread drops right now, without the lock */
     sk__mark *marks, *spares;
     void (*drop_owner)(void *owner);
@@ -127,6 +137,8 @@ void sk__drops_await(sk_sched *sched) SK_REQUIRES(sched->lock);
 sk_status sk__owner_reserve(sk_sched *sched) SK_REQUIRES(sched->lock);
 void sk__owner_release(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
 sk_status sk__mark_take(sk_sched *sched, sk__mark **out) SK_REQUIRES(sched->lock);
+/* One more transfer has the mark. */
+sk__mark *sk__mark_share(sk__mark *mark);
 /* Give a group's mark back; NULL is accepted, and left behind. */
 void sk__mark_give(sk_sched *sched, sk__mark **mark) SK_REQUIRES(sched->lock);
 /* Before and after waiting for a mark (NULL: nothing) with the lock released. */
@@ -156,10 +168,15 @@ void sk__lanes_await(sk_sched *sched) SK_REQUIRES(sched->lock);
 /* Start a waiting transfer now if its memory allows it, whatever else is in flight; else it is the
  * first to get memory. */
 void sk__lane_hurry(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+/* See to it that there is an event behind every running copy. If there is none then, it could not
+ * be recorded, and the stream is waited for instead. */
+void sk__lane_mark(sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock);
 /* Wait for a running copy, with the lock released. On failure it is still running. */
 sk_status sk__lane_await(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
-/* The copy is over; `status` is how it went, sk_error_text() why. An orphan is freed. */
-void sk__lane_complete(sk_sched *sched, sk_group *group, sk_status status) SK_REQUIRES(sched->lock);
+/* Copies are over: those that run, up to the one with this ticket; `status` is how they went,
+ * sk_error_text() why. Orphans are freed. */
+void sk__lane_complete(sk_sched *sched, sk__way way, uint64_t last, sk_status status)
+    SK_REQUIRES(sched->lock);
 
 /* tier.c: the host's memory and the disk below it. */
 sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params);
