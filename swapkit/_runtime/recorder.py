@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 NO_TASK = -1
 UPDATE = "swapkit.update_statistics"  # the name of what an operator changes besides its results
+EMPTIED = "swapkit.take_memory"  # the name of what FSDP has done when backward begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ class Recorder:
         self.lock = threading.RLock()  # a finalizer of the user may run operators in between
         self.rows: list[Row] = []
         self._running = 0
+        self._task = NO_TASK  # the latest backward pass
         self.is_paused = False
         self.storages = Storages(setting.device, setting.pool, self._next_operator)
         self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
@@ -286,11 +288,18 @@ class Recorder:
         self._note(UPDATE, self.timer.nothing(), (numbers, numbers), NO_WORKSPACE, is_same=False)
 
     def _look(self) -> None:
-        """Note what forward holds no more."""
+        """Note what forward holds no more, and has taken the memory of."""
         self.holds.look(len(self.rows))
         task = _graph_task()
-        if task != NO_TASK:
-            self.holds.finish(len(self.rows), task)
+        if task == NO_TASK:
+            return
+        self.holds.finish(len(self.rows), task)
+        if task != self._task:
+            self._task = task
+            emptied = self.storages.emptied()
+            if emptied:  # nothing can be computed from them until they are filled again
+                taken = self.timer.nothing()
+                self._note(EMPTIED, taken, ((), emptied), NO_WORKSPACE, is_same=False)
 
     def _note(
         self,

@@ -44,9 +44,18 @@ class Life:
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that knows its number."""
 
-    __slots__ = ("address", "number")
+    __slots__ = ("address", "nbytes", "number")
     address: int
+    nbytes: int  # when an operator was last seen to write to it, or it was met
     number: int
+
+    def is_emptied(self) -> bool:
+        """Return whether its owner has taken memory away since, as FSDP does."""
+        storage = self()
+        if storage is None:
+            return False
+        storage._fix_weakref()  # noqa: SLF001 - or it goes with this reference
+        return bool(storage.nbytes() < self.nbytes)
 
 
 class Storages:
@@ -104,8 +113,19 @@ class Storages:
 
     def resize(self, number: int, tensor: torch.Tensor) -> None:
         """Note that a tensor's storage may have grown."""
-        nbytes = self._counted_bytes(tensor.untyped_storage(), tensor.device)
+        storage = tensor.untyped_storage()
+        nbytes = self._counted_bytes(storage, tensor.device)
         self.lives[number].nbytes = max(self.lives[number].nbytes, nbytes)
+        if number in self._watches:
+            self._watches[number].nbytes = storage.nbytes()
+
+    def emptied(self) -> tuple[int, ...]:
+        """Return the storages whose memory was taken away since they were written to, or met."""
+        watches = list(self._watches.values())
+        found = tuple(sorted(each.number for each in watches if each.is_emptied()))
+        for number in found:
+            self._watches[number].nbytes = 0
+        return found
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor's memory is what a budget would count."""
@@ -119,7 +139,7 @@ class Storages:
 
     def _watch(self, storage: torch.UntypedStorage, address: int, number: int) -> None:
         watch = _Watch(storage, self._died)
-        watch.address, watch.number = address, number
+        watch.address, watch.nbytes, watch.number = address, storage.nbytes(), number
         self._numbers[address] = number
         self._watches[number] = watch
 

@@ -49,6 +49,7 @@ namespace swapkit {
     X(has_moved)          /* (state) -> whether numbers were drawn since */                        \
     X(again)              /* (settings or state) -> a context manager: they hold again */          \
     X(refuse_operand)     /* (handle, function): raises SavedTensorModified */                     \
+    X(refuse_emptied)     /* (handle, function): likewise */                                       \
     X(refuse_overwritten) /* (function): likewise */                                               \
     X(refuse_mismatch)    /* (function, tensor): raises RecomputeMismatch */
 

@@ -188,6 +188,14 @@ Layout layout_of(const at::Tensor &tensor) {
 
 // ---- running it again ---------------------------------------------------------------------------
 
+// Whether a tensor's bytes are there: those who manage storages themselves (FSDP) give memory back
+// without a word.
+bool has_memory(c10::TensorImpl *tensor) {
+    Span span = {};
+    const c10::StorageImpl *storage = look(*tensor, 0, &span);
+    return storage == nullptr || span.end_bytes <= storage->nbytes();
+}
+
 // A tensor that is an operand of a repetition. Undefined: an exception is set.
 at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -203,9 +211,16 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
                 links.refuse_operand, handle, recipe->named->function, nullptr));
             return {};
         }
+        if (!handle_bytes(handle)) {
+            return {};
+        }
+        if (!has_memory(handle->alias)) {
+            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
+                links.refuse_emptied, handle, recipe->named->function, nullptr));
+            return {};
+        }
         // Not the alias: while the operator runs, a rescue may strip that.
-        return handle_bytes(handle) ? at::Tensor(Impl::reclaim(detached(handle->alias)))
-                                    : at::Tensor();
+        return at::Tensor(Impl::reclaim(detached(handle->alias)));
     }
     Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
     c10::TensorImpl *impl = nullptr;

@@ -65,6 +65,26 @@ def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
 
 
 @untraced
+def _refuse_emptied(handle: SavedTensor, function: Operator) -> NoReturn:
+    refuse_emptied(handle.alias, function)
+
+
+@untraced
+def refuse_emptied(operand: torch.Tensor, function: Operator) -> NoReturn:
+    """Refuse to repeat an operator that has an operand without memory.
+
+    Raises:
+        SavedTensorModified: always.
+    """
+    raise SavedTensorModified(
+        f"an operand of {function}, whose result is computed again, has no memory: {operand.dtype} "
+        f"{list(operand.size())}. Whoever took its storage away (FSDP, `resize_(0)`) must bring it "
+        "back before backward needs the result; or keep what the module saves: "
+        "`swapkit.keep(module)`."
+    )
+
+
+@untraced
 def refuse_overwritten(function: Operator) -> NoReturn:
     """Refuse to repeat an operator whose operands were overwritten unseen.
 
@@ -92,6 +112,7 @@ FUNCTIONS: dict[str, Any] = {
     "has_moved": _has_moved,
     "again": _again,
     "refuse_operand": _refuse_operand,
+    "refuse_emptied": _refuse_emptied,
     "refuse_overwritten": refuse_overwritten,
     "refuse_mismatch": _refuse_mismatch,
 }

@@ -95,6 +95,16 @@ def storage_of(tensor: torch.Tensor) -> int:
     return get_runtime().shim.storage_of(tensor)
 
 
+def is_emptied(tensor: torch.Tensor) -> bool:
+    """Return whether somebody has taken the memory of a tensor's storage away, as FSDP does."""
+    if storage_of(tensor) or tensor.layout is not torch.strided:
+        return False
+    try:
+        return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    except RuntimeError:
+        return False  # a kind of tensor without one storage
+
+
 def tensor_of(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     """Return what is referred to, if it is there, so that it stays while Python holds it."""
     tensor = reference()

@@ -28,13 +28,14 @@ from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost
-from swapkit._runtime.recompute.again import operands_of, refuse_overwritten
+from swapkit._runtime.recompute.again import operands_of, refuse_emptied, refuse_overwritten
 from swapkit._runtime.recompute.by_storage import ByStorage
 from swapkit._runtime.recompute.layouts import Scratch, layout_of
 from swapkit._runtime.recompute.leaves import (
     claim,
     copy_statistics,
     flatten,
+    is_emptied,
     storage_of,
     tensor_of,
     tensors_made,
@@ -109,13 +110,16 @@ class Call:
         """Run the operator again.
 
         Raises:
-            SavedTensorModified: an operand was changed in place.
+            SavedTensorModified: an operand was changed in place, or has no memory.
         """
         unpack = self._runtime.shim.unpack
         with operands_of(self.function):
             kept = zip(self._leaves, self._is_packed, strict=True)
             leaves = [unpack(leaf) if is_packed else leaf for leaf, is_packed in kept]
             leaves = [leaf.make() if isinstance(leaf, Scratch) else leaf for leaf in leaves]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and is_emptied(leaf):
+                refuse_emptied(leaf, self.function)
         args, kwargs = unflatten(leaves, self._form)
         again = contextlib.nullcontext() if self._random is None else self._random.again()
         with below_autograd(), self._settings.again(), again:

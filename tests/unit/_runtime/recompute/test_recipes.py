@@ -152,6 +152,15 @@ def test_operand_when_changed_unseen_then_refused_with_what_to_do() -> None:
         packed.unpack()
 
 
+def test_operand_when_its_memory_is_gone_then_refused_with_what_to_do() -> None:
+    operand = numbers()
+    recipe, results = make(aten.mul.Tensor, operand, 2.0)
+    packed = pack(recipe, results.pop())
+    operand.untyped_storage().resize_(0)  # as FSDP does
+    with pytest.raises(SavedTensorModified, match=r"operand of aten.mul.Tensor.* has no memory"):
+        packed.unpack()
+
+
 def test_operand_when_changed_before_the_save_then_the_result_itself_is_kept() -> None:
     operand = numbers()
     recipe, (made,) = make(aten.mul.Tensor, operand, 2.0)
