@@ -129,7 +129,12 @@ class Device:
             self._link, self._default = usual
 
     def new_scheduler(
-        self, *, host_limit_bytes: int = 0, disk: Path | None = None, disk_limit_bytes: int = 0
+        self,
+        *,
+        host_limit_bytes: int = 0,
+        disk: Path | None = None,
+        disk_limit_bytes: int = 0,
+        copies_in_flight: int = 0,
     ) -> Scheduler:
         """Return who moves storages, within these limits; see `Scheduler`.
 
@@ -144,6 +149,7 @@ class Device:
             host_limit_bytes=host_limit_bytes,
             disk=disk,
             disk_limit_bytes=disk_limit_bytes,
+            copies_in_flight=copies_in_flight,
         )
 
     def new_swapper(self, scheduler: Scheduler, *, limit_bytes: int = 0) -> Swapper:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit._native.sched import Scheduler, Tier
-from swapkit._runtime.rows import COPIES, LEAST_BYTES, PAGE_BYTES, Lanes, Load, RowIn, RowOut
+from swapkit._runtime.benches import make_bench
+from swapkit._runtime.rows import COPIES, LEAST_BYTES, PAGE_BYTES, Lanes, RowIn, RowOut
 from swapkit.errors import DiskError
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from swapkit._runtime.benches import Bench, Sample
     from swapkit._runtime.device import Device
     from swapkit._runtime.rows import Row
 
@@ -73,11 +75,12 @@ def measure_speeds(device: Device, *, room_bytes: int, host_bytes: int | None) -
     if host_bytes is not None:
         most_bytes = min(most_bytes, host_bytes // (HOST_COPIES + 1))
     most_bytes = max(LEAST_BYTES, most_bytes // PAGE_BYTES * PAGE_BYTES)
-    scheduler = device.new_scheduler(host_limit_bytes=(HOST_COPIES + 1) * most_bytes)
+    # With the limit of sessions: how host memory is locked, and so copied, depends on that.
+    scheduler = device.new_scheduler(host_limit_bytes=host_bytes or 0, copies_in_flight=COPIES)
     try:
         lanes = Lanes(device, scheduler, most_bytes)
-        load = Load(device, most_bytes=room_bytes // PARTS_OF_ROOM)
-        return _Rounds(lanes, load).measure()
+        bench = make_bench(device, most_bytes=room_bytes // PARTS_OF_ROOM)
+        return _Rounds(lanes, bench).measure()
     finally:
         scheduler.drain()
         scheduler.trim()
@@ -86,98 +89,100 @@ def measure_speeds(device: Device, *, room_bytes: int, host_bytes: int | None) -
 class _Way:
     """What was measured of one direction: seconds of a large copy and of a small one."""
 
-    def __init__(self, kind: type[Row], lanes: Lanes, nbytes: int) -> None:
+    def __init__(self, kind: type[Row], lanes: Lanes, bench: Bench, nbytes: int) -> None:
         self.large = kind(lanes, nbytes)
+        self.large_seconds = 0.0  # that a copy took the last time
         self._small = kind(lanes, SMALL_BYTES)
+        self._bench = bench
         self._nbytes = nbytes
-        self._large_seconds: list[float] = []
-        self._small_seconds: list[float] = []
-
-    def measure(self, load: Load) -> float:
-        """Measure once; return the products of a second beside the large copies."""
-        self._small.run(load)
-        self._small_seconds.append(self._small.seconds)
-        beside = self.large.run(load)
-        self._large_seconds.append(self.large.seconds)
-        return beside
+        self.forget()
 
     def forget(self) -> None:
         """Do not count what was measured so far."""
-        self._large_seconds.clear()
-        self._small_seconds.clear()
+        self._large: list[Sample] = []
+        self._smalls: list[Sample] = []
+
+    def measure(self) -> None:
+        """Measure once."""
+        self._smalls.append(self._bench.run([self._small]))
+        self._large.append(self._bench.run([self.large]))
+        self.large_seconds = _seconds(self._large[-1])
 
     @property
     def is_steady(self) -> bool:
         """Whether the best sample is not much better than what is counted on."""
-        return is_steady(self._large_seconds)
+        samples = [*self._large, *self._smalls]
+        return all(each.is_sure for each in samples) and is_steady(list(map(_seconds, self._large)))
 
     def conclude(self) -> tuple[float, float]:
         """Return bytes per second, and what each copy takes beside that."""
-        return find_speed(self._nbytes, self._large_seconds, self._small_seconds)
+        seconds, small_seconds = (list(map(_seconds, of)) for of in (self._large, self._smalls))
+        return find_speed(self._nbytes, seconds, small_seconds)
+
+    def interference(self, alone: Sequence[Sample]) -> float:
+        """Return how much longer computing takes beside the large copies."""
+        product = low([each.product for each in alone])
+        return find_interference(product, [(each.product, each.shared) for each in self._large])
 
 
 class _Rounds:
     """Samples of everything, taking turns."""
 
-    def __init__(self, lanes: Lanes, load: Load) -> None:
-        nbytes = _choose_bytes(lanes, load)
-        self._load = load
-        self._out, self._in = (_Way(kind, lanes, nbytes) for kind in (RowOut, RowIn))
+    def __init__(self, lanes: Lanes, bench: Bench) -> None:
+        nbytes, seconds = _choose_bytes(lanes, bench)
+        bench.fit(COPIES * seconds)
+        self._bench = bench
+        self._ways = [_Way(kind, lanes, bench, nbytes) for kind in (RowOut, RowIn)]
         self._duplexes: list[float] = []
-        self._alone: list[float] = []  # products of a second, without copies
-        self._beside: list[float] = []  # and with them
+        self._alone: list[Sample] = []  # without copies
 
     def measure(self) -> Speeds:
         """Measure for `ROUNDS` rounds or about a second."""
         self._run()
-        for way in (self._out, self._in):
+        for way in self._ways:
             way.forget()  # the host's memory was new
         self._duplexes.clear()
         self._alone.clear()
-        self._beside.clear()
         begin = time.perf_counter()
         for index in range(ROUNDS):
             if index >= LEAST_ROUNDS and time.perf_counter() - begin > SECONDS:
                 break
             self._run()
-        out_speed, out_latency = self._out.conclude()
-        in_speed, in_latency = self._in.conclude()
+        (out_speed, out_latency), (in_speed, in_latency) = (way.conclude() for way in self._ways)
         return Speeds(
             out_bytes_per_second=out_speed,
             in_bytes_per_second=in_speed,
             out_latency_seconds=out_latency,
             in_latency_seconds=in_latency,
             duplex=statistics.median(self._duplexes),
-            interference=find_interference(self._alone, self._beside),
-            is_steady=self._out.is_steady and self._in.is_steady,
+            interference=statistics.mean(way.interference(self._alone) for way in self._ways),
+            is_steady=all(way.is_steady for way in self._ways),
         )
 
     def _run(self) -> None:
-        for way in (self._out, self._in):
-            self._alone.append(self._load.run(_after(ROW_SECONDS / 4)))
-            self._beside.append(way.measure(self._load))
-        self._duplexes.append(_measure_duplex(self._out.large, self._in.large, self._load))
+        for way in self._ways:
+            self._alone.append(self._bench.run([]))
+            way.measure()
+        both = self._bench.run([way.large for way in self._ways])
+        alone = [way.large_seconds for way in self._ways]
+        self._duplexes.append(find_duplex(alone[0], alone[1], _seconds(both)))
 
 
-def _choose_bytes(lanes: Lanes, load: Load) -> int:
-    """Return how many bytes a copy has to have for a row to take about `ROW_SECONDS`."""
-    nbytes = LEAST_BYTES
+def _choose_bytes(lanes: Lanes, bench: Bench) -> tuple[int, float]:
+    """Return how many bytes a copy has to have, and how long it takes: a row for `ROW_SECONDS`."""
+    nbytes, seconds = LEAST_BYTES, 0.0
     for _ in range(3):  # closer each time: a small copy's latency hides the speed
-        row = RowOut(lanes, nbytes)
-        row.run(load)
-        nbytes = int(nbytes * ROW_SECONDS / COPIES / row.seconds)
-        nbytes = max(LEAST_BYTES, min(lanes.nbytes, nbytes // PAGE_BYTES * PAGE_BYTES))
-    return nbytes
+        seconds = _seconds(bench.run([RowOut(lanes, nbytes)]))
+        wanted = int(nbytes * ROW_SECONDS / COPIES / seconds)
+        chosen = max(LEAST_BYTES, min(lanes.nbytes, wanted // PAGE_BYTES * PAGE_BYTES))
+        seconds *= chosen / nbytes
+        nbytes = chosen
+    return nbytes, seconds
 
 
-def _measure_duplex(out: Row, back: Row, load: Load) -> float:
-    """Run both ways at once, each of which has just run alone."""
-    alone = out.seconds, back.seconds
-    begin = time.perf_counter()
-    out.start()
-    back.start()
-    load.run(lambda: all([out.is_over(), back.is_over()]))
-    return find_duplex(*alone, (max(out.end, back.end) - begin) / COPIES)
+def _seconds(sample: Sample) -> float:
+    """Return what a copy took of each row, as they all ran at once."""
+    return sample.copying / COPIES
 
 
 def find_speed(
@@ -214,24 +219,23 @@ def find_duplex(out_seconds: float, in_seconds: float, both_seconds: float) -> f
     return min(2.0, max(1.0, 2 * shorter / shared)) if shared > 0 else 2.0
 
 
-def find_interference(alone: Sequence[float], beside: Sequence[float]) -> float:
+def find_interference(alone: float, beside: Sequence[tuple[float, float]]) -> float:
     """Return how much longer computing takes while copies run, 0: not at all.
 
-    Other programs only slow it down, so the better samples of both are compared.
+    Other programs only slow it down, so the better samples are compared.
 
     Args:
-        alone: products of a second without copies.
-        beside: and with them; 0: nothing was computed.
+        alone: what a product takes without copies; 0: nothing was computed.
+        beside: what it takes otherwise, and the part of that in which copies ran.
     """
-    best_alone, best_beside = (-low([-each for each in values]) for values in (alone, beside))
-    if best_beside <= 0:
+    found = []
+    for seconds, shared in beside:
+        lost = seconds - alone
+        rest = seconds * shared - lost  # of the time beside copies: what it takes without them
+        found.append(lost / rest if rest > 0 else MOST_INTERFERENCE)
+    if alone <= 0 or not found:
         return 0.0
-    return min(MOST_INTERFERENCE, max(0.0, best_alone / best_beside - 1))
-
-
-def _after(seconds: float) -> Callable[[], bool]:
-    end = time.perf_counter() + seconds
-    return lambda: time.perf_counter() >= end
+    return min(MOST_INTERFERENCE, max(0.0, low(found)))
 
 
 def low(values: Sequence[float]) -> float:

@@ -97,18 +97,29 @@ def test_duplex_when_noise_goes_beyond_then_held_within_its_range() -> None:
 
 
 def test_interference_when_samples_are_disturbed_then_the_better_ones_count() -> None:
-    alone = [100.0, 120.0, 30.0, 119.0, 120.0]
-    beside = [60.0, 96.0, 2.0, 100.0, 96.0]
-    assert speeds.find_interference(alone, beside) == pytest.approx(0.25)
+    beside = [(1.6, 1.0), (1.25, 1.0), (50.0, 1.0), (1.2, 1.0), (1.25, 1.0), (1.25, 1.0)]
+    assert speeds.find_interference(1.0, beside) == pytest.approx(0.25)
+
+
+def test_interference_when_copies_ran_for_a_part_then_told_of_that_part() -> None:
+    # Of 1.1 seconds copies ran in 0.6, in which what takes 0.5 without them was computed.
+    assert speeds.find_interference(1.0, [(1.1, 0.6 / 1.1)]) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
-    ("beside", "expected"), [(110.0, 0.0), (100.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
+    ("alone", "beside", "expected"),
+    [
+        (1.0, (0.9, 1.0), 0.0),
+        (1.0, (1.0, 0.5), 0.0),
+        (1.0, (9.0, 1.0), 1.0),
+        (1.0, (1.5, 0.1), 1.0),
+        (0.0, (0.0, 0.0), 0.0),
+    ],
 )
 def test_interference_when_it_makes_no_sense_then_held_within_its_range(
-    beside: float, expected: float
+    alone: float, beside: tuple[float, float], expected: float
 ) -> None:
-    assert speeds.find_interference([100.0], [beside]) == expected
+    assert speeds.find_interference(alone, [beside]) == expected
 
 
 @pytest.mark.usefixtures("quick")
@@ -194,9 +205,11 @@ def test_link_when_the_host_has_no_room_then_the_memory_is_given_back(
     device = installation.device
     before = in_use(installation)
     lanes = Lanes(device, device.new_scheduler(host_limit_bytes=4096), MIB)
+    row = RowOut(lanes, MIB)
+    row.prepare()
     with pytest.raises(OutOfHostMemory):
-        RowOut(lanes, MIB).run()
-    del lanes
+        row.queue(0)
+    del lanes, row
     assert in_use(installation) == before
 
 
