@@ -342,3 +342,29 @@ def repeat_all(trace: Trace) -> tuple[Decision, ...]:
     able = [each for each in items(trace) if trace.operators[maker(trace, each)].is_repeatable]
     assert able
     return recompute(*able)
+
+
+@contextmanager
+def defined(name: str, function: Callable[..., torch.Tensor], schema: str) -> Iterator[Any]:
+    """Define an operator whose result is saved."""
+    library = torch.library.Library("swapkit_captures", "FRAGMENT")
+    library.define(f"{name}{schema}")
+    library.impl(name, function, "CPU")
+
+    def save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.others = len(inputs) - 1
+        ctx.save_for_backward(output)
+
+    torch.library.register_autograd(
+        f"swapkit_captures::{name}",
+        lambda context, gradient: (
+            gradient * context.saved_tensors[0].cos(),
+            *[None] * context.others,
+        ),
+        setup_context=save,
+        lib=library,
+    )
+    try:
+        yield getattr(torch.ops.swapkit_captures, name)
+    finally:
+        library._destroy()

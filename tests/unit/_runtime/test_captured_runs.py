@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from tests.unit._runtime.following_rig import (
     Apply,
     Course,
     assert_same,
+    defined,
     follow,
     made_by,
     plain,
@@ -22,8 +22,6 @@ from tests.unit._runtime.following_rig import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from swapkit.ir.plans import Decision
     from swapkit.ir.traces import Trace
 
@@ -58,32 +56,6 @@ def test_plan_when_an_operator_has_many_results_then_all_are_computed_again() ->
 
 
 # ---- users' operators ----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def defined(name: str, function: Callable[..., torch.Tensor], schema: str) -> Iterator[Any]:
-    """Define an operator whose result is saved."""
-    library = torch.library.Library("swapkit_captures", "FRAGMENT")
-    library.define(f"{name}{schema}")
-    library.impl(name, function, "CPU")
-
-    def save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        ctx.others = len(inputs) - 1
-        ctx.save_for_backward(output)
-
-    torch.library.register_autograd(
-        f"swapkit_captures::{name}",
-        lambda context, gradient: (
-            gradient * context.saved_tensors[0].cos(),
-            *[None] * context.others,
-        ),
-        setup_context=save,
-        lib=library,
-    )
-    try:
-        yield getattr(torch.ops.swapkit_captures, name)
-    finally:
-        library._destroy()
 
 
 class Stopped(Exception):
