@@ -98,7 +98,6 @@ class Life:
         self.is_closed = False
         self._config = config
         self._model = model
-        self._optimizers = optimizers
         self._counter = StepCounter(
             model,
             optimizers,
@@ -245,12 +244,12 @@ class Life:
         self.hooks.enter()
         if self._config.plans:
             steering = Steering(
-                installation, self.hooks, self._model, self._optimizers, self._config
+                installation, self.hooks, self._model, self._counter.optimizers, self._config
             )
             undo.add(steering.stop)
             self.steering = steering
             steering.start()
-        self._model, self._optimizers = None, ()  # the session holds them while it is active
+        self._model = None  # the session holds it while it is active
 
     # ---- the end ---------------------------------------------------------------------------------
 
