@@ -9,7 +9,7 @@
 
 typedef struct sk__cpu {
     sk__mutex lock;
-    pthread_cond_t changed; /* an event completed, a task was added or done, a stream stops */
+    pthread_cond_t changed; /* what somebody waits for was recorded, or done */
     sk__fork_node fork_node;
     sk_cpu_params params; /* capacity_bytes resolved; never changes */
     size_t used_bytes SK_GUARDED_BY(lock);

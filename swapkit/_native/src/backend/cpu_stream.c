@@ -1,11 +1,12 @@
 /* cpu_stream.c - worker threads as streams, with events and copies.
  *
- * One lock and one condition serve all streams of a backend: work items are copies of a megabyte or
- * more, so contention is nothing. A task stays at the head of its queue while it runs and is taken
- * off when done; a forked child, where the threads do not exist, therefore finds every unfinished
- * task still queued and runs it again (a copy may be repeated). Each recording of an event is a
- * mark of its own, kept alive by the tasks that refer to it: who waits, waits for the recording
- * that was the latest when the wait was queued, whatever is recorded later.
+ * One lock serves all streams of a backend. Work items may be small copies that come by the
+ * hundred, so a thread is woken only for what it waits for: its stream's work, or the end of what
+ * somebody waits for. A task stays at the head of its queue while it runs and is taken off when
+ * done; a forked child, where the threads do not exist, therefore finds every unfinished task still
+ * queued and runs it again (a copy may be repeated). Each recording of an event is a mark of its
+ * own, kept alive by the tasks that refer to it: who waits, waits for the recording that was the
+ * latest when the wait was queued, whatever is recorded later.
  *
  * The NULL stream is the host's own program order: work on it is done before the call returns. */
 #include <errno.h>
@@ -20,7 +21,8 @@ enum { QUEUE_START = 16, QUICK_BYTES = 64 * 1024, NS_PER_S = 1000000000 };
 /* One recording of an event. Guarded by the backend's lock. */
 typedef struct mark {
     bool done;
-    unsigned holders; /* the event and every queued task */
+    unsigned holders; /* the event, every queued task, and who waits */
+    unsigned waiters; /* threads */
 } mark;
 
 struct sk_event {
@@ -46,7 +48,9 @@ struct sk_stream {
     pthread_t thread;
     bool running; /* the thread exists */
     bool stopping;
-    task *queue; /* ring of `capacity` slots, `count` from `head` on */
+    pthread_cond_t work; /* something is queued, or the stream stops */
+    unsigned syncs;      /* threads that wait for what is queued */
+    task *queue;         /* ring of `capacity` slots, `count` from `head` on */
     size_t capacity, head, count;
     uint64_t done; /* tasks ever finished; with `count`, their sequence numbers */
 };
@@ -137,6 +141,15 @@ static void copy_run(const sk_cpu_params *params, const task *work) {
     }
 }
 
+/* Wait for a recording that the caller holds. */
+static void mark_await(sk__cpu *cpu, mark *mark) SK_REQUIRES(cpu->lock) {
+    mark->waiters++;
+    while (!mark->done) {
+        sk__wait(&cpu->changed, &cpu->lock);
+    }
+    mark->waiters--;
+}
+
 /* Run the task at the head; the lock is released while it copies or calls. */
 static void task_run(sk__cpu *cpu, const task *work) SK_REQUIRES(cpu->lock) {
     switch (work->kind) {
@@ -151,12 +164,13 @@ static void task_run(sk__cpu *cpu, const task *work) SK_REQUIRES(cpu->lock) {
         sk__lock(&cpu->lock);
         break;
     case TASK_WAIT:
-        while (!work->mark->done) {
-            sk__wait(&cpu->changed, &cpu->lock);
-        }
+        mark_await(cpu, work->mark);
         break;
     case TASK_SIGNAL:
         work->mark->done = true;
+        if (work->mark->waiters > 0) {
+            (void)pthread_cond_broadcast(&cpu->changed);
+        }
         break;
     }
 }
@@ -167,7 +181,7 @@ static void *stream_main(void *argument) {
     sk__lock(&cpu->lock);
     for (;;) {
         while (stream->count == 0 && !stream->stopping) {
-            sk__wait(&cpu->changed, &cpu->lock);
+            sk__wait(&stream->work, &cpu->lock);
         }
         if (stream->count == 0) {
             break;
@@ -180,7 +194,9 @@ static void *stream_main(void *argument) {
         if (work.mark != NULL) {
             mark_drop(work.mark);
         }
-        (void)pthread_cond_broadcast(&cpu->changed);
+        if (stream->syncs > 0) {
+            (void)pthread_cond_broadcast(&cpu->changed);
+        }
     }
     sk__unlock(&cpu->lock);
     return NULL;
@@ -234,7 +250,7 @@ static sk_status task_add(sk__cpu *cpu, sk_stream *stream, const task *work)
     if (work->mark != NULL) {
         work->mark->holders++;
     }
-    (void)pthread_cond_broadcast(&cpu->changed);
+    (void)pthread_cond_signal(&stream->work); /* only its thread waits for that */
     return SK_OK;
 }
 
@@ -247,6 +263,7 @@ sk_status sk__cpu_stream_create(void *self, sk_stream **out) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "cpu backend: no host memory for a stream");
     }
     stream->cpu = cpu;
+    (void)pthread_cond_init(&stream->work, NULL);
     sk__lock(&cpu->lock);
     stream->next = cpu->streams;
     cpu->streams = stream;
@@ -274,7 +291,7 @@ sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream) {
     }
     bool running = stream->running;
     stream->stopping = true;
-    (void)pthread_cond_broadcast(&cpu->changed);
+    (void)pthread_cond_signal(&stream->work);
     sk__unlock(&cpu->lock);
     if (running) {
         (void)pthread_join(stream->thread, NULL);
@@ -282,6 +299,7 @@ sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream) {
     sk__lock(&cpu->lock);
     stream_unlink(cpu, stream);
     sk__unlock(&cpu->lock);
+    (void)pthread_cond_destroy(&stream->work);
     free(stream->queue);
     free(stream);
     return SK_OK;
@@ -295,9 +313,11 @@ sk_status sk__cpu_stream_sync(void *self, sk_stream *stream) {
     sk__lock(&cpu->lock);
     sk_status status = stream->count == 0 ? SK_OK : stream_start(cpu, stream);
     uint64_t last = stream->done + stream->count; /* not what others queue meanwhile */
+    stream->syncs++;
     while (status == SK_OK && stream->done < last) {
         sk__wait(&cpu->changed, &cpu->lock);
     }
+    stream->syncs--;
     sk__unlock(&cpu->lock);
     return status;
 }
@@ -332,9 +352,7 @@ sk_status sk__cpu_event_sync(void *self, sk_event *event) {
     mark *latest = event->latest;
     if (status == SK_OK && latest != NULL) {
         latest->holders++;
-        while (!latest->done) {
-            sk__wait(&cpu->changed, &cpu->lock);
-        }
+        mark_await(cpu, latest);
         mark_drop(latest);
     }
     sk__unlock(&cpu->lock);
@@ -432,6 +450,8 @@ SK_NO_ANALYSIS void sk__cpu_streams_after_fork(void *self) {
     sk__cpu *cpu = self;
     (void)pthread_cond_init(&cpu->changed, NULL);
     for (sk_stream *stream = cpu->streams; stream != NULL; stream = stream->next) {
+        (void)pthread_cond_init(&stream->work, NULL);
         stream->running = false;
+        stream->syncs = 0;
     }
 }
