@@ -261,6 +261,17 @@ SK_TEST(open, test_open_when_host_locking_is_incomplete_then_invalid_and_named) 
     check_refused(&no_size, "host_lock_bytes");
 }
 
+static void least_visit(void *self) { (void)self; }
+
+SK_TEST(open, test_open_when_a_visit_cannot_begin_or_end_then_invalid_and_named) {
+    sk_backend_ops no_end = least_ops();
+    no_end.visit_begin = least_visit;
+    check_refused(&no_end, "visit_begin and visit_end");
+    sk_backend_ops no_begin = least_ops();
+    no_begin.visit_end = least_visit;
+    check_refused(&no_begin, "visit_begin and visit_end");
+}
+
 SK_TEST(open, test_open_when_no_memory_group_at_all_then_invalid) {
     sk_backend_ops ops = least_ops();
     ops.memory_alloc = NULL;

@@ -244,7 +244,7 @@ SK_TEST(sched_fault, test_create_when_anything_fails_then_nothing_is_left) {
 
 SK_TEST(sched_fault, test_finish_when_only_the_wait_fails_then_nothing_has_changed) {
     scene s;
-    scene_open(&s, &(scene_options){.gate = true, .fault = true});
+    scene_open(&s, &(scene_options){.gate = true, .fault = true, .copies_in_flight = 1});
     sk_stream *consumer = make_stream(s.backend);
     parcel p = parcel_make(&s, SIZE, SK_TIER_ANY, 1);
     CHECK_OK(parcel_out(&p, NULL));

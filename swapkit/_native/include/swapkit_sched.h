@@ -47,7 +47,9 @@ typedef struct sk_sched_params {
     const char *disk_folder;         /* NULL: no disk */
     size_t disk_limit_bytes;         /* 0: what the file system has */
     uint32_t copies_in_flight;       /* of each direction; 0: as many as keep the link busy */
-    void (*drop_owner)(void *owner); /* called on any thread, with no lock held; must not wait */
+    /* Called on any thread, with no lock held. It must not wait, and must leave the thread's device
+     * and context as they were. */
+    void (*drop_owner)(void *owner);
 } sk_sched_params;
 
 typedef struct sk_sched_stats {

@@ -47,7 +47,7 @@ static sk_status unsupported_host(void *self, void *address, size_t nbytes) {
     return sk__fail(SK_UNSUPPORTED, "backend: it does not lock host memory");
 }
 
-static void destroy_nothing(void *self) { (void)self; }
+static void do_nothing(void *self) { (void)self; }
 
 /* Name of the first mandatory member that is absent, or NULL. */
 static const char *missing_member(const sk_backend_ops *ops) {
@@ -78,7 +78,11 @@ static const char *missing_member(const sk_backend_ops *ops) {
 
 static bool is_power_of_two(size_t n) { return n != 0 && (n & (n - 1)) == 0; }
 
-static sk_status host_check(const sk_backend_ops *ops) {
+static sk_status pairs_check(const sk_backend_ops *ops) {
+    if ((ops->visit_begin == NULL) != (ops->visit_end == NULL)) {
+        return sk__fail(SK_INVALID, "backend '%s': visit_begin and visit_end go together",
+                        ops->name);
+    }
     if ((ops->host_lock == NULL) != (ops->host_unlock == NULL)) {
         return sk__fail(SK_INVALID, "backend '%s': host_lock and host_unlock go together",
                         ops->name);
@@ -112,12 +116,12 @@ static sk_status groups_check(const sk_backend_ops *ops) {
         return sk__fail(SK_INVALID, "backend '%s': memory_alloc or range_reserve is needed",
                         ops->name);
     }
-    return host_check(ops);
+    return pairs_check(ops);
 }
 
 static void defaults_fill(sk_backend_ops *ops) {
     if (ops->destroy == NULL) {
-        ops->destroy = destroy_nothing;
+        ops->destroy = do_nothing;
     }
     if (ops->memory_alloc == NULL) {
         ops->memory_alloc = unsupported_memory_alloc;
@@ -143,6 +147,10 @@ static void defaults_fill(sk_backend_ops *ops) {
         ops->host_lock = unsupported_host;
         ops->host_unlock = unsupported_host;
         ops->host_lock_bytes = 0;
+    }
+    if (ops->visit_begin == NULL) {
+        ops->visit_begin = do_nothing;
+        ops->visit_end = do_nothing;
     }
 }
 

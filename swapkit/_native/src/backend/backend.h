@@ -16,6 +16,15 @@ struct sk_backend {
 void sk__backend_hold(sk_backend *backend);
 void sk__backend_drop(sk_backend *backend);
 
+/* Several calls of this thread in a row. See sk_backend_ops. */
+static inline void sk__visit_begin(const sk_backend *backend) {
+    backend->ops.visit_begin(backend->self);
+}
+
+static inline void sk__visit_end(const sk_backend *backend) {
+    backend->ops.visit_end(backend->self);
+}
+
 /* pinned.c. The memory of the backend `cpu`, every committed granule of it locked by `device`.
  *
  * device   must have host_lock; kept open.

@@ -8,16 +8,39 @@ enum { HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides what star
 
 /* ---- a visit to the driver ------------------------------------------------------------------- */
 
+/* Whose context stays current on this thread, from the first call on, until its visit ends. A visit
+ * to another device in the meantime is none: each of its calls sees for itself. */
+static _Thread_local struct {
+    const sk__cuda *cuda; /* NULL: none */
+    unsigned depth;
+    bool entered, pushed;
+} visit;
+
+void sk__cuda_visit_begin(void *self) {
+    if (visit.cuda == NULL) {
+        visit.cuda = self;
+    }
+    visit.depth += visit.cuda == self;
+}
+
 sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed) {
     *pushed = false;
     if (sk__cuda_gone() != NULL) {
         return SK_CU_DEINITIALIZED;
+    }
+    if (visit.cuda == cuda && visit.entered) {
+        return SK_CU_SUCCESS;
     }
     sk__cu_context *current = NULL;
     sk__cu_result result = cuda->driver->cuCtxGetCurrent(&current);
     if (result == SK_CU_SUCCESS && current != cuda->context) {
         result = cuda->driver->cuCtxPushCurrent_v2(cuda->context);
         *pushed = result == SK_CU_SUCCESS;
+    }
+    if (visit.cuda == cuda && result == SK_CU_SUCCESS) {
+        visit.entered = true;
+        visit.pushed = *pushed;
+        *pushed = false;
     }
     return result;
 }
@@ -27,6 +50,16 @@ static void pop(const sk__cuda *cuda, bool pushed) {
         sk__cu_context *popped = NULL;
         (void)cuda->driver->cuCtxPopCurrent_v2(&popped);
     }
+}
+
+void sk__cuda_visit_end(void *self) {
+    if (visit.cuda != self || --visit.depth > 0) {
+        return;
+    }
+    bool pushed = visit.pushed && sk__cuda_gone() == NULL;
+    visit.cuda = NULL;
+    visit.entered = visit.pushed = false;
+    pop(self, pushed);
 }
 
 static sk_status result_status(const sk__cuda *cuda, const char *what, sk__cu_result result) {
@@ -98,6 +131,8 @@ static const sk_backend_ops cuda_ops = {
     .event_sync = sk__cuda_event_sync,
     .copy_async = sk__cuda_copy_async,
     .stream_call = sk__cuda_stream_call,
+    .visit_begin = sk__cuda_visit_begin,
+    .visit_end = sk__cuda_visit_end,
 };
 
 sk_status sk_cuda_device_count(int32_t *out) {

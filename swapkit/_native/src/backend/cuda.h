@@ -3,7 +3,9 @@
  * A stream is the driver's own CUstream, an event its CUevent: those of others, such as torch's,
  * can be handed in. The NULL stream is the legacy default stream of the device's primary context.
  *
- * Every operation is a visit: enter, call the driver if that worked, leave with the result. */
+ * Every operation is a visit: enter, call the driver if that worked, leave with the result. Between
+ * the backend's visit_begin and visit_end the context stays current, and only the first one asks.
+ */
 #ifndef SWAPKIT_BACKEND_CUDA_H
 #define SWAPKIT_BACKEND_CUDA_H
 
@@ -30,6 +32,8 @@ typedef struct sk__cuda {
 /* Make the device's context current in this thread, if it is not: the caller's own stays what it
  * is. Calls no driver that is gone: the result is then SK_CU_DEINITIALIZED. */
 sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed);
+void sk__cuda_visit_begin(void *self);
+void sk__cuda_visit_end(void *self);
 /* Undo that; `result` of the driver's function `what`, as a status with a text. */
 sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what, sk__cu_result result);
 /* The same for what releases something: if it went with the process or the context, it is gone. */

@@ -145,6 +145,10 @@ static sk_status forward_host_unlock(void *self, void *address, size_t nbytes) {
     FORWARD(self, &call, INNER(self)->ops.host_unlock(INNER(self)->self, address, nbytes));
 }
 
+static void forward_visit_begin(void *self) { sk__visit_begin(INNER(self)); }
+
+static void forward_visit_end(void *self) { sk__visit_end(INNER(self)); }
+
 sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out) {
     const sk_backend_ops ops = {
         .struct_size = sizeof ops,
@@ -175,6 +179,8 @@ sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out
         .host_lock_bytes = self->inner->ops.host_lock_bytes,
         .host_lock = self->inner->ops.host_lock_bytes != 0 ? forward_host_lock : NULL,
         .host_unlock = self->inner->ops.host_lock_bytes != 0 ? forward_host_unlock : NULL,
+        .visit_begin = forward_visit_begin,
+        .visit_end = forward_visit_end,
     };
     sk_status status = sk_backend_open(&ops, self, out);
     if (status == SK_OK) {

@@ -58,6 +58,7 @@ static sk_group *running_middle(const sk__lane_of_copies *lane) {
 static void *pump_main(void *argument) {
     sk__lane_of_copies *lane = argument;
     sk_sched *sched = lane->sched;
+    sk__visit_begin(sched->backend); /* a single one */
     sk__enter(sched);
     for (;;) {
         while (lane->running.first == NULL && !lane->stopping) {
@@ -71,6 +72,7 @@ static void *pump_main(void *argument) {
         sk__enter(sched);
     }
     sk__leave(sched);
+    sk__visit_end(sched->backend);
     return NULL;
 }
 

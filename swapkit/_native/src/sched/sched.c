@@ -9,7 +9,10 @@ enum { ROOM_START = 16 };
 /* ---- the lock, and owners that are given up under it ------------------------------------------
  */
 
-SK_NO_ANALYSIS void sk__enter(sk_sched *sched) { sk__lock(&sched->lock); }
+SK_NO_ANALYSIS void sk__enter(sk_sched *sched) {
+    sk__lock(&sched->lock);
+    sk__visit_begin(sched->backend);
+}
 
 /* What this thread drops owners of. One that calls the scheduler in its turn does not drop those
  * behind it: they keep their order. */
@@ -37,6 +40,7 @@ SK_NO_ANALYSIS static void drop_owners(sk_sched *sched) {
 }
 
 SK_NO_ANALYSIS void sk__leave(sk_sched *sched) {
+    sk__visit_end(sched->backend);
     drop_owners(sched);
     sk__unlock(&sched->lock);
 }

@@ -128,6 +128,7 @@ struct sk_sched {
 };
 
 /* sched.c */
+/* What follows on this thread, until sk__leave(), is one visit to the device. */
 void sk__enter(sk_sched *sched) SK_ACQUIRE(sched->lock);
 /* Unlock, and drop the owners that are no longer needed. */
 void sk__leave(sk_sched *sched) SK_RELEASE(sched->lock);
