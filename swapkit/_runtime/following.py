@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._native.sched import RESIDENT
-from swapkit._runtime import global_hooks
+from swapkit._runtime import global_hooks, resting
 from swapkit._runtime.captures import capture_table
 from swapkit._runtime.fitting import bytes_before
 from swapkit._runtime.following_tables import Table, compile_plan
@@ -66,6 +66,7 @@ class Following:
             raise SessionError("a plan is followed in a session: nobody counts events here")
         self.plan = plan
         self.bytes_before = bytes_before(trace)
+        self.needs_modules = False  # for `tracking.Sites`
         self._trace = trace
         self._swapper = swapper
         self._find_model = find_weakly(model)
@@ -120,7 +121,7 @@ class Following:
         if follower is None:
             raise SessionError("this plan is not followed: call start() first")
         with swapper.runtime.lock:
-            position, count = int(follower.position), self._table.event_count
+            position, count = int(follower.position), len(self._table.sites)
             if follower.is_on and position < count:
                 self._deviation = (
                     f"the step ended after {position} of {count} events: {self._expected(position)}"
@@ -163,6 +164,15 @@ class Following:
         follower = self._follower
         return int(follower.position) if follower is not None and follower.is_on else None
 
+    def find_site(self) -> tuple[int, int] | None:
+        """Return where the thread saves something now, if that is where the plan expects it.
+
+        See `tracking.Sites`.
+        """
+        position = self.now()
+        sites = self._table.sites
+        return None if position is None or position >= len(sites) else sites[position]
+
     def has_used(self) -> bool:
         """Return whether something was used in the step; True where it left the plan: maybe."""
         position = self.now()
@@ -185,6 +195,7 @@ class Following:
     def deviated(self, found: tuple[int, bool, int, int, int, bool]) -> None:
         """Note that an event was not as expected; see `Owner`."""
         assert self._follower is not None
+        resting.end()
         position = found[0]  # not the follower's: another thread's events are counted there, too
         expected = self._expected(position)
         self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"

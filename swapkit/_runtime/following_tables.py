@@ -49,7 +49,7 @@ class Table:
     events: bytes
     storages: bytes
     dues: bytes
-    event_count: int
+    sites: tuple[tuple[int, int] | None, ...]  # where each event saves first: tag and index
     captures: tuple[Capture, ...]  # what is computed again, in order
     operators: tuple[str, ...]  # names of all that run in the step
     # Where something is saved first: tags, and the bytes that have been sent out by then.
@@ -79,7 +79,10 @@ def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
         events=array("q", [number for row in rows for number in row]).tobytes(),
         storages=array("q", _storage_rows(trace, lives, planned, treatments)).tobytes(),
         dues=array("q", _dues(trace, lives, planned, treatments)).tobytes(),
-        event_count=len(rows),
+        sites=tuple(
+            (tag, trace.storages[storage].index) if kind == FIRST_SAVE else None
+            for storage, _, tag, kind in rows
+        ),
         captures=tuple(chains.captures()),
         operators=tuple(sorted({operator.name for operator in trace.operators})),
         curve=_curve(rows, planned),

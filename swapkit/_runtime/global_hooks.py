@@ -31,6 +31,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from swapkit._runtime import resting
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.threads import others_wait
 
@@ -42,7 +43,14 @@ if TYPE_CHECKING:
 
 
 class CallListener(Protocol):
-    """Who is told of every call of a module, on the thread that calls it, with no lock held."""
+    """Who is told of every call of a module, on the thread that calls it, with no lock held.
+
+    Of those inside of a call on a thread that rests (`rest`) nobody is told.
+    """
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether it can do without. Where that changes it calls `resting.interrupt`."""
 
     def enter(self, module: torch.nn.Module, /) -> None:
         """A module's forward begins."""
@@ -70,10 +78,15 @@ _Listener = TypeVar("_Listener")
 class Listeners(Generic[_Listener]):
     """The listeners of one set of torch's hooks. Any thread."""
 
-    def __init__(self, install: Callable[[], Sequence[RemovableHandle]]) -> None:
-        """Listen to nothing. `install` adds torch's hooks."""
+    def __init__(
+        self,
+        install: Callable[[], Sequence[RemovableHandle]],
+        uninstall: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Listen to nothing. `install` adds torch's hooks; `uninstall` follows their removal."""
         self.now: tuple[_Listener, ...] = ()
         self._install = install
+        self._uninstall = uninstall
         self._handles: Sequence[RemovableHandle] = ()
         # Reentrant: a finalizer may end a listener in the middle of another change.
         self._lock = threading.RLock()
@@ -86,17 +99,25 @@ class Listeners(Generic[_Listener]):
         """Tell a listener from now on, after those that are there."""
         with self._lock:
             self.now = (*self.now, listener)
+            resting.interrupt()
             if not self._handles:
                 self._handles = self._install()
+
+    def prepare_rest(self) -> bool:
+        """Return whether torch's hooks can be passed over where a thread rests."""
+        with self._lock:
+            return resting.install(self._handles)
 
     def remove(self, listener: _Listener) -> None:
         """Tell a listener no more; without effect if it is not there."""
         with self._lock:
             self.now = tuple(other for other in self.now if other is not listener)
+            resting.interrupt()
             if not self.now and self._handles and others_wait() and not _are_called():
                 handles, self._handles = self._handles, ()
                 for handle in handles:
                     handle.remove()
+                self._uninstall()
 
 
 # Torch calls the hooks of an optimizer's step in this function, whatever its class.
@@ -142,6 +163,7 @@ class _Running(threading.local):
 
     def leave(self, *, has_raised: bool) -> None:
         """Tell that the innermost call has ended."""
+        resting.end()
         self.ids.pop()
         self.told = call = self.calls.pop()
         call.has_raised = has_raised
@@ -164,15 +186,12 @@ class _Running(threading.local):
 _running = _Running()
 _period = 0  # of hooks; what a thread has noted in an earlier one is stale
 
-# Torch calls the hooks of a module in a function inside of this one.
-_CALL = torch.nn.Module._call_impl.__code__  # noqa: SLF001
-
 
 def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
     """Return the modules that are called on the stack of a frame, innermost first."""
     found = []
     while frame is not None:
-        if frame.f_code is _CALL:
+        if frame.f_code is resting.CALL:
             found.append(frame.f_locals["self"])
         frame = frame.f_back
     return found
@@ -197,7 +216,7 @@ def _install_steps() -> Sequence[RemovableHandle]:
     )
 
 
-calls: Listeners[CallListener] = Listeners(_install_calls)
+calls: Listeners[CallListener] = Listeners(_install_calls, resting.uninstall)
 steps: Listeners[StepListener] = Listeners(_install_steps)
 
 
@@ -214,7 +233,10 @@ def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
     if running.period != _period:
         running.ids, running.calls, running.period = [], [], _period
     if id(module) in running.ids:
+        resting.end()
         running.settle(module)
+    elif resting.is_resting():
+        return  # a module with hooks of its own
     running.ids.append(id(module))
     running.told = call = Call(module)
     running.calls.append(call)
@@ -231,10 +253,22 @@ def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
         return  # it began before anybody listened
     while running.ids[-1] != own:
         running.leave(has_raised=True)  # inside of it, and unseen
-    # After an exception torch calls the hooks in `_CALL` itself, otherwise in a function inside of
-    # it. What is handled around (`sys.exc_info`) may be an exception of the caller's, and a forward
-    # may return None.
-    running.leave(has_raised=sys._getframe(1).f_code is _CALL)  # noqa: SLF001
+    # After an exception torch calls the hooks in the outer function itself. What is handled around
+    # (`sys.exc_info`) may be an exception of the caller's, and a forward may return None.
+    running.leave(has_raised=sys._getframe(1).f_code is resting.CALL)  # noqa: SLF001
+
+
+def rest() -> resting.Rest | None:
+    """Let this thread rest until the call ends that a listener is being told of, if all others may.
+
+    Returns:
+        The rest; None: somebody needs to hear of all modules.
+    """
+    prepared = resting.prepare()  # first: another thread may add a listener meanwhile
+    if not all(listener.may_rest for listener in calls.now) or not calls.prepare_rest():
+        return None
+    resting.begin(prepared)
+    return prepared
 
 
 def this_call() -> Call | None:

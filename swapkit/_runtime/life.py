@@ -238,8 +238,9 @@ class Life:
 
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread
-        installation.tracker.start()
-        undo.add(_once(installation.tracker.stop))
+        tracker = installation.tracker
+        tracker.start(may_rest=True)
+        undo.add(_once(functools.partial(tracker.stop, may_rest=True)))
         undo.add(self.hooks.leave)
         self.hooks.enter()
         if self._config.plans:

@@ -40,6 +40,8 @@ class _Thread(threading.local):
 class Calls:
     """The calls of modules while a step is recorded, on the threads that are recorded."""
 
+    may_rest = False
+
     def __init__(
         self,
         tracker: ModuleTracker,

@@ -25,7 +25,7 @@ from swapkit._runtime.measuring import measure_machine
 from swapkit._runtime.ranks import join_ranks
 from swapkit._runtime.recorder import Setting
 from swapkit._runtime.recorder_modes import can_stay, drop_left
-from swapkit._runtime.step_forwards import Forwards
+from swapkit._runtime.step_forwards import Forwards, Rests
 from swapkit._runtime.step_recording import StepRecording, finish_trace
 from swapkit._runtime.step_times import StepClock, StepTimes
 from swapkit.planning.cases import Stage
@@ -53,6 +53,8 @@ SPARE_GRANULES = 16
 
 class Steering:
     """Learns what the steps of one session do, and has the best plan for them followed."""
+
+    may_rest = True  # where it says so
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class Steering:
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
         self._forwards = Forwards()
+        self._rests = Rests(installation.tracker)
         self._is_late = False  # whether the step begins with a module's forward, whichever
         self._stepping = 0  # the thread that runs the step, once its forward was seen
         self._calls_model = model is not None  # as far as is known
@@ -180,6 +183,8 @@ class Steering:
         model = self._find_model()
         if model is not None and is_call_of(module, model):
             self._see_forward(model)
+            if self._is_innermost:
+                self._rests.begin(self._following)
         elif self._is_late and torch.is_grad_enabled() and self._is_innermost and can_stay():
             self._is_late = False
             self._begin_step(module)
@@ -323,6 +328,7 @@ class Steering:
         trace = self._stop_recording(is_wanted=self._forwards.end())
         if instruction.mode is not Mode.RECORD:
             self._times.add(self._learner.kind, seconds)
+        self._rests.end_step(following, report)
         outcome = Outcome(
             seconds=seconds,
             is_host_bound=is_host_bound,

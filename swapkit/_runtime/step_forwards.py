@@ -1,4 +1,4 @@
-"""Forwards of a session's model that raise: whether the step begins again, or is an odd one."""
+"""Forwards of a session's model: those that raise, and those that go as planned."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from swapkit._runtime import global_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from swapkit._runtime.following import Following, StepReport
+    from swapkit._runtime.resting import Rest
+    from swapkit._runtime.tracking import ModuleTracker
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
@@ -63,3 +67,26 @@ class Forwards:
         was_odd, self._was_odd = self._was_odd, self._is_odd or self._is_broken
         self._is_odd = self._is_broken = False
         return was_odd or not self._was_odd
+
+
+class Rests:
+    """Lets nobody hear of the model's modules while a step goes as planned, as the one before."""
+
+    def __init__(self, tracker: ModuleTracker) -> None:
+        """Begin with a step that is not known."""
+        self._tracker = tracker
+        self._calm: Following | None = None  # what the latest step has followed to its end
+        self._rest: Rest | None = None  # of the thread that runs the forward
+
+    def begin(self, following: Following | None) -> None:
+        """A forward of the model begins, of which listeners are being told."""
+        if following is None or following is not self._calm or following.needs_modules:
+            return
+        if torch.is_grad_enabled() and following.now() is not None:
+            self._rest = self._tracker.rest(following)
+
+    def end_step(self, following: Following | None, report: StepReport | None) -> None:
+        """The step has ended, with this report if it had a plan."""
+        self._calm = following if report is not None and report.deviation is None else None
+        if self._rest is not None:
+            self._rest.end()  # whatever became of the forward, on whichever thread

@@ -7,13 +7,16 @@ the model it was first seen in; a shared module keeps its first path.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
+from collections import Counter
+from typing import Protocol
 
 import torch
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime import global_hooks
+from swapkit._runtime import global_hooks, resting
 
 NO_MODULE = 0
 # Added to a module's tag for what its backward takes.
@@ -22,16 +25,42 @@ BACKWARD = 1 << 31
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+class Sites(Protocol):
+    """Knows where things are saved inside of a call on a thread that rests (`resting.py`)."""
+
+    needs_modules: bool  # set where somebody on the thread has to know the modules after all
+
+    def find_site(self) -> tuple[int, int] | None:
+        """Return where something is saved now, as far as it is known."""
+
+
+class _Rest:
+    """What stands for the calls of modules inside of one on whose thread nobody hears of them."""
+
+    __slots__ = ("depth", "saves", "sites")
+
+    def __init__(self, depth: int, sites: Sites) -> None:
+        self.depth = depth  # of the modules that are known to run
+        self.sites = sites
+        self.saves: Counter[int] = Counter()  # so far, by module
+
+
 class _Stack:
     """Numbers of the modules whose forward is running on a thread, outermost first."""
 
-    __slots__ = ("period", "saves", "step", "tags")
+    __slots__ = ("period", "rest", "saves", "step", "tags")
 
     def __init__(self) -> None:
         self.tags: list[int] = []
         self.saves: list[int] = [0]  # so far, of each of them; of no module first
+        self.rest: _Rest | None = None
         self.period = 0
         self.step = 0
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the innermost module may be one that nobody was told of."""
+        return self.rest is not None and self.rest.depth == len(self.tags)
 
     def enter(self, tag: int) -> None:
         """Note that a module begins."""
@@ -43,6 +72,8 @@ class _Stack:
         if self.tags:
             self.tags.pop()
             self.saves.pop()
+        if self.rest is not None and len(self.tags) < self.rest.depth:
+            self.rest = None
 
 
 class _Thread(threading.local):
@@ -64,6 +95,7 @@ class ModuleTracker:
         self._period = 0  # of tracking; what a thread's stack holds from an earlier one is stale
         self._step = 0
         self._users = 0
+        self._resting_users = 0  # of these
         self.is_on = False  # whether what is taken is being labelled
         self._state: set[int] = set()  # storage objects
         self._added = 0  # modules so far
@@ -71,18 +103,34 @@ class ModuleTracker:
         self._known = (0, 0, 0)
         self._lock = threading.RLock()  # of everything but the threads' stacks
 
-    def start(self) -> None:
-        """Start labelling; calls nest."""
+    @property
+    def may_rest(self) -> bool:
+        """Whether nobody needs it to know all modules that run: see `start`."""
+        return self._users == self._resting_users
+
+    def start(self, *, may_rest: bool = False) -> None:
+        """Start labelling; calls nest.
+
+        Args:
+            may_rest: it needs not know which modules run on a thread that rests (`rest`).
+        """
         with self._lock:
             self._users += 1
+            self._resting_users += may_rest
             self.is_on = True
             if self._users == 1:
                 self._period += 1
                 global_hooks.calls.add(self)
+            elif not may_rest:
+                resting.interrupt()
+            rest = self._running().rest
+            if rest is not None and not may_rest:
+                rest.sites.needs_modules = True
 
-    def stop(self) -> None:
-        """Undo one `start`."""
+    def stop(self, *, may_rest: bool = False) -> None:
+        """Undo one `start`, which was told the same."""
         with self._lock:
+            self._resting_users -= may_rest  # first: `may_rest` takes no lock
             self._users -= 1
             if self._users == 0:
                 self.is_on = False
@@ -116,8 +164,18 @@ class ModuleTracker:
 
     def current(self) -> int:
         """Return the tag of the module whose forward runs on this thread."""
-        tags = self._running().tags
-        return tags[-1] if tags else NO_MODULE
+        stack = self._running()
+        if stack.is_blind:
+            return self._look_up(stack)
+        return stack.tags[-1] if stack.tags else NO_MODULE
+
+    def rest(self, sites: Sites) -> resting.Rest | None:
+        """Let this thread rest, if it may, until the call ends that a listener is told of now."""
+        stack = self._running()
+        rest = global_hooks.rest() if stack.tags else None
+        if rest is not None:
+            stack.rest = _Rest(len(stack.tags), sites)
+        return rest
 
     def site(self) -> tuple[int, int]:
         """Return where the thread saves something now: module, and number of the save in its call.
@@ -125,11 +183,29 @@ class ModuleTracker:
         The same from step to step, and when the module is recomputed.
         """
         stack = self._running()
+        if stack.is_blind:
+            return self._site_at_rest(stack)
         tag = stack.tags[-1] if stack.tags else NO_MODULE
         if tag == NO_MODULE and stack.step != self._step:
             stack.saves[0], stack.step = 0, self._step
         stack.saves[-1] += 1
         return tag, stack.saves[-1] - 1
+
+    def _site_at_rest(self, stack: _Stack) -> tuple[int, int]:
+        """Return what `site` does, and label what follows."""
+        assert stack.rest is not None
+        site = stack.rest.sites.find_site()
+        if site is None:
+            tag = self._look_up(stack)
+            site = tag, stack.rest.saves[tag]
+            stack.rest.saves[tag] += 1
+        set_tag(site[0])
+        return site
+
+    def _look_up(self, stack: _Stack) -> int:
+        """Return the tag of the innermost module that has one; look at the calls of this thread."""
+        modules = global_hooks.running_modules(sys._getframe(1))  # noqa: SLF001
+        return next((tag for each in modules if (tag := self._tags.get(each))), stack.tags[-1])
 
     def rebase(self, tag: int) -> None:
         """Let what this thread takes outside of modules have a label, from now on."""
@@ -181,6 +257,7 @@ class ModuleTracker:
         stack = self._thread.stack
         if stack.period != self._period:
             stack.tags, stack.saves, stack.period = [], [0], self._period
+            stack.rest = None
         return stack
 
     def enter(self, module: torch.nn.Module) -> None:

@@ -31,6 +31,8 @@ TABLES = (
 class Listener:
     """Notes what it hears, with the thread."""
 
+    may_rest = True
+
     def __init__(self) -> None:
         self.heard: list[tuple[str, object, int]] = []
 
