@@ -180,6 +180,7 @@ void disk_in_child(int (*child)(disk_scene *scene, void *argument), disk_scene *
         (void)signal(SIGALRM, SIG_DFL);
         (void)alarm(CHILD_SECONDS);
         int line = child(scene, argument);
+        coverage_write();
         _exit(line == 0 ? 0 : line % 255 + 1);
     }
     int status = 0;

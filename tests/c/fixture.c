@@ -297,3 +297,10 @@ int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void
                           void *argument) {
     return host_call_fails() ? EAGAIN : __real_pthread_create(out, attributes, start, argument);
 }
+
+void coverage_write(void) {
+#ifdef SK_TEST_COVERAGE
+    extern void __gcov_dump(void);
+    __gcov_dump();
+#endif
+}

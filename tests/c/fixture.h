@@ -75,6 +75,9 @@ bool pattern_holds(const void *address, size_t nbytes, unsigned seed);
 uint64_t random_next(uint64_t *state);
 size_t random_below(uint64_t *state, size_t limit);
 
+/* What this process has counted: a forked child's _exit() would lose it. */
+void coverage_write(void);
+
 /* Fails the `nth` allocation of host memory from now on; 0 disarms. Needs the linker's --wrap. */
 void host_memory_fail(uint64_t nth, bool forever);
 uint64_t host_memory_calls(void); /* since the last host_memory_fail() */

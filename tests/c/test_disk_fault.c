@@ -60,8 +60,42 @@ SK_TEST(disk, test_reserve_when_full_but_released_space_is_kept_then_that_is_giv
     disk_scene_close(&s);
 }
 
-SK_TEST(disk, test_reserve_when_space_cannot_be_set_aside_then_works_without) {
-    fault_calls(SK_DISK_CALL_ALLOCATE, 1, true, EOPNOTSUPP);
+SK_TEST(disk, test_reserve_when_full_and_kept_space_is_not_taken_back_then_it_stays_kept) {
+    disk_scene s = disk_scene_open(0);
+    sk__extent first = disk_reserve(&s, MIB);
+    sk__disk_release(s.disk, first);
+    fault_calls(SK_DISK_CALL_ALLOCATE | SK_DISK_CALL_GIVE_BACK, 1, true, ENOSPC);
+    sk__extent refused;
+    CHECK_STATUS(SK_OUT_OF_DISK, sk__disk_reserve(s.disk, 2 * MIB, &refused));
+    CHECK_CONTAINS(sk_error_text(), "no room for 2097152 bytes");
+    CHECK_EQUAL(MIB, disk_stats(&s).backed_bytes);
+    CHECK_EQUAL(0, disk_stats(&s).in_use_bytes);
+    (void)disk_reserve(&s, MIB); /* from what is kept, without the system */
+    check_usable(&s);
+    disk_scene_close(&s);
+}
+
+SK_TEST(disk, test_reserve_when_at_the_limit_and_giving_back_fails_then_that_is_said) {
+    disk_scene s = disk_scene_open(4 * BLOCK);
+    sk__extent extents[4];
+    for (int i = 0; i < 4; i++) {
+        extents[i] = disk_reserve(&s, BLOCK);
+    }
+    sk__disk_release(s.disk, extents[0]);
+    sk__disk_release(s.disk, extents[2]);
+    fault_calls(SK_DISK_CALL_GIVE_BACK, 1, true, EIO);
+    sk__extent twice;
+    CHECK_STATUS(SK_DISK_FAILED, sk__disk_reserve(s.disk, 2 * BLOCK, &twice));
+    CHECK_CONTAINS(sk_error_text(), strerror(EIO));
+    CHECK_EQUAL(4 * BLOCK, disk_stats(&s).backed_bytes);
+    CHECK_OK(sk__disk_check(s.disk));
+    fault_none();
+    CHECK_OK(sk__disk_reserve(s.disk, 2 * BLOCK, &twice));
+    disk_scene_close(&s);
+}
+
+static void reserve_without_setting_aside(int error) {
+    fault_calls(SK_DISK_CALL_ALLOCATE, 1, true, error);
     disk_scene s = disk_scene_open(0);
     char *memory = take_filled(MIB, 1);
     sk__extent extent = disk_reserve(&s, MIB);
@@ -78,6 +112,11 @@ SK_TEST(disk, test_reserve_when_space_cannot_be_set_aside_then_works_without) {
     disk_scene_close(&s);
 }
 
+SK_TEST(disk, test_reserve_when_space_cannot_be_set_aside_then_works_without) {
+    reserve_without_setting_aside(EOPNOTSUPP);
+    reserve_without_setting_aside(ENOSYS);
+}
+
 SK_TEST(disk, test_reserve_when_space_cannot_be_given_back_then_the_limit_holds) {
     disk_scene s = disk_scene_open(4 * BLOCK);
     sk__extent extents[4];
@@ -89,6 +128,8 @@ SK_TEST(disk, test_reserve_when_space_cannot_be_given_back_then_the_limit_holds)
     fault_calls(SK_DISK_CALL_GIVE_BACK, 1, true, EOPNOTSUPP);
     sk__extent refused;
     CHECK_STATUS(SK_OUT_OF_DISK, sk__disk_reserve(s.disk, 2 * BLOCK, &refused));
+    CHECK_STATUS(SK_UNSUPPORTED, sk__disk_trim(s.disk));
+    fault_calls(SK_DISK_CALL_GIVE_BACK, 1, true, ENOSYS);
     CHECK_STATUS(SK_UNSUPPORTED, sk__disk_trim(s.disk));
     CHECK_EQUAL(4 * BLOCK, disk_stats(&s).backed_bytes);
     (void)disk_reserve(&s, BLOCK);
@@ -453,7 +494,8 @@ static sk_status job_try(disk_scene *s, job *job, void *memory, size_t nbytes, s
 
 SK_TEST(disk, test_host_memory_when_each_allocation_fails_then_sound_and_usable) {
     char *memory = take_filled(LOOP_SIZE, 0);
-    for (int forever = 0; forever < 2; forever++) {
+    for (int mode = 0; mode < 4; mode++) {
+        bool forever = mode % 2 == 1, is_named = mode >= 2;
         char folder[FOLDER_CHARS];
         make_folder(folder);
         uint64_t nth = 0;
@@ -462,7 +504,8 @@ SK_TEST(disk, test_host_memory_when_each_allocation_fails_then_sound_and_usable)
             int nfiles = count_open_files();
             disk_scene s = {.nfiles = nfiles};
             sk__extent extents[2];
-            host_memory_fail(nth, forever == 1);
+            fault_calls(SK_DISK_CALL_OPEN, is_named ? 1 : 0, false, EOPNOTSUPP);
+            host_memory_fail(nth, forever);
             sk_status status = sk__disk_open(folder, 0, &s.disk);
             for (int i = 0; i < 2 && status == SK_OK; i++) {
                 status = sk__disk_reserve(s.disk, BLOCK, &extents[i]);

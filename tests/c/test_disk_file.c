@@ -12,10 +12,11 @@
 #include "disk_fixture.h"
 
 SK_TEST(disk, test_open_when_done_then_the_file_has_no_name_and_is_private) {
-    for (int named = 0; named < 2; named++) {
-        fault_calls(SK_DISK_CALL_OPEN, named == 1 ? 1 : 0, false, EOPNOTSUPP);
+    static const int errors[] = {0, EOPNOTSUPP, EISDIR, EINVAL}; /* no file without a name */
+    for (int i = 0; i < 4; i++) {
+        fault_calls(SK_DISK_CALL_OPEN, errors[i] == 0 ? 0 : 1, false, errors[i]);
         disk_scene s = disk_scene_open(0); /* looks into the folder */
-        CHECK_EQUAL(named + 1, sk__disk_fault_calls());
+        CHECK_EQUAL(errors[i] == 0 ? 1 : 2, sk__disk_fault_calls());
         struct stat about;
         CHECK(fstat(s.disk->file.fd, &about) == 0);
         CHECK_EQUAL(0600, about.st_mode & 07777);

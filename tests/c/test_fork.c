@@ -21,14 +21,6 @@ enum { COPY_BYTES = 128 * KIB, CHILD_SECONDS = 20, BUDGET = 8 * MIB };
         }                                                                                          \
     } while (0)
 
-/* _exit() would lose what this process has counted. */
-static void coverage_write(void) {
-#ifdef SK_TEST_COVERAGE
-    extern void __gcov_dump(void);
-    __gcov_dump();
-#endif
-}
-
 /* Run `child` in a fork and check that it ends with 0. */
 static void in_child(int (*child)(fixture *f, void *argument), fixture *f, void *argument) {
     pid_t pid = fork();

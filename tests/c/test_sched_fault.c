@@ -335,10 +335,7 @@ static void in_child(int (*child)(scene *s, parcel *parcels), scene *s, parcel *
         (void)signal(SIGALRM, SIG_DFL);
         (void)alarm(CHILD_SECONDS);
         int line = child(s, parcels);
-#ifdef SK_TEST_COVERAGE
-        extern void __gcov_dump(void);
-        __gcov_dump();
-#endif
+        coverage_write();
         if (line != 0) {
             (void)fprintf(stderr, "%s:%d: in the child (%s)\n", __FILE__, line, sk_error_text());
         }
