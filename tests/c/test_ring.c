@@ -143,5 +143,6 @@ SK_TEST(ring, test_ring_when_arguments_wrong_then_invalid_or_nothing) {
     sk_ring_destroy(NULL);
     fixture f = fixture_open(0, false);
     sk_pool_note(f.pool, SK_RING_MARK, 1); /* no ring: nothing happens */
+    sk_pool_note(f.pool, SK_RING_COPY_OUT, 1);
     fixture_close(&f);
 }
