@@ -19,13 +19,13 @@ typedef struct scene {
 } scene;
 
 static void scene_copy(scene *s, int part) {
-    CHECK_OK(sk_copy_async(s->f.backend, s->host, s->blocks[part], KIB, SK_DEVICE_TO_HOST,
-                           s->streams[part]));
+    CHECK_OK(sk_copy_async(s->f.backend, s->host + (size_t)part * KIB, s->blocks[part], KIB,
+                           SK_DEVICE_TO_HOST, s->streams[part]));
 }
 
 /* The copy of `done` is over, the others wait at the gate. */
 static scene scene_open(int done) {
-    scene made = {.f = fixture_open_gated(PARTS * PART, false), .host = host_take(KIB)};
+    scene made = {.f = fixture_open_gated(PARTS * PART, false), .host = host_take(PARTS * KIB)};
     for (int i = 0; i < PARTS; i++) {
         made.streams[i] = make_stream(made.f.backend);
         made.blocks[i] = take(&made.f, PART, NULL);
@@ -82,11 +82,12 @@ static void *let_go(void *gate) {
     return NULL;
 }
 
-static void wait_for_transit(sk_pool *pool) {
+/* Until so many blocks are waited for. */
+static void wait_for_transit(sk_pool *pool, size_t count) {
     for (bool is_there = false; !is_there;) {
         rest();
         sk__lock(&pool->lock);
-        is_there = pool->in_transit == 1 && pool->pending == NULL;
+        is_there = pool->in_transit == count;
         sk__unlock(&pool->lock);
     }
 }
@@ -101,12 +102,39 @@ SK_TEST(pending, test_trim_when_another_thread_waits_for_the_last_block_then_it_
     give(&f, block);
     pthread_t first, opener;
     CHECK(pthread_create(&first, NULL, trim, f.pool) == 0);
-    wait_for_transit(f.pool);
+    wait_for_transit(f.pool, 1);
     CHECK(pthread_create(&opener, NULL, let_go, f.gate) == 0);
     CHECK_OK(sk_pool_trim(f.pool)); /* nothing is pending: it is the other thread's */
     CHECK_EQUAL(0, stats_of(&f).reserved_bytes[0].current);
     CHECK(pthread_join(first, NULL) == 0);
     CHECK(pthread_join(opener, NULL) == 0);
+    drop_used_stream(&f, stream);
+    fixture_close(&f);
+    host_give(host);
+}
+
+SK_TEST(pending, test_trim_when_other_threads_free_all_that_it_was_to_wait_for_then_it_ends) {
+    fixture f = fixture_open_gated(0, true);
+    sk_stream *stream = make_stream(f.backend);
+    unsigned char *host = host_take(KIB);
+    for (int i = 0; i < 2; i++) { /* in the order of the stream */
+        void *block = take(&f, PART, NULL);
+        CHECK_OK(sk_pool_use(f.pool, block, stream));
+        CHECK_OK(sk_copy_async(f.backend, host, block, KIB, SK_DEVICE_TO_HOST, stream));
+        give(&f, block);
+    }
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) { /* each waits for one, and then for the other's */
+        CHECK(pthread_create(&threads[i], NULL, trim, f.pool) == 0);
+        wait_for_transit(f.pool, (size_t)i + 1);
+    }
+    sk_delay_release(f.gate, 1);
+    wait_for_transit(f.pool, 1);
+    sk_delay_release(f.gate, 1);
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK_EQUAL(0, stats_of(&f).reserved_bytes[0].current);
     drop_used_stream(&f, stream);
     fixture_close(&f);
     host_give(host);
@@ -147,7 +175,7 @@ SK_TEST(pending, test_trim_when_waiting_fails_then_said_and_the_blocks_stay_pend
 static void count_making(void *context, bool begins) { *(int *)context += begins ? 1 : 0; }
 
 SK_TEST(pending, test_making_when_a_pending_block_is_done_and_fits_then_not_told) {
-    fixture f = fixture_open(0, true);
+    fixture f = fixture_open(0, false);
     sk_stream *stream = make_stream(f.backend);
     void *block = take(&f, PART, NULL);
     CHECK_OK(sk_pool_use(f.pool, block, stream));
