@@ -179,8 +179,7 @@ class Rescue:
         if follower is None or not follower.is_on:
             return 0
         before_bytes = self._device.in_use_bytes()
-        follower.release_done()
-        freed = before_bytes - self._device.in_use_bytes()
+        freed = 0
         while freed < needed_bytes and follower.release_next():
             freed = before_bytes - self._device.in_use_bytes()
         return max(0, freed)

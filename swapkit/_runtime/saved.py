@@ -207,11 +207,8 @@ class Follower(Protocol):
     def end(self) -> None:
         """Follow nothing until a step begins; what is out comes back as memory allows."""
 
-    def release_done(self) -> None:
-        """Give up the memory of what was sent out, as far as the copies are done."""
-
     def release_next(self) -> bool:
-        """Wait for the oldest copy that is not, and give the memory up; False: there is none."""
+        """Give up the memory of what was sent out first, waiting for its copy; False: of none."""
 
 
 class MakeFollower(Protocol):

@@ -113,3 +113,67 @@ def test_copies_when_all_are_due_at_once_then_each_starts_when_its_layer_has_com
     assert found["swapped"] >= LEAST_SWAPPED
     layer_ns = found["computed"][2] - found["computed"][0]
     assert max(later - one for one, later in pairwise(found["out"])) < 1.1 * layer_ns
+
+
+# Six blocks of a language model, in steps in which other copies are done by the time of an event:
+# they, and the host, are slower or faster than in the step before.
+UNSTEADY = """
+from benchmarks.gpu.llama import Shape, build_model, make_tokens
+from swapkit._native.pool import Ring, RingKind
+from swapkit._runtime.allocators import require_installation
+
+LARGE = 1 << 20
+shape = Shape(
+    layers=6, width=2048, heads=32, key_heads=8, hidden=8192, vocabulary=32000, tokens=4096
+)
+swapkit.install(device="cuda")
+llama = build_model(shape, "cuda")
+optimizer = torch.optim.SGD(llama.parameters())
+tokens = make_tokens(shape, 0, "cuda")
+rate = machine.parameter("LINK_OUT")
+ring = Ring(1 << 16)
+
+def train(ratio, slowness):
+    machine.host_slowness(slowness)
+    with machine.parameters({"LINK_OUT": rate * ratio}):
+        before = machine.times()
+        llama(tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after = machine.times()
+    order = [
+        (each.kind, each.nbytes)
+        for each in ring.read()[0]
+        if each.kind in (RingKind.TAKE, RingKind.GIVE) and each.nbytes > LARGE
+    ]
+    return after["maps"] - before["maps"], order
+
+with swapkit.budget("3100MiB", llama, optimizer, policy="swap") as session:
+    while session.stage != "stable":
+        train(1.0, 1.5)
+    require_installation(torch.device("cuda", 0)).pool.attach(ring)
+    for _ in range(2):
+        train(1.0, 1.5)
+    orders, maps = [], []
+    for ratio in (0.5, 4.0, 1.0):
+        for slowness in (0.5, 6.0, 1.5, 3.0):
+            mapped, order = train(ratio, slowness)
+            maps.append(mapped)
+            orders.append(order)
+    found = {
+        "planned": session.plan.prediction.swapped_bytes,
+        "counts": [len(order) for order in orders],
+        "others": sum(order != orders[0] for order in orders),
+        "maps": maps,
+    }
+    require_installation(torch.device("cuda", 0)).pool.detach()
+print(json.dumps(found))
+"""
+
+
+def test_step_when_copies_take_other_times_than_before_then_memory_is_taken_as_before() -> None:
+    found = json.loads(run(UNSTEADY, CUSIM_MACHINE="H200")[-1])
+    assert found["planned"] > 1 << 30
+    assert min(found["counts"]) > 100
+    assert found["others"] == 0
+    assert set(found["maps"]) == {0}

@@ -43,7 +43,8 @@ bool is_sound(const Body &body) {
                        [&](const Due &due) { return is_one(due.storage); });
 }
 
-bool read_body(const Py_buffer (&tables)[3], Body *body) {
+// Without a pool nothing can be given up where memory is asked for: it goes as early as it can.
+bool read_body(const Py_buffer (&tables)[3], bool has_pool, Body *body) {
     if (!read_rows(tables[0], &body->events) || !read_rows(tables[1], &body->storages) ||
         !read_rows(tables[2], &body->dues)) {
         return false;
@@ -53,6 +54,12 @@ bool read_body(const Py_buffer (&tables)[3], Body *body) {
         return false;
     }
     body->progress.resize(body->storages.size());
+    body->has_end.resize(body->storages.size());
+    for (const Due &due : body->dues) {
+        if (due.turn == Turn::goes && has_pool) {
+            body->has_end[static_cast<std::size_t>(due.storage)] = true;
+        }
+    }
     return true;
 }
 
@@ -71,7 +78,7 @@ PyObject *follower_make(PyTypeObject *type, PyObject *args, PyObject *) {
         follower->mover = reinterpret_cast<Mover *>(Py_NewRef(mover));
         follower->owner = Py_NewRef(owner);
         follower->body = new Body;
-        is_read = read_body(tables, follower->body);
+        is_read = read_body(tables, follower->mover->pool != 0, follower->body);
     }
     for (Py_buffer &table : tables) {
         PyBuffer_Release(&table);
@@ -127,12 +134,8 @@ PyObject *follower_stop(PyObject *self, PyObject *) {
     Py_RETURN_NONE;
 }
 
-// release_done(): give up the memory of what was sent out, as far as the copies are done.
-PyObject *release_done_now(PyObject *self, PyObject *) {
-    return follower_release_done(as_follower(self)) ? Py_NewRef(Py_None) : nullptr;
-}
-
-// release_next(): the same, waiting for the oldest of these copies; False: there is none.
+// release_next(): give up the memory of what was sent out first, waiting for its copy; False:
+// nothing was.
 PyObject *release_next_now(PyObject *self, PyObject *) {
     int is_released = follower_release_next(as_follower(self));
     return is_released < 0 ? nullptr : PyBool_FromLong(is_released);
@@ -166,7 +169,6 @@ PyMethodDef follower_methods[] = {
     {"captured", shielded<follower_captured>, METH_NOARGS, nullptr},
     {"reset", shielded<follower_reset>, METH_NOARGS, nullptr},
     {"end", shielded<follower_stop>, METH_NOARGS, nullptr},
-    {"release_done", shielded<release_done_now>, METH_NOARGS, nullptr},
     {"release_next", shielded<release_next_now>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -79,6 +79,7 @@ void part_all(Follower *follower) {
         progress = {};
     }
     body.leaving.clear();
+    body.watched.clear();
     body.coming.clear();
     drop_carried(body);
 }
@@ -170,6 +171,24 @@ bool is_expected_use(const Follower *follower, const Expected &event, PyObject *
 
 bool is_there(const Group *group) { return group->storage != nullptr; }
 
+// `is_watched`: its copy has to be started yet, or its memory goes when that is done.
+void begin_leaving(Body &body, std::int64_t storage, bool is_watched) {
+    body.progress[static_cast<std::size_t>(storage)].is_leaving = true;
+    body.leaving.push_back(storage);
+    if (is_watched) {
+        body.watched.push_back(storage);
+    }
+}
+
+void end_leaving(Body &body, std::int64_t storage) {
+    Progress &progress = body.progress[static_cast<std::size_t>(storage)];
+    if (std::exchange(progress.is_leaving, false)) {
+        progress.is_revived = false;
+        body.leaving.erase(std::find(body.leaving.begin(), body.leaving.end(), storage));
+        std::erase(body.watched, storage);
+    }
+}
+
 // Start the copy of a storage that was saved now.
 bool send_out(Follower *follower, std::int64_t storage) {
     Body &body = *follower->body;
@@ -181,12 +200,13 @@ bool send_out(Follower *follower, std::int64_t storage) {
     }
     group->is_planned = 1;
     group->terms.tier = static_cast<sk_tier>(terminal.tier);
-    if (!std::exchange(progress.is_leaving, true)) {
-        body.leaving.push_back(storage);
+    // A part, after its neighbours had their turn.
+    bool is_part = group_is_partial(group.get());
+    if (!progress.is_leaving) {
+        begin_leaving(body, storage, is_part || !body.has_end[static_cast<std::size_t>(storage)]);
         follower->moved_bytes += group->nbytes;
     }
-    // A part, after its neighbours had their turn.
-    bool is_due = group_state(group.get()) == SK_GROUP_RESIDENT && !group_is_partial(group.get());
+    bool is_due = group_state(group.get()) == SK_GROUP_RESIDENT && !is_part;
     return !is_due || copy_out(follower->mover, group.get()) >= 0;
 }
 
@@ -232,35 +252,78 @@ int release_if_done(Follower *follower, const Progress &progress) {
     return release_copied(mover, group.get()) ? 1 : -1;
 }
 
-// Wait for the copy that has to be done first, and give up the memory. 1: done; 0: there is none.
-int release_next(Follower *follower) {
-    Body &body = *follower->body;
-    for (auto at = body.leaving.begin(); at != body.leaving.end(); ++at) {
-        auto storage = static_cast<std::size_t>(*at);
-        if (follower->position <= static_cast<std::size_t>(body.storages[storage].last_save)) {
-            continue;
-        }
-        body.leaving.erase(at);
-        body.progress[storage].is_leaving = false;
-        return release_now(follower, body.progress[storage]) ? 1 : -1;
-    }
-    return 0;
+// Whether something saves a storage once more.
+bool is_saved_again(const Follower *follower, std::int64_t storage) {
+    const Body &body = *follower->body;
+    return follower->position <=
+           static_cast<std::size_t>(body.storages[static_cast<std::size_t>(storage)].last_save);
 }
 
-bool release_done_copies(Follower *follower) {
+// The storage that was sent out first; no_storage: none leaves.
+std::int64_t next_to_leave(const Follower *follower) {
+    const Body &body = *follower->body;
+    auto at =
+        std::find_if(body.leaving.begin(), body.leaving.end(), [follower](std::int64_t storage) {
+            return !is_saved_again(follower, storage);
+        });
+    return at == body.leaving.end() ? no_storage : *at;
+}
+
+// Give up its memory, waiting for the copy. 1: done; 0: none leaves.
+int release_next(Follower *follower) {
+    std::int64_t storage = next_to_leave(follower);
+    if (storage == no_storage) {
+        return 0;
+    }
     Body &body = *follower->body;
-    for (std::size_t at = 0; at < body.leaving.size();) {
-        auto storage = static_cast<std::size_t>(body.leaving[at]);
-        if (follower->position <= static_cast<std::size_t>(body.storages[storage].last_save)) {
-            at++; // saved once more in a moment
+    end_leaving(body, storage);
+    return release_now(follower, body.progress[static_cast<std::size_t>(storage)]) ? 1 : -1;
+}
+
+// The same if its copy is done.
+int release_next_done(Follower *follower) {
+    std::int64_t storage = next_to_leave(follower);
+    if (storage == no_storage) {
+        return 0;
+    }
+    Body &body = *follower->body;
+    int is_done = release_if_done(follower, body.progress[static_cast<std::size_t>(storage)]);
+    if (is_done == 1) {
+        end_leaving(body, storage);
+    }
+    return is_done;
+}
+
+// 1: it is as watched for; 0: not yet; -1: an exception is set.
+int attend(Follower *follower, std::int64_t storage) {
+    Body &body = *follower->body;
+    const Progress &progress = body.progress[static_cast<std::size_t>(storage)];
+    if (progress.is_revived || !body.has_end[static_cast<std::size_t>(storage)]) {
+        int is_done = release_if_done(follower, progress);
+        if (is_done == 1) {
+            end_leaving(body, storage);
+        }
+        return is_done;
+    }
+    auto group = Ref<Group>::share(progress.group);
+    bool is_due = group && !progress.is_back && group_state(group.get()) == SK_GROUP_RESIDENT;
+    return is_due && copy_out(follower->mover, group.get()) < 0 ? -1 : 1;
+}
+
+// Start the copies of parts; and release what no event is named for, as far as copies are done.
+bool attend_watched(Follower *follower) {
+    Body &body = *follower->body;
+    for (std::size_t at = 0; at < body.watched.size();) {
+        std::int64_t storage = body.watched[at];
+        if (is_saved_again(follower, storage)) {
+            at++;
             continue;
         }
-        int is_done = release_if_done(follower, body.progress[storage]);
+        int is_done = attend(follower, storage);
         if (is_done != 1 || follower->is_on == 0) {
             return is_done >= 0;
         }
-        body.progress[storage].is_leaving = false;
-        body.leaving.erase(body.leaving.begin() + static_cast<std::ptrdiff_t>(at));
+        std::erase(body.watched, storage);
     }
     return true;
 }
@@ -280,10 +343,8 @@ bool carry_on(Follower *follower, std::int64_t storage) {
     }
     Progress &progress = body.progress[static_cast<std::size_t>(storage)];
     part(follower, progress);
-    // What waits for its copy out waits under the former's number.
-    std::erase(body.leaving, former);
+    end_leaving(body, former); // what waits for its copy out waits under the former's number
     progress = std::exchange(body.progress[static_cast<std::size_t>(former)], Progress{});
-    progress.is_leaving = false;
     progress.group->followed = static_cast<std::uint32_t>(storage) + 1;
     if (terminal.treatment != Treatment::swap) {
         return true;
@@ -303,9 +364,14 @@ bool take_dues(Follower *follower) {
             body.coming.push_back(due.storage);
             continue;
         }
-        bool is_done = due.turn == Turn::continues ? carry_on(follower, due.storage)
-                                                   : release_now(follower, progress);
-        if (!is_done) {
+        if (due.turn == Turn::continues) {
+            if (!carry_on(follower, due.storage)) {
+                return false;
+            }
+            continue;
+        }
+        end_leaving(body, due.storage);
+        if (!release_now(follower, progress)) {
             return false;
         }
     }
@@ -327,10 +393,20 @@ int bring(Follower *follower, Progress &progress) {
     return started;
 }
 
+// The same; what was copied by now makes room for it.
+int bring_making_room(Follower *follower, std::int64_t storage) {
+    int started = 0, is_released = 1;
+    while (started == 0 && is_released == 1 && follower->is_on != 0) {
+        started = bring(follower, follower->body->progress[static_cast<std::size_t>(storage)]);
+        is_released = started == 0 ? release_next_done(follower) : 0;
+    }
+    return is_released < 0 ? -1 : started;
+}
+
 bool bring_due(Follower *follower) {
     Body &body = *follower->body;
     while (follower->is_on != 0 && !body.coming.empty()) {
-        int started = bring(follower, body.progress[static_cast<std::size_t>(body.coming.front())]);
+        int started = bring_making_room(follower, body.coming.front());
         if (started != 1) {
             follower->refused += started == 0 ? 1 : 0;
             return started == 0;
@@ -352,11 +428,11 @@ bool has_due(const Follower *follower) {
 bool end_event(Follower *follower) {
     const Body &body = *follower->body;
     if (follower->is_on == 0 ||
-        (body.leaving.empty() && body.coming.empty() && !has_due(follower))) {
+        (body.watched.empty() && body.coming.empty() && !has_due(follower))) {
         return true;
     }
     Locked lock(follower->mover);
-    return lock && take_dues(follower) && release_done_copies(follower) && bring_due(follower);
+    return lock && take_dues(follower) && attend_watched(follower) && bring_due(follower);
 }
 
 } // namespace
@@ -470,8 +546,9 @@ void follower_revived(Follower *follower, const Group *group) {
         return;
     }
     Progress &progress = follower->body->progress[group->followed - 1];
-    if (progress.group == group && !progress.is_back && !std::exchange(progress.is_leaving, true)) {
-        follower->body->leaving.push_back(static_cast<std::int64_t>(group->followed) - 1);
+    if (progress.group == group && !progress.is_back && !progress.is_leaving) {
+        progress.is_revived = true; // the event that was named for it may have been
+        begin_leaving(*follower->body, static_cast<std::int64_t>(group->followed) - 1, true);
     }
 }
 
@@ -479,10 +556,6 @@ void follower_needed(Follower *follower, const Group *group) {
     if (follower != nullptr && group->followed != 0) {
         follower->body->progress[group->followed - 1].is_back = true;
     }
-}
-
-bool follower_release_done(Follower *follower) {
-    return follower->is_on == 0 || release_done_copies(follower);
 }
 
 int follower_release_next(Follower *follower) {

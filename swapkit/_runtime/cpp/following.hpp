@@ -6,9 +6,9 @@
 // *follower* counts them. While each is as it was recorded, that is a comparison, and what is due
 // is done:
 //
-// - a storage that is to be swapped is copied out where it is saved first, and released when the
-//   copy is done and nothing saves it any more; or, waiting for the copy, at the event that is
-//   named;
+// - a storage that is to be swapped is copied out where it is saved first, and released at the
+//   event that is named, or when the copy is done if none is; earlier, in the order of the copies,
+//   where its memory is asked for;
 // - it comes back at the event that is named, as soon as there is room;
 // - what is to be computed again has a recipe by then (`capturing.hpp`).
 //

@@ -43,6 +43,7 @@ struct Progress {
     Group *group;       // null: not saved yet, or gone
     const void *memory; // of the group when it was saved
     bool is_leaving;    // among those that wait for their copies out
+    bool is_revived;    // it is among them once more: the event by which it goes may have been
     bool is_back;       // needed again, or about to be: it does not leave any more
 };
 
@@ -51,8 +52,10 @@ struct Body {
     std::vector<Terminal> storages;
     std::vector<Due> dues; // by event
     std::vector<Progress> progress;
-    std::deque<std::int64_t> leaving; // in the order of their copies
-    std::deque<std::int64_t> coming;  // those that were due, in order
+    std::vector<bool> has_end;         // whether an event is named by which a storage goes
+    std::deque<std::int64_t> leaving;  // in the order of their copies
+    std::vector<std::int64_t> watched; // of these: what is not left to the event that is named
+    std::deque<std::int64_t> coming;   // those that were due, in order
     std::size_t next_due = 0;
     std::shared_ptr<const CaptureTable> captures;
     std::vector<std::uint64_t> captured; // how often each row was
@@ -73,11 +76,8 @@ struct Follower {
     char is_on;
 };
 
-// Give up the memory of what was sent out, as far as the copies are done. False: an exception is
-// set. Here and below the lock is held.
-bool follower_release_done(Follower *follower);
-// Wait for the oldest copy that is not, and give up its memory. 0: there is none; -1: an exception
-// is set.
+// Wait for the oldest copy of what was sent out, and give up its memory. 0: there is none; -1: an
+// exception is set. The lock is held.
 int follower_release_next(Follower *follower);
 
 } // namespace swapkit

@@ -243,7 +243,10 @@ int finish_out(Mover *mover, Group *group) {
     if (group->native == nullptr) {
         return 0;
     }
-    if (!wait_for(mover, group, links.sk_group_finish_out, &status)) {
+    if (links.sk_group_has_copy(group->native)) { // only who drops what it needed is waited for
+        WithoutPython others;
+        status = links.sk_group_finish_out(group->native, stream_of(mover, group), false);
+    } else if (!wait_for(mover, group, links.sk_group_finish_out, &status)) {
         return -1;
     }
     if (is_no_room(status)) {

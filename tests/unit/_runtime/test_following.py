@@ -91,6 +91,24 @@ def test_release_when_the_copy_is_not_done_then_it_is_waited_for_at_the_event() 
         assert report.stall_seconds > 0
 
 
+def test_release_when_the_copy_is_done_before_the_event_then_it_waits_for_the_event() -> None:
+    course = Course()
+    with course.running():
+        trace = course.record()
+        target = made_by(trace, "addmm")[0]
+        named = Decision(storage=target, action=Action.SWAP, release=forward_end(trace))
+        saved = event_of(trace, target, EventKind.SAVE)
+        last = max(
+            number
+            for number, event in enumerate(trace.events)
+            if event.operator <= forward_end(trace)
+        )
+        with course.following_plan(trace, named):
+            states = watch(course, saved)  # every copy is done when the next event comes
+    assert set(states[: last - saved]) == {State.COPYING_OUT}
+    assert states[last - saved] is State.OUT
+
+
 def test_release_when_none_is_named_then_the_copy_being_done_is_enough() -> None:
     course = Course()
     with course.running():
@@ -172,6 +190,40 @@ def test_prefetch_when_there_is_no_room_then_it_is_tried_again_at_each_event() -
     assert asked == [trace.storages[target].nbytes] * 4
     assert states.count(State.COPYING_IN) > 0
     assert report.refused_prefetches == 3
+
+
+def test_prefetch_when_there_is_no_room_then_what_was_copied_makes_it() -> None:
+    course = Course()
+    with course.running():
+        trace = course.record()
+        first, *_, target = made_by(trace, "addmm")
+        used = event_of(trace, target, EventKind.USE)
+        late = event_of(trace, first, EventKind.USE) - 2
+        decisions = (
+            Decision(storage=first, action=Action.SWAP, release=trace.events[late].operator),
+            Decision(
+                storage=target,
+                action=Action.SWAP,
+                release=forward_end(trace),
+                prefetch=trace.events[used - 2].operator,
+            ),
+        )
+        states = States(course, [event_of(trace, first, EventKind.SAVE)])
+        (saved,) = states.events
+
+        def has_planned_room(nbytes: int) -> bool:
+            return nbytes > 0 and States.state_of(states.groups[saved]) is State.OUT
+
+        course.swapper.has_planned_room = has_planned_room  # type: ignore[method-assign]
+        with course.following_plan(trace, *decisions) as following:
+            course.hooks.packer.observer = states
+            course.step()
+            course.hooks.packer.observer = None
+            report = following.end_step()
+    assert used < late
+    assert states.states[used - 4][saved] is State.COPYING_OUT
+    assert states.states[used][saved] is State.OUT
+    assert (report.late_prefetches, report.refused_prefetches) == (0, 0)
 
 
 # ---- life ----------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_release_when_it_was_needed_meanwhile_then_it_stays() -> None:
             course.swapper.scheduler.drain()
             follower = course.swapper.mover.follower
             assert follower is not None
-            follower.release_done()
+            follower.release_next()
             assert States.state_of(packed) is not State.OUT
             del loss
 

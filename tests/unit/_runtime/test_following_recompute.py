@@ -64,7 +64,8 @@ def test_plan_when_an_operand_is_gone_already_then_the_recipe_does_not_keep_it()
             follower = course.swapper.mover.follower
             course.swapper.scheduler.drain()
             assert follower is not None
-            follower.release_done()
+            while follower.release_next():
+                pass
 
         def used(self, _packed: object, _tensor: torch.Tensor) -> None:
             pass
