@@ -57,10 +57,10 @@ class Engine:
 
     def __init__(self, device: str, buffer: torch.Tensor, nbytes: int) -> None:
         self._waits = is_cuda(device)
-        self._drop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _owner: None)
+        # Of C: the threads that end copies would wait for the interpreter's lock to call Python.
+        drop = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p)
         self._backend = Backend.cuda(device=0) if is_cuda(device) else Backend.cpu()
-        address = ctypes.cast(self._drop, ctypes.c_void_p).value or 0
-        self._scheduler = Scheduler(self._backend, drop_owner=address)
+        self._scheduler = Scheduler(self._backend, drop_owner=drop.value or 0)
         self._start = buffer.data_ptr()
         self._nbytes = nbytes
         self._groups: dict[int, Group] = {}
