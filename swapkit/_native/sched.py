@@ -76,7 +76,7 @@ class Scheduler(Handle):
         backend: Backend,
         *,
         drop_owner: int,
-        host_limit_bytes: int = 0,
+        host_limit_bytes: int | None = None,
         disk: Path | None = None,
         disk_limit_bytes: int = 0,
         copies_in_flight: int = 0,
@@ -86,7 +86,7 @@ class Scheduler(Handle):
         Args:
             backend: of the device; kept open.
             drop_owner: address of a C function that gets the owners of transfers that are done.
-            host_limit_bytes: most host memory for copies; 0: what the machine has.
+            host_limit_bytes: most host memory for copies; None: what the machine has.
             disk: a folder for what the host has no room for; None: no disk.
             disk_limit_bytes: most disk space; 0: what the file system has.
             copies_in_flight: of each direction; 0: as many as keep the link busy.
@@ -96,7 +96,8 @@ class Scheduler(Handle):
         """
         params = ffi.new("sk_sched_params *")
         folder = NULL if disk is None else ffi.new("char[]", str(disk).encode())
-        params.host_limit_bytes = host_limit_bytes
+        # To the core 0 stands for what the machine has; in one byte there is room for no copy.
+        params.host_limit_bytes = 0 if host_limit_bytes is None else max(1, host_limit_bytes)
         params.disk_folder = folder
         params.disk_limit_bytes = disk_limit_bytes
         params.copies_in_flight = copies_in_flight

@@ -20,8 +20,8 @@ class Aim(Protocol):
         """Most bytes reserved."""
 
     @property
-    def host_limit_bytes(self) -> int:
-        """Most bytes of host copies; 0: what the machine has."""
+    def host_limit_bytes(self) -> int | None:
+        """Most bytes of host copies; None: what the machine has."""
 
     @property
     def disk(self) -> Path | None:

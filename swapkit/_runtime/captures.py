@@ -19,7 +19,7 @@ from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import PlanMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch._ops import OpOverload
 
@@ -62,6 +62,28 @@ def _see_all(names: tuple[str, ...]) -> None:
     for name in names:
         with contextlib.suppress(PlanMismatch):  # some names are a recorder's own
             see(name)
+
+
+@functools.lru_cache(maxsize=1)
+def see_everything() -> None:
+    """See all operators that can be repeated, and all of torch's that change a tensor."""
+    _see_changes()
+    for function in _kernels():
+        if effects_of(function).may_be_repeatable:
+            _see(function)
+
+
+def _kernels() -> Iterator[OpOverload]:
+    """Yield the operators that have kernels of their own, rather than run others."""
+    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    for qualified in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+        if not torch._C._dispatch_has_kernel(qualified):  # noqa: SLF001
+            continue
+        if not has_kernel_for(qualified, "CompositeImplicitAutograd"):
+            namespace, _, name = qualified.partition("::")
+            base, _, overload = name.partition(".")
+            with contextlib.suppress(AttributeError):  # one that Python cannot call
+                yield getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 @functools.cache

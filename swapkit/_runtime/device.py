@@ -131,7 +131,7 @@ class Device:
     def new_scheduler(
         self,
         *,
-        host_limit_bytes: int = 0,
+        host_limit_bytes: int | None = None,
         disk: Path | None = None,
         disk_limit_bytes: int = 0,
         copies_in_flight: int = 0,
@@ -140,7 +140,7 @@ class Device:
 
         A device's host copies are locked: without a limit they get a share of the machine's memory.
         """
-        if host_limit_bytes == 0 and self.name != CPU:
+        if host_limit_bytes is None and self.name != CPU:
             whole_bytes = self.runtime.cpu.backend.memory_info().total_bytes
             host_limit_bytes = int(whole_bytes * LOCKED_SHARE)
         return Scheduler(

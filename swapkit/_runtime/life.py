@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime import global_hooks
+from swapkit._runtime.captures import see_everything
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.course import Course
 from swapkit._runtime.hooks import Hooks, pop_left
@@ -44,16 +45,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 RESCUE = "rescue"  # the policy without a plan
+# Times the budget: a step that needs no more of the host than that has enough with any copies.
+HOST_PLENTY = 4
 OPTIMIZER_STEP = "an optimizer's step"  # the name of what is allocated there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """What a session was asked for. Limits of 0: what the machine has."""
+    """What a session was asked for. Limits of 0 or None: what the machine has."""
 
     device: torch.device
     limit_bytes: int
-    host_limit_bytes: int
+    host_limit_bytes: int | None
     min_swap_bytes: int
     rescue_multiple: int = 1
     disk: Path | None = None
@@ -62,6 +65,16 @@ class SessionConfig:
     profile_steps: int = 2
     search_steps: int = 4
     saved_plan: tuple[Trace, Plan] | None = None
+
+    @property
+    def is_host_scarce(self) -> bool:
+        """Whether there may be more to swap than the host takes."""
+        limit_bytes = self.host_limit_bytes
+        return (
+            limit_bytes is not None
+            and self.disk is None
+            and limit_bytes < HOST_PLENTY * self.limit_bytes
+        )
 
     @property
     def plans(self) -> bool:
@@ -189,7 +202,7 @@ class Life:
 
     def _advise_host(self, kept_bytes: int) -> str:
         limit = self._config.host_limit_bytes
-        if not limit:
+        if limit is None:
             return "the host has no room for more copies: give a folder as disk="
         return (
             f"the host has no room for more copies ({format_bytes(limit)}): raise host_limit; the "
@@ -243,6 +256,11 @@ class Life:
         undo.add(_once(functools.partial(tracker.stop, may_rest=True)))
         undo.add(self.hooks.leave)
         self.hooks.enter()
+        if self._config.is_host_scarce:
+            rescue = self.swapper.rescue
+            see_everything()
+            self._of_process.add(functools.partial(rescue.set_standby, is_on=False))
+            rescue.prepare_standby()
         if self._config.plans:
             steering = Steering(
                 installation, self.hooks, self._model, self._counter.optimizers, self._config

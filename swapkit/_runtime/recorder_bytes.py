@@ -13,174 +13,25 @@ run outside of modules, which no plan repeats.
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from swapkit._runtime.guards import hidden
-from swapkit._runtime.recorder_delays import is_capturing
+from swapkit._runtime.checksums import Checksums
 from swapkit.ir.traces import Kind
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
+    from swapkit._runtime.checksums import Slot
     from swapkit._runtime.recorder_storages import Storages
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STATES = (Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
-_WORD = 8  # bytes
-# Words whose sums are taken apart: bytes that change places change the sums, unless they do so by a
-# multiple of it. A prime, which no layout has for a stride.
-_WIDTH = 1021
-_SLOTS = 512  # checksums in one piece of memory
 # Of a storage that views read apart, as the steps of a sequence: less of it is not looked at, since
 # all of it would be, each time.
 _LEAST_SHARE = 0.5
-# Odd numbers with irregular bits.
-_SPREAD, _MIX = -7046029254386353131, -4658895280553007687
-_SHIFT = 29
-
-
-class _Slot(NamedTuple):
-    """Where a checksum is, or will be once the device has computed it."""
-
-    table: _Table
-    number: int
-
-
-class _Table:
-    """The checksums that one thread computes in one stream, and memory for that."""
-
-    def __init__(self, device: torch.device) -> None:
-        count = 3 * _WIDTH + _WORD
-        self.device = device
-        self.sums, self._shifted = _memory(count, device), _memory(count, device)
-        self.weights = _memory(count, device)
-        self.weights.copy_(torch.arange(1, count + 1, device=device))
-        self.mix(self.weights)
-        self.weights.bitwise_or_(1)
-        self._pieces: list[torch.Tensor] = []
-        self._count = 0
-
-    def next(self) -> tuple[_Slot, torch.Tensor]:
-        """Return a slot and its place."""
-        piece, place = divmod(self._count, _SLOTS)
-        if piece == len(self._pieces):
-            self._pieces.append(_memory(_SLOTS, self.device))
-        self._count += 1
-        return _Slot(self, self._count - 1), self._pieces[piece][place]
-
-    def values(self) -> list[int]:
-        """Wait for the device; return the checksums."""
-        if self.device.type != "cpu":  # others than the current stream have computed
-            torch.get_device_module(self.device).synchronize(self.device)
-        return [value for piece in self._pieces for value in piece.tolist()][: self._count]
-
-    def mix(self, words: torch.Tensor) -> None:
-        """Let each bit of a word change many of its bits, the highest one's too.
-
-        In a plain sum the sign bits of an even number of words would cancel.
-        """
-        shifted = self._shifted[: words.numel()]
-        for factor in (_SPREAD, _MIX):
-            torch.bitwise_right_shift(words, _SHIFT, out=shifted)
-            words.bitwise_xor_(shifted).mul_(factor)
-        torch.bitwise_right_shift(words, _SHIFT, out=shifted)
-        words.bitwise_xor_(shifted)
-
-
-class Checksums:
-    """Checksums of storages, on the devices where these are. Any thread."""
-
-    def __init__(self) -> None:
-        """Begin without any."""
-        self._lock = threading.Lock()
-        self._tables: dict[object, _Table] | None = {}
-
-    def take(self, tensor: torch.Tensor) -> _Slot | None:
-        """Take one of all bytes of a tensor's storage as they are now; None: that cannot be.
-
-        There is no room, the memory lies as no word does, a graph is captured, whose kernels these
-        would be, or all were read.
-        """
-        storage, device = tensor.untyped_storage(), tensor.device
-        if device.type != "cpu" and (storage.data_ptr() % _WORD or is_capturing(device)):
-            return None
-        try:
-            # What is made here has to be usable outside of inference mode as well.
-            with hidden(), torch.inference_mode(False):  # noqa: FBT003 - torch's
-                table = self._table_for(device)
-                if table is None:
-                    return None
-                slot, place = table.next()
-                _sum(storage, table, place)
-        except torch.OutOfMemoryError:
-            return None
-        return slot
-
-    def read(self) -> dict[_Slot | None, int]:
-        """Wait for the devices; return the checksums, and let go of all memory."""
-        with self._lock:
-            tables, self._tables = self._tables or {}, None
-        with hidden():
-            return {
-                _Slot(table, number): value
-                for table in tables.values()
-                for number, value in enumerate(table.values())
-            }
-
-    def _table_for(self, device: torch.device) -> _Table | None:
-        """Return this thread's table, a new one's too; None: they were read."""
-        key: tuple[object, ...] = (threading.get_ident(), device)
-        current_stream = getattr(getattr(torch, device.type, None), "current_stream", None)
-        if device.type != "cpu" and current_stream is not None:
-            key = (*key, current_stream(device))
-        tables = self._tables
-        table = None if tables is None else tables.get(key)
-        if tables is None or table is not None:
-            return table
-        made = _Table(device)
-        with self._lock:
-            tables[key] = made
-            return None if self._tables is None else made
-
-
-def _sum(storage: torch.UntypedStorage, table: _Table, place: torch.Tensor) -> None:
-    """Put the checksum of a storage into a place: a sum of its words, each mixed with its place.
-
-    In integers, so that neither the order of additions counts nor what the bits mean. Large ones
-    are added up in columns first, of an odd number of rows: a change of all words by one number, or
-    of all signs, is not lost.
-    """
-    words, rest = divmod(storage.nbytes(), _WORD)
-    bits = _bits(table.device, torch.int64).set_(storage, 0, (words,), (1,))
-    sums = table.sums
-    end = count = 0
-    if words >= _WIDTH:
-        rows = (words // _WIDTH - 1) | 1
-        end, count = rows * _WIDTH, _WIDTH
-        torch.sum(bits[:end].view(rows, _WIDTH), 0, out=sums[:count])
-    first, count = count, count + words - end
-    sums[first:count].copy_(bits[end:])
-    if rest:
-        first, count = count, count + rest
-        tail = _bits(table.device, torch.uint8).set_(storage, words * _WORD, (rest,), (1,))
-        sums[first:count].copy_(tail)
-    mixed = sums[:count].bitwise_xor_(table.weights[:count])
-    table.mix(mixed)
-    torch.sum(mixed, 0, out=place)
-
-
-def _memory(count: int, device: torch.device) -> torch.Tensor:
-    """Return memory for numbers; on the CPU none of the pool's, which is being measured."""
-    if device.type == "cpu":
-        return torch.frombuffer(bytearray(_WORD * count), dtype=torch.int64)
-    return torch.zeros(count, dtype=torch.int64, device=device)
-
-
-def _bits(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype, device=device)
 
 
 class _Era:
@@ -191,14 +42,14 @@ class _Era:
 
     __slots__ = ("is_saved", "is_used", "last", "rows")
 
-    def __init__(self, last: _Slot | None) -> None:
+    def __init__(self, last: Slot | None) -> None:
         self.last = last
-        self.rows: list[tuple[int, _Slot | None]] = []
+        self.rows: list[tuple[int, Slot | None]] = []
         self.is_saved = self.is_used = False
 
 
 # What an operator reads, with the checksums then.
-Read: TypeAlias = "Sequence[tuple[_Era, _Slot | None]]"
+Read: TypeAlias = "Sequence[tuple[_Era, Slot | None]]"
 
 
 class Bytes:
@@ -219,7 +70,7 @@ class Bytes:
 
     def before(self, given: Sequence[torch.Tensor]) -> Read:
         """Look at what an operator is about to read; `ran` takes what this returns."""
-        found: dict[int, tuple[_Era, _Slot | None]] = {}
+        found: dict[int, tuple[_Era, Slot | None]] = {}
         for tensor in given:
             number = self._number(tensor)
             if number is None or number in found:

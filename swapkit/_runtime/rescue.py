@@ -6,6 +6,9 @@ While memory fills up, groups are copied to the host early, in the order of prod
 copied and dropped; oldest first, since backward needs the oldest last. What had already been
 brought back ahead of its use goes last of all.
 
+Where a `host_limit` leaves little room for copies, operators are captured while no plan has settled
+(`cpp/standby.hpp`), and what the host cannot take is dropped and computed again in backward.
+
 Only storages that nobody else holds are dropped: anything else would free nothing.
 """
 
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.adoption import adopt_graphs
+from swapkit._runtime.checksums import Digests
 from swapkit._runtime.choice import Action
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
@@ -62,6 +66,8 @@ class Rescue:
         self.multiple = 1  # of the bytes that are missing: what a rescue frees
         self._count = 0
         self._count_before = self._count_elsewhere()
+        self._digests: Digests | None = None  # of what is dropped without a copy; None: nothing is
+        self._stands_by = False  # operators are captured now
 
     @property
     def count(self) -> int:
@@ -139,6 +145,47 @@ class Rescue:
             self._ahead_bytes = int(self._step_evicted_bytes * AHEAD)
         self._step_evicted_bytes = 0
         self._forget_dead()
+        self._stand_by()  # anew
+
+    # ---- without the host -----------------------------------------------------------------------
+
+    def prepare_standby(self) -> None:
+        """Let what the host has no room for be dropped, and computed again in backward.
+
+        Operators have to be seen (`captures.see_everything`).
+        """
+        self._digests = Digests(self._device.name)
+        self.set_standby(is_on=True)
+
+    def set_standby(self, *, is_on: bool) -> None:
+        """Capture what is saved from now on, if that was prepared, or not any more.
+
+        A plan that has settled needs no rescue; what was captured can be dropped as before.
+        """
+        self._stands_by = is_on and self._digests is not None
+        self._stand_by()
+
+    def _stand_by(self) -> None:
+        if self._digests is not None and self._swapper.events is not None:
+            self._swapper.events.stand_by(self._stands_by)
+
+    def _forget_captured(self) -> int:
+        """Let go of what only recipes keep that nobody needs; return the bytes that were freed."""
+        before_bytes = self._device.in_use_bytes()
+        self._mover.sweep_captured()
+        return max(0, before_bytes - self._device.in_use_bytes())
+
+    def _drop_spare(self, groups: list[StorageGroup], needed_bytes: int) -> int:
+        """Drop what can be computed again, from the oldest on: backward needs that last."""
+        freed = 0
+        for group in groups:
+            if freed >= needed_bytes or self._digests is None:
+                break
+            if group.is_spare and group.state == RESIDENT and group.is_exclusive:
+                digest = None if group.storage is None else self._digests.take(group.storage)
+                if digest is not None and self._mover.drop(group, digest):
+                    freed += group.nbytes
+        return freed
 
     def _forget_dead(self) -> None:
         self._dirty = deque(ref for ref in self._dirty if ref() is not None)
@@ -148,6 +195,8 @@ class Rescue:
     def free(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return how many were freed."""
         planned = self._release_planned(needed_bytes)
+        if planned < needed_bytes:
+            planned += self._forget_captured()
         if planned >= needed_bytes:
             return planned
         groups = self._mover.resident
@@ -159,6 +208,7 @@ class Rescue:
             self._evict_copying_out,
             self._await_copies,
             self._evict_resident,
+            self._drop_spare,
         ):
             if freed < wanted_bytes:
                 freed += evict(groups, wanted_bytes - freed)

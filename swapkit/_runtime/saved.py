@@ -89,6 +89,7 @@ class StorageGroup(Protocol):
     storage: torch.UntypedStorage | None
     is_partial: bool  # the saved views cover too little for all of the storage to move
     is_exclusive: bool  # dropping the storage frees its memory
+    is_spare: bool  # it can be dropped without a copy, and computed again
     is_on_device: bool
     is_kept_by_others: bool  # the storage was given up, but somebody else held it
 
@@ -109,6 +110,13 @@ class Packer(Protocol):
     observer: Observer | None
     follows: bool  # its calls are the events of the mover's follower
     is_inert: bool  # its session has ended: whatever is saved is kept, and nobody is told
+
+    def stand_by(self, is_on: bool, /) -> None:  # noqa: FBT001 - in C++
+        """Capture every operator that is seen and can be repeated, though no plan names it.
+
+        What autograd saves of their results stays where it is, and can be dropped (`Mover.drop`).
+        What was captured before and not saved is forgotten.
+        """
 
     def pack(self, tensor: torch.Tensor, /) -> SavedTensor:
         """Return what autograd is to keep."""
@@ -148,6 +156,15 @@ class Mover(Protocol):
 
     def release(self, group: StorageGroup, /) -> None:
         """Give up the memory of a clean group."""
+
+    def sweep_captured(self) -> None:
+        """Forget what was captured and not saved, and is gone: operands of that may go with it."""
+
+    def drop(self, group: StorageGroup, digest: object, /) -> bool:
+        """Give up the memory of a group that can be computed again; return whether it could be.
+
+        What is computed has to have the digest (`compare_digest` in `again.py`).
+        """
 
     def release_done(self, is_end: bool, /) -> None:  # noqa: FBT001 - in C++
         """Release planned swaps whose copies are done; at the `is_end`, all that wait for more."""

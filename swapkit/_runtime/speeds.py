@@ -76,7 +76,9 @@ def measure_speeds(device: Device, *, room_bytes: int, host_bytes: int | None) -
         most_bytes = min(most_bytes, host_bytes // (HOST_COPIES + 1))
     most_bytes = max(LEAST_BYTES, most_bytes // PAGE_BYTES * PAGE_BYTES)
     # With the limit of sessions: how host memory is locked, and so copied, depends on that.
-    scheduler = device.new_scheduler(host_limit_bytes=host_bytes or 0, copies_in_flight=COPIES)
+    if host_bytes is not None:  # a session's may be less than there is to measure with
+        host_bytes = max(host_bytes, (HOST_COPIES + 1) * most_bytes)
+    scheduler = device.new_scheduler(host_limit_bytes=host_bytes, copies_in_flight=COPIES)
     try:
         lanes = Lanes(device, scheduler, most_bytes)
         bench = make_bench(device, most_bytes=room_bytes // PARTS_OF_ROOM)

@@ -355,6 +355,8 @@ class Steering:
             what = outcome.deviation or f"{outcome.rescues} rescues"
             _log.debug("the plan is kept after a step that was not as planned: %s", what)
         if self._learner.stage is not former:
+            is_stable = self._learner.stage is Stage.STABLE
+            self._swapper.rescue.set_standby(is_on=not is_stable)
             tell_stage(_log, self.course())
 
     # ---- plans ---------------------------------------------------------------------------------
@@ -379,7 +381,7 @@ class Steering:
         machine = measure_machine(
             self._installation.device,
             budget_bytes=aim.limit_bytes,
-            host_bytes=aim.host_limit_bytes or None,
+            host_bytes=aim.host_limit_bytes,
             disk=aim.disk,
             disk_bytes=aim.disk_limit_bytes,
         )

@@ -199,6 +199,7 @@ class Swapper:
     def resident_bytes(self) -> int:
         """Return the bytes of saved storages that are on the device."""
         with self._lock:
+            self.mover.sweep_captured()
             return sum(group.nbytes for group in self.mover.resident)
 
     def site(self, group: StorageGroup) -> str:

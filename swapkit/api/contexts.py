@@ -87,7 +87,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
         host_limit: most host memory for copies: bytes, or a share of the machine's memory. None:
             what there is; on a GPU, for which it is locked, three quarters of that; with `disk` on
-            the CPU, whose memory is the host's, an eighth of `limit`.
+            the CPU, whose memory is the host's, an eighth of `limit`. 0: nothing is swapped. What a
+            small one has no room for is computed again, before there is a plan, too; operators are
+            captured for that until the plan settles, if it is below four times `limit`.
         disk: a folder. What the host has no room for goes to a file there that has no name and
             vanishes with the process, the tensors that are needed last first.
         disk_limit: most bytes of that file; None: what the file system has.
@@ -164,14 +166,14 @@ def _host_limit(
     asked: int | float | str | None,
     disk: str | os.PathLike[str] | None,
     limit_bytes: int,
-) -> int:
-    """Return the most bytes of host copies; 0: what the machine has."""
+) -> int | None:
+    """Return the most bytes of host copies; None: what the machine has."""
     if asked is not None:
         host_bytes = installation.runtime.cpu.backend.memory_info().total_bytes
-        return parse_bytes(asked, whole_bytes=host_bytes, name="host_limit")
+        return parse_bytes(asked, whole_bytes=host_bytes, name="host_limit", least=0)
     if disk is not None and installation.device.name.type == "cpu":
         return max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))
-    return 0
+    return None
 
 
 def _read_plan(plan: object, policy: str | Policy) -> tuple[Trace, Plan] | None:

@@ -14,6 +14,7 @@ import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
@@ -53,12 +54,14 @@ class Mode:
         opener: makes the context manager.
         latency_ms: of every copy.
         moves_all: everything that can move has done so after `evict()`.
+        drops_all: likewise, everything that can be computed again was dropped.
     """
 
     name: str
     opener: Opener
     latency_ms: int = 0
     moves_all: bool = False
+    drops_all: bool = False
 
     @contextmanager
     def open(self) -> Iterator[Evict]:
@@ -208,11 +211,13 @@ def allocated_bytes() -> int:
 
 
 class Copied:
-    """Bytes that schedulers copied in each direction since this was made."""
+    """Bytes that schedulers copied in each direction since this was made; operators repeated."""
 
-    def __init__(self, schedulers: list[Scheduler]) -> None:
-        self.schedulers = schedulers
+    def __init__(self, swappers: list[Swapper]) -> None:
+        self.schedulers = [swapper.scheduler for swapper in swappers]
+        self.swappers = swappers
         self._before = self._total()
+        self._repeated_before = self._total_repeated()
 
     def _total(self) -> tuple[int, int]:
         stats = [scheduler.stats() for scheduler in self.schedulers]
@@ -228,18 +233,33 @@ class Copied:
         """Back to the device."""
         return self._total()[1] - self._before[1]
 
+    def _total_repeated(self) -> int:
+        return sum(swapper.recomputed_regions for swapper in self.swappers)
+
+    @property
+    def repeated(self) -> int:
+        """Operators, and regions, that were computed again."""
+        return self._total_repeated() - self._repeated_before
+
 
 @contextmanager
 def count_copies() -> Iterator[Copied]:
     """Count what is copied between device and host meanwhile, whoever does it."""
-    copied = Copied([swapper.scheduler for swapper in get_runtime().current_device().swappers])
-    new_scheduler = Device.new_scheduler
+    copied = Copied(list(get_runtime().current_device().swappers))
+    new_scheduler, new_swapper = Device.new_scheduler, Device.new_swapper
 
     def noted(device: Device, **options: Any) -> Scheduler:
         copied.schedulers.append(new_scheduler(device, **options))
         return copied.schedulers[-1]
 
-    with mock.patch.object(Device, "new_scheduler", noted):
+    def noted_swapper(device: Device, *args: Any, **options: Any) -> Swapper:
+        copied.swappers.append(new_swapper(device, *args, **options))
+        return copied.swappers[-1]
+
+    with (
+        mock.patch.object(Device, "new_scheduler", noted),
+        mock.patch.object(Device, "new_swapper", noted_swapper),
+    ):
         yield copied
 
 
@@ -279,19 +299,19 @@ def swap_random_half() -> Iterator[Evict]:
 
 
 @contextmanager
-def rescue_everything() -> Iterator[Evict]:
+def rescue_everything(host_limit: str | None = None) -> Iterator[Evict]:
     """Move all that can be moved wherever memory could run out."""
     install()
-    with swapkit.budget(BUDGET, device=DEVICE) as session:
+    with swapkit.budget(BUDGET, device=DEVICE, host_limit=host_limit) as session:
         yield lambda: session.rescue(EVERYTHING)
 
 
 @contextmanager
-def rescue_at_random() -> Iterator[Evict]:
+def rescue_at_random(host_limit: str | None = None) -> Iterator[Evict]:
     """Move nothing, one tensor, half, or all wherever memory could run out."""
     install()
     chance = random.Random(SEED)
-    with swapkit.budget(BUDGET, device=DEVICE) as session:
+    with swapkit.budget(BUDGET, device=DEVICE, host_limit=host_limit) as session:
 
         def evict() -> None:
             needed_bytes = chance.choice([0, 1, allocated_bytes() // 2, EVERYTHING])
@@ -317,6 +337,9 @@ MODES = (
     Mode(name="rescue_everything", opener=rescue_everything, moves_all=True),
     Mode(name="rescue_at_random", opener=rescue_at_random),
     Mode(name="rescue_at_random_5ms", opener=rescue_at_random, latency_ms=5),
+    # Without room on the host: what can be is dropped, and computed again.
+    Mode(name="drop_everything", opener=partial(rescue_everything, "0"), drops_all=True),
+    Mode(name="drop_at_random", opener=partial(rescue_at_random, "16KiB")),
 )
 
 

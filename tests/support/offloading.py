@@ -21,7 +21,7 @@ STATE = 64 * KIB  # bytes of one state of one parameter
 class Recorder:
     """The real executor, which notes what it is asked and fails when it is told to."""
 
-    def __init__(self, installation: Installation, host_limit_bytes: int = 0) -> None:
+    def __init__(self, installation: Installation, host_limit_bytes: int | None = None) -> None:
         runtime = installation.runtime
         self.scheduler = runtime.cpu.new_scheduler(host_limit_bytes=host_limit_bytes)
         self.engine = HostCopies(self.scheduler, runtime.cpu)

@@ -4,6 +4,7 @@
 #include "following.hpp"
 #include "operators.hpp"
 #include "recipes.hpp"
+#include "standby.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -108,13 +109,15 @@ Packer *expecting() {
     return packer;
 }
 
-// One run of an operator that is captured, from before it to after it.
+// One run of an operator that is captured, from before it to after it. `row`: none if no plan says
+// so.
 class Capture {
   public:
-    Capture(const Named *named, std::size_t row, c10::DispatchKeySet keys, const Stack &stack)
-        : table_(cursor.table), row_(row) {
+    Capture(const Named *named, std::optional<std::size_t> row, c10::DispatchKeySet keys,
+            const Stack &stack)
+        : table_(row ? cursor.table : nullptr), row_(row.value_or(0)) {
         WithPython python;
-        Packer *packer = expecting();
+        Packer *packer = row ? expecting() : standing_by();
         if (packer == nullptr) {
             return;
         }
@@ -123,7 +126,7 @@ class Capture {
         packer_ = Ref<Packer>::share(packer);
         Locked lock(packer->mover);
         try {
-            recipe_ = lock ? recipe_begin(named, keys, stack, packer) : std::nullopt;
+            recipe_ = lock ? recipe_begin(named, keys, stack, packer, !row) : std::nullopt;
         } catch (const std::exception &) {
             raise_current();
         }
@@ -143,13 +146,13 @@ class Capture {
         Locked lock(mover);
         try {
             std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
-            std::vector<bool> results(made.size(), true);
-            const CaptureTable::Row &wanted = table_->rows[row_];
-            for (std::size_t at = 0; wanted.count == made.size() && at < made.size(); at++) {
-                results[at] = (wanted.results >> at & 1) != 0;
-            }
             std::vector<Ref<Group>> groups;
-            if (lock && recipe_end(recipe.get(), made, results, packer_->terms, &groups)) {
+            if (!lock ||
+                !recipe_end(recipe.get(), made, wanted(made.size()), packer_->terms, &groups)) {
+                // As below.
+            } else if (table_ == nullptr) {
+                carry_captured(mover, std::move(groups));
+            } else {
                 follower_carry(mover->follower, table_.get(), row_, std::move(groups));
             }
         } catch (const std::exception &) {
@@ -169,7 +172,18 @@ class Capture {
     Capture &operator=(const Capture &) = delete;
 
   private:
-    std::shared_ptr<const CaptureTable> table_;
+    // Which of so many results are.
+    std::vector<bool> wanted(std::size_t count) const {
+        std::vector<bool> results(count, true);
+        if (table_ != nullptr && table_->rows[row_].count == count) {
+            for (std::size_t at = 0; at < count; at++) {
+                results[at] = (table_->rows[row_].results >> at & 1) != 0;
+            }
+        }
+        return results;
+    }
+
+    std::shared_ptr<const CaptureTable> table_; // null: of no plan
     std::size_t row_;
     std::optional<RecipeRef> recipe_;
     Ref<Packer> packer_;
@@ -236,12 +250,17 @@ class Kernel final : public c10::OperatorKernel {
             settle_written(named_,
                            stack->data() + (stack->size() - op.schema().arguments().size()));
         }
-        if (C10_LIKELY(cursor.row == cursor.end || Deeper::depth() > 0)) {
+        bool stands_by = stands_anyone_by();
+        if (C10_LIKELY((cursor.row == cursor.end && !stands_by) || Deeper::depth() > 0)) {
             named_->run(keys, stack);
             return;
         }
-        std::size_t row = named_->can_repeat ? cursor.count(named_) : cursor.end;
-        if (row == cursor.end) {
+        std::optional<std::size_t> row;
+        if (named_->can_repeat && cursor.row != cursor.end) {
+            row = cursor.count(named_);
+            row = row == cursor.end ? std::nullopt : row;
+        }
+        if (!row && !(stands_by && named_->can_repeat)) {
             Deeper inside;
             named_->run(keys, stack);
             return;

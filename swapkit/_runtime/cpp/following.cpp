@@ -26,25 +26,6 @@ bool is_recipe(PyObject *packed) {
     return group != nullptr && is_recomputed(group);
 }
 
-// Let go of what was captured and is not to be saved any more. What goes may end others.
-void drop_carried(Body &body) {
-    std::vector<Ref<Group>> dropped = std::exchange(body.carried, {});
-    body.next_sweep = least_sweep;
-}
-
-// The same of what is gone, or was saved.
-void sweep_carried(Body &body) {
-    std::vector<Ref<Group>> former = std::exchange(body.carried, {});
-    for (Ref<Group> &group : former) {
-        bool is_there =
-            group->weak != nullptr && c10::raw::intrusive_ptr::use_count(group->weak) > 0;
-        if (group->nhandles == 0 && is_there && group->recipe != nullptr) {
-            body.carried.push_back(std::move(group));
-        }
-    }
-    body.next_sweep = std::max(least_sweep, 2 * body.carried.size());
-}
-
 // ---- who is in the plan -------------------------------------------------------------------------
 
 // For assertions: whether every group knows its place in the plan.
@@ -81,7 +62,7 @@ void part_all(Follower *follower) {
     body.leaving.clear();
     body.watched.clear();
     body.coming.clear();
-    drop_carried(body);
+    body.carried.drop();
 }
 
 void join(Follower *follower, std::int64_t storage, Group *group) {
@@ -487,7 +468,7 @@ bool follow_use(Mover *mover, PyObject *packed) {
         if (!lock) {
             return false;
         }
-        sweep_carried(*follower->body);
+        follower->body->carried.sweep();
         follower->body->has_carried = false;
     }
     if (!has_due(follower.get())) {
@@ -523,12 +504,7 @@ void follower_carry(Follower *follower, const CaptureTable *table, std::size_t r
     Body &body = *follower->body;
     body.captured[row]++;
     body.has_carried = true;
-    for (Ref<Group> &group : groups) {
-        body.carried.push_back(std::move(group));
-    }
-    if (body.carried.size() >= body.next_sweep) {
-        sweep_carried(body);
-    }
+    body.carried.add(std::move(groups));
 }
 
 void follower_forget(Follower *follower, const Group *group) {

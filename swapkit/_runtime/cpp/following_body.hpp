@@ -3,6 +3,7 @@
 #pragma once
 
 #include "capturing.hpp"
+#include "carried.hpp"
 
 #include <cstdint>
 #include <deque>
@@ -17,7 +18,6 @@ enum class Treatment : std::int64_t { keep, swap, recompute };
 enum class Turn : std::int64_t { continues, goes, comes };
 // NOLINTEND(performance-enum-size)
 inline constexpr std::int64_t no_storage = -1;
-inline constexpr std::size_t least_sweep = 16; // of what is carried
 
 struct Expected {
     std::int64_t storage; // no_storage: nothing that a plan knows
@@ -59,8 +59,7 @@ struct Body {
     std::size_t next_due = 0;
     std::shared_ptr<const CaptureTable> captures;
     std::vector<std::uint64_t> captured; // how often each row was
-    std::vector<Ref<Group>> carried;     // what was captured and may be saved yet
-    std::size_t next_sweep = least_sweep;
+    Carried carried;
     bool has_carried = false; // something since the last use
 };
 

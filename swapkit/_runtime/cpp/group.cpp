@@ -207,6 +207,14 @@ void group_cover(Group *group, Span span) {
     group->cover.end_bytes = std::max(group->cover.end_bytes, span.end_bytes + group->shift_bytes);
 }
 
+void group_end_copy(Group *group) {
+    SWAPKIT_ASSERT(group_state(group) == SK_GROUP_RESIDENT && group->shift_bytes == 0);
+    group->state_at = &resident;
+    links.sk_group_destroy(std::exchange(group->native, nullptr));
+    group->part_bytes = 0;
+    group->nbytes = group->storage->nbytes();
+}
+
 void group_strip(Group *group) {
     if (group->storage == nullptr) {
         return;
@@ -303,6 +311,7 @@ void group_free(PyObject *self) {
     if (group->storage != nullptr) {
         swapkit_storage_drop(group->storage);
     }
+    Py_XDECREF(group->digest);
     Py_DECREF(group->terms.choice);
     Py_DECREF(group->mover);
     Py_TYPE(self)->tp_free(self);
@@ -344,6 +353,7 @@ PyObject *get_storage(PyObject *self, void *) {
 }
 
 bool is_kept_by_others(const Group *group) { return group->weak != nullptr; }
+bool is_spare(const Group *group) { return group->standby == Standby::spare; }
 bool is_on_device(const Group *group) { return group->storage != nullptr; }
 
 PyMemberDef handle_members[] = {
@@ -376,6 +386,7 @@ PyGetSetDef group_properties[] = {
     {"storage", get_storage, nullptr, nullptr, nullptr},
     {"is_partial", get_bool<group_is_partial>, nullptr, nullptr, nullptr},
     {"is_exclusive", get_bool<group_is_exclusive>, nullptr, nullptr, nullptr},
+    {"is_spare", get_bool<is_spare>, nullptr, nullptr, nullptr},
     {"is_on_device", get_bool<is_on_device>, nullptr, nullptr, nullptr},
     {"is_kept_by_others", get_bool<is_kept_by_others>, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},

@@ -4,6 +4,7 @@
 #include "following.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
+#include "standby.hpp"
 #include "streams.hpp"
 
 #include <ATen/SavedTensorHooks.h>
@@ -115,45 +116,54 @@ int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
     return is_weight < 0 ? -1 : 1 - is_weight;
 }
 
-// The group of a storage that is saved for the first time at this version. Null without an
+// The site of a storage that is saved for the first time at this version. None without an
 // exception: it stays where it is.
-Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
+Ref<> admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
     if (may_move(mover, impl, terms) != 1) {
-        return Ref<Group>();
+        return {};
     }
     if (terms.action == Action::automatic && !is_of_allocator(mover->device(), *key.storage)) {
-        return Ref<Group>(); // no budget counts it, and its owner may need Python to take it back
+        return {}; // no budget counts it, and its owner may need Python to take it back
     }
     PyObject *is_automatic = terms.action == Action::automatic ? Py_True : Py_False;
     Ref<> storage = Ref<>::steal(PyLong_FromVoidPtr(key.storage));
     Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(const_cast<void *>(key.storage->data())));
     if (!storage || !address) {
-        return Ref<Group>();
+        return {};
     }
     Ref<> site = call_method<"admit">(mover->policy, storage.get(), address.get(), is_automatic);
-    if (!site || site.get() == Py_None) {
+    return site && site.get() != Py_None ? std::move(site) : Ref<>();
+}
+
+// The group of such a storage, `captured` or new. Null without an exception: it stays where it is.
+Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms,
+                     Ref<Group> captured) {
+    Ref<> site = admit(mover, impl, key, terms);
+    if (!site) {
+        if (captured) {
+            forget_computed(mover, captured.get());
+        }
         return Ref<Group>();
     }
-    auto group = Ref<Group>::steal(group_new(mover, terms, key));
+    Ref<Group> group =
+        captured ? std::move(captured) : Ref<Group>::steal(group_new(mover, terms, key));
     if (group && PyArg_ParseTuple(site.get(), "II", &group->tag, &group->index) == 0) {
         return Ref<Group>();
     }
-    if (group) {
+    if (group && group->standby == Standby::captured) {
+        group->standby = group->recipe != nullptr ? Standby::spare : Standby::none;
+    } else if (group) {
         enroll(mover, group.get());
     }
     return group;
 }
 
-struct Joined {
-    Ref<Group> group; // null without an exception: the tensor stays where it is
-    bool is_new;
-};
+} // namespace
 
-// Let a tensor that is saved join the group of its storage.
 Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const Terms &terms) {
     Ref<Group> group = find_group(mover, key, span);
-    if (!group) {
-        return {add_group(mover, impl, key, terms), true};
+    if (!group || group->standby == Standby::captured) {
+        return {add_group(mover, impl, key, terms, std::move(group)), true};
     }
     if (terms.action != Action::automatic && group->terms.action == Action::automatic) {
         // Saved before, outside of the scope: this one holds.
@@ -162,6 +172,8 @@ Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const
     }
     return {std::move(group), false};
 }
+
+namespace {
 
 // Do with a group that was just saved what its terms, a mark's or the scope's, say.
 bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool is_marked) {
@@ -224,7 +236,9 @@ Ref<> pack_recomputed(Mover *mover, c10::TensorImpl *impl) {
     }
     Locked lock(mover);
     Ref<Group> group = lock ? find_recomputed(mover, key_of(*impl)) : Ref<Group>();
-    return group ? Ref<>::steal(as_object(handle_new(impl, group.get()))) : Ref<>();
+    return group && group->standby == Standby::none
+               ? Ref<>::steal(as_object(handle_new(impl, group.get())))
+               : Ref<>();
 }
 
 // The handle of a tensor, where no mode sees what is done.
@@ -334,6 +348,9 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
 }
 
 PyObject *packer_unpack(PyObject *self, PyObject *packed) {
+    if (!backward_begins(reinterpret_cast<Packer *>(self)->mover)) {
+        return nullptr;
+    }
     auto own = Ref<>::share(self), kept = Ref<>::share(packed); // a thread may let go of the graph
     auto *packer = reinterpret_cast<Packer *>(self);
     Mover *mover = packer->mover;
@@ -389,16 +406,31 @@ int packer_clear(PyObject *self) {
 void packer_free(PyObject *self) {
     PyObject_GC_UnTrack(self);
     auto *packer = reinterpret_cast<Packer *>(self);
+    if (packer->stands_by != 0) {
+        stand_by(packer, false);
+    }
     packer_clear(self);
     Py_XDECREF(packer->mover);
     Py_XDECREF(packer->terms.choice);
     Py_TYPE(self)->tp_free(self);
 }
 
+PyObject *packer_stand_by(PyObject *self, PyObject *argument) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    int is_on = PyObject_IsTrue(argument);
+    Locked lock(packer->mover);
+    if (is_on < 0 || !lock) {
+        return nullptr;
+    }
+    stand_by(packer, is_on == 1);
+    return Py_NewRef(Py_None);
+}
+
 PyMethodDef packer_methods[] = {
     {"pack", shielded<packer_pack>, METH_O, nullptr},
     {"pack_plain", shielded<packer_pack_plain>, METH_O, nullptr},
     {"unpack", shielded<packer_unpack>, METH_O, nullptr},
+    {"stand_by", shielded<packer_stand_by>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -440,88 +472,6 @@ Packer *innermost_packer() {
     PyObject *self = PyCFunction_Check(pack) ? PyCFunction_GET_SELF(pack) : nullptr;
     return self != nullptr && Py_TYPE(self) == &packer_type ? reinterpret_cast<Packer *>(self)
                                                             : nullptr;
-}
-
-// Statistics that a norm elsewhere may update, of which torch counts no version: numbers without
-// gradients, one for each channel. None: it is none such.
-static Ref<> copy_statistics(c10::TensorImpl *impl) {
-    constexpr std::size_t most_bytes = std::size_t{1} << 16;
-    std::int64_t largest = 1;
-    for (std::int64_t size : impl->sizes()) {
-        largest = std::max(largest, size);
-    }
-    if (impl->requires_grad() || !c10::isFloatingType(c10::typeMetaToScalarType(impl->dtype())) ||
-        impl->numel() != largest ||
-        static_cast<std::size_t>(largest) * impl->itemsize() > most_bytes) {
-        return {};
-    }
-    at::AutoDispatchBelowADInplaceOrView unseen;
-    at::Tensor copy =
-        at::Tensor(
-            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl))
-            .clone();
-    // Strides may decide how an operator computes: those of an expanded tensor are not kept.
-    return copy.strides() == impl->strides()
-               ? Ref<>::steal(as_object(handle_new(copy.unsafeGetTensorImpl(), nullptr)))
-               : Ref<>();
-}
-
-// A handle in the group of an operand's storage, or of its own if it stays where it is.
-static Ref<> keep_in_group(const Packer *packer, c10::TensorImpl *impl, Key key, Span span) {
-    Mover *mover = packer->mover;
-    bool is_moved =
-        impl->device() == mover->device() && key.storage->nbytes() >= packer->terms.min_bytes;
-    Joined joined = {Ref<Group>(), false};
-    if (is_moved) {
-        joined = join_group(mover, impl, key, span, packer->terms);
-    }
-    Group *group = joined.group.get();
-    if (group == nullptr) {
-        return PyErr_Occurred() != nullptr ? Ref<>()
-                                           : Ref<>::steal(as_object(handle_new(impl, nullptr)));
-    }
-    group_cover(group, span);
-    if (joined.is_new) {
-        group->stream = current_stream(mover->device());
-    }
-    return Ref<>::steal(as_object(handle_new(impl, group)));
-}
-
-Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl) {
-    Span span = {};
-    bool is_empty = impl->numel() == 0;
-    if (!is_empty && look(*impl, 0, &span) == nullptr) {
-        return {};
-    }
-    if (is_empty || gathers_gradients(impl)) {
-        return Ref<>::steal(as_object(handle_new(impl, nullptr)));
-    }
-    Ref<> copy = copy_statistics(impl);
-    if (copy) {
-        return copy;
-    }
-    Key key = key_of(*impl);
-    if (Ref<Group> group = find_recomputed(packer->mover, key)) {
-        return Ref<>::steal(as_object(handle_new(impl, group.get())));
-    }
-    Mark mark = marks_are_empty() ? Mark{} : find_mark(key);
-    if (mark.recipe) {
-        Ref<> tensor = Ref<>::steal(wrap(impl));
-        return tensor ? call_method<"pack">(mark.recipe.get(), tensor.get()) : Ref<>();
-    }
-    return keep_in_group(packer, impl, key, span);
-}
-
-Ref<> scratch_of(c10::TensorImpl *impl) {
-    Span span = {};
-    if (look(*impl, 0, &span) == nullptr) {
-        return {};
-    }
-    Handle *handle = handle_new(impl, nullptr);
-    if (handle != nullptr) {
-        exchange_storage(handle->alias, nullptr, 0);
-    }
-    return Ref<>::steal(as_object(handle));
 }
 
 PyObject *packer_new(Mover *mover, PyObject *choice) {

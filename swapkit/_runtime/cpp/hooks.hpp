@@ -13,6 +13,7 @@ struct Packer {
     PyObject *observer; // owned: who is told of every event; null or None: nobody
     char follows;       // its calls are the events of the mover's follower
     char is_inert;      // its session has ended: everything that is saved is kept
+    char stands_by;     // every operator that can be repeated is captured (`standby.hpp`)
 
     bool is_following() const;
 };
@@ -21,9 +22,17 @@ struct Packer {
 // are none, or others.
 Packer *innermost_packer();
 
+struct Joined {
+    Ref<Group> group; // null without an exception: the tensor stays where it is
+    bool is_new;
+};
+// Let a tensor that is saved join the group of its storage. The lock is held.
+Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const Terms &terms);
+
 // What stands for an operand of what is computed again: in its storage's group, as if autograd had
-// saved it. None without an exception: it has no plain memory. The lock is held.
-Ref<> keep_operand(const Packer *packer, c10::TensorImpl *tensor);
+// saved it. None without an exception: it has no plain memory; or, if the recipe is `spare`, nobody
+// else would keep it. The lock is held.
+Ref<> keep_operand(const Packer *packer, c10::TensorImpl *tensor, bool spare);
 // What stands for memory of a tensor's form, whatever its bytes.
 Ref<> scratch_of(c10::TensorImpl *tensor);
 

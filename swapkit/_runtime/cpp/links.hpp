@@ -50,6 +50,7 @@ namespace swapkit {
     X(again)              /* (settings or state) -> a context manager: they hold again */          \
     X(refuse_operand)     /* (handle, function): raises SavedTensorModified */                     \
     X(refuse_emptied)     /* (handle, function): likewise */                                       \
+    X(compare_digest)     /* (digest, function, tensor): likewise, RecomputeMismatch */            \
     X(refuse_overwritten) /* (function): likewise */                                               \
     X(refuse_mismatch)    /* (function, tensor): raises RecomputeMismatch */
 

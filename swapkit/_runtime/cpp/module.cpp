@@ -4,6 +4,7 @@
 #include "following.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
+#include "standby.hpp"
 #include "streams.hpp"
 
 #include <cstdio>
@@ -99,6 +100,20 @@ PyObject *get_resident_count(PyObject *self, void *) {
 PyObject *mover_release_done(PyObject *self, PyObject *is_end) {
     int ends = PyObject_IsTrue(is_end);
     return nothing(ends >= 0 && release_done(as_mover(self), ends == 1));
+}
+
+PyObject *mover_sweep_captured(PyObject *self, PyObject *) {
+    as_mover(self)->books->captured.sweep();
+    return Py_NewRef(Py_None);
+}
+
+PyObject *mover_drop(PyObject *self, PyObject *args) {
+    PyObject *argument, *digest;
+    if (PyArg_ParseTuple(args, "OO:drop", &argument, &digest) == 0) {
+        return nullptr;
+    }
+    Group *group = as_group(self, argument);
+    return group == nullptr ? nullptr : PyBool_FromLong(drop_spare(as_mover(self), group, digest));
 }
 
 PyObject *mover_packer(PyObject *self, PyObject *choice) {
@@ -201,6 +216,8 @@ PyMethodDef mover_methods[] = {
     {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
     {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
     {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
+    {"sweep_captured", shielded<mover_sweep_captured>, METH_NOARGS, nullptr},
+    {"drop", shielded<mover_drop>, METH_VARARGS, nullptr},
     {"release", shielded<do_move<release_group>>, METH_O, nullptr},
     {"set_aside", shielded<try_move<set_aside>>, METH_O, nullptr},
     {"bring_early", shielded<try_move<bring_early>>, METH_O, nullptr},

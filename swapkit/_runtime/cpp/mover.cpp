@@ -186,6 +186,7 @@ int copy_out(Mover *mover, Group *group) {
     if (!group_has_storage(group)) {
         return 0;
     }
+    bool is_first = group->native == nullptr;
     if (!begin(mover, group)) {
         return -1;
     }
@@ -202,11 +203,17 @@ int copy_out(Mover *mover, Group *group) {
     if (status != SK_OK) {
         if (is_no_room(status)) {
             mover->host_is_full = 1;
+            if (is_first) {
+                group_end_copy(group);
+            }
         } else {
             (void)raises(status);
         }
         swapkit_storage_drop(storage);
         return is_no_room(status) ? 0 : -1;
+    }
+    if (group->standby == Standby::spare) {
+        recipe_leave(group); // whose operands need not be kept any more
     }
     note(mover, SK_RING_COPY_OUT, group->nbytes);
     return 1;

@@ -8,6 +8,7 @@
 #ifndef SWAPKIT_MOVER_HPP
 #define SWAPKIT_MOVER_HPP
 
+#include "carried.hpp"
 #include "saved.hpp"
 
 #include <deque>
@@ -42,6 +43,7 @@ struct Books {
     std::deque<Coming> coming;   // the soonest first
     std::size_t coming_bytes = 0;
     std::size_t recomputed = 0;    // groups that a recipe makes
+    Carried captured;              // and that no plan has named (`standby.hpp`)
     std::uint64_t pass_serial = 0; // where the backward pass under way began
     std::uint64_t serials = 0, turns = 0;
 };

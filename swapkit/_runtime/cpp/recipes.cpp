@@ -78,14 +78,20 @@ void end_recipe(Recipe *recipe) {
     ending = nullptr;
 }
 
-// Let the groups of a recipe need it no more.
+// Let a group need its recipe no more.
+void leave(Group *group) {
+    Recipe *recipe = std::exchange(group->recipe, nullptr);
+    group->standby = group->standby == Standby::spare ? Standby::none : group->standby;
+    recipe->mover->books->recomputed--;
+    RecipeRef::drop(recipe);
+}
+
+// The same of all of a recipe's groups.
 void consume(Recipe *recipe) {
     RecipeRef hold(recipe);
     for (Group *group : std::exchange(recipe->results, {})) {
         if (group != nullptr) {
-            group->recipe = nullptr;
-            recipe->mover->books->recomputed--;
-            RecipeRef::drop(recipe);
+            leave(group);
         }
     }
     drop_operands(recipe);
@@ -101,7 +107,7 @@ bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
 bool take_operand(Recipe *recipe, const Packer *packer, const at::Tensor &tensor,
                   std::size_t argument, std::ptrdiff_t place, bool is_scratch) {
     c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
-    Ref<> packed = is_scratch ? scratch_of(impl) : keep_operand(packer, impl);
+    Ref<> packed = is_scratch ? scratch_of(impl) : keep_operand(packer, impl, recipe->is_spare);
     if (!packed) {
         return false;
     }
@@ -274,9 +280,18 @@ bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t re
             links.refuse_mismatch, recipe->named->function, found.get(), nullptr));
         return false;
     }
+    if (group->digest != nullptr) {
+        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
+        if (!found || !Ref<>::steal(PyObject_CallFunctionObjArgs(
+                          links.compare_digest, group->digest, recipe->named->function, found.get(),
+                          nullptr))) {
+            return false;
+        }
+    }
     c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
     swapkit_storage_hold(storage);
     group_restore(group, storage);
+    group->standby = recipe->is_spare ? Standby::spare : Standby::none;
     group->stream = current_stream(recipe->mover->device());
     enroll_again(recipe->mover.get(), group);
     return true;
@@ -309,7 +324,7 @@ bool repeat(Recipe *recipe) {
     // Another pass over the same graph computes it again.
     bool is_last = torch::autograd::get_current_graph_task_id() == -1 ||
                    !torch::autograd::get_current_graph_task_keep_graph();
-    if (is_last) {
+    if (is_last && !recipe->is_spare) { // a rescue may drop it once more
         consume(recipe);
     }
     return true;
@@ -433,7 +448,7 @@ bool Named::is_training(const c10::IValue *arguments) const {
 }
 
 std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Packer *packer) {
+                                      const Stack &stack, const Packer *packer, bool spare) {
     std::size_t count = named->op.schema().arguments().size();
     const c10::IValue *values = stack.data() + (stack.size() - count);
     for (std::size_t at : named->barred) {
@@ -447,6 +462,7 @@ std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet ke
                                 .keys = keys,
                                 .local = c10::impl::tls_local_dispatch_key_set(),
                                 .wants_gradients = c10::GradMode::is_enabled(),
+                                .is_spare = spare,
                                 .settings_word = word,
                                 .settings = settings_now(word)});
     bool is_taken = recipe->settings && take_arguments(recipe.get(), packer, stack) &&
@@ -493,6 +509,7 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
             return false;
         }
         group->recipe = recipe;
+        group->standby = recipe->is_spare ? Standby::captured : Standby::none;
         recipe->owners++;
         group->result = static_cast<std::uint32_t>(at);
         recipe->results[at] = group.get();
@@ -506,16 +523,26 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
 }
 
 bool compute_again(Mover *mover, Group *group) {
-    std::vector<Ref<Group>> due; // each needs the next one: chains may be of any length
-    due.push_back(Ref<Group>::share(group));
+    // Each needs the next one: chains may be of any length. What was computed for one is held until
+    // that one is, or a rescue would drop it for another operand.
+    struct Due {
+        Ref<Group> group;
+        std::vector<c10::Storage> held;
+    };
+    std::vector<Due> due;
+    due.push_back({Ref<Group>::share(group), {}});
     while (!due.empty()) {
-        Group *next = due.back().get();
+        Group *next = due.back().group.get();
         if (!is_missing(next)) {
+            auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(next->storage);
             due.pop_back();
+            if (!due.empty()) {
+                due.back().held.emplace_back(std::move(storage));
+            }
             continue;
         }
         if (Group *missing = first_missing(mover, next->recipe)) {
-            due.push_back(Ref<Group>::share(missing));
+            due.push_back({Ref<Group>::share(missing), {}});
             continue;
         }
         if (!repeat(next->recipe)) {
@@ -533,13 +560,12 @@ void forget_computed(Mover *mover, Group *group) {
 }
 
 void recipe_leave(Group *group) {
-    Recipe *recipe = std::exchange(group->recipe, nullptr);
+    Recipe *recipe = group->recipe;
     if (recipe != nullptr) {
         if (group->result < recipe->results.size()) {
             recipe->results[group->result] = nullptr;
         }
-        recipe->mover->books->recomputed--;
-        RecipeRef::drop(recipe);
+        leave(group);
     }
 }
 

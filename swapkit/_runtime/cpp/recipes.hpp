@@ -72,6 +72,7 @@ struct Recipe {
     c10::DispatchKeySet keys;
     c10::impl::LocalDispatchKeySet local;
     bool wants_gradients;
+    bool is_spare;   // what it makes is kept as long as there is memory (`standby.hpp`)
     bool is_over;    // an operand's bytes were overwritten unseen
     Stack arguments; // without tensors
     std::vector<Operand> operands;
@@ -119,9 +120,9 @@ class Deeper {
 };
 
 // Begin a recipe before its operator runs: take the tensors out of its arguments. None without an
-// exception: this run cannot be repeated.
+// exception: this run cannot be repeated. `spare`: it is for the case that memory runs out.
 std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Packer *packer);
+                                      const Stack &stack, const Packer *packer, bool spare);
 // The tensors among what an operator returned.
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);
 // Let groups have what the operator made, which has run now: those of `wanted`.

@@ -14,7 +14,7 @@ namespace swapkit {
 
 // Whether a group's bytes are computed again where they are needed.
 inline bool is_recomputed(const Group *group) {
-    return group->recipe != nullptr && group->native == nullptr;
+    return group->recipe != nullptr && group->native == nullptr && group->standby != Standby::spare;
 }
 
 // Give a group whose bytes are computed again its storage.

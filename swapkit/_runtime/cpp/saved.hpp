@@ -69,6 +69,13 @@ struct Key {
     bool operator==(const Key &) const = default;
 };
 
+// What a recipe is to a group that was captured in case memory runs out (`standby.hpp`).
+enum class Standby : std::uint8_t {
+    none,     // it is no such group
+    captured, // how its bytes are computed, as of any other recipe: nobody has saved them
+    spare     // autograd has saved them, and they are there
+};
+
 struct Group {
     PyObject ob_base;
     PyObject *weakrefs;
@@ -86,6 +93,8 @@ struct Group {
     sk_group *native;        // owned; null before the first copy
     Recipe *recipe;          // owned: how its bytes are computed again (`recipes.hpp`); null: not
     std::uint32_t result;    // which of the recipe's it is
+    Standby standby;
+    PyObject *digest; // owned: of its bytes when a rescue dropped them; null: none did
     const sk_group_state *state_at;
     Handle *handles; // borrowed; they leave when they go
     std::size_t nhandles;
@@ -134,6 +143,8 @@ bool group_is_exclusive(const Group *group);
 bool group_can_cover(const Group *group, Span span);
 // Note that a saved tensor views these bytes of the present storage.
 void group_cover(Group *group, Span span);
+// Let a resident group have no copy again, nor the place for one.
+void group_end_copy(Group *group);
 // Let go of the storage; the copy takes its place, unless others keep the storage alive.
 void group_strip(Group *group);
 // Take the storage back if somebody else kept it alive, or nobody took what was set aside; return

@@ -16,6 +16,7 @@ from swapkit.errors import RecomputeMismatch, SavedTensorModified
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from swapkit._runtime.checksums import Digest
     from swapkit._runtime.operators import Operator
     from swapkit._runtime.saved import SavedTensor
 
@@ -106,6 +107,17 @@ def _refuse_mismatch(function: Operator, found: torch.Tensor) -> NoReturn:
     )
 
 
+@untraced
+def _compare_digest(digest: Digest, function: Operator, found: torch.Tensor) -> None:
+    if not digest.is_of(found.untyped_storage()):
+        raise RecomputeMismatch(
+            f"{function} was recomputed, since neither the device nor the host had room for what "
+            "it had made, and made something else: a kernel that torch does not run has written to "
+            "an operand, or the operator does not repeat itself. Announce such a kernel with "
+            "`swapkit.op(...)`, or raise host_limit."
+        )
+
+
 FUNCTIONS: dict[str, Any] = {
     "note_settings": _note_settings,
     "random_state": _random_state,
@@ -115,4 +127,5 @@ FUNCTIONS: dict[str, Any] = {
     "refuse_emptied": _refuse_emptied,
     "refuse_overwritten": refuse_overwritten,
     "refuse_mismatch": _refuse_mismatch,
+    "compare_digest": _compare_digest,
 }

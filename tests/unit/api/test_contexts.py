@@ -54,7 +54,7 @@ def test_limits_when_bytes_are_given_then_they_are_taken() -> None:
 @pytest.mark.usefixtures("installation")
 def test_options_when_left_out_then_the_documented_defaults() -> None:
     config = config_of()
-    assert config.host_limit_bytes == 0
+    assert config.host_limit_bytes is None
     assert config.min_swap_bytes == 1024
 
 

@@ -1,0 +1,32 @@
+// carried.hpp - groups that were captured and may be saved yet.
+//
+// Nobody else has them before autograd saves what they stand for, or another recipe needs it.
+#ifndef SWAPKIT_CARRIED_HPP
+#define SWAPKIT_CARRIED_HPP
+
+#include "saved.hpp"
+
+#include <cstddef>
+#include <vector>
+
+namespace swapkit {
+
+// Needs the interpreter and the runtime's lock.
+class Carried {
+  public:
+    void add(std::vector<Ref<Group>> groups);
+    // Let go of what is gone, or was saved.
+    void sweep();
+    // Let go of all.
+    void drop();
+    bool is_empty() const { return groups_.empty(); }
+
+  private:
+    static constexpr std::size_t least_sweep = 16;
+    std::vector<Ref<Group>> groups_;
+    std::size_t next_sweep_ = least_sweep;
+};
+
+} // namespace swapkit
+
+#endif

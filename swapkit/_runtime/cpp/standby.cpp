@@ -1,0 +1,85 @@
+// standby.cpp - recipes for the case that memory runs out.
+#include "standby.hpp"
+
+#include "recomputed.hpp"
+
+#include <c10/core/GradMode.h>
+
+#include <atomic>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+namespace {
+
+constexpr std::size_t little_bytes = std::size_t{1} << 16;
+
+std::atomic<std::size_t> standing{0}; // hooks that stand by
+
+} // namespace
+
+bool stands_anyone_by() { return standing.load(std::memory_order_relaxed) != 0; }
+
+void stand_by(Packer *packer, bool is_on) {
+    SWAPKIT_ASSERT(has_python());
+    if (is_on && packer->stands_by == 0) {
+        standing++;
+    } else if (!is_on && packer->stands_by != 0) {
+        standing--;
+    }
+    packer->stands_by = is_on ? 1 : 0;
+    packer->mover->books->captured.drop();
+}
+
+Packer *standing_by() {
+    if (!stands_anyone_by() || !c10::GradMode::is_enabled() ||
+        torch::autograd::get_current_graph_task_id() != -1) {
+        return nullptr;
+    }
+    Packer *packer = innermost_packer();
+    bool is_one = packer != nullptr && packer->stands_by != 0 && packer->is_inert == 0;
+    return is_one ? packer : nullptr;
+}
+
+int may_keep(const Mover *mover, const c10::StorageImpl *storage) {
+    if (storage->nbytes() <= little_bytes) {
+        return 1;
+    }
+    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(const_cast<c10::StorageImpl *>(storage)));
+    Ref<> is_state = address ? call_method<"is_state">(mover->tracker, address.get()) : Ref<>();
+    return is_state ? PyObject_IsTrue(is_state.get()) : -1;
+}
+
+void carry_captured(Mover *mover, std::vector<Ref<Group>> groups) {
+    mover->books->captured.add(std::move(groups));
+}
+
+bool backward_begins(Mover *mover) {
+    Carried &captured = mover->books->captured;
+    if (captured.is_empty() || torch::autograd::get_current_graph_task_id() == -1) {
+        return true;
+    }
+    Locked lock(mover);
+    if (lock) {
+        captured.drop();
+    }
+    return static_cast<bool>(lock);
+}
+
+bool drop_spare(Mover *mover, Group *group, PyObject *digest) {
+    bool is_possible = group->standby == Standby::spare && group->recipe != nullptr &&
+                       group->native == nullptr && group_is_exclusive(group);
+    if (!is_possible) {
+        return false;
+    }
+    group->standby = Standby::captured;
+    Py_XDECREF(std::exchange(group->digest, Py_NewRef(digest)));
+    forget_computed(mover, group);
+    return true;
+}
+
+} // namespace swapkit
