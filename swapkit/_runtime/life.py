@@ -24,6 +24,7 @@ from swapkit._runtime.captures import see_everything
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.course import Course
 from swapkit._runtime.hooks import Hooks, pop_left
+from swapkit._runtime.meshes import is_fsdp
 from swapkit._runtime.session_stats import SessionStats, predictions
 from swapkit._runtime.steering import Steering
 from swapkit._runtime.step_counting import StepCounter
@@ -256,7 +257,8 @@ class Life:
         undo.add(_once(functools.partial(tracker.stop, may_rest=True)))
         undo.add(self.hooks.leave)
         self.hooks.enter()
-        if self._config.is_host_scarce:
+        model = self._model
+        if self._config.is_host_scarce and not (model and is_fsdp(model)):
             rescue = self.swapper.rescue
             see_everything()
             self._of_process.add(functools.partial(rescue.set_standby, is_on=False))

@@ -39,7 +39,7 @@ def find_tensor_parallel_group(model: torch.nn.Module) -> Any:  # noqa: ANN401 -
         if "tp" in names:
             return mesh.get_group("tp")
         sharded = [i for i, place in enumerate(parameter.placements) if place.is_shard()]
-        if sharded and not names and not _is_fsdp(model):
+        if sharded and not names and not is_fsdp(model):
             return mesh.get_group(sharded[-1])
     return None
 
@@ -53,7 +53,11 @@ def _list_spread(model: torch.nn.Module) -> list[DTensor]:
     return [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
 
 
-def _is_fsdp(model: torch.nn.Module) -> bool:
-    from torch.distributed.fsdp import FSDPModule
+def is_fsdp(model: torch.nn.Module) -> bool:
+    """Return whether FSDP, in either form, takes the memory of a model's weights away meanwhile."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    kinds = (FSDPModule, FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for module in model.modules())

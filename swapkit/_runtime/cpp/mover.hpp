@@ -43,7 +43,8 @@ struct Books {
     std::deque<Coming> coming;   // the soonest first
     std::size_t coming_bytes = 0;
     std::size_t recomputed = 0;    // groups that a recipe makes
-    Carried captured;              // and that no plan has named (`standby.hpp`)
+    Carried captured;              // and that no plan has named (`standby.hpp`),
+    bool has_dropped = false;      // some of which may need others in this step
     std::uint64_t pass_serial = 0; // where the backward pass under way began
     std::uint64_t serials = 0, turns = 0;
 };

@@ -194,14 +194,6 @@ Layout layout_of(const at::Tensor &tensor) {
 
 // ---- running it again ---------------------------------------------------------------------------
 
-// Whether a tensor's bytes are there: those who manage storages themselves (FSDP) give memory back
-// without a word.
-bool has_memory(c10::TensorImpl *tensor) {
-    Span span = {};
-    const c10::StorageImpl *storage = look(*tensor, 0, &span);
-    return storage == nullptr || span.end_bytes <= storage->nbytes();
-}
-
 // A tensor that is an operand of a repetition. Undefined: an exception is set.
 at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -220,7 +212,7 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
         if (!handle_bytes(handle)) {
             return {};
         }
-        if (!has_memory(handle->alias)) {
+        if (!has_memory(*handle->alias)) {
             Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
                 links.refuse_emptied, handle, recipe->named->function, nullptr));
             return {};
@@ -382,7 +374,8 @@ bool settle_one(Recipe *recipe, bool is_over) {
             enroll_again(recipe->mover.get(), group);
             continue;
         }
-        if (is_over) { // nothing is to be had from it any more
+        bool is_needed = !recipe->is_spare || recipe->mover->books->has_dropped;
+        if (is_over || !is_needed) { // nothing is to be had from it any more
             recipe->is_over = true;
             drop_operands(recipe);
             return true;

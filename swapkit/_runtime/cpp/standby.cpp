@@ -1,11 +1,13 @@
 // standby.cpp - recipes for the case that memory runs out.
 #include "standby.hpp"
 
-#include "recomputed.hpp"
+#include "recipes.hpp"
 
 #include <c10/core/GradMode.h>
 
 #include <atomic>
+#include <unordered_set>
+#include <vector>
 
 // As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
 namespace torch::autograd {
@@ -20,6 +22,49 @@ constexpr std::size_t little_bytes = std::size_t{1} << 16;
 
 std::atomic<std::size_t> standing{0}; // hooks that stand by
 
+// Whether an operand's memory is where it was; `next`: what has to be computed for it, if that is
+// so.
+bool is_there(const Operand &operand, std::vector<const Recipe *> *next) {
+    if (Py_TYPE(operand.packed.get()) != &handle_type || operand.is_scratch) {
+        return true;
+    }
+    const auto *handle = reinterpret_cast<const Handle *>(operand.packed.get());
+    const Group *group = handle->group;
+    if (handle->is_stripped) {
+        if (is_recomputed(group)) {
+            next->push_back(group->recipe);
+        }
+        return true;
+    }
+    return has_memory(*handle->alias);
+}
+
+// Whether all that a recipe computes from, in the end, is there. Whoever manages storages (FSDP)
+// may have taken memory away.
+bool can_compute(const Recipe *recipe) {
+    std::unordered_set<const Recipe *> seen = {recipe};
+    std::vector<const Recipe *> due = {recipe};
+    while (!due.empty()) {
+        const Recipe *next = due.back();
+        due.pop_back();
+        if (next->is_over) {
+            return false;
+        }
+        std::vector<const Recipe *> needed;
+        for (const Operand &operand : next->operands) {
+            if (!is_there(operand, &needed)) {
+                return false;
+            }
+        }
+        for (const Recipe *each : needed) {
+            if (seen.insert(each).second) {
+                due.push_back(each);
+            }
+        }
+    }
+    return true;
+}
+
 } // namespace
 
 bool stands_anyone_by() { return standing.load(std::memory_order_relaxed) != 0; }
@@ -33,6 +78,7 @@ void stand_by(Packer *packer, bool is_on) {
     }
     packer->stands_by = is_on ? 1 : 0;
     packer->mover->books->captured.drop();
+    packer->mover->books->has_dropped = false;
 }
 
 Packer *standing_by() {
@@ -72,13 +118,15 @@ bool backward_begins(Mover *mover) {
 
 bool drop_spare(Mover *mover, Group *group, PyObject *digest) {
     bool is_possible = group->standby == Standby::spare && group->recipe != nullptr &&
-                       group->native == nullptr && group_is_exclusive(group);
+                       group->native == nullptr && group_is_exclusive(group) &&
+                       can_compute(group->recipe);
     if (!is_possible) {
         return false;
     }
     group->standby = Standby::captured;
     Py_XDECREF(std::exchange(group->digest, Py_NewRef(digest)));
     forget_computed(mover, group);
+    mover->books->has_dropped = true;
     return true;
 }
 

@@ -36,7 +36,8 @@ void carry_captured(Mover *mover, std::vector<Ref<Group>> groups);
 bool backward_begins(Mover *mover);
 
 // Give up the storage of a group whose recipe is spare. `digest`: of its bytes, for
-// `compare_digest` of the links. False: it has none, or others hold the storage.
+// `compare_digest` of the links. False: it has none, others hold the storage, or an operand's
+// memory was taken away.
 bool drop_spare(Mover *mover, Group *group, PyObject *digest);
 
 } // namespace swapkit

@@ -19,6 +19,14 @@ struct Span {
 // storage, borrowed, and the part of it that the tensor views.
 c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *out);
 
+// Whether a tensor's bytes are there: those who manage storages themselves (FSDP) give memory back
+// without a word.
+inline bool has_memory(c10::TensorImpl &tensor) {
+    Span span = {};
+    const c10::StorageImpl *storage = look(tensor, 0, &span);
+    return storage == nullptr || span.end_bytes <= storage->nbytes();
+}
+
 // Whether a mode or function transform of the user's would see an operator run on this thread.
 bool is_observed();
 
