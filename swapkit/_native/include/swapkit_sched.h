@@ -2,10 +2,11 @@
  *
  * A *group* is one storage at one version, with its copy outside the device. A *transfer* is one
  * copy of one group in one direction; each direction has a queue, a stream and a bounded number of
- * transfers in flight: two, or up to 64 of together 8 MiB. Queued transfers start in the order of their planned next use, the soonest
- * first; one that somebody waits for overtakes all others. Copies live in host memory of our own,
- * allocated exactly and capped by `host_limit_bytes`; with a disk folder, what the host has no room
- * for is written to an unlinked file there, the latest next use first, and read back ahead of use.
+ * transfers in flight: two, or up to 64 of together 8 MiB. Queued transfers start in the order of
+ * their planned next use, the soonest first; one that somebody waits for overtakes all others.
+ * Copies live in host memory of our own, allocated exactly and capped by `host_limit_bytes`; with a
+ * disk folder, what the host has no room for is written to an unlinked file there, the latest next
+ * use first, and read back ahead of use.
  *
  *     RESIDENT --copy_out--> COPYING_OUT --finish_out--> CLEAN --evict--> OUT
  *        ^                       | failed                  ^               |  copy_in
@@ -43,10 +44,10 @@ typedef enum sk_tier {
 } sk_tier;
 
 typedef struct sk_sched_params {
-    size_t host_limit_bytes;         /* most host memory for copies; 0: what the machine has */
-    const char *disk_folder;         /* NULL: no disk */
-    size_t disk_limit_bytes;         /* 0: what the file system has */
-    uint32_t copies_in_flight;       /* of each direction; 0: as many as keep the link busy */
+    size_t host_limit_bytes;   /* most host memory for copies; 0: what the machine has */
+    const char *disk_folder;   /* NULL: no disk */
+    size_t disk_limit_bytes;   /* 0: what the file system has */
+    uint32_t copies_in_flight; /* of each direction; 0: as many as keep the link busy */
     /* Called on any thread, with no lock held. It must not wait, and must leave the thread's device
      * and context as they were. */
     void (*drop_owner)(void *owner);
