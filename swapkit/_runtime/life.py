@@ -112,6 +112,7 @@ class Life:
         self.is_closed = False
         self._config = config
         self._model = model
+        self._optimizers = optimizers
         self._counter = StepCounter(
             model,
             optimizers,
@@ -265,12 +266,12 @@ class Life:
             rescue.prepare_standby()
         if self._config.plans:
             steering = Steering(
-                installation, self.hooks, self._model, self._counter.optimizers, self._config
+                installation, self.hooks, self._model, self._optimizers, self._config
             )
             undo.add(steering.stop)
             self.steering = steering
             steering.start()
-        self._model = None  # the session holds it while it is active
+        self._model, self._optimizers = None, ()  # the session holds them while it is active
 
     # ---- the end ---------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,8 +34,6 @@ from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome
 from swapkit.planning.planner import find_floor, make_candidates, make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swapkit._runtime.aim import Aim
     from swapkit._runtime.hooks import Hooks
     from swapkit._runtime.installation import Installation
@@ -61,19 +60,16 @@ class Steering:
         installation: Installation,
         hooks: Hooks,
         model: torch.nn.Module | None,
-        list_optimizers: Callable[[], tuple[torch.optim.Optimizer, ...]],
+        optimizers: tuple[torch.optim.Optimizer, ...],
         aim: Aim,
     ) -> None:
-        """Prepare; nothing is seen before `start`.
-
-        `list_optimizers`: returns those that are known by now; called as a recording begins.
-        """
+        """Prepare; nothing is seen before `start`."""
         self._installation = installation
         self._hooks = hooks
         self._swapper = hooks.swapper
-        # Weakly: the session holds it, and what its thread takes back later needs it no more.
+        # Weakly: the session holds them, and what its thread takes back later needs them no more.
         self._find_model = find_weakly(model)
-        self._list_optimizers = list_optimizers
+        self._optimizers = [weakref.ref(each) for each in optimizers]
         self._aim = aim
         # A policy may bring a search of its own.
         make_learner = getattr(aim.policy, "make_learner", Learner)
@@ -292,7 +288,7 @@ class Steering:
             tracker=self._installation.tracker,
             pool=device.pool,
             root=self._find_model(),
-            optimizers=self._list_optimizers(),
+            optimizers=tuple(each for ref in self._optimizers if (each := ref())),
             make_room=device.runtime.make_room if device.sets_aside else None,
         )
         self._recording.start(setting, root)

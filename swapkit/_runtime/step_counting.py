@@ -128,11 +128,6 @@ class StepCounter:
             self._end_step, self._is_here = _do_nothing, bool
             self._members.clear()
 
-    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Return those that were given or have stepped by now, while they are there."""
-        with self._lock:
-            return tuple(self._members)
-
     def mark(self) -> bool:
         """Note that the user ends a step; return whether it has not ended yet.
 

@@ -220,22 +220,6 @@ def test_session_when_no_model_is_given_then_a_plan_is_found_all_the_same() -> N
     assert log.rescues_since(STABLE_WITHIN - 1) == 0
 
 
-def test_session_when_nothing_is_given_then_gradients_are_not_always_there() -> None:
-    def base_bytes(*, is_given: bool) -> int:
-        training = make_training()
-        gc.collect()
-        optimizer = training.optimizer if is_given else None
-        with swapkit.budget(plain.budget(0.6), optimizer=optimizer) as session:
-            train(session, training, STEPS)
-            assert session.trace is not None
-            return session.trace.base_bytes
-
-    plain = train_plainly(make_training, STEPS)
-    gradient_bytes = sum(each.nbytes for each in make_training().model.parameters())
-    allowed_bytes = base_bytes(is_given=True) + gradient_bytes / 4
-    assert base_bytes(is_given=False) < allowed_bytes
-
-
 def test_model_when_its_root_is_never_called_then_a_plan_is_found_all_the_same() -> None:
     class Inside(Training):
         def forward(self) -> torch.Tensor:
