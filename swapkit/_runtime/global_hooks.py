@@ -264,7 +264,9 @@ def rest() -> resting.Rest | None:
     Returns:
         The rest; None: somebody needs to hear of all modules.
     """
-    prepared = resting.prepare()  # first: another thread may add a listener meanwhile
+    prepared = resting.prepare(
+        _running.ids[-1]
+    )  # first: another thread may add a listener meanwhile
     if not all(listener.may_rest for listener in calls.now) or not calls.prepare_rest():
         return None
     resting.begin(prepared)

@@ -8,7 +8,8 @@ rests, and taken away with the hooks.
 
 A thread rests from within a call of a module that was told of until that call ends; or until
 anything changes about who hears of modules, on whichever thread. Where that call was interrupted
-(Ctrl-C), of which nobody hears, the thread goes on resting until the step leaves its plan, or ends.
+(Ctrl-C), of which nobody hears, the thread goes on resting until that module is called again, the
+step leaves its plan, or it ends.
 
 What the compiler has seen stays as it is: it compares torch's tables before it runs what it has
 compiled. After it has compiled anything nobody rests.
@@ -43,10 +44,11 @@ _former: dict[str, tuple[OrderedDict[int, Callable[..., Any]], int]] = {}
 class Rest:
     """One rest of a thread."""
 
-    __slots__ = ("period",)
+    __slots__ = ("period", "root")
 
-    def __init__(self, period: int) -> None:
+    def __init__(self, period: int, root: int = 0) -> None:
         self.period = period
+        self.root = root  # `id` of the module in whose call it is
 
     def end(self) -> None:
         """End it, if it has not ended. Any thread."""
@@ -69,8 +71,13 @@ class _Table(OrderedDict[int, "Callable[..., Any]"]):
 
     def __bool__(self) -> bool:
         """Return whether torch is to look into it."""
-        is_hidden = _thread.rest.period == _period and len(self) == 1
-        return not (is_hidden and sys._getframe(1).f_code is CALL) and len(self) > 0  # noqa: SLF001
+        rest = _thread.rest
+        if rest.period != _period or len(self) != 1:
+            return len(self) > 0
+        frame = sys._getframe(1)  # noqa: SLF001
+        # A call of that module inside of its own, or after one that was interrupted unseen, is told
+        # of.
+        return frame.f_code is not CALL or id(frame.f_locals["self"]) == rest.root
 
 
 def is_resting() -> bool:
@@ -78,9 +85,12 @@ def is_resting() -> bool:
     return _thread.rest.period == _period
 
 
-def prepare() -> Rest:
-    """Return a rest for `begin`, void if somebody comes to hear of modules meanwhile."""
-    return Rest(_period)
+def prepare(root: int) -> Rest:
+    """Return a rest for `begin`, void if somebody comes to hear of modules meanwhile.
+
+    `root`: the `id` of the module in whose call it is.
+    """
+    return Rest(_period, root)
 
 
 def begin(rest: Rest) -> None:

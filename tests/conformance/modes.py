@@ -204,6 +204,12 @@ def settle() -> None:
         swapper.mover.release_done(False)
 
 
+def forget_captured() -> None:
+    """Let recipes go as where memory is asked for: the latest may outlive what it is of."""
+    for swapper in get_runtime().current_device().swappers:
+        swapper.mover.sweep_captured()
+
+
 def allocated_bytes() -> int:
     """Return the bytes of the pool that tensors hold now."""
     with hidden():

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.modes import Mode, allocated_bytes, count_copies, find_mode, settle
+from tests.conformance.modes import (
+    Mode,
+    allocated_bytes,
+    count_copies,
+    find_mode,
+    forget_captured,
+    settle,
+)
 from tests.programs import PROGRAMS, SIDE, Entry, gradients, leaf, run
 from tests.support.place import DEVICE
 
@@ -82,6 +89,7 @@ def test_graph_when_dropped_without_backward_then_freed_at_once(mode: Mode) -> N
         del token, x, y, loss
         assert watched() is None
         settle()  # a copy under way still reads from what it was made of
+        forget_captured()
         assert allocated_bytes() == before
 
 

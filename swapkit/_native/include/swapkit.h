@@ -117,11 +117,9 @@ typedef struct sk_backend_ops {
      * decommitted for itself, and the memory goes with the last. What is written at one place is
      * read at another by work that is queued behind the writing. */
     sk_status (*range_alias)(void *self, void *from, void *to, size_t nbytes);
-    /* Optional, both or none: what every call sees to on its thread, such as whose context is
-     * current, is seen to once for all that this thread calls in between, and undone at the end.
-     * They nest. In between nothing else on the thread may change it for good. */
-    void (*visit_begin)(void *self);
-    void (*visit_end)(void *self);
+    /* Optional, both or none; they nest. What every call sees to on its thread (whose context is
+     * current), and nobody else changes in between, is seen to once, and undone at the end. */
+    void (*visit_begin)(void *self), (*visit_end)(void *self);
 } sk_backend_ops;
 
 /* Validate `ops` (sizes, mandatory members, both-or-none groups) and make a backend of them; absent

@@ -16,6 +16,10 @@ void Carried::add(std::vector<Ref<Group>> groups) {
 }
 
 void Carried::sweep() {
+    if (groups_.empty() || is_sweeping_) { // what goes may come here
+        return;
+    }
+    is_sweeping_ = true;
     std::vector<Ref<Group>> former = std::exchange(groups_, {});
     for (Ref<Group> &group : former) {
         bool is_there =
@@ -24,7 +28,9 @@ void Carried::sweep() {
             groups_.push_back(std::move(group));
         }
     }
+    former.clear();
     next_sweep_ = std::max(least_sweep, 2 * groups_.size());
+    is_sweeping_ = false;
 }
 
 void Carried::drop() {

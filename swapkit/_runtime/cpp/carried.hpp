@@ -25,6 +25,7 @@ class Carried {
     static constexpr std::size_t least_sweep = 16;
     std::vector<Ref<Group>> groups_;
     std::size_t next_sweep_ = least_sweep;
+    bool is_sweeping_ = false;
 };
 
 } // namespace swapkit

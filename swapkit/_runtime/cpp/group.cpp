@@ -280,6 +280,7 @@ void handle_free(PyObject *self) {
     auto *handle = reinterpret_cast<Handle *>(self);
     if (handle->group != nullptr) {
         handle_part(handle);
+        handle->group->mover->books->captured.sweep();
     }
     if (handle->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);

@@ -497,6 +497,9 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
         if (!wanted[at] || keys[at].storage == nullptr) {
             continue;
         }
+        if (recipe->is_spare && keys[at].storage->nbytes() < terms.min_bytes) {
+            continue; // dropping it would free nothing, and other recipes keep it
+        }
         auto group = Ref<Group>::steal(group_new_recomputed(recipe->mover.get(), terms, keys[at]));
         if (!group) {
             return false;

@@ -223,6 +223,7 @@ static void running_end(sk_sched *sched, sk_group *group, sk_status status)
     sk__lane_of_copies *lane = &sched->lanes[group->way];
     sk_assert(group->phase == SK_RUNNING && lane->in_flight > 0);
     sk__list_remove(&lane->running, group);
+    sk_assert(lane->in_flight_bytes >= group->nbytes);
     lane->in_flight--;
     lane->in_flight_bytes -= group->nbytes;
     if (group->done == NULL) {
