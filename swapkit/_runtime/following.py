@@ -121,7 +121,7 @@ class Following:
         if follower is None:
             raise SessionError("this plan is not followed: call start() first")
         with swapper.runtime.lock:
-            position, count = int(follower.position), len(self._table.sites)
+            position, count = int(follower.position), len(self._trace.events)
             if follower.is_on and position < count:
                 self._deviation = (
                     f"the step ended after {position} of {count} events: {self._expected(position)}"
@@ -169,9 +169,16 @@ class Following:
 
         See `tracking.Sites`.
         """
-        position = self.now()
-        sites = self._table.sites
-        return None if position is None or position >= len(sites) else sites[position]
+        follower = self._follower
+        return None if follower is None else follower.site()
+
+    def set_blind(self, *, is_blind: bool) -> None:
+        """Note whether the place where this thread saves something is all that is known of it.
+
+        See `tracking.Sites`.
+        """
+        if self._follower is not None:
+            self._follower.rest(is_blind)
 
     def has_used(self) -> bool:
         """Return whether something was used in the step; True where it left the plan: maybe."""

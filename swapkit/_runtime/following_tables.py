@@ -41,7 +41,8 @@ _CONTINUES, _GOES, _COMES = range(3)
 class Table:
     """What is due at each event. The three tables are rows of 64-bit numbers.
 
-    `events`: storage (-1: none that is planned), bytes, tag of the module, kind. `storages`: last
+    `events`: storage (-1: none that is planned), bytes, tag of the module and number of the save in
+    its call, kind. `storages`: last
     save in forward, tier, treatment, the storage that it continues (-1: none). `dues`: event,
     storage, whether it continues another one, goes or comes.
     """
@@ -49,7 +50,6 @@ class Table:
     events: bytes
     storages: bytes
     dues: bytes
-    sites: tuple[tuple[int, int] | None, ...]  # where each event saves first: tag and index
     captures: tuple[Capture, ...]  # what is computed again, in order
     operators: tuple[str, ...]  # names of all that run in the step
     # Where something is saved first: tags, and the bytes that have been sent out by then.
@@ -79,10 +79,6 @@ def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
         events=array("q", [number for row in rows for number in row]).tobytes(),
         storages=array("q", _storage_rows(trace, lives, planned, treatments)).tobytes(),
         dues=array("q", _dues(trace, lives, planned, treatments)).tobytes(),
-        sites=tuple(
-            (tag, trace.storages[storage].index) if kind == FIRST_SAVE else None
-            for storage, _, tag, kind in rows
-        ),
         captures=tuple(chains.captures()),
         operators=tuple(sorted({operator.name for operator in trace.operators})),
         curve=_curve(rows, planned),
@@ -159,19 +155,19 @@ def _find_changing(trace: Trace, lives: dict[int, _EventLife]) -> set[int]:
 
 def _event_rows(
     trace: Trace, lives: dict[int, _EventLife], tracker: ModuleTracker
-) -> Iterator[tuple[int, int, int, int]]:
+) -> Iterator[tuple[int, int, int, int, int]]:
     for number, event in enumerate(trace.events):
         storage = event.storage
         is_known = storage is not None and storage in lives
         if event.kind is EventKind.USE:
-            yield storage if storage is not None and is_known else _NOTHING, 0, 0, USE
+            yield storage if storage is not None and is_known else _NOTHING, 0, 0, 0, USE
         elif storage is None:
-            yield _NOTHING, 0, 0, SAVE
+            yield _NOTHING, 0, 0, 0, SAVE
         elif lives[storage].first_save == number and trace.storages[storage].continues is None:
             saved = trace.storages[storage]
-            yield storage, saved.nbytes, tracker.tag_named(saved.module), FIRST_SAVE
+            yield storage, saved.nbytes, tracker.tag_named(saved.module), saved.index, FIRST_SAVE
         else:
-            yield storage, 0, 0, SAVE
+            yield storage, 0, 0, 0, SAVE
 
 
 def _treatments(trace: Trace, planned: dict[int, Decision]) -> list[int]:
@@ -251,9 +247,9 @@ def _event_before(operators: Sequence[int], operator: int) -> int:
 
 
 def _curve(
-    rows: Sequence[tuple[int, int, int, int]], planned: dict[int, Decision]
+    rows: Sequence[tuple[int, int, int, int, int]], planned: dict[int, Decision]
 ) -> tuple[tuple[int, int], ...]:
-    first = [(storage, nbytes, tag) for storage, nbytes, tag, kind in rows if kind == FIRST_SAVE]
+    first = [(storage, nbytes, tag) for storage, nbytes, tag, _, kind in rows if kind == FIRST_SAVE]
     moved = accumulate(
         nbytes if storage in planned and planned[storage].action is Action.SWAP else 0
         for storage, nbytes, _ in first

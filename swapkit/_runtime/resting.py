@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 # Torch asks here whether there are hooks; it calls those of a module in a function inside of it.
 CALL = torch.nn.Module._call_impl.__code__  # noqa: SLF001
+_AROUND = torch.nn.Module._wrapped_call_impl.__code__  # noqa: SLF001 - calls it, with few locals
 _NAMES = ("_global_forward_pre_hooks", "_global_forward_hooks")
+# Torch looks into this one only if the other was false.
+_LAST = max(_NAMES, key=CALL.co_names.index)
 
 
 # Torch's own tables while ours are in place, with the number of our hook in it.
@@ -69,15 +72,24 @@ _period = next(_periods)  # another one with each change of who hears of modules
 class _Table(OrderedDict[int, "Callable[..., Any]"]):
     """Torch's table of a kind of hooks, which holds ours, and those that others add."""
 
+    is_last = False  # set before torch sees the table
+
     def __bool__(self) -> bool:
         """Return whether torch is to look into it."""
         rest = _thread.rest
         if rest.period != _period or len(self) != 1:
             return len(self) > 0
         frame = sys._getframe(1)  # noqa: SLF001
+        if frame.f_code is not CALL:
+            return True
+        if self.is_last:
+            return False
         # A call of that module inside of its own, or after one that was interrupted unseen, is told
-        # of.
-        return frame.f_code is not CALL or id(frame.f_locals["self"]) == rest.root
+        # of. Locals are copied to be read, and those that are not set yet cost most.
+        caller = frame.f_back
+        if caller is not None and caller.f_code is _AROUND:
+            frame = caller
+        return id(frame.f_locals["self"]) == rest.root
 
 
 def is_resting() -> bool:
@@ -123,6 +135,7 @@ def install(handles: Sequence[RemovableHandle]) -> bool:
     for name, table, handle in zip(_NAMES, tables, handles, strict=True):
         if type(table) is not _Table:
             ours = _Table(table)
+            ours.is_last = name == _LAST
             # At once, and torch's stays as it is: a thread may be iterating over it.
             setattr(module_hooks, name, ours)
             handle.hooks_dict_ref = weakref.ref(ours)

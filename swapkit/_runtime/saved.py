@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 class Policy(Protocol):
     """What a mover asks of its owner, with the lock held."""
 
-    def admit(self, storage: int, address: int, is_automatic: bool, /) -> tuple[int, int] | None:  # noqa: FBT001 - called from C++
-        """Return the site of a storage that is saved now; None: it stays where it is."""
-
     def other_mover(self, device_type: int, index: int, /) -> Mover | None:
         """Return who moves the tensors of another device that a scope here saves, if anybody."""
 
@@ -211,6 +208,12 @@ class Follower(Protocol):
     late: int  # storages that were waited for where they were used,
     refused: int  # and times that one found no room when it was due
     moved_bytes: int  # sent out so far
+
+    def rest(self, is_resting: bool, /) -> None:  # noqa: FBT001 - positional only
+        """Note whether nobody hears of modules on this thread: what it saves is as planned."""
+
+    def site(self) -> tuple[int, int] | None:
+        """Return what the event that comes now saves first: tag and index; None: nothing."""
 
     def capture(self, rows: bytes, /) -> None:
         """Compute these runs of operators again, from the next step on; see `captures.py`."""

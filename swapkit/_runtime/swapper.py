@@ -95,19 +95,6 @@ class Swapper:
     # ---- for the mover --------------------------------------------------------------------------
 
     @untraced
-    def admit(self, storage: int, address: int, is_automatic: bool) -> tuple[int, int] | None:  # noqa: FBT001
-        """Return the site of a storage that is saved now; None: it stays where it is."""
-        if self.device.name.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None  # a graph that is replayed would not copy what is saved then
-        if is_automatic:
-            pool = self.device.pool
-            if pool is None or not pool.owns(address):
-                return None
-        elif self._tracker.is_state(storage):
-            return None
-        return self._tracker.site()
-
-    @untraced
     def other_mover(self, device_type: int, index: int) -> Mover | None:
         """Return who moves the tensors of another device that a scope here saves, if anybody."""
         other = self.runtime.other_swapper(device_type, index)

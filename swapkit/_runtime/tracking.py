@@ -33,6 +33,9 @@ class Sites(Protocol):
     def find_site(self) -> tuple[int, int] | None:
         """Return where something is saved now, as far as it is known."""
 
+    def set_blind(self, *, is_blind: bool) -> None:
+        """Note whether `find_site` is to be asked where this thread saves something."""
+
 
 class _Rest:
     """What stands for the calls of modules inside of one on whose thread nobody hears of them."""
@@ -62,8 +65,21 @@ class _Stack:
         """Whether the innermost module may be one that nobody was told of."""
         return self.rest is not None and self.rest.depth == len(self.tags)
 
+    def begin_rest(self, sites: Sites) -> None:
+        """Hear of no module until the innermost one ends."""
+        self.rest = _Rest(len(self.tags), sites)
+        sites.set_blind(is_blind=True)
+
+    def end_rest(self) -> None:
+        """Hear of modules again."""
+        if self.rest is not None:
+            self.rest.sites.set_blind(is_blind=False)
+            self.rest = None
+
     def enter(self, tag: int) -> None:
         """Note that a module begins."""
+        if self.is_blind and self.rest is not None:
+            self.rest.sites.set_blind(is_blind=False)
         self.tags.append(tag)
         self.saves.append(0)
 
@@ -73,7 +89,9 @@ class _Stack:
             self.tags.pop()
             self.saves.pop()
         if self.rest is not None and len(self.tags) < self.rest.depth:
-            self.rest = None
+            self.end_rest()
+        elif self.is_blind and self.rest is not None:
+            self.rest.sites.set_blind(is_blind=True)
 
 
 class _Thread(threading.local):
@@ -174,7 +192,7 @@ class ModuleTracker:
         stack = self._running()
         rest = global_hooks.rest() if stack.tags else None
         if rest is not None:
-            stack.rest = _Rest(len(stack.tags), sites)
+            stack.begin_rest(sites)
         return rest
 
     def site(self) -> tuple[int, int]:
@@ -257,7 +275,7 @@ class ModuleTracker:
         stack = self._thread.stack
         if stack.period != self._period:
             stack.tags, stack.saves, stack.period = [], [0], self._period
-            stack.rest = None
+            stack.end_rest()
         return stack
 
     def enter(self, module: torch.nn.Module) -> None:

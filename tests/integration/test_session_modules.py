@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,11 +25,13 @@ from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 BLOCKS = 4
 SETTLED = 16  # steps by which a session is stable
 STEPS = 22
 SHARE = 0.5
+AMPLE = 2.0
 
 pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
@@ -75,6 +78,29 @@ class Blocks(nn.Sequential):
         return x
 
 
+class Watched(Blocks):
+    """Notes which of swapkit's functions of Python run while the blocks do, by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[set[str]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        called: set[str] = set()
+
+        def note(frame: FrameType, event: str, _argument: object) -> None:
+            if event == "call" and "swapkit" in frame.f_globals.get("__name__", ""):
+                called.add(frame.f_code.co_name)
+
+        former = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            return super().forward(x)
+        finally:
+            sys.setprofile(former)
+            self.called.append(called)
+
+
 def counted(
     listener: Listener, before: Callable[[Training, int], object] = nothing
 ) -> Callable[[Training, int], None]:
@@ -100,6 +126,20 @@ def test_modules_when_a_plan_is_followed_then_nobody_hears_of_them(listener: Lis
     assert listener.blocks[SETTLED:] == [0] * (STEPS - SETTLED)
     assert log.session.trace is not None
     assert {each.module for each in log.session.trace.storages if each.is_saved} >= {"0", "3"}
+
+
+@pytest.mark.usefixtures("listener")
+def test_tensors_when_a_plan_moves_none_then_saving_them_takes_no_python() -> None:
+    made: list[Training] = []
+
+    def make_watched() -> Training:
+        made.append(make_training(Watched))
+        return made[-1]
+
+    train_both(make_watched, AMPLE, STEPS)
+    model = made[-1].model
+    assert isinstance(model, Watched)
+    assert all(called == {"__bool__"} for called in model.called[SETTLED:])
 
 
 def test_modules_when_a_step_goes_another_way_then_they_are_heard_of_from_there_on(

@@ -134,6 +134,30 @@ PyObject *follower_stop(PyObject *self, PyObject *) {
     Py_RETURN_NONE;
 }
 
+// rest(is_resting): whether nobody hears of modules on this thread; of others nothing is known.
+PyObject *follower_rest(PyObject *self, PyObject *argument) {
+    Follower *follower = as_follower(self);
+    if (argument == Py_True) {
+        follower->resting = PyThread_get_thread_ident();
+    } else if (follower->resting == PyThread_get_thread_ident()) {
+        follower->resting = 0;
+    }
+    Py_RETURN_NONE;
+}
+
+// site(): what the event that comes now saves first, as (tag, index); None: nothing.
+PyObject *follower_site(PyObject *self, PyObject *) {
+    const Follower *follower = as_follower(self);
+    const std::vector<Expected> &events = follower->body->events;
+    if (follower->is_on == 0 || follower->position >= events.size() ||
+        events[follower->position].kind != Event::first_save) {
+        Py_RETURN_NONE;
+    }
+    const Expected &event = events[follower->position];
+    return Py_BuildValue("LL", static_cast<long long>(event.tag),
+                         static_cast<long long>(event.index));
+}
+
 // release_next(): give up the memory of what was sent out first, waiting for its copy; False:
 // nothing was.
 PyObject *release_next_now(PyObject *self, PyObject *) {
@@ -169,6 +193,8 @@ PyMethodDef follower_methods[] = {
     {"captured", shielded<follower_captured>, METH_NOARGS, nullptr},
     {"reset", shielded<follower_reset>, METH_NOARGS, nullptr},
     {"end", shielded<follower_stop>, METH_NOARGS, nullptr},
+    {"rest", follower_rest, METH_O, nullptr},
+    {"site", follower_site, METH_NOARGS, nullptr},
     {"release_next", shielded<release_next_now>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

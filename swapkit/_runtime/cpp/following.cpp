@@ -528,6 +528,22 @@ void follower_revived(Follower *follower, const Group *group) {
     }
 }
 
+bool follower_finds_site(const Follower *follower, Group *group) {
+    if (follower == nullptr || follower->is_on == 0 ||
+        follower->resting != PyThread_get_thread_ident()) {
+        return false;
+    }
+    const Body &body = *follower->body;
+    if (follower->position >= body.events.size() ||
+        body.events[follower->position].kind != Event::first_save) {
+        return false;
+    }
+    const Expected &event = body.events[follower->position];
+    group->tag = static_cast<std::uint32_t>(event.tag);
+    group->index = static_cast<std::uint32_t>(event.index);
+    return true;
+}
+
 void follower_needed(Follower *follower, const Group *group) {
     if (follower != nullptr && group->followed != 0) {
         follower->body->progress[group->followed - 1].is_back = true;

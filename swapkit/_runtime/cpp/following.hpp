@@ -51,6 +51,9 @@ void follower_forget(Follower *follower, const Group *group);
 // A group has a storage again because somebody keeps it: it has to be given up once more. The lock
 // is held.
 void follower_revived(Follower *follower, const Group *group);
+// Note where a group is saved, if nobody hears of modules on this thread and the plan expects a
+// save; false: one of these is not so. The event has not been counted yet.
+bool follower_finds_site(const Follower *follower, Group *group);
 // A group is needed, by whom ever: it leaves no more.
 void follower_needed(Follower *follower, const Group *group);
 // Let there be no plan until the next step. The lock is held.

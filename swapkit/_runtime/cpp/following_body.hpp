@@ -22,7 +22,8 @@ inline constexpr std::int64_t no_storage = -1;
 struct Expected {
     std::int64_t storage; // no_storage: nothing that a plan knows
     std::int64_t nbytes;  // of the storage, where it is saved first,
-    std::int64_t tag;     // and the module
+    std::int64_t tag;     // and the module,
+    std::int64_t index;   // and number within its call
     Event kind;
 };
 
@@ -73,6 +74,7 @@ struct Follower {
     unsigned long long refused;  // and that found no room when they were due
     unsigned long long moved_bytes;
     char is_on;
+    unsigned long resting; // the thread on which nobody hears of modules (`resting.py`); 0: none
 };
 
 // Wait for the oldest copy of what was sent out, and give up its memory. 0: there is none; -1: an

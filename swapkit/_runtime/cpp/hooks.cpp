@@ -110,36 +110,76 @@ int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
     if (!views_leaf(impl) && !may_be_cast) {
         return 1;
     }
+    if (views_parameter(impl)) {
+        return 0;
+    }
+    if (!may_be_cast && !views_unknown(impl)) {
+        return 1;
+    }
     Ref<> tensor = Ref<>::steal(wrap(impl));
     Ref<> weight = tensor ? call_method<"is_weight">(mover->policy, tensor.get()) : Ref<>();
     int is_weight = weight ? PyObject_IsTrue(weight.get()) : -1;
     return is_weight < 0 ? -1 : 1 - is_weight;
 }
 
-// The site of a storage that is saved for the first time at this version. None without an
-// exception: it stays where it is.
-Ref<> admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
-    if (may_move(mover, impl, terms) != 1) {
-        return {};
+// Whether a budget counts a storage, of which nobody needs Python to take it back.
+bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
+    if (!is_of_allocator(mover->device(), storage)) {
+        return false;
     }
-    if (terms.action == Action::automatic && !is_of_allocator(mover->device(), *key.storage)) {
-        return {}; // no budget counts it, and its owner may need Python to take it back
+    auto *pool = reinterpret_cast<sk_pool *>(mover->pool);
+    return pool == nullptr ? has_streams(mover->device()) && storage.data() != nullptr
+                           : links.sk_pool_owns(pool, storage.data()) != 0;
+}
+
+// Whether it holds a module's parameter or buffer. -1: an exception is set.
+int is_state(Mover *mover, c10::StorageImpl *storage) {
+    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
+    Ref<> found = address ? call_method<"is_state">(mover->tracker, address.get()) : Ref<>();
+    return found ? PyObject_IsTrue(found.get()) : -1;
+}
+
+// Whether a graph of the device is being recorded, whose replays would not copy what is saved now.
+// -1: an exception is set.
+int is_recording(const Mover *mover) {
+    if (mover->device_type != c10::DeviceType::CUDA) {
+        return 0;
     }
-    PyObject *is_automatic = terms.action == Action::automatic ? Py_True : Py_False;
-    Ref<> storage = Ref<>::steal(PyLong_FromVoidPtr(key.storage));
-    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(const_cast<void *>(key.storage->data())));
-    if (!storage || !address) {
-        return {};
+    Ref<> found = Ref<>::steal(PyObject_CallNoArgs(links.is_capturing));
+    return found ? PyObject_IsTrue(found.get()) : -1;
+}
+
+// Whether a storage that is saved for the first time at this version may move. -1: an exception is
+// set.
+int admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
+    int may = may_move(mover, impl, terms);
+    if (may == 1) {
+        may = 1 - is_recording(mover);
     }
-    Ref<> site = call_method<"admit">(mover->policy, storage.get(), address.get(), is_automatic);
-    return site && site.get() != Py_None ? std::move(site) : Ref<>();
+    if (may != 1) {
+        return may == 0 ? 0 : -1;
+    }
+    if (terms.action == Action::automatic) {
+        return is_counted(mover, *key.storage) ? 1 : 0;
+    }
+    int state = is_state(mover, key.storage);
+    return state < 0 ? -1 : 1 - state;
+}
+
+// Note where a group is saved; false: an exception is set.
+bool find_site(Mover *mover, Group *group) {
+    if (follower_finds_site(mover->follower, group)) {
+        (void)links.sk_tag_set(group->tag); // as whoever hears of modules does
+        return true;
+    }
+    Ref<> site = call_method<"site">(mover->tracker);
+    return site && PyArg_ParseTuple(site.get(), "II", &group->tag, &group->index) != 0;
 }
 
 // The group of such a storage, `captured` or new. Null without an exception: it stays where it is.
 Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms,
                      Ref<Group> captured) {
-    Ref<> site = admit(mover, impl, key, terms);
-    if (!site) {
+    if (admit(mover, impl, key, terms) != 1) {
         if (captured) {
             forget_computed(mover, captured.get());
         }
@@ -147,12 +187,12 @@ Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &
     }
     Ref<Group> group =
         captured ? std::move(captured) : Ref<Group>::steal(group_new(mover, terms, key));
-    if (group && PyArg_ParseTuple(site.get(), "II", &group->tag, &group->index) == 0) {
+    if (!group || !find_site(mover, group.get())) {
         return Ref<Group>();
     }
-    if (group && group->standby == Standby::captured) {
+    if (group->standby == Standby::captured) {
         group->standby = group->recipe != nullptr ? Standby::spare : Standby::none;
-    } else if (group) {
+    } else {
         enroll(mover, group.get());
     }
     return group;

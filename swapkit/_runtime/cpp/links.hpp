@@ -31,6 +31,7 @@ namespace swapkit {
     X(sk_entry_error)                                                                              \
     X(sk_error_text)                                                                               \
     X(sk_pool_note)                                                                                \
+    X(sk_pool_owns)                                                                                \
     X(sk_tag_set)                                                                                  \
     X(sk_tentative_set)
 
@@ -38,6 +39,8 @@ namespace swapkit {
     X(tensor)             /* torch.Tensor */                                                       \
     X(out_of_memory)      /* torch.OutOfMemoryError */                                             \
     X(graph_task)         /* () -> the backward pass that runs on this thread, or -1 */            \
+    X(is_capturing)       /* () -> whether this thread's CUDA stream records a graph */            \
+    X(parameter)          /* torch.nn.Parameter */                                                 \
     X(wrap_storage)       /* (address) -> torch.UntypedStorage */                                  \
     X(error_of)           /* (status) -> the exception that it stands for */                       \
     X(interruptions)      /* list: what signal handlers raised where nothing may be raised */      \

@@ -1,11 +1,14 @@
 // tensors.cpp - tensors in Python, and torch's own objects of them.
 #include "tensors.hpp"
 
+#include "links.hpp"
 #include "streams.hpp"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/TensorBase.h>
 #include <c10/util/Exception.h>
+
+#include <algorithm>
 
 namespace swapkit {
 
@@ -54,7 +57,30 @@ void raise_current() {
     }
 }
 
-bool impl_of(PyObject *tensor, c10::TensorImpl **out) {
+namespace {
+
+constexpr std::ptrdiff_t nowhere = -1;
+// Where torch's objects of tensors hold them, of which only a large header tells; once one was
+// seen.
+std::ptrdiff_t held_at = nowhere;
+
+c10::TensorImpl **words_of(PyObject *tensor) {
+    return reinterpret_cast<c10::TensorImpl **>(tensor);
+}
+
+// Learn it from a tensor, whose address is in its object just once.
+void find_held(PyObject *tensor, const c10::TensorImpl *impl) {
+    auto *type = reinterpret_cast<PyTypeObject *>(links.tensor)->tp_base;
+    c10::TensorImpl **begin = words_of(tensor);
+    c10::TensorImpl **end = begin + type->tp_basicsize / static_cast<Py_ssize_t>(sizeof *begin);
+    c10::TensorImpl **found = std::find(begin, end, impl);
+    if (found != end && std::find(found + 1, end, impl) == end) {
+        held_at = found - begin;
+    }
+}
+
+// As `impl_of`, by way of Python.
+bool ask_impl(PyObject *tensor, c10::TensorImpl **out) {
     using at::impl::PythonTorchFunctionTLS;
     auto former = PythonTorchFunctionTLS::get_disabled_state();
     PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
@@ -62,6 +88,22 @@ bool impl_of(PyObject *tensor, c10::TensorImpl **out) {
     PythonTorchFunctionTLS::set_disabled_state(former);
     *out = static_cast<c10::TensorImpl *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
     return PyErr_Occurred() == nullptr;
+}
+
+} // namespace
+
+bool impl_of(PyObject *tensor, c10::TensorImpl **out) {
+    PyObject *type = as_object(Py_TYPE(tensor));
+    bool is_plain = type == links.tensor || type == links.parameter;
+    if (is_plain && held_at != nowhere) {
+        *out = words_of(tensor)[held_at];
+        return true;
+    }
+    bool is_one = ask_impl(tensor, out);
+    if (is_one && is_plain) {
+        find_held(tensor, *out);
+    }
+    return is_one;
 }
 
 PyObject *wrap(c10::TensorImpl *tensor) {
@@ -78,6 +120,28 @@ bool gathers_gradients(c10::TensorImpl *tensor) {
 bool views_leaf(c10::TensorImpl *tensor) {
     at::TensorBase shared = share(tensor);
     return shared.is_view() && shared._base().is_leaf();
+}
+
+namespace {
+
+// The object in Python of what a tensor views; none: it is no view.
+Ref<> base_of(c10::TensorImpl *tensor) {
+    at::TensorBase shared = share(tensor);
+    return shared.is_view() ? Ref<>::steal(wrap(shared._base().unsafeGetTensorImpl())) : Ref<>();
+}
+
+} // namespace
+
+bool views_parameter(c10::TensorImpl *tensor) {
+    Ref<> base = base_of(tensor);
+    return base && PyType_IsSubtype(Py_TYPE(base.get()),
+                                    reinterpret_cast<PyTypeObject *>(links.parameter)) != 0;
+}
+
+bool views_unknown(c10::TensorImpl *tensor) {
+    Ref<> base = base_of(tensor);
+    return !base || as_object(Py_TYPE(base.get())) != links.tensor ||
+           PyObject_HasAttr(base.get(), interned<"_is_param">()) != 0;
 }
 
 c10::TensorImpl *detached(c10::TensorImpl *tensor) {

@@ -19,8 +19,12 @@ PyObject *wrap(c10::TensorImpl *tensor);
 // Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who gives it
 // other `.data` means what is saved, too; as in plain autograd it is kept itself.
 bool gathers_gradients(c10::TensorImpl *tensor);
-// Whether a tensor is a view of one that only Python can tell from a weight: of a leaf.
+// Whether a tensor is a view of a leaf, which may be a weight.
 bool views_leaf(c10::TensorImpl *tensor);
+// Of one that is: whether of a parameter, such as `weight.t()`;
+bool views_parameter(c10::TensorImpl *tensor);
+// or of what may be one by what Python knows of it.
+bool views_unknown(c10::TensorImpl *tensor);
 
 // A detached tensor with the same storage and the same version counter; the caller owns it. The
 // tensor is plain (`storages.hpp`): the operator of this name would do no more, seen by nobody.

@@ -248,6 +248,9 @@ class Expecting:
     def find_site(self) -> tuple[int, int] | None:
         return self.site
 
+    def set_blind(self, *, is_blind: bool) -> None:
+        """Nobody asks."""
+
 
 class Resting:
     """Lets its thread rest in each model."""

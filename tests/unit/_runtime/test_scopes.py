@@ -33,21 +33,20 @@ pytestmark = pytest.mark.usefixtures("installation")
 def sites_of(run: Callable[[], object]) -> list[str]:
     """Return the names of the sites whose groups are made meanwhile, in order."""
     runtime = get_runtime()
-    swapper = runtime.current_swapper()
+    tracker = runtime.tracker
     sites: list[str] = []
-    admit = swapper.admit
+    find_site = tracker.site
 
-    def note(storage: int, address: int, is_automatic: bool) -> tuple[int, int] | None:
-        site = admit(storage, address, is_automatic)
-        if site is not None:
-            sites.append(f"{runtime.tracker.name(site[0])}#{site[1]}")
+    def note() -> tuple[int, int]:
+        site = find_site()
+        sites.append(f"{tracker.name(site[0])}#{site[1]}")
         return site
 
-    swapper.admit = note  # type: ignore[method-assign]
+    tracker.site = note  # type: ignore[method-assign]
     try:
         run()
     finally:
-        del swapper.admit
+        del tracker.site
     return sites
 
 
