@@ -93,6 +93,7 @@ class Following:
                 self._repetitions = Repetitions(self._find_repetitions(), follower)
                 global_hooks.steps.add(self)
             self._begin(follower)
+        self._packer.has_saved_late = False
         self._packer.follows = True
 
     def stop(self) -> None:
@@ -100,7 +101,7 @@ class Following:
         if self._follower is None:
             return
         swapper = self._swapper
-        self._packer.follows = False
+        self._packer.follows = self._packer.rests = False
         repetitions, self._repetitions = self._repetitions, None
         if repetitions is not None:
             repetitions.end()
@@ -133,6 +134,7 @@ class Following:
                 late_prefetches=int(follower.late),
                 refused_prefetches=int(follower.refused),
             )
+            self._packer.rests = report.deviation is None and not self._packer.has_saved_late
             self._begin(follower)
         return report
 
@@ -203,6 +205,7 @@ class Following:
         """Note that an event was not as expected; see `Owner`."""
         assert self._follower is not None
         resting.end()
+        self._packer.rests = False
         position = found[0]  # not the follower's: another thread's events are counted there, too
         expected = self._expected(position)
         self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"

@@ -7,6 +7,9 @@ Autograd calls only the innermost pair of hooks on a thread. Ours is made to com
   kept as it is otherwise; its unpack gets it back. So a recomputed region stays recomputed.
 - *A foreign pair inside of ours* replaces it for what is saved there, as in plain torch.
 - *Ours in ours*: the inner choice holds.
+- *A backward pass*: torch copies the pairs on the stack at each of its nodes, which costs a quarter
+  of the node's own work. Ours leave the stack meanwhile if nothing was saved in backward while a
+  plan was followed to a step's end; what was saved before is unpacked all the same.
 - *Function transforms* (`torch.func`) and whoever else disables the hooks: torch refuses to do so
   while there are any, so ours step aside meanwhile, and what is saved there stays on the device.
 """
@@ -19,11 +22,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from swapkit._runtime.guards import untraced
+from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.recorder_modes import drop_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from swapkit._runtime.choice import Choice
     from swapkit._runtime.saved import Packer
@@ -35,6 +38,7 @@ _autograd = torch._C._autograd  # noqa: SLF001
 _push = _autograd._push_saved_tensors_default_hooks  # noqa: SLF001
 _pop = _autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
 _disabled_message = _autograd._saved_tensors_hooks_get_disabled_error_message  # noqa: SLF001
 
 
@@ -204,6 +208,22 @@ def suspended() -> Iterator[None]:
                 ours._push()  # noqa: SLF001
 
 
+_CREATE_GRAPH = 2  # its place behind the outputs
+_running: Any = torch.autograd  # `_engine_run_backward`, which is called by this name
+_torchs_backward = _running._engine_run_backward  # noqa: SLF001
+
+
+@untraced_itself
+def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """As torch's function of this kind; pairs of ours that rest leave the stack meanwhile."""
+    stack = _pushed.stack
+    may_rest = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and _graph_task() == _NO_TASK
+    if not stack or not may_rest or not all(each.packer.rests for each in stack):
+        return _torchs_backward(outputs, *args, **kwargs)
+    with suspended():
+        return _torchs_backward(outputs, *args, **kwargs)
+
+
 _detours = 0
 _detour_lock = threading.Lock()
 _disable = torch.autograd.graph.disable_saved_tensors_hooks
@@ -217,12 +237,17 @@ def _disable_without_ours(error_message: str) -> Iterator[None]:
 
 
 def _install_detour() -> None:
-    """Let those who disable hooks, `torch.func` above all, come past ours; calls nest."""
+    """Let those come past ours who disable hooks, `torch.func` above all; calls nest.
+
+    And backward passes.
+    """
     global _detours  # noqa: PLW0603 - torch has one such function
     with _detour_lock:
         _detours += 1
         if _detours == 1:
             torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
+            if _running._engine_run_backward is _torchs_backward:  # noqa: SLF001
+                _running._engine_run_backward = _run_backward  # noqa: SLF001
 
 
 def _remove_detour() -> None:
@@ -231,3 +256,5 @@ def _remove_detour() -> None:
         _detours -= 1
         if _detours == 0:
             torch.autograd.graph.disable_saved_tensors_hooks = _disable
+            if _running._engine_run_backward is _run_backward:  # noqa: SLF001
+                _running._engine_run_backward = _torchs_backward  # noqa: SLF001

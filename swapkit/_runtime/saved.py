@@ -106,6 +106,8 @@ class Packer(Protocol):
 
     observer: Observer | None
     follows: bool  # its calls are the events of the mover's follower
+    has_saved_late: bool  # something was saved in a backward pass, as far as it was there
+    rests: bool  # nothing is saved in backward passes: they go without it (`hooks.py`)
     is_inert: bool  # its session has ended: whatever is saved is kept, and nobody is told
 
     def stand_by(self, is_on: bool, /) -> None:  # noqa: FBT001 - in C++

@@ -188,7 +188,6 @@ def _load(library: Path) -> ModuleType:
         {
             "tensor": torch.Tensor,
             "out_of_memory": torch.OutOfMemoryError,
-            "graph_task": torch._C._current_graph_task_id,  # noqa: SLF001
             "is_capturing": torch.cuda.is_current_stream_capturing,
             "parameter": torch.nn.Parameter,
             "wrap_storage": torch.UntypedStorage._new_with_weak_ptr,  # noqa: SLF001

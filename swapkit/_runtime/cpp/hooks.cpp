@@ -377,6 +377,9 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     auto own = Ref<>::share(self); // as for `unpack`
     auto *packer = reinterpret_cast<Packer *>(self);
     saved_new = false;
+    if (packer->follows != 0 && is_in_backward()) {
+        packer->has_saved_late = 1;
+    }
     Ref<> packed = Ref<>::steal(pack_now(self, tensor));
     if (packed && !follow(packer, packed.get())) {
         return nullptr;
@@ -478,6 +481,8 @@ PyMemberDef packer_members[] = {
     {"observer", T_OBJECT, offsetof(Packer, observer), 0, nullptr},
     {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
     {"is_inert", T_BOOL, offsetof(Packer, is_inert), 0, nullptr},
+    {"has_saved_late", T_BOOL, offsetof(Packer, has_saved_late), 0, nullptr},
+    {"rests", T_BOOL, offsetof(Packer, rests), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 

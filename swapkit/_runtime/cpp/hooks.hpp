@@ -10,10 +10,12 @@ struct Packer {
     PyObject ob_base;
     Mover *mover; // owned
     Terms terms;
-    PyObject *observer; // owned: who is told of every event; null or None: nobody
-    char follows;       // its calls are the events of the mover's follower
-    char is_inert;      // its session has ended: everything that is saved is kept
-    char stands_by;     // every operator that can be repeated is captured (`standby.hpp`)
+    PyObject *observer;  // owned: who is told of every event; null or None: nobody
+    char follows;        // its calls are the events of the mover's follower
+    char is_inert;       // its session has ended: everything that is saved is kept
+    char has_saved_late; // something was saved in a backward pass
+    char rests;          // nothing is saved in backward passes: they go without it (`hooks.py`)
+    char stands_by;      // every operator that can be repeated is captured (`standby.hpp`)
 
     bool is_following() const;
 };

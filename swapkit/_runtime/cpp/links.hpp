@@ -38,7 +38,6 @@ namespace swapkit {
 #define SWAPKIT_PYTHON(X)                                                                          \
     X(tensor)             /* torch.Tensor */                                                       \
     X(out_of_memory)      /* torch.OutOfMemoryError */                                             \
-    X(graph_task)         /* () -> the backward pass that runs on this thread, or -1 */            \
     X(is_capturing)       /* () -> whether this thread's CUDA stream records a graph */            \
     X(parameter)          /* torch.nn.Parameter */                                                 \
     X(wrap_storage)       /* (address) -> torch.UntypedStorage */                                  \

@@ -471,20 +471,9 @@ bool release_done(Mover *mover, bool is_end) {
     return true;
 }
 
-// -1: an exception is set; else whether a backward pass runs on this thread.
-static int is_in_backward() {
-    Ref<> task = Ref<>::steal(PyObject_CallNoArgs(links.graph_task));
-    if (!task) {
-        return -1;
-    }
-    long number = PyLong_AsLong(task.get());
-    return number == -1 ? (PyErr_Occurred() != nullptr ? -1 : 0) : 1;
-}
-
 bool send(Mover *mover, Group *group) {
-    int in_backward = is_in_backward();
-    if (in_backward != 0) {
-        return in_backward > 0; // recomputed: it is needed in a moment
+    if (is_in_backward()) {
+        return true; // recomputed: it is needed in a moment
     }
     if (group->terms.prefetch != no_prefetch &&
         !call_method<"note_timed">(mover->policy, as_object(group))) {

@@ -10,6 +10,11 @@
 
 #include <algorithm>
 
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
 namespace swapkit {
 
 namespace {
@@ -121,6 +126,8 @@ bool views_leaf(c10::TensorImpl *tensor) {
     at::TensorBase shared = share(tensor);
     return shared.is_view() && shared._base().is_leaf();
 }
+
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 namespace {
 

@@ -26,6 +26,9 @@ bool views_parameter(c10::TensorImpl *tensor);
 // or of what may be one by what Python knows of it.
 bool views_unknown(c10::TensorImpl *tensor);
 
+// Whether a backward pass runs on this thread.
+bool is_in_backward();
+
 // A detached tensor with the same storage and the same version counter; the caller owns it. The
 // tensor is plain (`storages.hpp`): the operator of this name would do no more, seen by nobody.
 c10::TensorImpl *detached(c10::TensorImpl *tensor);
