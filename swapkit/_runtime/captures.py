@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from swapkit._runtime.effects import effects_of
+from swapkit._runtime.operators import matches
 from swapkit._runtime.recompute.random_states import may_be_random
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import PlanMismatch
@@ -71,6 +72,18 @@ def see_everything() -> None:
     for function in _kernels():
         if effects_of(function).may_be_repeatable:
             _see(function)
+
+
+@functools.lru_cache(maxsize=64)
+def numbers_of(names: tuple[object, ...]) -> tuple[int, ...]:
+    """See everything; return the numbers of the operators that are named.
+
+    Raises:
+        InvalidArgument: a name is no operator's.
+    """
+    see_everything()
+    is_named = matches(names)
+    return tuple(_see(function) for function in _kernels() if is_named(function))
 
 
 def _kernels() -> Iterator[OpOverload]:

@@ -7,6 +7,7 @@ Autograd calls only the innermost pair of hooks on a thread. Ours is made to com
   kept as it is otherwise; its unpack gets it back. So a recomputed region stays recomputed.
 - *A foreign pair inside of ours* replaces it for what is saved there, as in plain torch.
 - *Ours in ours*: the inner choice holds.
+- *A region of ours* (`recompute/captured.py`) is asked before pairs of ours inside of it.
 - *A backward pass*: torch copies the pairs on the stack at each of its nodes, which costs a quarter
   of the node's own work. Ours leave the stack meanwhile if nothing was saved in backward while a
   plan was followed to a step's end; what was saved before is unpacked all the same.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from swapkit._runtime.choice import Choice
-    from swapkit._runtime.saved import Packer
+    from swapkit._runtime.saved import Packer, RegionHooks
     from swapkit._runtime.swapper import Swapper
 
 Pair: TypeAlias = "tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]"
@@ -62,11 +63,25 @@ class Hooks:
     What was saved stays with the swapper, whatever becomes of the pair.
     """
 
-    def __init__(self, swapper: Swapper, choice: Choice, packer: Packer | None = None) -> None:
-        """Prepare. `packer`: of another pair with this choice, for which this one stands in."""
+    def __init__(
+        self,
+        swapper: Swapper,
+        choice: Choice,
+        packer: Packer | None = None,
+        region: RegionHooks | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            swapper: who carries the choice out.
+            choice: what becomes of what is saved.
+            packer: of another pair with this choice, for which this one stands in.
+            region: the hooks of a region, which are asked instead.
+        """
+        self.region = region
         self.swapper = swapper
         self.choice = choice
-        self.packer = swapper.mover.packer(choice) if packer is None else packer
+        self.packer = region or packer or swapper.mover.packer(choice)
         self._is_stand_in = packer is not None
         self._has_entered = self._has_left = False
         self._task = _graph_task()
@@ -79,7 +94,7 @@ class Hooks:
             return
         pop_left()
         self._task = _graph_task()
-        self._foreign = _foreign_pair()
+        self._foreign = None if self.region is not None else _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
         _install_detour()
@@ -97,7 +112,7 @@ class Hooks:
         """
         if self._has_entered and not self._has_left:
             self._has_left = True
-            if not self._is_stand_in:  # the packer goes on elsewhere
+            if not self._is_stand_in and self.region is None:  # the packer goes on elsewhere
                 self.packer.is_inert = True
             _remove_detour()
         if self._is_loose:  # even where a signal handler raised before the stack below knew it
@@ -137,13 +152,13 @@ def pop_left() -> None:
 def innermost() -> Hooks | None:
     """Return the pair of ours that this thread's saved tensors meet first.
 
-    None: there is none, or a foreign pair is asked before, as in a recomputed region.
+    None: there is none, or another pair is asked before, as in a recomputed region.
     """
     if not _pushed.stack:
         return None
     ours = _pushed.stack[-1]
     is_asked = ours._is_on_top and ours._foreign is None  # noqa: SLF001 - its own kind
-    return ours if is_asked and not ours.packer.is_inert else None
+    return ours if is_asked and ours.region is None and not ours.packer.is_inert else None
 
 
 @untraced
@@ -158,7 +173,31 @@ def _foreign_pair() -> Pair | None:
     if top is None or not _pushed.stack:
         return top
     ours = _pushed.stack[-1]
-    return ours._foreign if ours._is_on_top else top  # noqa: SLF001 - its own kind
+    if not ours._is_on_top:  # noqa: SLF001 - its own kind
+        return top
+    return ours._foreign if ours.region is None else ours.pair  # noqa: SLF001
+
+
+class Around(NamedTuple):
+    """The hooks around a region that begins: what it does not keep itself goes to these."""
+
+    pack: Callable[[torch.Tensor], Any] | None  # None: there are none
+
+
+@untraced
+def around_region() -> Around | None:
+    """Return the hooks around a region that begins here; None: it may not have hooks of its own.
+
+    Those of others see all that is saved here. A region around is not one of those.
+    """
+    if _disabled_message() is not None:
+        return None
+    pop_left()
+    foreign = _foreign_pair()
+    if foreign is not None:
+        outer = next((each for each in reversed(_pushed.stack) if each.region is not None), None)
+        return None if outer is None or outer.pair is not foreign else Around(outer.packer.pack)
+    return Around(_pushed.stack[-1].packer.pack if _pushed.stack else None)
 
 
 class _Wrapped:

@@ -22,7 +22,7 @@ from swapkit._runtime.choice import Action, Choice, choice_of
 from swapkit._runtime.effects import effects_of, is_repeatable
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.hooks import innermost, is_foreign
-from swapkit._runtime.modes import OwnMode
+from swapkit._runtime.modes import OwnMode, has_foreign_mode
 from swapkit._runtime.operators import operator_names
 from swapkit._runtime.recompute.leaves import flatten, tensors_made
 from swapkit._runtime.recompute.recipes import Call, Recipe, extend, settle_changed
@@ -150,19 +150,12 @@ class _Watch(OwnMode):
         self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | None:
         leaves, _ = flatten(args, kwargs)
-        if not is_repeatable(func, args, kwargs) or not is_alone():
+        if not is_repeatable(func, args, kwargs) or has_foreign_mode():
             return None
         with hidden():
             # It needs them in backward anyway.
             self._runtime.shim.void_swaps([leaf for leaf in leaves if torch.is_tensor(leaf)])
             return Call(func, args, kwargs)
-
-
-def is_alone() -> bool:
-    """Return whether no mode of others changes what operators make: backward is without it."""
-    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-    at = torch._C._get_dispatch_stack_at  # noqa: SLF001
-    return all(isinstance(at(index), OwnMode) for index in range(count))
 
 
 def settle_written(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -44,3 +44,9 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class OwnMode(Mode):  # type: ignore[no-untyped-call]
     """A mode that changes no operator: what others make of them is as if it were not there."""
+
+
+def has_foreign_mode() -> bool:
+    """Return whether a mode of others changes what operators make here: backward is without it."""
+    stack = map(_get_dispatch_stack_at, range(_len_torch_dispatch_stack()))
+    return not all(isinstance(mode, OwnMode) for mode in stack)

@@ -12,6 +12,7 @@ from swapkit.errors import SavedTensorModified
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     import torch
 
@@ -124,6 +125,45 @@ class Packer(Protocol):
         """Return what that stands for, as `Shim.unpack` does, and tell the observer."""
 
 
+class RegionHooks(Packer, Protocol):
+    """One run of a user's region that is captured (`cpp/regions.hpp`), and its hooks."""
+
+    is_open: bool
+    holds: bool  # nothing is given up before its end
+
+    def begin(self) -> None:
+        """Capture what this thread runs from now on."""
+
+    def end(self, drops: bool, /) -> tuple[int, int]:  # noqa: FBT001 - in C++
+        """Capture no more, on the same thread; what it holds is given up if it `drops`, or kept.
+
+        Return the bytes that it keeps though nobody has chosen that, and that it computes again.
+        """
+
+
+class MakeRegion(Protocol):
+    """Makes the hooks of a region."""
+
+    def __call__(
+        self,
+        rest: Packer,
+        around: Callable[[torch.Tensor], Any] | None,
+        chosen: tuple[int, ...],
+        inputs: list[torch.Tensor],
+        holds: bool,  # noqa: FBT001 - in C++
+        /,
+    ) -> RegionHooks:
+        """Return them.
+
+        Args:
+            rest: hooks for what is kept.
+            around: the pack hook around, for what it is handed.
+            chosen: numbers of the operators whose results are kept.
+            inputs: what it is handed.
+            holds: nothing is given up before its end.
+        """
+
+
 class Mover(Protocol):
     """Finds groups, and moves them. The lock is held, but for the hooks."""
 
@@ -158,6 +198,12 @@ class Mover(Protocol):
 
     def sweep_captured(self) -> None:
         """Forget what was captured and not saved, and is gone: operands of that may go with it."""
+
+    def forget_retained(self) -> None:
+        """Give up what a pass that retains its graph has computed again of a user's region.
+
+        Takes the lock itself.
+        """
 
     def drop(self, group: StorageGroup, digest: object, /) -> bool:
         """Give up the memory of a group that can be computed again; return whether it could be.

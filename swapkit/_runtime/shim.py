@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved import (
         MakeFollower,
         MakeMover,
+        MakeRegion,
         MakeSavedTensor,
         SavedTensor,
         Version,
@@ -81,6 +82,7 @@ class Shim:
             ) from None
         self.mover: MakeMover = module.Mover
         self.follower: MakeFollower = module.Follower
+        self.region: MakeRegion = module.Region
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.version: Callable[[torch.Tensor], Version] = module.Version
         # Keeps the addresses of storages, though not their memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from swapkit._runtime.parts import (
     operator_part,
     part_of,
 )
+from swapkit._runtime.recompute.captured import why_twice
 from swapkit._runtime.repeating import repetition_of
 from swapkit.errors import InvalidArgument
-from swapkit.registry import Source, judge
+from swapkit.registry import Recompute, Source, judge
 from swapkit.reporting.text import format_table
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class ChosenRow:
     by: str  # "decorator", "pattern", "configuration", "flags", "planner"
     holds: bool
     reason: str = ""  # why it does not hold
+    twice: str = ""  # why what is recomputed has run twice, as in torch's checkpoint
     operators: int | None = None  # how many ran that it is for; None: it is for a module
 
 
@@ -58,7 +61,7 @@ class Choices(Sequence[ChosenRow]):
         for function, part in chosen_functions():
             if id(function) in wanted:
                 name = getattr(function, "__qualname__", repr(function))
-                rows = _rows_of(name, part, None, None)
+                rows = _rows_of(name, part, None, None, inspect.unwrap(function))
                 self._rows += [(row, function, of) for row, of in rows]
 
     def _add_modules(self, model: torch.nn.Module) -> None:
@@ -67,7 +70,7 @@ class Choices(Sequence[ChosenRow]):
             recomputed = [other for other in recomputed if _is_inside(path, other)]
             part, repetition = part_of(module), repetition_of(module)
             around = recomputed[-1] if recomputed else None
-            rows = _rows_of(path, part, repetition, around)
+            rows = _rows_of(path, part, repetition, around, module)
             self._rows += [(row, module, of) for row, of in rows]
             if part is not None and part.judgement.recompute is not None:
                 recomputed.append(path)
@@ -135,8 +138,8 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
             that were, the `forward` of module classes among them.
 
     Returns:
-        A sequence of rows with `where`, `what`, `by`, `holds`, `reason`; printed, a table. Its
-        `remove()` takes choices back.
+        A sequence of rows with `where`, `what`, `by`, `holds`, `reason`, `twice`; printed, a table.
+        Its `remove()` takes choices back.
 
     Raises:
         InvalidArgument: it is none of these.
@@ -179,9 +182,16 @@ def _take_back(owner: Any, row: Row) -> None:  # noqa: ANN401 - a module or a fu
 
 
 def _rows_of(
-    path: str, part: Part | None, repetition: Repetition | None, around: str | None
+    path: str,
+    part: Part | None,
+    repetition: Repetition | None,
+    around: str | None,
+    owner: object,
 ) -> Iterator[tuple[ChosenRow, Row]]:
-    """Yield the rows of a module as they are shown. `around`: the region that it is inside of."""
+    """Yield the rows of a module or function (`owner`) as they are shown.
+
+    `around`: the region that it is inside of.
+    """
     counted = _count_rows(part, repetition)
     verdicts = _judge_each([row for row, _ in counted])
     inside = around if part is None or part.judgement.recompute is None else path
@@ -193,6 +203,7 @@ def _rows_of(
             by=row.source.value,
             holds=not reason,
             reason=reason,
+            twice="" if reason else _why_twice(row, owner),
             operators=count,
         )
         yield shown, row
@@ -206,6 +217,13 @@ def _count_rows(part: Part | None, repetition: Repetition | None) -> list[tuple[
     if repetition is not None:
         counted += [(row, repetition.count_of(row)) for row in repetition.rows]
     return counted
+
+
+def _why_twice(row: Row, owner: object) -> str:
+    """Return why what a row recomputes runs twice, as far as that has shown; no text: not."""
+    if not isinstance(row.what, Recompute) or row.operator:
+        return ""
+    return why_twice(row.what, owner)
 
 
 def _why_void(row: Row, region: str | None) -> str:
@@ -231,4 +249,6 @@ def _is_inside(path: str, region: str) -> bool:
 def _holding(row: ChosenRow) -> str:
     if not row.holds:
         return f"no: {row.reason}"
+    if row.twice:
+        return f"yes, by running twice: {row.twice}"
     return "yes" if row.operators is None else f"yes, {row.operators} operators so far"

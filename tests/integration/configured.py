@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from swapkit._runtime import parts
+from swapkit._runtime.recompute.regions import run_region
 from swapkit._runtime.runtime import Move, get_runtime
 from tests.programs import assert_same_bits
 
@@ -183,15 +185,30 @@ def count_recomputed() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def count_calls(model: torch.nn.Module) -> Iterator[Counter[str]]:
-    """Count how often each submodule is called."""
+    """Count how often each submodule is called in forward, those in a region twice."""
     calls: Counter[str] = Counter()
+    inside: list[object] = []
+
+    def count(path: str) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            calls[path] += 2 if inside else 1
+
+    def run_inside(terms: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        inside.append(terms)
+        try:
+            return run_region(terms, function, args, kwargs)
+        finally:
+            inside.pop()
+
     handles = [
-        module.register_forward_pre_hook(lambda *_, path=path: calls.update([path]))
+        module.register_forward_pre_hook(lambda *_, path=path: count(path))
         for path, module in model.named_modules()
     ]
+    parts.run_region = run_inside  # type: ignore[attr-defined]
     try:
         yield calls
     finally:
+        parts.run_region = run_region  # type: ignore[attr-defined]
         for handle in handles:
             handle.remove()
 

@@ -126,7 +126,8 @@ def test_blocks_when_a_region_selects_operators_then_compiled_calls_are_torchs(
     by_torch, _ = train(wrap_as_torch)
     assert (plain, by_torch) == (BLOCKS, 2 * BLOCKS)
     forwards, found = train(lambda layer: swapkit.checkpoint(layer, **terms))
-    assert forwards == by_torch
+    # Captured ones run once: here what is compiled runs operators of torch.
+    assert forwards == (plain if "save" in terms else by_torch)
     assert_same_bits(found, gradients)
 
 

@@ -4,6 +4,7 @@
 #include "following.hpp"
 #include "operators.hpp"
 #include "recipes.hpp"
+#include "regions.hpp"
 #include "standby.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -113,11 +114,13 @@ Packer *expecting() {
 // so.
 class Capture {
   public:
-    Capture(const Named *named, std::optional<std::size_t> row, c10::DispatchKeySet keys,
-            const Stack &stack)
-        : table_(row ? cursor.table : nullptr), row_(row.value_or(0)) {
+    Capture(const Named *named, std::optional<std::size_t> row, Region *region,
+            c10::DispatchKeySet keys, const Stack &stack)
+        : table_(row ? cursor.table : nullptr), row_(row.value_or(0)), region_(region) {
         WithPython python;
-        Packer *packer = row ? expecting() : standing_by();
+        Packer *packer = region != nullptr ? region_rest(region)
+                         : row             ? expecting()
+                                           : standing_by();
         if (packer == nullptr) {
             return;
         }
@@ -126,7 +129,9 @@ class Capture {
         packer_ = Ref<Packer>::share(packer);
         Locked lock(packer->mover);
         try {
-            recipe_ = lock ? recipe_begin(named, keys, stack, packer, !row) : std::nullopt;
+            recipe_ =
+                lock ? recipe_begin(named, keys, stack, packer, region == nullptr && !row, region)
+                     : std::nullopt;
         } catch (const std::exception &) {
             raise_current();
         }
@@ -150,6 +155,8 @@ class Capture {
             if (!lock ||
                 !recipe_end(recipe.get(), made, wanted(made.size()), packer_->terms, &groups)) {
                 // As below.
+            } else if (region_ != nullptr) {
+                region_carry(region_, std::move(groups));
             } else if (table_ == nullptr) {
                 carry_captured(mover, std::move(groups));
             } else {
@@ -185,6 +192,7 @@ class Capture {
 
     std::shared_ptr<const CaptureTable> table_; // null: of no plan
     std::size_t row_;
+    Region *region_; // who captures it; null: a plan, or what stands by
     std::optional<RecipeRef> recipe_;
     Ref<Packer> packer_;
 };
@@ -251,8 +259,14 @@ class Kernel final : public c10::OperatorKernel {
                            stack->data() + (stack->size() - op.schema().arguments().size()));
         }
         bool stands_by = stands_anyone_by();
-        if (C10_LIKELY((cursor.row == cursor.end && !stands_by) || Deeper::depth() > 0)) {
+        Region *region = open_region();
+        bool is_idle = cursor.row == cursor.end && !stands_by && region == nullptr;
+        if (C10_LIKELY(is_idle || Deeper::depth() > 0)) {
             named_->run(keys, stack);
+            return;
+        }
+        if (region != nullptr) {
+            run_inside(region, keys, stack);
             return;
         }
         std::optional<std::size_t> row;
@@ -265,7 +279,13 @@ class Kernel final : public c10::OperatorKernel {
             named_->run(keys, stack);
             return;
         }
-        Capture capture(named_, row, keys, *stack);
+        capture(row, nullptr, keys, stack);
+    }
+
+  private:
+    void capture(std::optional<std::size_t> row, Region *region, c10::DispatchKeySet keys,
+                 Stack *stack) const {
+        Capture capture(named_, row, region, keys, *stack);
         {
             Deeper inside;
             named_->run(keys, stack);
@@ -273,7 +293,23 @@ class Kernel final : public c10::OperatorKernel {
         capture.end(*stack);
     }
 
-  private:
+    // Run it in a user's region.
+    void run_inside(Region *region, c10::DispatchKeySet keys, Stack *stack) const {
+        bool is_kept = region_keeps(region, named_);
+        if (!is_kept && named_->can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
+            capture(std::nullopt, region, keys, stack);
+            return;
+        }
+        {
+            Deeper inside;
+            named_->run(keys, stack);
+        }
+        if (is_kept) {
+            WithPython python;
+            region_note_kept(region, tensors_made(named_, *stack));
+        }
+    }
+
     const Named *named_;
 };
 
@@ -421,6 +457,16 @@ std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &bytes, std::s
         table->first[at] += table->first[at - 1];
     }
     return table;
+}
+
+const Named *named_at(std::size_t number) {
+    if (number < names.size()) {
+        return &names[number];
+    }
+    if (PyErr_Occurred() == nullptr) {
+        PyErr_SetString(PyExc_ValueError, "an operator of no number");
+    }
+    return nullptr;
 }
 
 std::size_t capture_count(const CaptureTable &table) { return table.rows.size(); }

@@ -30,6 +30,11 @@ std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &rows, std::si
 void capture_from(const Follower *follower, const std::shared_ptr<const CaptureTable> &table,
                   std::uint64_t position);
 
+struct Named;
+
+// The operator of a number. Null: there is none, and an exception is set.
+const Named *named_at(std::size_t number);
+
 // How many rows a table has.
 std::size_t capture_count(const CaptureTable &table);
 

@@ -6,6 +6,8 @@
 
 namespace swapkit {
 
+struct Region;
+
 struct Packer {
     PyObject ob_base;
     Mover *mover; // owned
@@ -33,8 +35,8 @@ Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const
 
 // What stands for an operand of what is computed again: in its storage's group, as if autograd had
 // saved it. None without an exception: it has no plain memory; or, if the recipe is `spare`, nobody
-// else would keep it. The lock is held.
-Ref<> keep_operand(const Packer *packer, c10::TensorImpl *tensor, bool spare);
+// else would keep it. `region`: that captures it, if one does. The lock is held.
+Ref<> keep_operand(const Packer *packer, c10::TensorImpl *tensor, bool spare, Region *region);
 // What stands for memory of a tensor's form, whatever its bytes.
 Ref<> scratch_of(c10::TensorImpl *tensor);
 

@@ -4,6 +4,8 @@
 #include "following.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
+#include "recomputed.hpp"
+#include "regions.hpp"
 #include "standby.hpp"
 #include "streams.hpp"
 
@@ -105,6 +107,14 @@ PyObject *mover_release_done(PyObject *self, PyObject *is_end) {
 PyObject *mover_sweep_captured(PyObject *self, PyObject *) {
     as_mover(self)->books->captured.sweep();
     return Py_NewRef(Py_None);
+}
+
+PyObject *mover_forget_retained(PyObject *self, PyObject *) {
+    Locked lock(as_mover(self));
+    if (lock) {
+        forget_retained(as_mover(self));
+    }
+    return nothing(static_cast<bool>(lock));
 }
 
 PyObject *mover_drop(PyObject *self, PyObject *args) {
@@ -216,6 +226,7 @@ PyMethodDef mover_methods[] = {
     {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
     {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
     {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
+    {"forget_retained", shielded<mover_forget_retained>, METH_NOARGS, nullptr},
     {"sweep_captured", shielded<mover_sweep_captured>, METH_NOARGS, nullptr},
     {"drop", shielded<mover_drop>, METH_VARARGS, nullptr},
     {"release", shielded<do_move<release_group>>, METH_O, nullptr},
@@ -427,8 +438,8 @@ PyMODINIT_FUNC PyInit__shim() {
     if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
         return nullptr;
     }
-    PyTypeObject *types[] = {&handle_type, &group_type,  &version_type, &claim_type,
-                             &mover_type,  &packer_type, &follower_type};
+    PyTypeObject *types[] = {&handle_type, &group_type,  &version_type,  &claim_type,
+                             &mover_type,  &packer_type, &follower_type, &region_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;

@@ -108,7 +108,9 @@ void enroll_out(Mover *mover, Group *group) {
 
 void enroll_recomputed(Mover *mover, Group *group) {
     group->serial = ++mover->books->serials;
-    mover->books->index[group->key] = group;
+    if (group->standby != Standby::region) { // which finds it itself
+        mover->books->index[group->key] = group;
+    }
     mover->books->recomputed++;
 }
 

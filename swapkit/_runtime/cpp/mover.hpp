@@ -42,10 +42,12 @@ struct Books {
     std::uint64_t looked_at = 0; // the turn of the last that was asked whether it waits any longer
     std::deque<Coming> coming;   // the soonest first
     std::size_t coming_bytes = 0;
-    std::size_t recomputed = 0;    // groups that a recipe makes
-    Carried captured;              // and that no plan has named (`standby.hpp`),
-    bool has_dropped = false;      // some of which may need others in this step
-    std::uint64_t pass_serial = 0; // where the backward pass under way began
+    std::size_t recomputed = 0;         // groups that a recipe makes
+    Carried captured;                   // and that no plan has named (`standby.hpp`),
+    const void *retained_run = nullptr; // the region that was computed again last,
+    std::vector<Ref<Group>> retained;   // and what a pass that retains its graph has of it
+    bool has_dropped = false;           // some of which may need others in this step
+    std::uint64_t pass_serial = 0;      // where the backward pass under way began
     std::uint64_t serials = 0, turns = 0;
 };
 

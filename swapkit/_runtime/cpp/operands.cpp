@@ -1,6 +1,7 @@
 // operands.cpp - what stands for the operands of what is computed again.
 #include "hooks.hpp"
 #include "marks.hpp"
+#include "regions.hpp"
 #include "standby.hpp"
 #include "streams.hpp"
 
@@ -57,7 +58,7 @@ static Ref<> keep_in_group(const Packer *packer, c10::TensorImpl *impl, Key key,
     return Ref<>::steal(as_object(handle_new(impl, group)));
 }
 
-Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare) {
+Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Region *region) {
     Span span = {};
     bool is_empty = impl->numel() == 0;
     if (!is_empty && look(*impl, 0, &span) == nullptr) {
@@ -66,11 +67,14 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare) {
     if (is_empty || gathers_gradients(impl)) {
         return Ref<>::steal(as_object(handle_new(impl, nullptr)));
     }
+    Key key = key_of(*impl);
+    if (Group *made = region == nullptr ? nullptr : region_find(region, key)) {
+        return Ref<>::steal(as_object(handle_new(impl, made)));
+    }
     Ref<> copy = copy_statistics(impl);
     if (copy) {
         return copy;
     }
-    Key key = key_of(*impl);
     if (Ref<Group> group = find_recomputed(packer->mover, key)) {
         return Ref<>::steal(as_object(handle_new(impl, group.get())));
     }
@@ -78,6 +82,9 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare) {
     if (mark.recipe) {
         Ref<> tensor = Ref<>::steal(wrap(impl));
         return tensor ? call_method<"pack">(mark.recipe.get(), tensor.get()) : Ref<>();
+    }
+    if (region != nullptr) {
+        return region_operand(region, impl, key, span);
     }
     if (spare && !find_group(packer->mover, key, span) &&
         may_keep(packer->mover, key.storage) != 1) {

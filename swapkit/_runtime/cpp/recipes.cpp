@@ -5,31 +5,18 @@
 #include "hooks.hpp"
 #include "marks.hpp"
 #include "operators.hpp"
+#include "regions.hpp"
 #include "streams.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_strided.h>
-#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <utility>
 
-// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
-namespace torch::autograd {
-bool get_current_graph_task_keep_graph(); // NOLINT(readability-identifier-naming)
-int get_current_graph_task_id();          // NOLINT(readability-identifier-naming)
-} // namespace torch::autograd
-
 namespace swapkit {
 
 namespace {
-
-const Handle *handle_in(const Operand &operand) {
-    return Py_TYPE(operand.packed.get()) == &handle_type && !operand.is_scratch
-               ? reinterpret_cast<const Handle *>(operand.packed.get())
-               : nullptr;
-}
 
 // The storage that an operand lay in when its operator ran; null: nobody else knows that.
 const c10::StorageImpl *storage_of(const Operand &operand) {
@@ -86,17 +73,6 @@ void leave(Group *group) {
     RecipeRef::drop(recipe);
 }
 
-// The same of all of a recipe's groups.
-void consume(Recipe *recipe) {
-    RecipeRef hold(recipe);
-    for (Group *group : std::exchange(recipe->results, {})) {
-        if (group != nullptr) {
-            leave(group);
-        }
-    }
-    drop_operands(recipe);
-}
-
 // ---- taking arguments apart ---------------------------------------------------------------------
 
 bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
@@ -107,7 +83,9 @@ bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
 bool take_operand(Recipe *recipe, const Packer *packer, const at::Tensor &tensor,
                   std::size_t argument, std::ptrdiff_t place, bool is_scratch) {
     c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
-    Ref<> packed = is_scratch ? scratch_of(impl) : keep_operand(packer, impl, recipe->is_spare);
+    Region *region = recipe->run ? open_region() : nullptr;
+    Ref<> packed =
+        is_scratch ? scratch_of(impl) : keep_operand(packer, impl, recipe->is_spare, region);
     if (!packed) {
         return false;
     }
@@ -186,157 +164,7 @@ bool shares_scratch(const Recipe *recipe, const Stack &stack) {
     return false;
 }
 
-Layout layout_of(const at::Tensor &tensor) {
-    return {.sizes = tensor.sizes().vec(),
-            .strides = tensor.strides().vec(),
-            .dtype = tensor.scalar_type()};
-}
-
-// ---- running it again ---------------------------------------------------------------------------
-
-// A tensor that is an operand of a repetition. Undefined: an exception is set.
-at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
-    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-    if (Py_TYPE(operand.packed.get()) == &handle_type) {
-        auto *handle = reinterpret_cast<Handle *>(operand.packed.get());
-        if (operand.is_scratch) {
-            return at::empty_strided(
-                handle->alias->sizes(), handle->alias->strides(),
-                c10::TensorOptions().dtype(handle->alias->dtype()).device(handle->alias->device()));
-        }
-        if (!handle_is_intact(handle)) {
-            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
-                links.refuse_operand, handle, recipe->named->function, nullptr));
-            return {};
-        }
-        if (!handle_bytes(handle)) {
-            return {};
-        }
-        if (!has_memory(*handle->alias)) {
-            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
-                links.refuse_emptied, handle, recipe->named->function, nullptr));
-            return {};
-        }
-        // Not the alias: while the operator runs, a rescue may strip that.
-        return at::Tensor(Impl::reclaim(detached(handle->alias)));
-    }
-    Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
-    c10::TensorImpl *impl = nullptr;
-    return other && impl_of(other.get(), &impl) ? at::Tensor(Impl::reclaim_copy(impl))
-                                                : at::Tensor();
-}
-
-bool fill_arguments(const Recipe *recipe, Stack *stack) {
-    *stack = recipe->arguments;
-    for (std::size_t at = 0; at < stack->size(); at++) {
-        if ((*stack)[at].isList()) {
-            (*stack)[at] = (*stack)[at].toList().copy();
-        }
-    }
-    for (const Operand &operand : recipe->operands) {
-        at::Tensor tensor = operand_now(recipe, operand);
-        if (!tensor.defined()) {
-            return false;
-        }
-        c10::IValue &argument = (*stack)[operand.argument];
-        if (operand.place < 0) {
-            argument = std::move(tensor);
-        } else {
-            argument.toList().set(static_cast<std::size_t>(operand.place), std::move(tensor));
-        }
-    }
-    return true;
-}
-
-bool run_again(const Recipe *recipe, Stack *stack) {
-    Again settings, random;
-    if (settings_word() != recipe->settings_word && !settings.enter(recipe->settings.get())) {
-        return false;
-    }
-    if (recipe->random && !random.enter(recipe->random.get())) {
-        return false;
-    }
-    WithoutPython others;
-    Deeper inside;
-    c10::impl::ForceDispatchKeyGuard as_then(recipe->local);
-    c10::AutoGradMode gradients(recipe->wants_gradients);
-    recipe->named->run(recipe->keys, stack);
-    return true;
-}
-
-bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t result) {
-    if (layout_of(tensor) != recipe->layouts[result] ||
-        tensor.storage().nbytes() != group->nbytes) {
-        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
-        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
-            links.refuse_mismatch, recipe->named->function, found.get(), nullptr));
-        return false;
-    }
-    if (group->digest != nullptr) {
-        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
-        if (!found || !Ref<>::steal(PyObject_CallFunctionObjArgs(
-                          links.compare_digest, group->digest, recipe->named->function, found.get(),
-                          nullptr))) {
-            return false;
-        }
-    }
-    c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
-    swapkit_storage_hold(storage);
-    group_restore(group, storage);
-    group->standby = recipe->is_spare ? Standby::spare : Standby::none;
-    group->stream = current_stream(recipe->mover->device());
-    enroll_again(recipe->mover.get(), group);
-    return true;
-}
-
-// Run an operator again, and let those of its groups have storages that lack them.
-bool repeat(Recipe *recipe) {
-    RecipeRef hold(recipe);
-    if (recipe->is_over) {
-        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
-            links.refuse_overwritten, recipe->named->function, nullptr));
-        return false;
-    }
-    Stack stack;
-    if (!fill_arguments(recipe, &stack) || !run_again(recipe, &stack)) {
-        return false;
-    }
-    recipe->mover->repeated++;
-    std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
-    for (std::size_t at = 0; at < recipe->results.size(); at++) {
-        Group *group = recipe->results[at];
-        if (group == nullptr || group->storage != nullptr || group->nhandles == 0) {
-            continue;
-        }
-        auto held = Ref<Group>::share(group);
-        if (at >= made.size() || !give(recipe, group, made[at], at)) {
-            return false;
-        }
-    }
-    // Another pass over the same graph computes it again.
-    bool is_last = torch::autograd::get_current_graph_task_id() == -1 ||
-                   !torch::autograd::get_current_graph_task_keep_graph();
-    if (is_last && !recipe->is_spare) { // a rescue may drop it once more
-        consume(recipe);
-    }
-    return true;
-}
-
-// Whether a group has no storage until its recipe runs. Not even one that somebody has kept: what
-// torch does not see may have written to that since.
-bool is_missing(const Group *group) { return is_recomputed(group) && group->storage == nullptr; }
-
-// The first of a recipe's operands that has to be computed before; null: there is none.
-Group *first_missing(Mover *mover, const Recipe *recipe) {
-    for (const Operand &operand : recipe->operands) {
-        const Handle *handle = handle_in(operand);
-        if (handle != nullptr && handle->is_stripped && handle->group->mover == mover &&
-            is_missing(handle->group)) {
-            return handle->group;
-        }
-    }
-    return nullptr;
-}
+// ---- settling -----------------------------------------------------------------------------------
 
 // Whether a storage is one of these. By now another one may have the address of one that is gone.
 bool is_among(const c10::StorageImpl *storage, const std::vector<c10::StorageImpl *> &some) {
@@ -397,7 +225,9 @@ std::vector<Key> result_keys(const Recipe *recipe, const std::vector<at::Tensor>
         bool is_view = std::find(recipe->reads.begin(), recipe->reads.end(), key.storage) !=
                        recipe->reads.end();
         bool is_plain = key.storage == nullptr ? tensor.numel() == 0 : tensor.storage_offset() == 0;
-        if (is_view || !is_plain) {
+        // Settings and random numbers are those of the mover's device.
+        bool is_here = !recipe->run || tensor.device() == recipe->mover->device();
+        if (is_view || !is_plain || !is_here) {
             return {};
         }
         keys.push_back(key);
@@ -421,6 +251,28 @@ bool note_random(Recipe *recipe) {
 
 // ---- the interface ------------------------------------------------------------------------------
 
+const Handle *handle_in(const Operand &operand) {
+    return Py_TYPE(operand.packed.get()) == &handle_type && !operand.is_scratch
+               ? reinterpret_cast<const Handle *>(operand.packed.get())
+               : nullptr;
+}
+
+void consume(Recipe *recipe) {
+    RecipeRef hold(recipe);
+    for (Group *group : std::exchange(recipe->results, {})) {
+        if (group != nullptr) {
+            leave(group);
+        }
+    }
+    drop_operands(recipe);
+}
+
+Layout layout_of(const at::Tensor &tensor) {
+    return {.sizes = tensor.sizes().vec(),
+            .strides = tensor.strides().vec(),
+            .dtype = tensor.scalar_type()};
+}
+
 void RecipeRef::drop(Recipe *recipe) {
     SWAPKIT_ASSERT(has_python() && recipe->owners > 0);
     if (--recipe->owners == 0) {
@@ -440,8 +292,20 @@ bool Named::is_training(const c10::IValue *arguments) const {
     return flag < 0 || !arguments[flag].isBool() || arguments[flag].toBool();
 }
 
+// The keys of this thread. `alone`: as where no mode of Python is.
+static c10::impl::LocalDispatchKeySet local_keys(bool alone) {
+    c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+    if (alone) {
+        keys.included_ =
+            keys.included_ -
+            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+    }
+    return keys;
+}
+
 std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Packer *packer, bool spare) {
+                                      const Stack &stack, const Packer *packer, bool spare,
+                                      Region *region) {
     std::size_t count = named->op.schema().arguments().size();
     const c10::IValue *values = stack.data() + (stack.size() - count);
     for (std::size_t at : named->barred) {
@@ -452,8 +316,9 @@ std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet ke
     std::uint64_t word = settings_word();
     RecipeRef recipe(new Recipe{.named = named,
                                 .mover = Ref<Mover>::share(packer->mover),
+                                .run = region == nullptr ? nullptr : region_run(region),
                                 .keys = keys,
-                                .local = c10::impl::tls_local_dispatch_key_set(),
+                                .local = local_keys(region != nullptr),
                                 .wants_gradients = c10::GradMode::is_enabled(),
                                 .is_spare = spare,
                                 .settings_word = word,
@@ -481,6 +346,17 @@ std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack) {
     return made;
 }
 
+static void join(Recipe *recipe, Group *group, std::size_t result) {
+    group->recipe = recipe;
+    recipe->owners++;
+    group->result = static_cast<std::uint32_t>(result);
+    group->standby = recipe->is_spare ? Standby::captured : Standby::none;
+    if (recipe->run) {
+        group->standby = Standby::region;
+        group->depth = recipe->run->depth;
+    }
+}
+
 bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
                 const std::vector<bool> &wanted, const Terms &terms,
                 std::vector<Ref<Group>> *groups_out) {
@@ -504,10 +380,7 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
         if (!group) {
             return false;
         }
-        group->recipe = recipe;
-        group->standby = recipe->is_spare ? Standby::captured : Standby::none;
-        recipe->owners++;
-        group->result = static_cast<std::uint32_t>(at);
+        join(recipe, group.get(), at);
         recipe->results[at] = group.get();
         recipe->layouts[at] = layout_of(made[at]);
         group->stream = current_stream(recipe->mover->device());
@@ -516,43 +389,6 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
         groups_out->push_back(std::move(group));
     }
     return true;
-}
-
-bool compute_again(Mover *mover, Group *group) {
-    // Each needs the next one: chains may be of any length. What was computed for one is held until
-    // that one is, or a rescue would drop it for another operand.
-    struct Due {
-        Ref<Group> group;
-        std::vector<c10::Storage> held;
-    };
-    std::vector<Due> due;
-    due.push_back({Ref<Group>::share(group), {}});
-    while (!due.empty()) {
-        Group *next = due.back().group.get();
-        if (!is_missing(next)) {
-            auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(next->storage);
-            due.pop_back();
-            if (!due.empty()) {
-                due.back().held.emplace_back(std::move(storage));
-            }
-            continue;
-        }
-        if (Group *missing = first_missing(mover, next->recipe)) {
-            due.push_back({Ref<Group>::share(missing), {}});
-            continue;
-        }
-        if (!repeat(next->recipe)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-void forget_computed(Mover *mover, Group *group) {
-    if (is_recomputed(group) && group->storage != nullptr) {
-        group_strip(group);
-        enroll_out(mover, group);
-    }
 }
 
 void recipe_leave(Group *group) {

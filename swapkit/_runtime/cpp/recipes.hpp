@@ -30,6 +30,8 @@
 
 namespace swapkit {
 
+struct Region;
+
 using Stack = torch::jit::Stack;
 
 // An operator whose runs are seen (`capturing.hpp`). Kept for good.
@@ -66,9 +68,17 @@ struct Layout {
     bool operator==(const Layout &) const = default;
 };
 
+// One run of a user's region (`regions.hpp`), as its recipes know it.
+struct Run {
+    std::shared_ptr<Run> outer; // null: it is the outermost
+    std::uint32_t depth;        // of which is 1
+    std::int64_t task;          // the backward pass that has computed something of it again last
+};
+
 struct Recipe {
     const Named *named;
     Ref<Mover> mover;
+    std::shared_ptr<Run> run; // null: no region's
     c10::DispatchKeySet keys;
     c10::impl::LocalDispatchKeySet local;
     bool wants_gradients;
@@ -121,14 +131,27 @@ class Deeper {
 
 // Begin a recipe before its operator runs: take the tensors out of its arguments. None without an
 // exception: this run cannot be repeated. `spare`: it is for the case that memory runs out.
+// `region`: that it runs in, if a region captures it.
 std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Packer *packer, bool spare);
+                                      const Stack &stack, const Packer *packer, bool spare,
+                                      Region *region);
 // The tensors among what an operator returned.
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);
 // Let groups have what the operator made, which has run now: those of `wanted`.
 bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
                 const std::vector<bool> &wanted, const Terms &terms,
                 std::vector<Ref<Group>> *groups_out);
+
+// The handle of an operand that is read. Null: something else stands for it.
+const Handle *handle_in(const Operand &operand);
+Layout layout_of(const at::Tensor &tensor);
+// Let a recipe's groups need it no more.
+void consume(Recipe *recipe);
+// Whether a group has no storage until its recipe runs. Not even one that somebody has kept: what
+// torch does not see may have written to that since.
+inline bool is_missing(const Group *group) {
+    return is_recomputed(group) && group->storage == nullptr;
+}
 
 // Let a recipe be found by a storage that it reads, or makes; and by none any more.
 void add_reader(Recipe *recipe, const c10::StorageImpl *storage);

@@ -21,6 +21,8 @@ inline bool is_recomputed(const Group *group) {
 bool compute_again(Mover *mover, Group *group);
 // Give up the storage of a group that has a recipe and no copy.
 void forget_computed(Mover *mover, Group *group);
+// Give up what a pass that retains its graph has computed again of a region.
+void forget_retained(Mover *mover);
 // Let a group that goes have no part in its recipe.
 void recipe_leave(Group *group);
 

@@ -69,9 +69,11 @@ struct Key {
     bool operator==(const Key &) const = default;
 };
 
-// What a recipe is to a group that was captured in case memory runs out (`standby.hpp`).
+// What a recipe is to a group that no plan has named.
 enum class Standby : std::uint8_t {
-    none,     // it is no such group
+    none,   // a plan has
+    region, // a user's region computes it again (`regions.hpp`)
+    // In case memory runs out (`standby.hpp`):
     captured, // how its bytes are computed, as of any other recipe: nobody has saved them
     spare     // autograd has saved them, and they are there
 };
@@ -94,7 +96,8 @@ struct Group {
     Recipe *recipe;          // owned: how its bytes are computed again (`recipes.hpp`); null: not
     std::uint32_t result;    // which of the recipe's it is
     Standby standby;
-    PyObject *digest; // owned: of its bytes when a rescue dropped them; null: none did
+    std::uint32_t depth; // among regions inside each other, of the one that it is of; 0: of none
+    PyObject *digest;    // owned: of its bytes when a rescue dropped them; null: none did
     const sk_group_state *state_at;
     Handle *handles; // borrowed; they leave when they go
     std::size_t nhandles;

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.checksums import Digest
     from swapkit._runtime.operators import Operator
-    from swapkit._runtime.saved import SavedTensor
+    from swapkit._runtime.saved import Mover, SavedTensor
 
 
 @untraced
@@ -118,11 +118,18 @@ def _compare_digest(digest: Digest, function: Operator, found: torch.Tensor) -> 
         )
 
 
+@untraced
+def _pass_retains(mover: Mover) -> None:
+    """Let go, where the backward pass that runs ends, of what it has computed again of regions."""
+    torch.autograd.Variable._execution_engine.queue_callback(mover.forget_retained)  # noqa: SLF001
+
+
 FUNCTIONS: dict[str, Any] = {
     "note_settings": _note_settings,
     "random_state": _random_state,
     "has_moved": _has_moved,
     "again": _again,
+    "pass_retains": _pass_retains,
     "refuse_operand": _refuse_operand,
     "refuse_emptied": _refuse_emptied,
     "refuse_overwritten": refuse_overwritten,

@@ -1,14 +1,15 @@
-"""Recomputed regions: a function that runs again in backward instead of keeping what it saves.
+"""Recomputed regions: what a function would have saved is computed again in backward.
 
-A region stands on torch's own non-reentrant checkpoint, which restores random numbers, autocast
-and the device, and stops early; `settings.py` restores other settings. What torch keeps of a region
-is handed to it here as tensors, by position, wherever the user has put them: so they are saved
-tensors like any others, which scopes and budgets move, and nothing else holds them. The first run
-sees the very objects of the user's call; a recomputation sees copies of the containers that held
-tensors.
+Where that can be, its operators are captured, and run again one by one (`captured.py`). Else the
+function itself runs again: then a region stands on torch's own non-reentrant checkpoint, which
+restores random numbers, autocast and the device, and stops early; `settings.py` restores other
+settings. What torch keeps of a region is handed to it here as tensors, by position, wherever the
+user has put them: so they are saved tensors like any others, which scopes and budgets move, and
+nothing else holds them. The first run sees the very objects of the user's call; a recomputation
+sees copies of the containers that held tensors.
 
-What runs in a region runs twice. As with torch's checkpoint a batch norm counts its batch twice,
-and so does whatever else the function changes. Where no gradient is recorded, and inside of
+What runs in such a region runs twice. As with torch's checkpoint a batch norm counts its batch
+twice, and so does whatever else the function changes. Where no gradient is recorded, and inside of
 function transforms and tracers, a region is a plain call.
 
 A kept operator (`selection.py`) runs once; `digests.py` checks that all do the same in the second
@@ -27,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.caches import find_caches
+from swapkit._runtime.recompute.captured import capture
 from swapkit._runtime.recompute.settings import Settings
 from swapkit._runtime.recompute.watching import make_watcher
 from swapkit._runtime.runtime import get_runtime
@@ -52,7 +54,7 @@ def run_region(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:  # noqa: ANN401 - whatever the function returns
-    """Call a function, and let backward call it again for what it would have saved.
+    """Call a function, and let backward compute what it would have saved again.
 
     Args:
         terms: what is kept nevertheless, and how to run again.
@@ -65,10 +67,13 @@ def run_region(
 
     Raises:
         InvalidArgument: `save` or `offload` names no operator, or one that cannot be kept.
-        RecomputeMismatch: in backward: the function did not do the same again.
+        RecomputeMismatch: in backward: something else came out.
     """
     if not torch.is_grad_enabled() or _is_transformed():
         return function(*args, **kwargs)
+    captured = capture(terms, function, args, kwargs)
+    if captured is not None:
+        return captured.run()
     region = Region(terms, function, args, kwargs)
     return checkpoint(
         region,

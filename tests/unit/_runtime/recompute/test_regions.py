@@ -1,4 +1,7 @@
-"""Regions: what is kept inside, what is handed in, and where they are plain calls."""
+"""Regions: what is kept inside, what is handed in, and where they are plain calls.
+
+Those that run once are in `test_captured.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from tests.programs import assert_same_bits
 from tests.support.threads import on_threads
 
 SIDE = 32
+TWICE = Recompute(check_values=True)  # as torch's checkpoint runs
 
 
 def leaf() -> torch.Tensor:
@@ -163,7 +167,7 @@ def test_kept_results_when_recomputation_calls_otherwise_then_refused() -> None:
         return (part @ value).sin()
 
     with pytest.raises(RecomputeMismatch, match=r"aten\.mm.*\[16, 32\].*instead of.*\[32, 32\]"):
-        gradient(region(Recompute(save=("mm",)), cut))
+        gradient(region(Recompute(offload=("mm",)), cut))
     counts = iter([1, 2])
 
     def often(value: torch.Tensor) -> torch.Tensor:
@@ -172,7 +176,7 @@ def test_kept_results_when_recomputation_calls_otherwise_then_refused() -> None:
         return value.sin().sin().sin().sin()
 
     with pytest.raises(RecomputeMismatch, match="ran 1 times in forward"):
-        gradient(region(Recompute(save=("mm",)), often))
+        gradient(region(Recompute(offload=("mm",)), often))
 
 
 def test_regions_when_selective_and_full_are_nested_then_same_bits() -> None:
@@ -199,7 +203,7 @@ def test_regions_when_selective_and_full_are_nested_then_same_bits() -> None:
 def test_input_when_changed_in_place_before_backward_then_refused_as_torch_does() -> None:
     for call in (
         lambda f, value: checkpoint(f, value, use_reentrant=False),
-        lambda f, value: run_region(Recompute(), f, (), {"value": value}),
+        lambda f, value: run_region(TWICE, f, (), {"value": value}),
     ):
         hidden = leaf() * 1
         loss = call(lambda value: value.exp().sin(), hidden).sum()
@@ -218,7 +222,7 @@ def test_containers_when_forward_changes_them_then_the_users_own_and_recomputed_
 
     x = leaf()
     cache = [torch.ones(SIDE, SIDE)]
-    loss = run_region(Recompute(), collect, (x, cache), {}).sum()
+    loss = run_region(TWICE, collect, (x, cache), {}).sum()
     assert len(cache) == 2
     loss.backward()
     assert lengths == [1, 1]
@@ -236,7 +240,7 @@ def test_bound_method_when_called_in_a_region_then_its_object_is_left_alone() ->
             return (value * self.weight).exp()
 
     holder = Holder()
-    gradient(region(Recompute(), holder.run))
+    gradient(region(TWICE, holder.run))
     assert holder.calls == [holder, holder]
 
 

@@ -1,0 +1,299 @@
+// repeating.cpp - running recipes again.
+#include "recipes.hpp"
+
+#include "again.hpp"
+#include "operators.hpp"
+#include "streams.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+bool get_current_graph_task_keep_graph(); // NOLINT(readability-identifier-naming)
+int get_current_graph_task_id();          // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+namespace {
+
+// A tensor that is an operand of a repetition. Undefined: an exception is set.
+at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    if (Py_TYPE(operand.packed.get()) == &handle_type) {
+        auto *handle = reinterpret_cast<Handle *>(operand.packed.get());
+        if (operand.is_scratch) {
+            return at::empty_strided(
+                handle->alias->sizes(), handle->alias->strides(),
+                c10::TensorOptions().dtype(handle->alias->dtype()).device(handle->alias->device()));
+        }
+        if (!handle_is_intact(handle)) {
+            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
+                links.refuse_operand, handle, recipe->named->function, nullptr));
+            return {};
+        }
+        if (!handle_bytes(handle)) {
+            return {};
+        }
+        if (!has_memory(*handle->alias)) {
+            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
+                links.refuse_emptied, handle, recipe->named->function, nullptr));
+            return {};
+        }
+        // Not the alias: while the operator runs, a rescue may strip that.
+        return at::Tensor(Impl::reclaim(detached(handle->alias)));
+    }
+    Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
+    c10::TensorImpl *impl = nullptr;
+    return other && impl_of(other.get(), &impl) ? at::Tensor(Impl::reclaim_copy(impl))
+                                                : at::Tensor();
+}
+
+bool fill_arguments(const Recipe *recipe, Stack *stack) {
+    *stack = recipe->arguments;
+    for (std::size_t at = 0; at < stack->size(); at++) {
+        if ((*stack)[at].isList()) {
+            (*stack)[at] = (*stack)[at].toList().copy();
+        }
+    }
+    for (const Operand &operand : recipe->operands) {
+        at::Tensor tensor = operand_now(recipe, operand);
+        if (!tensor.defined()) {
+            return false;
+        }
+        c10::IValue &argument = (*stack)[operand.argument];
+        if (operand.place < 0) {
+            argument = std::move(tensor);
+        } else {
+            argument.toList().set(static_cast<std::size_t>(operand.place), std::move(tensor));
+        }
+    }
+    return true;
+}
+
+bool run_again(const Recipe *recipe, Stack *stack) {
+    Again settings, random;
+    if (settings_word() != recipe->settings_word && !settings.enter(recipe->settings.get())) {
+        return false;
+    }
+    if (recipe->random && !random.enter(recipe->random.get())) {
+        return false;
+    }
+    WithoutPython others;
+    Deeper inside;
+    c10::impl::ForceDispatchKeyGuard as_then(recipe->local);
+    c10::AutoGradMode gradients(recipe->wants_gradients);
+    recipe->named->run(recipe->keys, stack);
+    return true;
+}
+
+bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t result) {
+    if (layout_of(tensor) != recipe->layouts[result] ||
+        tensor.storage().nbytes() != group->nbytes) {
+        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
+        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.refuse_mismatch, recipe->named->function, found.get(), nullptr));
+        return false;
+    }
+    if (group->digest != nullptr) {
+        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
+        if (!found || !Ref<>::steal(PyObject_CallFunctionObjArgs(
+                          links.compare_digest, group->digest, recipe->named->function, found.get(),
+                          nullptr))) {
+            return false;
+        }
+    }
+    c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
+    swapkit_storage_hold(storage);
+    group_restore(group, storage);
+    if (!recipe->run) {
+        group->standby = recipe->is_spare ? Standby::spare : Standby::none;
+    }
+    group->stream = current_stream(recipe->mover->device());
+    enroll_again(recipe->mover.get(), group);
+    return true;
+}
+
+// Let what a region computed again be given up where the pass ends, which retains its graph.
+bool retain(const Recipe *recipe) {
+    Books &books = *recipe->mover->books;
+    bool is_first = books.retained.empty();
+    for (Group *group : recipe->results) {
+        if (group != nullptr && group->storage != nullptr && group->nhandles > 0) {
+            books.retained.push_back(Ref<Group>::share(group));
+        }
+    }
+    return !is_first || books.retained.empty() ||
+           Ref<>::steal(PyObject_CallOneArg(links.pass_retains, as_object(recipe->mover.get())));
+}
+
+// Count what ran again: an operator, or a region once in a backward pass.
+void count_run(const Recipe *recipe) {
+    std::int64_t task = torch::autograd::get_current_graph_task_id();
+    if (!recipe->run || std::exchange(recipe->run->task, task) != task || task == -1) {
+        recipe->mover->repeated++;
+    }
+}
+
+// The run of a region that a group is of: its recipe's, or one around that; null: of none.
+const Run *run_of(const Group *group) {
+    const Run *run = group->recipe == nullptr ? nullptr : group->recipe->run.get();
+    while (run != nullptr && run->depth > group->depth) {
+        run = run->outer.get();
+    }
+    return run;
+}
+
+// Whether what is of one run is needed for another one only to compute something from it.
+bool is_passing(const Run *run, const Run *needing) {
+    while (needing != nullptr && run != nullptr && needing->depth > run->depth) {
+        needing = needing->outer.get();
+    }
+    return run != nullptr && run != needing;
+}
+
+// Give up what only this recipe of another region has needed.
+void forget_operands(const Recipe *recipe, const Run *needing) {
+    for (const Operand &operand : recipe->operands) {
+        const Handle *handle = handle_in(operand);
+        Group *group = handle == nullptr ? nullptr : handle->group;
+        if (group != nullptr && group->nhandles == 1 && is_passing(run_of(group), needing)) {
+            forget_computed(group->mover, group);
+        }
+    }
+}
+
+// Let those of a recipe's groups have storages that lack them.
+bool give_all(Recipe *recipe, const std::vector<at::Tensor> &made, const Run *needing,
+              std::vector<Ref<Group>> *passing) {
+    for (std::size_t at = 0; at < recipe->results.size(); at++) {
+        auto group = Ref<Group>::share(recipe->results[at]);
+        if (!group || group->storage != nullptr || group->nhandles == 0) {
+            continue;
+        }
+        if (at >= made.size() || !give(recipe, group.get(), made[at], at)) {
+            return false;
+        }
+        if (is_passing(run_of(group.get()), needing)) {
+            passing->push_back(std::move(group));
+        }
+    }
+    return true;
+}
+
+// Run an operator again for a group of a region's run, and let those of its groups have storages
+// that lack them. `passing`: those of other regions.
+bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing) {
+    RecipeRef hold(recipe);
+    if (recipe->is_over) {
+        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.refuse_overwritten, recipe->named->function, nullptr));
+        return false;
+    }
+    Stack stack;
+    if (!fill_arguments(recipe, &stack) || !run_again(recipe, &stack)) {
+        return false;
+    }
+    count_run(recipe);
+    std::size_t passed = passing->size();
+    if (!give_all(recipe, tensors_made(recipe->named, stack), needing, passing)) {
+        return false;
+    }
+    bool is_passed = passing->size() != passed;
+    // Another pass over the same graph computes it again.
+    bool is_last = torch::autograd::get_current_graph_task_id() == -1 ||
+                   !torch::autograd::get_current_graph_task_keep_graph();
+    if (is_last && !recipe->is_spare && !is_passed) { // a rescue may drop it once more
+        consume(recipe);
+    } else if (!is_last && recipe->run) {
+        return retain(recipe);
+    }
+    if (is_passed) {
+        forget_operands(recipe, needing);
+    }
+    return true;
+}
+
+// The first of a recipe's operands that has to be computed before; null: there is none.
+Group *first_missing(Mover *mover, const Recipe *recipe) {
+    for (const Operand &operand : recipe->operands) {
+        const Handle *handle = handle_in(operand);
+        if (handle != nullptr && handle->is_stripped && handle->group->mover == mover &&
+            is_missing(handle->group)) {
+            return handle->group;
+        }
+    }
+    return nullptr;
+}
+
+void forget(Mover *mover, const std::vector<Ref<Group>> &groups) {
+    for (const Ref<Group> &each : groups) {
+        forget_computed(mover, each.get());
+    }
+}
+
+// Note that something of a region's run is computed again.
+void begin_run(Mover *mover, const Run *run) {
+    while (run != nullptr && run->outer) {
+        run = run->outer.get();
+    }
+    if (run != nullptr && run != mover->books->retained_run) {
+        forget_retained(mover); // of another region
+        mover->books->retained_run = run;
+    }
+}
+
+} // namespace
+
+bool compute_again(Mover *mover, Group *group) {
+    const Run *needing = run_of(group);
+    begin_run(mover, needing);
+    // Each needs the next one: chains may be of any length. What was computed for one is held until
+    // that one is, or a rescue would drop it for another operand.
+    struct Due {
+        Ref<Group> group;
+        std::vector<c10::Storage> held;
+    };
+    std::vector<Due> due;
+    std::vector<Ref<Group>> passing;
+    due.push_back({Ref<Group>::share(group), {}});
+    while (!due.empty()) {
+        Group *next = due.back().group.get();
+        if (!is_missing(next)) {
+            auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(next->storage);
+            due.pop_back();
+            if (!due.empty()) {
+                due.back().held.emplace_back(std::move(storage));
+            }
+            continue;
+        }
+        if (Group *missing = first_missing(mover, next->recipe)) {
+            due.push_back({Ref<Group>::share(missing), {}});
+            continue;
+        }
+        bool is_passed = is_passing(run_of(next), needing);
+        if (!repeat(next->recipe, needing, &passing)) {
+            return false;
+        }
+        if (!is_passed) { // what another region has made for it
+            forget(mover, std::exchange(passing, {}));
+        }
+    }
+    return true;
+}
+
+void forget_retained(Mover *mover) { forget(mover, std::exchange(mover->books->retained, {})); }
+
+void forget_computed(Mover *mover, Group *group) {
+    if (is_recomputed(group) && group->storage != nullptr) {
+        group_strip(group);
+        enroll_out(mover, group);
+    }
+}
+
+} // namespace swapkit

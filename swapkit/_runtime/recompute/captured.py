@@ -1,0 +1,331 @@
+"""Regions by capture: the function runs once, and its operators again in backward, one by one.
+
+While a region runs, operators that can be repeated are captured where they run
+(`cpp/regions.hpp`), and what autograd saves of their results is computed again from them. So the
+function itself runs once, and so does what it does besides. What cannot be repeated is kept.
+
+That is not for every function. Kernels that torch does not see may write to memory; and where much
+is kept, running all of it again needs less memory. So the first run of a function, for each kind of
+arguments, is looked at (`evidence.py`) and gives nothing up before its end. What is found then
+holds for the runs after it: they are captured, or run twice, as in torch's checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from collections import OrderedDict
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._runtime.captures import numbers_of, see_everything
+from swapkit._runtime.guards import untraced, untraced_itself
+from swapkit._runtime.hooks import Hooks, around_region
+from swapkit._runtime.modes import has_foreign_mode
+from swapkit._runtime.recompute.arguments import Template
+from swapkit._runtime.recompute.evidence import Evidence
+from swapkit._runtime.recompute.watching import check_operators
+from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.scopes import resting_choice
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from swapkit._runtime.hooks import Around
+    from swapkit.registry import Recompute
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+# What is kept though nobody has chosen that may be so much, and a share of what is not.
+_LITTLE_BYTES = 1 << 16
+_SHARE = 1 / 32
+_MOST_KNOWN = 4096  # functions with kinds of arguments
+_DEPTH = 4  # of functions in functions that are looked into
+_VALUES = (bool, str, type(None))  # of which each is a kind of argument
+
+UNSEEN = "a kernel that torch does not see writes to its memory"
+
+
+class Captured:
+    """One call of a region that is captured."""
+
+    @untraced
+    def __init__(self, call: Call, terms: Recompute, around: Around, *, is_first: bool) -> None:
+        """Prepare it. `is_first`: nothing is known yet of such calls."""
+        runtime = get_runtime()
+        swapper = runtime.current_swapper()
+        choice = resting_choice(swapper)
+        see_everything()
+        self._call = call
+        self._region = runtime.shim.region(
+            swapper.mover.packer(choice),
+            around.pack,
+            numbers_of(terms.save) if terms.save else (),
+            call.tensors,
+            is_first,
+        )
+        self._hooks = Hooks(swapper, choice, region=self._region)
+        self._is_first = is_first
+        self._evidence: Evidence | None = None
+
+    @untraced_itself
+    def run(self) -> Any:  # noqa: ANN401 - whatever the function returns
+        """Run it."""
+        call = self._call
+        self._begin()
+        try:
+            result = call.function(*call.args, **call.kwargs)
+        except BaseException:
+            self._abort()
+            raise
+        self._end()
+        return result
+
+    @untraced
+    def _begin(self) -> None:
+        self._region.begin()
+        try:
+            self._hooks.enter()
+            if self._is_first and _looks.evidence is None:
+                self._evidence = _looks.begin()
+        except BaseException:
+            self._abort()
+            raise
+
+    @untraced
+    def _abort(self) -> None:
+        if self._evidence is not None:
+            _looks.end(self._evidence)
+        try:
+            self._hooks.leave()
+        finally:
+            self._region.end(False)  # noqa: FBT003 - positional only
+
+    @untraced
+    def _end(self) -> None:
+        evidence = self._evidence
+        if evidence is not None:
+            _looks.end(evidence)
+        elif self._region.holds:
+            evidence = _looks.evidence  # of a region around, until now
+        has_changed = evidence is not None and evidence.has_changed()
+        try:
+            self._hooks.leave()
+        finally:
+            kept_bytes, again_bytes = self._region.end(not has_changed)
+        reason = ""
+        if has_changed:
+            reason = UNSEEN
+        elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes):
+            reason = f"{format_bytes(kept_bytes)} of it cannot be computed again by operators alone"
+        if reason or self._evidence is not None:
+            _known.note(self._call, reason)
+
+
+class _Looks(threading.local):
+    """Who looks at the operators of this thread's outermost first run."""
+
+    evidence: Evidence | None = None
+
+    def begin(self) -> Evidence:
+        self.evidence = evidence = Evidence()
+        evidence.__enter__()  # type: ignore[no-untyped-call]
+        return evidence
+
+    def end(self, evidence: Evidence) -> None:
+        self.evidence = None
+        evidence.leave()
+
+
+_looks = _Looks()
+
+
+class Call:
+    """A call of a function, the tensors that it is handed, and what kind of call it is."""
+
+    __slots__ = ("args", "function", "key", "kwargs", "tensors")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        save: tuple[Any, ...],
+    ) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.tensors: list[torch.Tensor] = []
+        kinds: list[Hashable] = [_token(function), save, tuple(kwargs), torch.is_autocast_enabled()]
+        others: list[object] = [function] if type(function) is functools.partial else []
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                self.tensors.append(value)
+            elif type(value) in _VALUES:
+                kinds.append(value)
+            else:
+                kinds.append(_token(value))
+                if not isinstance(value, (torch.nn.Module, int, float)):
+                    others.append(value)
+        if others:
+            self.tensors += Template(others).take_tensors()
+        kinds += map(_kind_of, self.tensors)
+        self.key = tuple(kinds)
+
+    @property
+    def owner(self) -> object:
+        """The module or function that it is a call of."""
+        return _owner_of(self.function, self.args)
+
+
+def _kind_of(tensor: torch.Tensor) -> Hashable:
+    count = tensor.numel().bit_length()
+    return tensor.dtype, tensor.device.type, tensor.requires_grad, tensor.dim(), count
+
+
+def _owner_of(function: Any, args: tuple[Any, ...]) -> object:  # noqa: ANN401
+    while isinstance(function, functools.partial):
+        args = (*function.args, *args)
+        function = function.func
+    for owner in (function, getattr(function, "__self__", None), *args[:1]):
+        if isinstance(owner, torch.nn.Module):
+            return owner
+    return function
+
+
+# ---- which function ------------------------------------------------------------------------------
+
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_counter = itertools.count()
+
+
+def _number(thing: Any) -> Hashable:  # noqa: ANN401
+    """Return a number that no other object will have; if it cannot be told apart, a new one."""
+    try:
+        found = _numbers.get(thing)
+        if found is None:
+            found = _numbers[thing] = next(_counter)
+    except TypeError:
+        return next(_counter)
+    return found
+
+
+def _token(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401
+    """Return what tells functions apart, though they are made anew for each call."""
+    if isinstance(thing, torch.nn.Module):
+        return _number(thing), thing.training
+    if depth == 0 or not callable(thing):
+        return type(thing).__module__, type(thing).__qualname__
+    if type(thing) is functools.partial:
+        parts = (thing.func, *thing.args, *thing.keywords.values())
+        return tuple(_token(part, depth - 1) for part in parts)
+    if isinstance(thing, (MethodType, BuiltinMethodType)):
+        owner = thing.__self__
+        own = _number(owner) if isinstance(owner, type) else _token(owner, depth - 1)
+        return own, _token(getattr(thing, "__func__", None), depth - 1), thing.__name__
+    return _function_token(thing, depth) if isinstance(thing, FunctionType) else _number(thing)
+
+
+def _function_token(function: FunctionType, depth: int) -> Hashable:
+    cells = function.__closure__ or ()
+    values = tuple(_token(_content(cell), depth - 1) for cell in cells)
+    return (_number(function.__code__), *values)
+
+
+def _content(cell: Any) -> object:  # noqa: ANN401 - of a closure
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+
+
+# ---- what is known -------------------------------------------------------------------------------
+
+
+class _Known:
+    """What was found of calls: why they run twice; no text: they are captured."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Hashable, str] = OrderedDict()
+        self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._alike: dict[Hashable, str] = {}  # of modules that are made alike
+
+    def find(self, call: Call) -> str | None:
+        """Return why such calls run twice; None: nothing is known."""
+        found = self._found.get(call.key)
+        if found is None:
+            found = self._alike.get(_form(call.owner))
+        return found
+
+    def note(self, call: Call, reason: str) -> None:
+        """Note what was found of a call."""
+        self._found[call.key] = reason
+        if len(self._found) > _MOST_KNOWN:
+            self._found.popitem(last=False)
+        if reason:
+            owner = call.owner
+            self._alike[_form(owner)] = reason
+            try:
+                self._reasons[owner] = reason
+            except TypeError:
+                return
+
+    def reason_for(self, owner: object) -> str:
+        """Return why calls of a module or function have run twice; no text: none has."""
+        try:
+            return self._reasons.get(owner, "")
+        except TypeError:
+            return ""
+
+
+_known = _Known()
+_forms: weakref.WeakKeyDictionary[torch.nn.Module, Hashable] = weakref.WeakKeyDictionary()
+
+
+def _form(owner: object) -> Hashable:
+    """Return how a module is made: of another one that is made alike the same is expected."""
+    if not isinstance(owner, torch.nn.Module):
+        return _token(owner)
+    form = _forms.get(owner)
+    if form is None:
+        form = _forms[owner] = tuple(map(type, owner.modules()))
+    return form
+
+
+def why_twice(terms: Recompute, owner: object) -> str:
+    """Return why calls of a module or function run twice, as far as is known; no text: not."""
+    return _known.reason_for(owner) if _is_simple(terms) else "its options need that"
+
+
+@untraced
+def capture(
+    terms: Recompute,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Captured | None:
+    """Return a call that is captured; None: it runs twice, as in torch's checkpoint."""
+    if not _is_simple(terms) or _graph_task() != -1 or has_foreign_mode():
+        return None
+    check_operators(terms)
+    if get_runtime().active:  # a session's plans know what it saves and runs
+        return None
+    around = around_region()
+    if around is None:
+        return None
+    call = Call(function, args, kwargs, terms.save)
+    reason = _known.find(call)
+    return None if reason else Captured(call, terms, around, is_first=reason is None)
+
+
+def _is_simple(terms: Recompute) -> bool:
+    """Whether terms ask for nothing that needs the function to run twice."""
+    is_alone = terms.slice_group is None and not terms.check_values
+    is_by_name = terms.policy is None and not terms.offload
+    distributed = torch.distributed
+    is_one_of_many = distributed.is_available() and distributed.is_initialized()
+    return is_alone and is_by_name and not is_one_of_many
