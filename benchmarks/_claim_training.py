@@ -18,7 +18,7 @@ import torch
 import swapkit
 from swapkit.demo.sizes import SIZES
 from swapkit.demo.training import Training
-from swapkit.testing import slow_link
+from swapkit.testing import planning_at_once, slow_link
 
 if TYPE_CHECKING:
     from swapkit._runtime.session import Session
@@ -35,6 +35,7 @@ def main() -> None:
         if setting["policy"] is not None:
             if setting["bytes_per_s"]:
                 stack.enter_context(slow_link(bytes_per_s=setting["bytes_per_s"]))
+            stack.enter_context(planning_at_once())
             session = stack.enter_context(
                 swapkit.budget(
                     setting["limit_bytes"],

@@ -22,6 +22,7 @@ from swapkit.demo.model import BYTE_VALUES, LanguageModel, next_byte_loss
 from swapkit.demo.sizes import ModelSize
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import KEEP, SWAP, as_plan, run
+from swapkit.testing import planning_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +180,7 @@ class InSession:
         plan: Plan | None = None
         for _ in range(SESSIONS):
             self._training.step()  # a turn comes behind steps without a budget
-            with self._enter(plan) as session:
+            with planning_at_once(), self._enter(plan) as session:
                 given = plan
                 plan = self._settle(session)
             if given is not None and not session.stats.replans and not session.stats.oom_rescues:

@@ -26,6 +26,7 @@ import torch
 
 import swapkit
 from swapkit._runtime.allocators import installed_pool
+from swapkit.testing import planning_at_once
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -85,10 +86,11 @@ def measure(name: str, job: Job, budget_bytes: int, steps: int) -> Result:
     gc.collect()
     training = Training(job)
     with swapkit.budget(budget_bytes, training.model, training.optimizer) as session:
-        for _ in range(MOST_STEPS):
-            training.step()
-            if session.stage == "stable":
-                break
+        with planning_at_once():
+            for _ in range(MOST_STEPS):
+                training.step()
+                if session.stage == "stable":
+                    break
         installed_pool().trim()
         swapkit.reset_peak_memory_stats()
         rescues = session.stats.oom_rescues

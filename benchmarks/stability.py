@@ -32,6 +32,7 @@ import torch
 import swapkit
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import BEFORE, EventKind
+from swapkit.testing import planning_at_once
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -78,11 +79,12 @@ def count_rescues(job: Job, share: float, steps: int) -> dict[str, float]:
     budget_bytes = int(between_bytes + share * (peak_bytes - between_bytes))
     until = MOST_STEPS
     with swapkit.budget(budget_bytes, training.model, training.optimizer) as session:
-        for step in range(MOST_STEPS):
-            training.step()
-            if session.stage == "stable":
-                until = step + 1
-                break
+        with planning_at_once():
+            for step in range(MOST_STEPS):
+                training.step()
+                if session.stage == "stable":
+                    until = step + 1
+                    break
         before = session.stats
         for _ in range(steps):
             training.step()

@@ -70,6 +70,15 @@ def _pool_as_before() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _plans_at_once() -> Iterator[None]:
+    """Steps are counted until a plan is tried; how long planning takes must not matter."""
+    from swapkit.planning.beside import at_once
+
+    with at_once():
+        yield
+
+
 @pytest.fixture
 def installation() -> Iterator[Installation]:
     """The pool below torch; as it was before when the test ends."""

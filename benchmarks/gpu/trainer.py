@@ -154,10 +154,13 @@ def settle(training: Training, session: Any) -> int | None:  # noqa: ANN401 - sw
     """Train until the session has decided on a plan; return after how many steps in all it had."""
     if session is None:
         return None
-    for _ in range(SETTLING_STEPS):
-        if session.stage == "stable":
-            break
-        training.step()
+    from swapkit.testing import planning_at_once
+
+    with planning_at_once():
+        for _ in range(SETTLING_STEPS):
+            if session.stage == "stable":
+                break
+            training.step()
     stable_after = training.steps if session.stage == "stable" else None
     for _ in range(SETTLED_STEPS):
         training.step()

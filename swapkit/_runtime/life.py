@@ -324,6 +324,8 @@ class Life:
     def _go_inert(self) -> None:
         self.is_closed = True
         self.hooks.packer.is_inert = True
+        if self.steering is not None:
+            self.steering.give_up()
 
     def finish(self) -> bool:
         """Take back what this thread may; return whether nothing is left."""

@@ -81,6 +81,11 @@ class Ranks:
         self._steps = 0
         self._is_settled = False
 
+    @property
+    def has_said(self) -> bool:
+        """Whether this rank has said what it has to say, or need not."""
+        return self._own is not None or self._is_settled
+
     def agree(self, budget_bytes: int, find_floor: Callable[[], int]) -> bool:
         """Say what this rank has to say; return whether it may plan, with all others or alone.
 

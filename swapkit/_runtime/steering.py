@@ -22,32 +22,25 @@ from swapkit._runtime.course import Course
 from swapkit._runtime.fitting import check_fit, is_heavier, pace, sign, tell_stage
 from swapkit._runtime.following import Following
 from swapkit._runtime.lending import Lending, find_weakly, is_call_of
-from swapkit._runtime.measuring import measure_machine
-from swapkit._runtime.ranks import join_ranks
+from swapkit._runtime.plan_making import PlanMaker
 from swapkit._runtime.recorder import Setting
 from swapkit._runtime.recorder_modes import can_stay, drop_left
 from swapkit._runtime.step_forwards import Forwards, Rests
 from swapkit._runtime.step_recording import StepRecording, finish_trace
 from swapkit._runtime.step_times import StepClock, StepTimes
 from swapkit.planning.cases import Stage
-from swapkit.planning.learning import CASES_KEPT, MARGIN, Learner, Mode, Outcome
-from swapkit.planning.planner import find_floor, make_candidates, make_plan
+from swapkit.planning.learning import CASES_KEPT
+from swapkit.planning.outcomes import Instruction, Mode, Outcome
 
 if TYPE_CHECKING:
     from swapkit._runtime.aim import Aim
     from swapkit._runtime.hooks import Hooks
     from swapkit._runtime.installation import Installation
-    from swapkit._runtime.ranks import Ranks
-    from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-    from swapkit.planning.learning import Instruction
 
 _log = logging.getLogger(__name__)
 ANY = ""  # the signature of all steps where there is no model
-# What plans leave free at least, if there are any for that: each end of a piece of free memory may
-# lie within a granule, which then serves nothing else.
-SPARE_GRANULES = 16
 
 
 class Steering:
@@ -71,16 +64,8 @@ class Steering:
         self._find_model = find_weakly(model)
         self._optimizers = [weakref.ref(each) for each in optimizers]
         self._aim = aim
-        # A policy may bring a search of its own.
-        make_learner = getattr(aim.policy, "make_learner", Learner)
-        self._learner: Learner = make_learner(
-            self._make_plans,
-            profile_steps=aim.profile_steps,
-            search_steps=aim.search_steps,
-            margin=max(MARGIN, self._spare()),
-            spare=self._spare(),
-        )
-        self._ranks: Ranks | None = None  # where there are others
+        self._plans = PlanMaker(installation.device, aim)
+        self._learner = self._plans.make_learner()
         self._undo = ExitStack()
         self._signature = ANY
         self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
@@ -95,7 +80,6 @@ class Steering:
         self._following: Following | None = None
         self._followings: OrderedDict[int, Following] = OrderedDict()  # by the plan
         self._recording = StepRecording(hooks.packer)
-        self._machine: Machine | None = None
         self._clock = StepClock(installation.device.name)
         self._began_bytes = 0
         self._rescues_before = 0
@@ -109,7 +93,7 @@ class Steering:
             plan=None if case is None or case.chosen is None else pace(case.chosen, case.pace),
             pace=1.0 if case is None else case.pace,
             trace=None if case is None else case.trace,
-            machine=self._machine,
+            machine=self._plans.machine,
             why_none="" if case is None else case.why_none,
             replans=self._learner.replans,
             reason=self._learner.reason,
@@ -126,7 +110,7 @@ class Steering:
         Raises:
             PlanMismatch: the plan that was saved cannot be for this model or budget.
         """
-        self._ranks = join_ranks()
+        self._plans.join_ranks()
         if self._aim.saved_plan is not None:
             self._adopt(*self._aim.saved_plan)
         with ExitStack() as undo:
@@ -135,6 +119,7 @@ class Steering:
                 lending = Lending(self._hooks, model)
                 lending.start()
                 undo.callback(lending.stop)
+            undo.callback(self._stop_planning)
             global_hooks.calls.add(self)
             undo.callback(global_hooks.calls.remove, self)
             undo.callback(self._leave_step)
@@ -145,9 +130,19 @@ class Steering:
         """Undo `start`, in the middle of a step too."""
         self._undo.close()
 
+    def give_up(self) -> None:
+        """Let no more plans be made. Anywhere, in finalizers too."""
+        self._learner.give_up()
+        self._plans.give_up()
+
     def drop(self) -> None:
         """Let go of what is recorded, which holds the model, before `stop`. Any thread."""
         self._recording.drop()
+        self._stop_planning()
+
+    def _stop_planning(self) -> None:
+        self._learner.stop()
+        self._plans.stop()
 
     def _adopt(self, trace: Trace, plan: Plan) -> None:
         """Follow a plan that was made before.
@@ -227,7 +222,10 @@ class Steering:
     def _enter_step(self, signature: str) -> None:
         """Prepare what is to be done in the step that comes."""
         self._signature = signature
-        self._instruction = instruction = self._learner.begin(signature)
+        instruction = self._learner.begin(signature)
+        if instruction.mode is Mode.RECORD and self._plans.is_busy:
+            instruction = Instruction(mode=Mode.RESCUE)  # it could not be planned for
+        self._instruction = instruction
         if instruction.mode is Mode.FOLLOW:
             self._follow(instruction)
         else:
@@ -341,7 +339,7 @@ class Steering:
 
     def _learn(self, outcome: Outcome) -> None:
         """Give a step's outcome to the learner; say in the log what comes of it."""
-        if outcome.trace is not None and not self._agree(outcome.trace):
+        if outcome.trace is not None and not self._plans.agree(outcome.trace):
             outcome = replace(outcome, trace=None)  # the next step is recorded again
         former, replans = self._learner.stage, self._learner.replans
         self._learner.end(outcome)
@@ -354,41 +352,3 @@ class Steering:
             is_stable = self._learner.stage is Stage.STABLE
             self._swapper.rescue.set_standby(is_on=not is_stable)
             tell_stage(_log, self.course())
-
-    # ---- plans ---------------------------------------------------------------------------------
-
-    def _spare(self) -> float:
-        """Return what plans leave free if they can, as a share of the limit."""
-        spare_bytes = SPARE_GRANULES * self._installation.device.backend.granule_bytes
-        return min(1.0, spare_bytes / self._aim.limit_bytes)
-
-    def _agree(self, trace: Trace) -> bool:
-        """Return whether plans may be made from a trace now: for the budget of all ranks."""
-        if self._ranks is None:
-            return True
-        aim = self._aim
-        return self._ranks.agree(
-            aim.limit_bytes,
-            lambda: find_floor(trace, self._measure_machine(aim.limit_bytes), aim.policy),
-        )
-
-    def _measure_machine(self, budget_bytes: int) -> Machine:
-        aim = self._aim
-        machine = measure_machine(
-            self._installation.device,
-            budget_bytes=aim.limit_bytes,
-            host_bytes=aim.host_limit_bytes,
-            disk=aim.disk,
-            disk_bytes=aim.disk_limit_bytes,
-        )
-        return replace(machine, budget_bytes=budget_bytes)
-
-    def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
-        aim = self._aim
-        budget_bytes = max(1, int(aim.limit_bytes * share))
-        if self._ranks is not None:
-            budget_bytes = min(budget_bytes, self._ranks.find_budget(aim.limit_bytes))
-        self._machine = machine = self._measure_machine(budget_bytes)
-        if isinstance(aim.policy, str):
-            return make_candidates(trace, machine, aim.policy, count)
-        return (make_plan(trace, machine, aim.policy),)

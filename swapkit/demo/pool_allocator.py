@@ -15,7 +15,7 @@ from swapkit._native.pool import Ring
 from swapkit._runtime.allocators import require_installation
 from swapkit.demo.curve import thin_out
 from swapkit.demo.messages import STABLE, Finished, SegmentRanges, Series
-from swapkit.testing import slow_link
+from swapkit.testing import planning_at_once, slow_link
 
 if TYPE_CHECKING:
     from swapkit._runtime.session import Session
@@ -68,7 +68,7 @@ class PoolAllocator:
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
         assert self._budget_bytes is not None
         made = swapkit.budget(self._budget_bytes, model, optimizer, policy=self._policy)
-        with slow_link(bytes_per_s=self._bytes_per_s), made as self._session:
+        with slow_link(bytes_per_s=self._bytes_per_s), planning_at_once(), made as self._session:
             yield
 
     @contextmanager

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
+    from swapkit.planning.asking import MakePlans
     from swapkit.planning.cases import Case
-    from swapkit.planning.learning import MakePlans, Outcome
+    from swapkit.planning.outcomes import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -95,49 +96,49 @@ class ThresholdLearner(Learner):
             if signature in self._cases
         }
 
-    def _plan(self, case: Case, count: int) -> int:
+    def _plan(self, case: Case, count: int) -> None:
         """Begin to search with the trace at hand."""
         if case is self._general:
-            return super()._plan(case, count)
+            super()._plan(case, count)
+            return
         assert case.trace is not None
         case.chosen, case.candidates, case.why_none = None, [], ""
         try:
-            search = _Search(case.trace, self._make_plans, self._policy)
+            search = _Search(case.trace, self.make_plans, self._policy)
         except InfeasibleBudget as error:
             case.why_none = str(error)
-            return error.least_bytes
+            return
         except Exception as error:  # as any policy's: the next steps do without
             case.why_none = f"{type(error).__name__}: {error}"
             raise
         self._searches[self._signature] = search
         case.candidates = [search.plan]
-        return 0
 
     def _try(self, case: Case, outcome: Outcome) -> None:
         """Go on to the next threshold, or end the search."""
-        self._go_on(case, rescues=outcome.rescues)
+        self._advance(case, rescues=outcome.rescues)
 
     def _look(self, case: Case, seconds: float) -> None:  # noqa: ARG002 - a Learner's
         """Count a step that held."""
         if self._signature in self._searches:
-            self._go_on(case, rescues=0)
+            self._advance(case, rescues=0)
 
-    def _retreat(self, case: Case, count: int) -> bool:
+    def _retreat(self, case: Case, count: int) -> None:
         """Search on below what was found, since memory ran out."""
         search = self._searches.get(self._signature)
         if case is self._general or search is None:  # or a plan that was made before
-            return super()._retreat(case, count)
+            super()._retreat(case, count)
+            return
         if search.is_over:
             self._forget(case, "memory ran out with the threshold that was found")
-            return True
+            return
         former = search.threshold
-        self._go_on(case, rescues=1)
+        self._advance(case, rescues=1)
         if search.threshold != former:
             self.replans += 1
             self.reason = "memory ran out soon after a threshold was found: a smaller one is tried"
-        return True
 
-    def _go_on(self, case: Case, *, rescues: int) -> None:
+    def _advance(self, case: Case, *, rescues: int) -> None:
         search = self._searches[self._signature]
         former = case.chosen
         search.advance(StepOutcome(swapped_bytes=rescues))

@@ -20,13 +20,14 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
+    from swapkit.planning.asking import Asked
 
 ROUNDS = 4  # of candidates, each for less memory than the one before
 ODD_STEPS = 1  # that go another way in a row, before one is recorded
@@ -78,15 +79,6 @@ def find_best(trials: Sequence[Tried]) -> Tried:
     return min(near, key=lambda trial: (trial.predicted_seconds, trial.seconds))
 
 
-class Choice(NamedTuple):
-    """What a case follows, or will try, with the share of the budget that this is for."""
-
-    chosen: Plan | None
-    candidates: list[Plan]
-    trials: list[Tried]
-    share: float
-
-
 @dataclass(slots=True)
 class Case:
     """What is known of the steps with inputs of the same shapes."""
@@ -96,6 +88,7 @@ class Case:
     candidates: list[Plan] = field(default_factory=list)
     trials: list[Tried] = field(default_factory=list)
     chosen: Plan | None = None
+    asked: Asked | None = None  # for which plans, which are not there yet
     why_none: str = ""  # why there is no plan, if there cannot be one
     share: float = 1.0  # of the budget that is planned for
     retreats: int = 0  # plans for less, since it was recorded
@@ -113,6 +106,11 @@ class Case:
     def is_settled(self) -> bool:
         """Whether nothing more is tried."""
         return self.chosen is not None or bool(self.why_none)
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether a recording could lead to a plan: not while one is made of the last."""
+        return not self.why_none and self.asked is None
 
     @property
     def changes(self) -> bool:
@@ -136,6 +134,8 @@ class Case:
     @property
     def plan(self) -> Plan | None:
         """What its next step follows."""
+        if self.asked is not None:
+            return self.chosen
         return self.candidates[0] if self.candidates else self.chosen
 
     @property
@@ -157,7 +157,8 @@ class Case:
         """Where its steps are."""
         if self.is_settled:
             return Stage.STABLE
-        return Stage.WARMUP if self.trace is None else Stage.SEARCH
+        is_known = self.trace is not None and (self.asked is None or bool(self.trials))
+        return Stage.SEARCH if is_known else Stage.WARMUP
 
     def choose(self, plan: Plan) -> None:
         """Follow a plan from now on, which has to prove itself."""
@@ -165,14 +166,10 @@ class Case:
         self.held_steps = 0
         self.rescued.clear()
 
-    def remember(self) -> Choice:
-        """Return what is followed and was tried, for `restore`."""
-        return Choice(self.chosen, self.candidates, self.trials, self.share)
-
-    def restore(self, former: Choice) -> None:
+    def keep_plans(self) -> None:
         """Go on as before, since there are no plans for less memory; look for none any more."""
-        self.chosen, self.candidates, self.trials, self.share = former
-        self.why_none, self.retreats = "", ROUNDS
+        self.asked = None
+        self.retreats = ROUNDS
 
     def note_regular(self) -> None:
         """Note a step that went as recorded."""

@@ -6,6 +6,9 @@ For each *case*, that is for all steps that are given inputs of the same shapes:
     search    one step with each candidate plan; the best that held the budget wins (`find_best`)
     stable    the winner, until steps do not go as recorded, or need a rescue
 
+Training goes on while plans are made (`asking.py`): without one, under rescue; with one that is to
+be replaced, as it says.
+
 What is predicted is corrected by what the tried steps have taken beside their predictions.
 
 Steps that were rescued show that memory was planned too tightly: plans for less are made from the
@@ -24,22 +27,22 @@ Source:
 
 from __future__ import annotations
 
-import enum
 import statistics
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from swapkit.errors import InfeasibleBudget
+from swapkit.planning.asking import Asked, Asking, Request
 from swapkit.planning.cases import FASTER, RECORDINGS, ROUNDS, SHARE, Case, Stage, Tried, find_best
 from swapkit.planning.given import Given
+from swapkit.planning.outcomes import Instruction, Mode, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
+    from swapkit.planning.asking import Found, MakePlans
 
 CASES_KEPT = 16
 # Of the budget: what plans leave free at least, if there are any for that, since free memory lies
@@ -53,49 +56,6 @@ STRANGERS = 4  # steps in a row without a plan of their own, before there is one
 # A plan's time in the search is a single step's. Once it was followed for some steps, another that
 # took less than the quickest of them has its turn.
 LOOKS = 8
-
-
-class Mode(enum.Enum):
-    """What to do in a step."""
-
-    RESCUE = "rescue"  # no plan: act when memory fills up
-    RECORD = "record"  # likewise, and record
-    FOLLOW = "follow"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
-    """What to do in the step that begins."""
-
-    mode: Mode
-    trace: Trace | None = None  # to follow: the plan's
-    plan: Plan | None = None
-    decides: bool = False  # whether its time says which plan is followed: the device's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of a step."""
-
-    seconds: float
-    is_host_bound: bool = False  # whether these are the host's: the device has waited for it
-    rescues: int = 0
-    deviation: str = ""  # where it left the plan; empty: nowhere
-    trace: Trace | None = None  # what was recorded
-    is_heavier: bool = (
-        False  # whether more memory was in use before it than before the recorded one
-    )
-
-
-class MakePlans(Protocol):
-    """Makes candidates."""
-
-    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
-        """Return at most `count` plans for a share of the budget, the most promising first.
-
-        Raises:
-            InfeasibleBudget: there is none.
-        """
 
 
 class Learner:
@@ -114,7 +74,7 @@ class Learner:
         """Begin to learn.
 
         Args:
-            make_plans: makes candidates from a recorded step.
+            make_plans: makes candidates from a recorded step, on the thread of the steps.
             profile_steps: of a case before there is a plan; the last is recorded.
             search_steps: candidates that are tried at most, but for those that must be for less.
             margin: what plans leave free at first, as a share of the budget.
@@ -122,6 +82,7 @@ class Learner:
             clock: tells how long planning takes, in seconds.
         """
         self._make_untimed = make_plans
+        self._asking = Asking(self)
         self._margins = margin, min(spare, margin), 0.0
         self._profile_steps = profile_steps
         self._search_steps = search_steps
@@ -184,7 +145,7 @@ class Learner:
             return Instruction(
                 mode=Mode.FOLLOW, trace=case.trace, plan=case.plan, decides=bool(case.candidates)
             )
-        records = not case.why_none and (is_due or is_general)
+        records = case.may_be_recorded and (is_due or is_general)
         return Instruction(mode=Mode.RECORD if records else Mode.RESCUE)
 
     def _is_due(self, own: Case) -> bool:
@@ -200,7 +161,11 @@ class Learner:
     # ---- after a step --------------------------------------------------------------------------
 
     def end(self, outcome: Outcome) -> None:
-        """Learn from the step that ended."""
+        """Learn from the step that ended, and take plans that were made beside it.
+
+        Raises:
+            Exception: of what makes plans.
+        """
         case, own = self._now, self._own
         if case is None or own is None:
             return
@@ -210,14 +175,19 @@ class Learner:
         self._seconds += outcome.seconds
         if outcome.trace is not None:
             self._take(case, outcome)
-            return
-        case.seconds.append(outcome.seconds)
-        if case.plan is None:
+        else:
+            case.seconds.append(outcome.seconds)
+            self._learn(case, outcome)
+        self._asking.collect()
+
+    def _learn(self, case: Case, outcome: Outcome) -> None:
+        """Look at a step that was not recorded. What is asked for other plans waits for them."""
+        if case.plan is None or case.asked is not None:
             return
         if case is not self._general:
             self._judge(case, outcome)
-        elif outcome.rescues and not self._retreat(case, 1):
-            self._note_odd(case, "memory ran out with the plan for whatever shapes come")
+        elif outcome.rescues:
+            self._retreat(case, 1)
 
     def _take(self, case: Case, outcome: Outcome) -> None:
         """Make plans from a trace that was recorded now."""
@@ -229,14 +199,9 @@ class Learner:
         case.recordings += 1
         case.retreats = 0
         is_single = case.changes or case is self._general  # no two of its steps can be compared
-        count = 1 if is_single else self._search_steps
-        for margin in dict.fromkeys(self._margins):
-            case.share = 1 - margin
-            self._plan(case, count)
-            if not case.why_none:
-                break
+        self._plan(case, 1 if is_single else self._search_steps)
 
-    def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+    def make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
         """Make candidates for the case of the step that ended: the time is a cost of its trace."""
         assert self._now is not None
         began = self._clock()
@@ -258,26 +223,68 @@ class Learner:
         is_stranger = own.trace is None and own.steps == 0
         self._strangers = self._strangers + 1 if is_stranger else 0
 
-    def _plan(self, case: Case, count: int) -> int:
-        """Make so many candidates from the trace at hand; tell why if there cannot be any.
-
-        Return the bytes that a plan needs at least, if there is one for more; else 0.
-        """
+    def _plan(self, case: Case, count: int) -> None:
+        """Have so many candidates made from the trace at hand."""
         assert case.trace is not None
-        case.chosen, case.candidates, case.looks, case.why_none = None, [], [], ""
-        try:
-            plans = self._make_plans(case.trace, share=case.share, count=count)
-        except InfeasibleBudget as error:
-            case.why_none = str(error)
-            return error.least_bytes
-        except Exception as error:  # a user's policy: the next steps do without
-            case.why_none = f"{type(error).__name__}: {error}"
-            raise
-        if len(plans) == 1 and not case.trials:
-            case.choose(plans[0])
+        shares = tuple(1 - margin for margin in dict.fromkeys(self._margins))
+        self._ask(Asked(case, Request(trace=case.trace, count=count, shares=shares)))
+
+    def _ask(self, asked: Asked) -> None:
+        asked.case.asked = asked
+        self._asking.ask(asked)
+
+    def answer(self, asked: Asked, found: Found, seconds: float) -> None:
+        """Take the plans that a case has asked for: see `Answers`."""
+        case = asked.case
+        self._charge(case, seconds)
+        if case.asked is not asked:
+            return  # its steps are others by now
+        if asked.replaces and not found.plans:  # what there was is better than nothing
+            case.keep_plans()
+            self._do_without(case)
         else:
-            case.candidates = list(plans)
-        return 0
+            self._take_plans(case, asked, found)
+
+    def _take_plans(self, case: Case, asked: Asked, found: Found) -> None:
+        if case.chosen is not None:
+            case.trials = []
+        case.asked, case.chosen, case.candidates, case.looks = None, None, [], []
+        case.share, case.why_none = found.share, found.why_none
+        if len(found.plans) == 1 and not case.trials:
+            case.choose(found.plans[0])
+        else:
+            case.candidates = list(found.plans)
+        if asked.replaces:
+            case.retreats = ROUNDS if found.is_last else case.retreats + 1
+            self.replans += 1
+            self.reason = f"{asked.replaces}: plans for {case.share:.1%} of the budget"
+
+    def fail(self, asked: Asked, error: BaseException) -> None:
+        """Note that plans could not be made: see `Answers`."""
+        case = asked.case
+        if case.asked is not asked:
+            return
+        case.asked = None
+        if asked.replaces:  # what held goes on
+            case.keep_plans()
+        elif isinstance(error, Exception):  # a user's policy: the next steps do without
+            case.why_none = f"{type(error).__name__}: {error}"
+
+    def plan_beside(self, prepare: Callable[[], MakePlans]) -> None:
+        """Let steps go on while plans are made.
+
+        Args:
+            prepare: returns, on the thread of the steps, what makes the same plans on any other.
+        """
+        self._asking.prepare = prepare
+
+    def give_up(self) -> None:
+        """Let no more plans be made. Anywhere, in finalizers too."""
+        self._asking.give_up()
+
+    def stop(self) -> None:
+        """Likewise, and wait until none are made. Any thread."""
+        self._asking.stop()
 
     def _judge(self, case: Case, outcome: Outcome) -> None:
         """Look at a step that followed a plan."""
@@ -316,11 +323,15 @@ class Learner:
         has_held = any(trial.rescues == 0 for trial in case.trials)
         if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:
             left = self._search_steps - tried
-            if (left > 0 or not has_held) and self._retreat(case, max(1, left)):
+            if left > 0 or not has_held:
+                self._retreat(case, max(1, left))
                 return
-        if case.candidates:
-            return
-        case.choose(find_best(case.trials).plan)
+        self._choose(case)
+
+    def _choose(self, case: Case) -> None:
+        """Follow the best plan if all were tried."""
+        if not case.candidates:
+            case.choose(find_best(case.trials).plan)
 
     def _look(self, case: Case, seconds: float) -> None:
         """Let another plan have its turn if the chosen one is slower than it was in the search."""
@@ -349,35 +360,33 @@ class Learner:
         """Let the next step be recorded: this one was another than the trace's."""
         self.replans += 1
         self.reason = f"{reason}: the next step is recorded"
-        case.trace, case.chosen, case.candidates, case.trials = None, None, [], []
+        case.trace, case.asked = None, None
+        case.chosen, case.candidates, case.trials = None, [], []
         case.odd_steps = case.regular_steps = 0
 
-    def _retreat(self, case: Case, count: int) -> bool:
-        """Make so many plans for less memory; return whether there are any."""
+    def _do_without(self, case: Case) -> None:
+        """Go on with what there is, since there are no plans for less memory."""
+        if case is self._general:
+            self._note_odd(case, "memory ran out with the plan for whatever shapes come")
+        elif case.chosen is None:
+            self._choose(case)
+
+    def _retreat(self, case: Case, count: int) -> None:
+        """Have so many plans made for less memory, as long as there may be any."""
         if case.retreats >= ROUNDS:
-            return False
+            self._do_without(case)
+            return
         failed = case.plan or case.trials[-1].plan  # all of one round are for as much
-        undo = case.remember()
-        former = undo.chosen
-        if former is None:
+        if case.chosen is None:
             what = "a plan that was tried needed a rescue"
         else:
             what = f"{sum(case.rescued)} of the last {len(case.rescued)} steps needed a rescue"
-            case.trials = []
-        case.retreats += 1
-        case.share -= MARGIN * case.retreats
-        try:
-            least_bytes = self._plan(case, count)
-            if 0 < least_bytes < failed.budget_bytes:
-                case.share = (least_bytes + 1) / failed.budget_bytes * undo.share
-                case.retreats = ROUNDS
-                self._plan(case, count)
-        except BaseException:  # a user's policy, or Ctrl-C: what held goes on
-            case.restore(undo)
-            raise
-        if case.why_none:  # less is too little: what there was is better than nothing
-            case.restore(undo)
-            return False
-        self.replans += 1
-        self.reason = f"{what}: plans for {case.share:.1%} of the budget"
-        return True
+        assert case.trace is not None
+        request = Request(
+            trace=case.trace,
+            count=count,
+            shares=(case.share - MARGIN * (case.retreats + 1),),
+            failed_bytes=failed.budget_bytes,
+            failed_share=case.share,
+        )
+        self._ask(Asked(case, request, what))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import highspy
 import numpy as np
 
+from swapkit.planning.beside import go_on
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -175,6 +177,7 @@ class Solver:
         return np.array(solution.col_value), np.array(solution.row_dual)
 
     def _run(self) -> highspy.HighsModelStatus:
+        go_on()
         self._highs.run()
         return self._highs.getModelStatus()
 

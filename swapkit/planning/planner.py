@@ -39,6 +39,7 @@ __all__ = [
     "find_floor",
     "make_candidates",
     "make_plan",
+    "make_plans",
     "trade_offs",
 ]
 
@@ -133,6 +134,37 @@ def make_candidates(
         if other is not None and _predicted_seconds(other) <= WORTH * _predicted_seconds(plain):
             plans.setdefault(_outline(other), replace(other, bound_seconds=plain.bound_seconds))
     return tuple(sorted(plans.values(), key=_predicted_seconds))
+
+
+def make_plans(
+    trace: Trace,
+    *,
+    share: float,
+    count: int,
+    machine: Machine,
+    most_bytes: int | InfeasibleBudget,
+    policy: str | Policy,
+) -> tuple[Plan, ...]:
+    """Return plans for a share of a machine's budget: see `asking.MakePlans`.
+
+    Args:
+        trace: the step.
+        share: of the budget.
+        count: most plans, if the policy can make several.
+        machine: as measured; its budget is the whole.
+        most_bytes: that may be planned for in any case, or why nothing may.
+        policy: "auto", "swap" or "recompute", or one that makes plans.
+
+    Raises:
+        InfeasibleBudget: there is none.
+    """
+    if isinstance(most_bytes, InfeasibleBudget):
+        raise most_bytes
+    budget_bytes = min(max(1, int(machine.budget_bytes * share)), most_bytes)
+    machine = replace(machine, budget_bytes=budget_bytes)
+    if isinstance(policy, str):
+        return make_candidates(trace, machine, policy, count)
+    return (make_plan(trace, machine, policy),)
 
 
 def trade_offs(

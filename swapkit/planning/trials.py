@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from swapkit.planning.beside import go_on
 from swapkit.simulation import timeline
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ class Trials:
         Args:
             actions: of each item.
             window: slots before its need that a copy back may start; None: any number.
+
+        Raises:
+            GivenUp: nobody wants what this thread searches for.
         """
+        go_on()
         window = self._slots if window is None else window
         self.count += 1
         run = timeline.run(self.problem, self.machine, actions, window=window)

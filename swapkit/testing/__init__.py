@@ -1,5 +1,6 @@
-"""Tools for tests and experiments, users' too: links of a given speed."""
+"""Tools for tests and experiments, users' too: links of a given speed, steps that repeat."""
 
 from swapkit.testing.link import slow_link
+from swapkit.testing.planning import planning_at_once
 
-__all__ = ["slow_link"]
+__all__ = ["planning_at_once", "slow_link"]

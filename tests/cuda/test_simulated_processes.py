@@ -82,11 +82,11 @@ def test_threads_when_they_hold_the_interpreter_under_pressure_then_nothing_hang
 
 TWO_DEVICES = """
 import contextlib
-from swapkit._runtime import steering
+from swapkit._runtime import plan_making
 from tests.support.sessions import steady_machine_like
 
 # A processor takes minutes for the products that keep a GPU busy while its link is measured.
-steering.measure_machine = steady_machine_like
+plan_making.measure_machine = steady_machine_like
 
 def train(scope):
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit._runtime import steering
+from swapkit._runtime import plan_making
 from tests.support.sessions import steady_machine_like
 
 if TYPE_CHECKING:
@@ -26,4 +26,4 @@ def forget(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sessions plan for one machine, however busy the one at hand is."""
-    monkeypatch.setattr(steering, "measure_machine", steady_machine_like)
+    monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)

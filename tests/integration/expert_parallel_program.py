@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as collectives
 
 import swapkit
+from swapkit.testing import planning_at_once
 from tests.support.ranks import tell_and_exit
 from tests.support.sessions import Plain, Training, train_plainly
 from tests.support.stateful import RecomputeAll
@@ -139,7 +140,8 @@ def run(make_it: Callable[[], Training], plain: Plain, share: float, policy: str
     limit = plain.budget(share)
     before = count()
     planned = 0
-    with swapkit.budget(limit, training.model, training.optimizer, policy=chosen) as session:
+    session = swapkit.budget(limit, training.model, training.optimizer, policy=chosen)
+    with planning_at_once(), session:
         for _ in range(STEPS):
             # A candidate or the plan: routing may lead to another one at any step.
             planned += session.stage in {"search", "stable"}

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import swapkit
+from swapkit.testing import planning_at_once
 from tests.support.ranks import tell_and_exit
 from tests.support.sessions import TOKENS, Training, make_training, train_plainly
 
@@ -80,7 +81,8 @@ def run(scenario: Scenario) -> dict[str, Any]:
     limit = plain.budget(share)
     swapkit.reset_peak_memory_stats()
     with swapkit.budget(limit, training.model, training.optimizer, search_steps=2) as session:
-        stages = train(training, session)
+        with planning_at_once():
+            stages = train(training, session)
         plan = session.plan
         found = {
             "limit": limit,

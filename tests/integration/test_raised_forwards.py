@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.session import Session
     from swapkit.ir.traces import Trace
-    from swapkit.planning.learning import Outcome
+    from swapkit.planning.outcomes import Outcome
 
 WIDTH, TOKENS, BLOCKS = 64, 512, 6
 STEPS = 6

@@ -27,7 +27,7 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from swapkit.planning.learning import Outcome
+    from swapkit.planning.outcomes import Outcome
     from tests.support.sessions import Log
 
 CHANGE = 9  # the step before which a program changes

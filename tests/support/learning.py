@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
-from swapkit.planning.learning import Learner, Outcome
+from swapkit.planning.learning import Learner
+from swapkit.planning.outcomes import Outcome
 
 SHAPE, OTHER_SHAPE = "8x16", "8x32"
 RECORDED = Outcome(seconds=1.0, trace=Trace(operators=(), storages=()))

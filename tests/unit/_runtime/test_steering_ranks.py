@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed
 
 import swapkit
-from swapkit._runtime import steering
+from swapkit._runtime import plan_making
 from swapkit._runtime.ranks import PATIENCE_STEPS, Ranks
 from swapkit.errors import InvalidDocument, PlanMismatch
+from swapkit.planning.beside import at_once
+from swapkit.planning.planner import find_floor
 from tests.support.sessions import (
     Plain,
     Training,
@@ -34,8 +37,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What this rank and another one share."""
     distributed: Any = torch.distributed
     shared = distributed.HashStore()
-    monkeypatch.setattr(steering, "measure_machine", steady_machine_like)
-    monkeypatch.setattr(steering, "join_ranks", lambda: Ranks(lambda: shared, rank=0, count=2))
+    monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
+    monkeypatch.setattr(plan_making, "join_ranks", lambda: Ranks(lambda: shared, rank=0, count=2))
     return shared
 
 
@@ -153,3 +156,29 @@ def test_session_when_the_other_rank_says_something_else_then_one_step_fails_and
         with pytest.raises(InvalidDocument, match="rank 1 says b'plenty' of its budget"):
             training.step()
         assert run(session, training, 1) != ["warmup"]
+
+
+@pytest.mark.promise("C12")
+def test_floor_when_it_takes_long_then_steps_go_on_unrecorded_until_the_other_rank_is_told(
+    store: Any, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, threads = threading.Event(), list[threading.Thread]()
+
+    def find_late(*asked: Any) -> int:
+        threads.append(threading.current_thread())
+        assert gate.wait(20)
+        return find_floor(*asked)
+
+    monkeypatch.setattr(plan_making, "find_floor", find_late)
+    training = make_training()
+    store.set(OTHER, f"{plain.budget(0.9)} 0")
+    with at_once(value=False), open_session(training, plain.budget(0.9)) as session:
+        assert run(session, training, 4) == ["warmup"] * 4
+        assert not store.check(["rank-0"])
+        assert session._active.steering._recording.recorder is None
+        gate.set()
+        threads[0].join(20)
+        run(session, training, 2)
+        assert int(store.get("rank-0").split()[1]) > 0
+        assert threads[0] is not threading.current_thread()
+        assert len(threads) == 1

@@ -13,7 +13,7 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning.bisecting import AdaptiveRecompute, ThresholdLearner
-from swapkit.planning.learning import Mode, Outcome
+from swapkit.planning.outcomes import Mode, Outcome
 from swapkit.planning.threshold import WATCHED_STEPS
 
 MIB = 1 << 20

@@ -17,7 +17,8 @@ from swapkit.planning.cases import (
     WATCHED_STEPS,
     Stage,
 )
-from swapkit.planning.learning import CASES_KEPT, Learner, Mode, Outcome
+from swapkit.planning.learning import CASES_KEPT, Learner
+from swapkit.planning.outcomes import Mode, Outcome
 from tests.support.learning import (
     BUDGET,
     DEVIATING,

@@ -9,7 +9,8 @@ import pytest
 
 from swapkit.ir.plans import Plan, Prediction
 from swapkit.planning.cases import FASTER
-from swapkit.planning.learning import LOOKS, Learner, Mode, Outcome
+from swapkit.planning.learning import LOOKS, Learner
+from swapkit.planning.outcomes import Mode, Outcome
 from tests.support.learning import RECORDED, SHAPE, run, seconds, warm_up
 
 if TYPE_CHECKING:

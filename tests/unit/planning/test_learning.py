@@ -8,16 +8,8 @@ import pytest
 
 from swapkit.ir.plans import Plan
 from swapkit.planning.cases import ODD_STEPS, PATIENCE, RECORDINGS, REGULAR_STEPS, ROUNDS, Stage
-from swapkit.planning.learning import (
-    CASES_KEPT,
-    EXTRA_STEPS,
-    LOOKS,
-    MARGIN,
-    STRANGERS,
-    Learner,
-    Mode,
-    Outcome,
-)
+from swapkit.planning.learning import CASES_KEPT, EXTRA_STEPS, LOOKS, MARGIN, STRANGERS, Learner
+from swapkit.planning.outcomes import Mode, Outcome
 from tests.support.learning import (
     BUDGET,
     DEVIATING,

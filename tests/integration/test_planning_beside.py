@@ -1,0 +1,308 @@
+"""Training goes on while its plan is made: on which thread, for how long, and how that ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import swapkit
+import swapkit.testing
+from swapkit._runtime import plan_making
+from swapkit._runtime.recorder import Recorder
+from swapkit.planning import planner
+from swapkit.planning.beside import THREAD_NAME, at_once, go_on
+from tests.support.sessions import Plain, Training, make_training, train_plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+SHARE = 0.5
+STEPS = 9
+PATIENCE_SECONDS = 20
+
+pytestmark = pytest.mark.usefixtures("installation", "steady_machine", "beside")
+
+
+@pytest.fixture
+def beside() -> Iterator[None]:
+    with at_once(value=False):
+        yield
+
+
+@dataclass
+class Gate:
+    """A planner that waits until it is let through, as one does that takes long."""
+
+    is_open: bool = False
+    error: BaseException | None = None
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def __call__(self, trace: Trace, **options: Any) -> tuple[Plan, ...]:
+        self.threads.append(threading.current_thread())
+        while not self.is_open:
+            go_on()
+            time.sleep(0.001)
+        if self.error is not None:
+            raise self.error
+        return planner.make_plans(trace, **options)
+
+    def open(self) -> None:
+        """Let it through, and wait until the plans are made."""
+        self.is_open = True
+        self.threads[-1].join(PATIENCE_SECONDS)
+        assert not self.threads[-1].is_alive()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    made = Gate()
+    monkeypatch.setattr(plan_making, "make_plans", made)
+    return made
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    """All that were started."""
+    found: list[Recorder] = []
+    start = Recorder.start
+
+    def note(recorder: Recorder) -> None:
+        found.append(recorder)
+        start(recorder)
+
+    monkeypatch.setattr(Recorder, "start", note)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plain:
+    swapkit.install()
+    return train_plainly(make_training, STEPS)
+
+
+def open_session(plain: Plain, training: Training, **options: Any) -> Any:
+    return swapkit.budget(plain.budget(SHARE), training.model, training.optimizer, **options)
+
+
+def planners() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == THREAD_NAME]
+
+
+def take_steps(session: Any, training: Training, count: int) -> list[str]:
+    """Return the stage after each."""
+    stages = []
+    for _ in range(count):
+        training.step()
+        stages.append(session.stage)
+    return stages
+
+
+@pytest.mark.promise("C4")
+def test_steps_when_the_plan_takes_long_then_they_go_on_under_rescue_and_take_it_when_it_is_made(
+    plain: Plain, gate: Gate, recordings: list[Recorder]
+) -> None:
+    training = make_training()
+    with open_session(plain, training, search_steps=2) as session:
+        assert take_steps(session, training, 5) == ["warmup"] * 5
+        assert len(gate.threads) == len(recordings) == 1
+        assert session.plan is None
+        assert session.stats.oom_rescues > 0
+        gate.open()
+        assert take_steps(session, training, 4) == ["search", "search", "stable", "stable"]
+        assert session.stats.peak_bytes <= session.limit_bytes
+    assert threading.current_thread() not in gate.threads
+    assert training.outcome() == plain.outcome
+
+
+def test_steps_when_programs_count_them_then_the_plan_is_waited_for_where_they_say_so(
+    plain: Plain, gate: Gate
+) -> None:
+    gate.is_open = True
+    training = make_training()
+    with swapkit.testing.planning_at_once(), open_session(plain, training) as session:
+        assert take_steps(session, training, 2) == ["warmup", "search"]
+    assert set(gate.threads) == {threading.current_thread()}
+
+
+class OfUser:
+    """A policy whose code may rely on the thread that it runs on."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def plan(self, trace: Trace, machine: Any) -> Plan:
+        self.threads.append(threading.current_thread())
+        return planner.make_plan(trace, machine)
+
+
+def test_policy_when_it_is_a_users_own_then_it_plans_on_the_thread_of_the_steps(
+    plain: Plain,
+) -> None:
+    training, policy = make_training(), OfUser()
+    with open_session(plain, training, policy=policy) as session:
+        assert take_steps(session, training, 2) == ["warmup", "stable"]
+    assert set(policy.threads) == {threading.current_thread()}
+
+
+def test_planner_when_it_raises_then_a_later_step_raises_that_and_rescue_goes_on(
+    plain: Plain, gate: Gate
+) -> None:
+    gate.error = KeyError("mine")
+    training = make_training()
+    with open_session(plain, training) as session:
+        take_steps(session, training, 2)
+        gate.open()
+        with pytest.raises(KeyError, match="mine"):
+            training.step()
+        training.model.zero_grad()
+        assert take_steps(session, training, 2) == ["stable"] * 2
+        assert session.plan is None
+        assert "KeyError: 'mine'" in session.explain()
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["leave", "close", "other thread", "error"])
+@pytest.mark.usefixtures("gate")
+def test_session_when_it_ends_while_it_plans_then_its_thread_has_ended(
+    plain: Plain, way: str
+) -> None:
+    training = make_training()
+    with suppress(ZeroDivisionError), open_session(plain, training) as session:
+        take_steps(session, training, 3)
+        assert len(planners()) == 1
+        if way == "close":
+            session.close()
+            assert not planners()
+        elif way == "other thread":
+            other = threading.Thread(target=session.close)
+            other.start()
+            other.join(PATIENCE_SECONDS)
+            assert not planners()
+        elif way == "error":
+            raise ZeroDivisionError
+    assert not planners()
+    training.step()
+    assert not planners()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_session_when_its_handle_is_lost_while_it_plans_then_thread_and_model_go(
+    plain: Plain, gate: Gate
+) -> None:
+    training = make_training()
+    session = open_session(plain, training).__enter__()
+    take_steps(session, training, 3)
+    model = weakref.ref(training.model)
+    life = weakref.ref(session._active)
+    del session
+    gate.threads[0].join(PATIENCE_SECONDS)
+    assert not planners()
+    training.step()  # takes back what belongs to this thread
+    del training
+    assert model() is None
+    assert life() is None
+
+
+@pytest.mark.usefixtures("no_collector", "gate")
+def test_thread_when_it_plans_then_it_keeps_no_object_of_the_user(plain: Plain) -> None:
+    training = make_training()
+    with open_session(plain, training) as session:
+        take_steps(session, training, 3)
+        (thread,) = planners()
+        held = {type(each).__name__ for each in _reach(thread)}
+        assert "Trace" in held
+        assert not held & {"Sequential", "Parameter", "Steering", "Life", "Session", "AdamW"}
+
+
+def _reach(thread: threading.Thread) -> list[object]:
+    """Return what a thread's own frames refer to, but for modules and classes."""
+    frame = sys._current_frames()[thread.ident]  # type: ignore[index]
+    seen: dict[int, object] = {}
+    waiting: list[object] = []
+    at: Any = frame
+    while at is not None:
+        waiting += at.f_locals.values()
+        at = at.f_back
+    while waiting:
+        each = waiting.pop()
+        skipped = isinstance(each, (type, type(sys), type(_reach), type(frame), Gate))
+        if id(each) not in seen and not skipped and each is not threading.main_thread():
+            seen[id(each)] = each
+            waiting += gc.get_referents(each)
+    return list(seen.values())
+
+
+def test_child_when_it_is_forked_while_it_plans_then_it_ends_well_and_the_parent_goes_on(
+    plain: Plain, gate: Gate
+) -> None:
+    training = make_training()
+    with open_session(plain, training, search_steps=2) as session:
+        take_steps(session, training, 3)
+        child = os.fork()
+        if child == 0:
+            try:
+                session.close()
+                os._exit(0 if not planners() else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        gate.open()
+        assert take_steps(session, training, 3)[-1] == "stable"
+
+
+PROGRAM = """
+import sys, time
+import swapkit
+import swapkit.testing
+from swapkit._runtime import plan_making
+from swapkit.planning.beside import go_on
+from tests.support.sessions import make_training, steady_machine_like
+
+def make_plans(trace, **options):
+    print("plans", flush=True)
+    while True:
+        go_on()
+        time.sleep(0.001)
+
+plan_making.make_plans = make_plans
+plan_making.measure_machine = steady_machine_like
+training = make_training()
+session = swapkit.budget("1GiB", training.model, training.optimizer)
+session.__enter__()
+for _ in range(3):
+    training.step()
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyboardInterrupt"])
+def test_interpreter_when_it_ends_while_a_session_plans_then_at_once_and_without_a_word(
+    end: str,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + end],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.stdout == "plans\n"
+    if end == "raise KeyboardInterrupt":
+        assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+        assert "swapkit" not in done.stderr.replace("in <module>", "")
+    else:
+        assert (done.returncode, done.stderr) == (3 if end else 0, "")

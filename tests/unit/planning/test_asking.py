@@ -1,0 +1,161 @@
+"""Learners that go on while plans are made: what their steps do until there are any."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from swapkit.planning.beside import GivenUp, Job, at_once, go_on
+from swapkit.planning.outcomes import Outcome
+from tests.support.learning import (
+    OTHER_SHAPE,
+    RECORDED,
+    SHAPE,
+    Plans,
+    learner,
+    run,
+    seconds,
+    warm_up,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.learning import Learner
+
+RESCUED = Outcome(seconds=1.0, rescues=1)
+
+
+@pytest.fixture(autouse=True)
+def _beside() -> Iterator[None]:
+    with at_once(value=False):
+        yield
+
+
+@dataclass
+class Gated:
+    """Makes plans on another thread, one request at a time, when it is let."""
+
+    plans: Plans
+    gates: list[threading.Semaphore] = field(default_factory=lambda: [threading.Semaphore(0)])
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        self.threads.append(threading.current_thread())
+        assert self.gates[0].acquire(timeout=20)
+        return self.plans(trace, share=share, count=count)
+
+    def finish(self, made: Learner) -> None:
+        """Let it make plans, and wait for them."""
+        self.gates[0].release()
+        running = made._asking._running
+        assert running is not None
+        running[1].wait()
+
+
+def gated(plans: Plans) -> tuple[Learner, Gated]:
+    made, gate = learner(plans), Gated(plans)
+    made.plan_beside(lambda: gate)
+    return made, gate
+
+
+def test_candidate_when_it_fails_then_steps_are_under_rescue_until_there_are_others() -> None:
+    made, gate = gated(Plans(count=2))
+    warm_up(made)
+    assert run(made, seconds(1.0)) == ["rescue"]
+    gate.finish(made)
+    assert run(made, seconds(1.0)) == ["rescue"]
+    assert run(made, [RESCUED]) == ["1.0"]
+    assert made.stage == "search"
+    assert run(made, seconds(1.0, 1.0)) == ["rescue", "rescue"]
+    gate.finish(made)
+    assert run(made, seconds(1.0, 1.0, 1.0)) == ["rescue", "2.0", "2.1"]
+    assert made.stage == "stable"
+    assert set(gate.threads) & {threading.current_thread()} == set()
+
+
+def test_stable_plan_when_it_fails_then_followed_until_there_is_another() -> None:
+    made, gate = gated(Plans(count=1))
+    warm_up(made)
+    gate.finish(made)
+    assert run(made, seconds(1.0)) == ["rescue"]
+    assert run(made, [RESCUED, RESCUED, Outcome(seconds=1.0, deviation="another")]) == ["1.0"] * 3
+    assert made.stage == "stable"
+    assert len(gate.threads) == 2
+    gate.finish(made)
+    assert run(made, seconds(1.0, 1.0)) == ["1.0", "2.0"]
+    assert made.replans == 1
+
+
+def test_shapes_when_several_wait_for_plans_then_they_are_made_one_after_the_other() -> None:
+    made, gate = gated(Plans(count=1))
+    warm_up(made)
+    warm_up(made, OTHER_SHAPE)
+    assert len(gate.threads) == 1
+    gate.finish(made)
+    assert run(made, seconds(1.0)) == ["rescue"]
+    gate.finish(made)
+    assert run(made, seconds(1.0, 1.0), OTHER_SHAPE) == ["rescue", "2.0"]
+    assert run(made, seconds(1.0)) == ["1.0"]
+    assert len(set(gate.threads)) == 2
+
+
+def test_plans_when_the_steps_became_others_meanwhile_then_not_taken() -> None:
+    made, gate = gated(Plans(count=1))
+    warm_up(made)
+    case = made.case
+    assert case is not None
+    made._forget(case, "others")
+    gate.finish(made)
+    assert run(made, [*seconds(1.0), RECORDED]) == ["record", "record"]
+    assert case.chosen is None
+    gate.finish(made)
+    assert run(made, seconds(1.0, 1.0)) == ["rescue", "2.0"]
+
+
+def test_learner_when_it_is_stopped_then_nothing_is_asked_for_any_more() -> None:
+    made, gate = gated(Plans(count=1))
+    made.stop()
+    assert run(made, [*seconds(1.0), RECORDED, *seconds(1.0)], SHAPE) == [
+        "rescue",
+        "record",
+        "rescue",
+    ]
+    assert not gate.threads
+
+
+def test_job_when_no_thread_is_to_be_had_then_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    job = Job(threading.current_thread)
+    assert job.is_done
+    job.wait()
+    assert job.take() is threading.current_thread()
+
+
+def test_job_when_given_up_then_it_ends_without_a_result() -> None:
+    begun = threading.Event()
+
+    def work() -> None:
+        while True:
+            begun.set()
+            go_on()
+
+    job = Job(work)
+    assert begun.wait(20)
+    assert not job.is_done
+    job.give_up()
+    job.wait()
+    assert job.take() is None
+    go_on()  # this thread works for nobody
+
+
+def test_given_up_when_a_planner_catches_errors_then_it_goes_through() -> None:
+    assert not issubclass(GivenUp, Exception)
