@@ -98,7 +98,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         min_swap_bytes: smaller saved storages are never moved; at least 1024, which 0 means,
             too. None: what the environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
         profile_steps: steps before there is a plan; the last of them is recorded.
-        search_steps: plans that are tried, a step each, before one is settled on.
+        search_steps: plans that are tried, a step or two each, before one is settled on.
         plan: what `swapkit.plan` returned, or the file that `session.save_plan` wrote: followed
             from the first step on; when steps are others later, `policy` plans again, which must
             not be `"rescue"`.

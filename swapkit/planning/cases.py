@@ -56,7 +56,6 @@ class Tried:
     plan: Plan
     seconds: float
     rescues: int
-    is_host_bound: bool = False  # whether the seconds say nothing of how fast the device could be
     is_known: bool = False  # whether the time is the median of several steps
 
     @property
@@ -68,14 +67,12 @@ class Tried:
 def find_best(trials: Sequence[Tried]) -> Tried:
     """Return the one to follow: with the fewest rescues, then by time.
 
-    A step that the device was the limit of is what its plan takes, within what no two steps differ
-    by. One that the host was the limit of may have taken as long for what comes once: the first
-    step with a plan maps memory. There the prediction says more, as it does between equals.
+    Between times that two steps of one plan may differ by, the prediction decides.
     """
     fewest = min(trial.rescues for trial in trials)
     held = [trial for trial in trials if trial.rescues == fewest]
     enough = min(trial.seconds for trial in held) / FASTER
-    near = [trial for trial in held if trial.is_host_bound or trial.seconds <= enough]
+    near = [trial for trial in held if trial.seconds <= enough]
     return min(near, key=lambda trial: (trial.predicted_seconds, trial.seconds))
 
 
@@ -101,6 +98,7 @@ class Case:
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
+    first: tuple[Plan, float] | None = None  # step of a candidate that is tried once more: seconds
 
     @property
     def is_settled(self) -> bool:
@@ -159,6 +157,24 @@ class Case:
             return Stage.STABLE
         is_known = self.trace is not None and (self.asked is None or bool(self.trials))
         return Stage.SEARCH if is_known else Stage.WARMUP
+
+    def time(self, seconds: float, *, is_again: bool) -> float | None:
+        """Return the seconds of the candidate that was tried; None: it is to be tried once more.
+
+        The first step with a plan maps memory. Where the host is the limit that is a part of its
+        time, so the plan has a second step.
+
+        Args:
+            seconds: of the step.
+            is_again: whether a first step is followed by a second.
+        """
+        plan = self.candidates[0]
+        if self.first is not None and self.first[0] is plan:
+            return min(seconds, self.first[1])
+        if not is_again:
+            return seconds
+        self.first = plan, seconds
+        return None
 
     def choose(self, plan: Plan) -> None:
         """Follow a plan from now on, which has to prove itself."""

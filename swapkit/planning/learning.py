@@ -3,7 +3,8 @@
 For each *case*, that is for all steps that are given inputs of the same shapes:
 
     warm-up   steps under rescue; the last of them is recorded
-    search    one step with each candidate plan; the best that held the budget wins (`find_best`)
+    search    one step with each candidate plan, two where the host was the limit; the best that
+              held the budget wins (`find_best`)
     stable    the winner, until steps do not go as recorded, or need a rescue
 
 Training goes on while plans are made (`asking.py`): without one, under rescue; with one that is to
@@ -316,9 +317,10 @@ class Learner:
 
     def _try(self, case: Case, outcome: Outcome) -> None:
         """Note how a candidate did; choose when enough have run."""
-        case.trials.append(
-            Tried(case.candidates.pop(0), outcome.seconds, outcome.rescues, outcome.is_host_bound)
-        )
+        seconds = case.time(outcome.seconds, is_again=outcome.is_host_bound and not outcome.rescues)
+        if seconds is None:
+            return
+        case.trials.append(Tried(case.candidates.pop(0), seconds, outcome.rescues))
         tried = len(case.trials)
         has_held = any(trial.rescues == 0 for trial in case.trials)
         if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:
