@@ -59,6 +59,7 @@ _TRAINING = frozenset({"training", "train", "is_training", "use_input_stats"})
 _READING = ("backward", "no_training", "no_update", "functional")
 _OTHERS = frozenset({("mkldnn_rnn_layer_backward", "workspace")})
 _NOISE = "noise"  # drawn by the operator that is given it
+_CHANCE = "dropout_p"
 _DROPOUT_STATE = "dropout_state"  # random numbers that no generator has
 # Of torch's own normalisations it is known that their results come from the batch alone while they
 # update the statistics.
@@ -102,6 +103,7 @@ class Places(NamedTuple):
     undeclared: tuple[int, ...]  # likewise, and nothing says so: if the flag is on
     barred: tuple[int, ...]  # a call that has them is not repeated
     flag: int
+    chance: int  # of random numbers: none are drawn where it is zero
 
 
 class Effects:
@@ -117,6 +119,7 @@ class Effects:
     """
 
     __slots__ = (
+        "_chance",
         "_declared",
         "_dropout_state",
         "_flag",
@@ -139,6 +142,7 @@ class Effects:
         self._flag: _Argument | None = None
         self._flag_default = False
         self._dropout_state: _Argument | None = None
+        self._chance: _Argument | None = None
         self.is_communication = False
         self.declares_writes = False
         if isinstance(operator, HigherOrderOperator):
@@ -168,6 +172,8 @@ class Effects:
             elif each.name in _TRAINING:
                 self._flag = argument
                 self._flag_default = bool(each.default_value)
+            elif each.name == _CHANCE:
+                self._chance = argument
             elif each.name == _DROPOUT_STATE:
                 self._dropout_state = argument
 
@@ -184,6 +190,7 @@ class Effects:
             tuple(each.position for each in self._undeclared),
             tuple(each.position for each in barred),
             -1 if self._flag is None else self._flag.position,
+            -1 if self._chance is None else self._chance.position,
         )
 
     # ---- of one call -----------------------------------------------------------------------------

@@ -166,12 +166,13 @@ class Capture {
             raise_current();
         }
         swallow(recipe->named);
+        packer_ = Ref<Packer>();
     }
 
     ~Capture() {
         if (packer_) {
             WithPython python;
-            recipe_.reset(); // the operator has raised, or its recipe is its groups' alone
+            recipe_.reset(); // the operator has raised
             packer_ = Ref<Packer>();
         }
     }
@@ -331,15 +332,15 @@ bool read_places(PyObject *tuple, std::vector<std::size_t> *out) {
 }
 
 // name_operator(function, (name, overload), (can_repeat, may_be_random), (declared, undeclared,
-// barred, flag)): see the runs of an operator from now on; its number. Once for each.
+// barred, flag, chance)): see the runs of an operator from now on; its number. Once for each.
 PyObject *name_operator(PyObject *, PyObject *args) {
     PyObject *function, *declared, *undeclared, *barred;
     const char *name, *overload;
     int can_repeat, may_be_random;
-    Py_ssize_t flag;
-    if (PyArg_ParseTuple(args, "O(ss)(pp)(O!O!O!n):name_operator", &function, &name, &overload,
+    Py_ssize_t flag, chance;
+    if (PyArg_ParseTuple(args, "O(ss)(pp)(O!O!O!nn):name_operator", &function, &name, &overload,
                          &can_repeat, &may_be_random, &PyTuple_Type, &declared, &PyTuple_Type,
-                         &undeclared, &PyTuple_Type, &barred, &flag) == 0) {
+                         &undeclared, &PyTuple_Type, &barred, &flag, &chance) == 0) {
         return nullptr;
     }
     auto &dispatcher = c10::Dispatcher::singleton();
@@ -355,6 +356,7 @@ PyObject *name_operator(PyObject *, PyObject *args) {
                    .undeclared = {},
                    .barred = {},
                    .flag = flag,
+                   .chance = chance,
                    .can_repeat = can_repeat != 0,
                    .may_be_random = may_be_random != 0};
     if (!read_places(declared, &named.declared) || !read_places(undeclared, &named.undeclared) ||

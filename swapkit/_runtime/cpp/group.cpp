@@ -158,6 +158,8 @@ Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key) {
     Group *group = group_new(mover, terms, key);
     if (group != nullptr) {
         group->cover = {.begin_bytes = 0, .end_bytes = group->nbytes};
+        // Who runs the operator holds the storage.
+        group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
         group_strip(group);
     }
     return group;

@@ -64,7 +64,7 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Regi
     if (!is_empty && look(*impl, 0, &span) == nullptr) {
         return {};
     }
-    if (is_empty || gathers_gradients(impl)) {
+    if (is_empty || gathers_gradients(impl) || impl->is_wrapped_number()) {
         return Ref<>::steal(as_object(handle_new(impl, nullptr)));
     }
     Key key = key_of(*impl);

@@ -288,6 +288,12 @@ void Named::run(c10::DispatchKeySet keys, Stack *stack) const {
     }
 }
 
+bool Named::is_random(const c10::IValue *arguments) const {
+    bool is_never =
+        chance >= 0 && arguments[chance].isDouble() && arguments[chance].toDouble() == 0;
+    return may_be_random && !is_never;
+}
+
 bool Named::is_training(const c10::IValue *arguments) const {
     return flag < 0 || !arguments[flag].isBool() || arguments[flag].toBool();
 }
@@ -325,7 +331,7 @@ std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet ke
                                 .settings = settings_now(word)});
     bool is_taken = recipe->settings && take_arguments(recipe.get(), packer, stack) &&
                     !shares_scratch(recipe.get(), stack);
-    if (is_taken && named->may_be_random) {
+    if (is_taken && named->is_random(values)) {
         recipe->random = random_state(recipe.get());
         is_taken = static_cast<bool>(recipe->random);
     }

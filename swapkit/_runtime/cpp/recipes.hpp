@@ -45,11 +45,14 @@ struct Named {
     std::vector<std::size_t> undeclared; // and does not say so: if the flag is on
     std::vector<std::size_t> barred;     // arguments with which it cannot be repeated
     std::ptrdiff_t flag;                 // the argument; -1: there is none
+    std::ptrdiff_t chance;               // the argument without which nothing is random; likewise
     bool can_repeat, may_be_random;
 
     // Run it as if it were not seen.
     void run(c10::DispatchKeySet keys, Stack *stack) const;
     bool may_write() const { return !declared.empty() || !undeclared.empty(); }
+    // Whether a call with these may draw random numbers.
+    bool is_random(const c10::IValue *arguments) const;
     // Whether a call with these changes what is undeclared, too.
     bool is_training(const c10::IValue *arguments) const;
 };

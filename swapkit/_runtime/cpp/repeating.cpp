@@ -115,7 +115,9 @@ bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t re
         group->standby = recipe->is_spare ? Standby::spare : Standby::none;
     }
     group->stream = current_stream(recipe->mover->device());
-    enroll_again(recipe->mover.get(), group);
+    if (!recipe->run || group->terms.action != Action::keep) { // nobody else looks for it
+        enroll_again(recipe->mover.get(), group);
+    }
     return true;
 }
 

@@ -73,6 +73,16 @@ template <class Slot> bool has_object(Slot *slot) {
     }
 }
 
+// One for all aliases of a thread: whose they are is told by nothing of theirs.
+c10::Storage empty_storage(c10::Device device) {
+    thread_local c10::Storage latest;
+    if (!latest || latest.device() != device) {
+        latest = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false));
+    }
+    return latest;
+}
+
 } // namespace
 
 namespace swapkit {
@@ -113,14 +123,10 @@ bool is_known_to_python(c10::StorageImpl *storage) { return has_object(storage->
 
 void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::int64_t shift) {
     alias->set_allow_tensor_metadata_change(true);
-    c10::Storage fresh;
-    if (storage == nullptr) {
-        fresh = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-            c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, alias->device()), nullptr,
-            false));
-    } else {
-        fresh = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
-    }
+    c10::Storage fresh =
+        storage == nullptr
+            ? empty_storage(alias->device())
+            : c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
     if (shift != 0) {
         alias->set_storage_offset(alias->storage_offset() - shift);
     }
