@@ -47,6 +47,24 @@ def sign(module: torch.nn.Module, inputs: object) -> str:
     return _hash("\n".join(parts)) + end
 
 
+def find_form(inputs: object, signature: str) -> tuple[str, int]:
+    """Return what is the same for inputs that differ in their sizes only, and their elements.
+
+    Args:
+        inputs: of the model.
+        signature: of the step with them (`sign`).
+    """
+    leaves, structure = tree_flatten(inputs)
+    parts, length = [str(structure)], 0
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            parts.append(f"{leaf.dtype}{leaf.dim()}{leaf.requires_grad}")
+            length += leaf.numel()
+        else:
+            parts.append(str(leaf) if isinstance(leaf, (bool, str)) else type(leaf).__name__)
+    return _hash("\n".join([*parts, signature.partition(SWITCHED)[2]])), length
+
+
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -54,9 +54,22 @@ class Following:
     """One plan, carried out in the steps of a session."""
 
     def __init__(
-        self, swapper: Swapper, model: torch.nn.Module | None, trace: Trace, plan: Plan
+        self,
+        swapper: Swapper,
+        model: torch.nn.Module | None,
+        trace: Trace,
+        plan: Plan,
+        *,
+        for_any_length: bool = False,
     ) -> None:
         """Prepare; nothing happens before `start`.
+
+        Args:
+            swapper: of the session.
+            model: whose operators are repeated.
+            trace: what the plan is for.
+            plan: to follow.
+            for_any_length: whether storages may have other sizes than in the trace.
 
         Raises:
             PlanMismatch: the plan is not one for the trace, or the trace has no events.
@@ -72,7 +85,7 @@ class Following:
         self._find_model = find_weakly(model)
         self._packer = swapper.events
         self._tracker = swapper.runtime.tracker
-        self._table = compile_plan(trace, plan, self._tracker)
+        self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
         self._follower: Follower | None = None
         self._repetitions: Repetitions | None = None  # what is computed again
         self._deviation: str | None = None

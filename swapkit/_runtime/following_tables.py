@@ -33,6 +33,7 @@ _TREATMENT_OF = {Action.KEEP: 0, Action.SWAP: 1, Action.RECOMPUTE: 2}
 _AGAIN = _TREATMENT_OF[Action.RECOMPUTE]
 _TIERS = {plans.Tier.HOST: Tier.ANY, plans.Tier.DISK: Tier.DISK}
 _NOTHING = -1
+_ANY_BYTES = -1
 # In the order in which they are done at one event.
 _CONTINUES, _GOES, _COMES = range(3)
 
@@ -41,10 +42,10 @@ _CONTINUES, _GOES, _COMES = range(3)
 class Table:
     """What is due at each event. The three tables are rows of 64-bit numbers.
 
-    `events`: storage (-1: none that is planned), bytes, tag of the module and number of the save in
-    its call, kind. `storages`: last
-    save in forward, tier, treatment, the storage that it continues (-1: none). `dues`: event,
-    storage, whether it continues another one, goes or comes.
+    `events`: storage (-1: none that is planned), bytes (-1: any), tag of the module and number
+    of the save in its call, kind. `storages`: last save in forward, tier, treatment, the
+    storage that it continues (-1: none). `dues`: event, storage, whether it continues another
+    one, goes or comes.
     """
 
     events: bytes
@@ -57,8 +58,16 @@ class Table:
     largest_bytes: int  # of what is moved
 
 
-def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
+def compile_plan(
+    trace: Trace, plan: Plan, tracker: ModuleTracker, *, for_any_length: bool = False
+) -> Table:
     """Return what a plan comes to at each event of its trace.
+
+    Args:
+        trace: the step.
+        plan: what is done with its storages.
+        tracker: knows the modules.
+        for_any_length: whether storages may have other sizes than there.
 
     Raises:
         PlanMismatch: the plan decides about storages that the trace does not have, or the trace
@@ -74,9 +83,10 @@ def compile_plan(trace: Trace, plan: Plan, tracker: ModuleTracker) -> Table:
         for storage in sorted(movable & decisions.keys())
     }
     rows = list(_event_rows(trace, lives, tracker))
+    events = [(each[0], _ANY_BYTES, *each[2:]) for each in rows] if for_any_length else rows
     treatments = _treatments(trace, planned)
     return Table(
-        events=array("q", [number for row in rows for number in row]).tobytes(),
+        events=array("q", [number for row in events for number in row]).tobytes(),
         storages=array("q", _storage_rows(trace, lives, planned, treatments)).tobytes(),
         dues=array("q", _dues(trace, lives, planned, treatments)).tobytes(),
         captures=tuple(chains.captures()),

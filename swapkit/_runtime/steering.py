@@ -19,7 +19,7 @@ import torch
 
 from swapkit._runtime import global_hooks
 from swapkit._runtime.course import Course
-from swapkit._runtime.fitting import check_fit, is_heavier, pace, sign, tell_stage
+from swapkit._runtime.fitting import check_fit, find_form, is_heavier, pace, sign, tell_stage
 from swapkit._runtime.following import Following
 from swapkit._runtime.lending import Lending, find_weakly, is_call_of
 from swapkit._runtime.plan_making import PlanMaker
@@ -29,7 +29,7 @@ from swapkit._runtime.step_forwards import Forwards, Rests
 from swapkit._runtime.step_recording import StepRecording, finish_trace
 from swapkit._runtime.step_times import StepClock, StepTimes
 from swapkit.planning.cases import Stage
-from swapkit.planning.learning import CASES_KEPT
+from swapkit.planning.learning import CASES_KEPT, STRANGE
 from swapkit.planning.outcomes import Instruction, Mode, Outcome
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Steering:
         self._learner = self._plans.make_learner()
         self._undo = ExitStack()
         self._signature = ANY
+        self._form = "", 0  # of the step's inputs, and their elements
         self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
         self._is_begun = False  # whether the step's first forward was seen,
         self._is_training = False  # and was one of training
@@ -199,13 +200,14 @@ class Steering:
         self._forwards.begin()
         self._is_begun, self._is_training = True, module.training
         self._stepping = threading.get_ident()
-        signature = sign(module, global_hooks.find_inputs())
+        inputs = global_hooks.find_inputs()
+        signature = sign(module, inputs)
         if self._is_unbound:
             self._is_unbound = False
             self._learner.rename(self._signature, signature)
         if signature != self._signature:
-            self._leave_step()
-            self._enter_step(signature)
+            self._recording.stop()
+            self._enter_step(signature, *find_form(inputs, signature))
             is_again = False  # what was before had another plan
         self._begin_step(module, is_again=is_again)
 
@@ -219,10 +221,10 @@ class Steering:
         following = self._following
         return self._recording.has_used() or (following is not None and following.has_used())
 
-    def _enter_step(self, signature: str) -> None:
-        """Prepare what is to be done in the step that comes."""
-        self._signature = signature
-        instruction = self._learner.begin(signature)
+    def _enter_step(self, signature: str, form: str = "", length: int = 0) -> None:
+        """Prepare what is to be done in the step that comes: see `Learner.begin`."""
+        self._signature, self._form = signature, (form, length)
+        instruction = self._learner.begin(signature, form, length)
         if instruction.mode is Mode.RECORD and self._plans.is_busy:
             instruction = Instruction(mode=Mode.RESCUE)  # it could not be planned for
         self._instruction = instruction
@@ -262,7 +264,13 @@ class Steering:
         self._stop_following()
         following = self._followings.pop(id(plan), None)
         if following is None:
-            following = Following(self._swapper, self._find_model(), trace, plan)
+            following = Following(
+                self._swapper,
+                self._find_model(),
+                trace,
+                plan,
+                for_any_length=instruction.for_any_length,
+            )
         self._followings[id(plan)] = following
         while len(self._followings) > CASES_KEPT:
             self._followings.popitem(last=False)
@@ -335,7 +343,9 @@ class Steering:
             self._learn(outcome)
         finally:
             self._is_begun = False
-            self._enter_step(self._signature)
+            # Which length comes is not known yet: the plan for any is followed until then.
+            is_any = self._learner.is_general
+            self._enter_step(STRANGE if is_any else self._signature, *self._form)
 
     def _learn(self, outcome: Outcome) -> None:
         """Give a step's outcome to the learner; say in the log what comes of it."""

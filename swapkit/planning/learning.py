@@ -19,7 +19,7 @@ the program is one that changes from step to step: the plan is followed as far a
 recorded again after twice as many steps each time. `cases.py` says when a plan is doubted.
 
 Shapes that come once and not again have no plans of their own. When several such steps follow each
-other, one plan is made for all of them; it says how many bytes leave by when.
+other, one plan is made for all that differ in nothing but their sizes (`lengths.py`).
 
 Source:
     MindSpeed, SmartSwap: WarmUp, SearchPolicy, Stable. Its loop closes here: what was measured
@@ -33,17 +33,19 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from swapkit.planning.asking import Asked, Asking, Request
-from swapkit.planning.cases import FASTER, RECORDINGS, ROUNDS, SHARE, Case, Stage, Tried, find_best
+from swapkit.planning.asking import Asked, Request
+from swapkit.planning.cases import FASTER, ROUNDS, SHARE, Case, Stage, Tried, find_best
 from swapkit.planning.given import Given
+from swapkit.planning.lengths import Lengths
 from swapkit.planning.outcomes import Instruction, Mode, Outcome
+from swapkit.planning.taking import LONGER, Taking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-    from swapkit.planning.asking import Found, MakePlans
+    from swapkit.planning.asking import MakePlans
 
 CASES_KEPT = 16
 # Of the budget: what plans leave free at least, if there are any for that, since free memory lies
@@ -54,12 +56,13 @@ MARGIN = 0.02
 EXTRA_STEPS = 2
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
 STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
+RECURRING = 4  # times that one comes, until it has a plan of its own beside that
 # A plan's time in the search is a single step's. Once it was followed for some steps, another that
 # took less than the quickest of them has its turn.
 LOOKS = 8
 
 
-class Learner:
+class Learner(Taking):
     """Decides for each step of a session, and learns from it."""
 
     def __init__(
@@ -82,24 +85,18 @@ class Learner:
             spare: what they do if there are none for that: what pieces take that serve nothing.
             clock: tells how long planning takes, in seconds.
         """
-        self._make_untimed = make_plans
-        self._asking = Asking(self)
-        self._margins = margin, min(spare, margin), 0.0
+        super().__init__(make_plans, (margin, min(spare, margin), 0.0), clock)
         self._profile_steps = profile_steps
         self._search_steps = search_steps
         self._cases: OrderedDict[str, Case] = OrderedDict()
         self._signature = ""
         self._given = Given()
         self._own: Case | None = None  # of the step that runs, or ran last
-        self._general = Case(recordings=RECORDINGS)  # for steps whose shapes come once
-        self._now: Case | None = None  # one of the two: what decides about the step
+        self._lengths: OrderedDict[str, Lengths] = OrderedDict()  # by all but the sizes
+        self._length = 0
         self._strangers = 0
-        self._clock = clock
-        self._seconds = 0.0  # of all steps,
-        self._cost_seconds = 0.0  # and of all recordings and all planning
+        self._seconds = 0.0  # of all steps
         self._recordings = 0
-        self.replans = 0
-        self.reason = ""  # of the last one, for people
 
     @property
     def stage(self) -> Stage:
@@ -109,7 +106,12 @@ class Learner:
     @property
     def kind(self) -> str:
         """Of the step that runs, or ran last: steps of the same kind follow the same plan."""
-        return STRANGE if self._now is self._general else self._signature
+        return STRANGE if self.is_general else self._signature
+
+    @property
+    def is_general(self) -> bool:
+        """Whether the step that runs, or ran last, has the plan for inputs of any length."""
+        return self._now is self._general
 
     @property
     def case(self) -> Case | None:
@@ -129,25 +131,44 @@ class Learner:
 
     # ---- before a step -------------------------------------------------------------------------
 
-    def begin(self, signature: str) -> Instruction:
+    def begin(self, signature: str, form: str = "", length: int = 0) -> Instruction:
         """Return what to do in the step that begins; one that never ends leaves no trace here.
 
         Args:
             signature: of what the step is given: the same for steps that do the same.
+            form: the same for steps that differ in the sizes of what they are given only.
+            length: elements of that.
         """
         self._signature = signature
+        self._enter_form(form, length)
         self.rename(self._given.find(signature), signature)
         own = self._own = self._cases.get(signature) or Case()
         is_due = self._is_due(own)
         is_stranger = own.trace is None and not is_due
-        is_general = is_stranger and self._strangers >= STRANGERS and not self._general.why_none
+        is_general = is_stranger and self._has_general()
         case = self._now = self._general if is_general else own
         if case.plan is not None:
             return Instruction(
-                mode=Mode.FOLLOW, trace=case.trace, plan=case.plan, decides=bool(case.candidates)
+                mode=Mode.FOLLOW,
+                trace=case.trace,
+                plan=case.plan,
+                decides=bool(case.candidates),
+                for_any_length=is_general,
             )
         records = case.may_be_recorded and (is_due or is_general)
         return Instruction(mode=Mode.RECORD if records else Mode.RESCUE)
+
+    def _has_general(self) -> bool:
+        """Whether there is a plan for steps of whatever sizes, or is to be one."""
+        general = self._general
+        return general.plan is not None or (self._strangers >= STRANGERS and not general.why_none)
+
+    def _enter_form(self, form: str, length: int) -> None:
+        self._length = length
+        self._any = self._lengths.setdefault(form, Lengths())
+        self._lengths.move_to_end(form)
+        while len(self._lengths) > CASES_KEPT:
+            self._lengths.popitem(last=False)
 
     def _is_due(self, own: Case) -> bool:
         """Whether a step is to be recorded if there is no plan for it.
@@ -157,7 +178,9 @@ class Learner:
         """
         is_small = self._cost_seconds <= SHARE * self._seconds
         can_record = own.recordings > 0 or self._recordings < CASES_KEPT or is_small
-        return can_record and own.steps + 1 >= self._profile_steps
+        is_served = own.steps > 0 and own.trace is None and self._general.plan is not None
+        enough = max(self._profile_steps, RECURRING if is_served else 0)
+        return can_record and own.steps + 1 >= enough
 
     # ---- after a step --------------------------------------------------------------------------
 
@@ -172,6 +195,7 @@ class Learner:
             return
         self._keep(own)
         own.steps += 1
+        self._any.see(self._length)
         self._given.end(self._signature)
         self._seconds += outcome.seconds
         if outcome.trace is not None:
@@ -187,6 +211,9 @@ class Learner:
             return
         if case is not self._general:
             self._judge(case, outcome)
+        elif (trace := self._any.grow()) is not None:
+            request = Request(trace=trace, count=1, shares=(case.share,))
+            self._ask(Asked(case, request, LONGER))
         elif outcome.rescues:
             self._retreat(case, 1)
 
@@ -196,24 +223,14 @@ class Learner:
         case.cost_seconds = 0.0
         self._charge(case, max(0.0, outcome.seconds - usual))
         self._recordings += 1
+        assert outcome.trace is not None
         case.trace = outcome.trace
+        if case is self._general:
+            case.trace = self._any.record(outcome.trace, self._length)
         case.recordings += 1
         case.retreats = 0
         is_single = case.changes or case is self._general  # no two of its steps can be compared
         self._plan(case, 1 if is_single else self._search_steps)
-
-    def make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
-        """Make candidates for the case of the step that ended: the time is a cost of its trace."""
-        assert self._now is not None
-        began = self._clock()
-        try:
-            return self._make_untimed(trace, share=share, count=count)
-        finally:
-            self._charge(self._now, self._clock() - began)
-
-    def _charge(self, case: Case, seconds: float) -> None:
-        case.cost_seconds += seconds
-        self._cost_seconds += seconds
 
     def _keep(self, own: Case) -> None:
         """Remember the case of a step; count those that have nothing of their own to follow."""
@@ -223,69 +240,6 @@ class Learner:
             self._cases.popitem(last=False)
         is_stranger = own.trace is None and own.steps == 0
         self._strangers = self._strangers + 1 if is_stranger else 0
-
-    def _plan(self, case: Case, count: int) -> None:
-        """Have so many candidates made from the trace at hand."""
-        assert case.trace is not None
-        shares = tuple(1 - margin for margin in dict.fromkeys(self._margins))
-        self._ask(Asked(case, Request(trace=case.trace, count=count, shares=shares)))
-
-    def _ask(self, asked: Asked) -> None:
-        asked.case.asked = asked
-        self._asking.ask(asked)
-
-    def answer(self, asked: Asked, found: Found, seconds: float) -> None:
-        """Take the plans that a case has asked for: see `Answers`."""
-        case = asked.case
-        self._charge(case, seconds)
-        if case.asked is not asked:
-            return  # its steps are others by now
-        if asked.replaces and not found.plans:  # what there was is better than nothing
-            case.keep_plans()
-            self._do_without(case)
-        else:
-            self._take_plans(case, asked, found)
-
-    def _take_plans(self, case: Case, asked: Asked, found: Found) -> None:
-        if case.chosen is not None:
-            case.trials = []
-        case.asked, case.chosen, case.candidates, case.looks = None, None, [], []
-        case.share, case.why_none = found.share, found.why_none
-        if len(found.plans) == 1 and not case.trials:
-            case.choose(found.plans[0])
-        else:
-            case.candidates = list(found.plans)
-        if asked.replaces:
-            case.retreats = ROUNDS if found.is_last else case.retreats + 1
-            self.replans += 1
-            self.reason = f"{asked.replaces}: plans for {case.share:.1%} of the budget"
-
-    def fail(self, asked: Asked, error: BaseException) -> None:
-        """Note that plans could not be made: see `Answers`."""
-        case = asked.case
-        if case.asked is not asked:
-            return
-        case.asked = None
-        if asked.replaces:  # what held goes on
-            case.keep_plans()
-        elif isinstance(error, Exception):  # a user's policy: the next steps do without
-            case.why_none = f"{type(error).__name__}: {error}"
-
-    def plan_beside(self, prepare: Callable[[], MakePlans]) -> None:
-        """Let steps go on while plans are made.
-
-        Args:
-            prepare: returns, on the thread of the steps, what makes the same plans on any other.
-        """
-        self._asking.prepare = prepare
-
-    def give_up(self) -> None:
-        """Let no more plans be made. Anywhere, in finalizers too."""
-        self._asking.give_up()
-
-    def stop(self) -> None:
-        """Likewise, and wait until none are made. Any thread."""
-        self._asking.stop()
 
     def _judge(self, case: Case, outcome: Outcome) -> None:
         """Look at a step that followed a plan."""

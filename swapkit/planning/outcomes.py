@@ -26,6 +26,7 @@ class Instruction:
     mode: Mode
     trace: Trace | None = None  # to follow: the plan's
     plan: Plan | None = None
+    for_any_length: bool = False  # whether the plan is for whatever sizes its storages have
     decides: bool = False  # whether its time says which plan is followed: the device's
 
 

@@ -209,7 +209,9 @@ def test_shapes_when_each_comes_once_then_one_plan_for_all_is_followed() -> None
     assert run(made, [Outcome(seconds=1.0, rescues=1, deviation="another")], "d") == ["1.0"]
     assert run(made, seconds(1.0), "shape e") == ["2.0"]
     assert plans.shares[1] < plans.shares[0]
-    assert run(made, [RECORDED, *seconds(1.0)], "shape e") == ["record", "3.0"]  # it came again
+    assert run(made, seconds(1.0, 1.0), "shape e") == ["2.0", "2.0"]
+    assert run(made, [RECORDED, *seconds(1.0)], "shape e") == ["record", "3.0"]  # it recurs
+    assert run(made, seconds(1.0), "shape f") == ["2.0"]
 
 
 def test_step_when_it_is_begun_anew_then_the_first_beginning_leaves_no_trace() -> None:
