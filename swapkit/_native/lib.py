@@ -140,11 +140,18 @@ def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) ->
         try:
             return call()
         except BaseException as error:  # noqa: BLE001 - see above
-            if not _is_from_a_handler(error):
-                _log.exception("a native callback of %r failed", owner)
+            if not note_failure(owner, error):
                 break
-            interruptions.append(error)
     return otherwise
+
+
+def note_failure(owner: object, error: BaseException) -> bool:
+    """Note what a callback raised; return whether a signal handler did, and it may try again."""
+    if _is_from_a_handler(error):
+        interruptions.append(error)
+        return True
+    _log.error("a native callback of %r failed", owner, exc_info=error)
+    return False
 
 
 def _is_from_a_handler(error: BaseException) -> bool:

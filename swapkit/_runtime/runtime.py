@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from swapkit._native.backend import Backend
-from swapkit._runtime.clock import Clock
 from swapkit._runtime.device import CPU, TYPES, Device
 from swapkit._runtime.shim import load_shim
 from swapkit._runtime.tracking import ModuleTracker
@@ -38,7 +37,7 @@ class _Entered(threading.local):
 
 
 class Runtime:
-    """The names of modules, the clock of operators, and the devices."""
+    """The names of modules, and the devices."""
 
     def __init__(self) -> None:
         environment = read_environment()
@@ -54,7 +53,6 @@ class Runtime:
         os.register_at_fork(
             before=self.lock.acquire, after_in_parent=release, after_in_child=release
         )
-        self.clock = Clock(self.shim, self.lock)
         self.entered = _Entered()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self.trace: list[Move] | None = None

@@ -33,8 +33,11 @@ class Policy(Protocol):
     def note_automatic(self, group: StorageGroup | None, /) -> None:
         """Note that something was saved; and the group, if it is new."""
 
-    def note_timed(self, group: StorageGroup, /) -> None:
-        """Note that a group was saved whose moves happen at operators."""
+    def note_planned(self, group: StorageGroup, /) -> None:
+        """Note that a group was saved that is moved at operators; asked as `note_move`."""
+
+    def note_move(self, kind: str, group: StorageGroup, operator: int, /) -> None:
+        """Note that a group was moved at an operator; asked if the runtime keeps a trace."""
 
     def backward_begins(self, tag: int, /) -> None:
         """Note that a backward pass uses the first saved tensor on this thread, whose label was."""
@@ -79,7 +82,7 @@ class StorageGroup(Protocol):
     nbytes: int  # of what is moved
     part_bytes: int  # where in the storage that begins
     serial: int  # in the order in which groups were saved
-    operator: int  # the last one that saved it; set by `timing.py`
+    operator: int  # the last one that saved it; where its moves happen at operators
     tag: int  # the site: module,
     index: int  # and number within its call
     state: int  # one of `State`
@@ -170,6 +173,7 @@ class Mover(Protocol):
     policy: Policy
     host_is_full: bool  # set when a copy out finds no room
     pool_address: int  # whose ring copies are noted in; 0: none
+    timed: list[tuple[int, int, int]]  # for tests: by thread, saves, releases to come and orders
     resident: list[StorageGroup]  # in the order in which they were saved
     resident_count: int
     out: list[StorageGroup]  # likewise: those that come back as early as memory allows

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from swapkit._native.lib import address_of, error_of, interruptions, raise_interruption
+from swapkit._native.lib import (
+    address_of,
+    error_of,
+    interruptions,
+    note_failure,
+    raise_interruption,
+)
 from swapkit._runtime.cache import cache_folder, find_cached
 from swapkit._runtime.guards import hide, untraced
 from swapkit._runtime.recompute import again
@@ -111,12 +117,7 @@ class Shim:
         self.native_expect: Callable[[int, int], None] = module.native_expect
         self.native_take: Callable[[int, int], int] = module.native_take
         self.native_garbage: Callable[[], int] = module.native_garbage
-        self.start_clock: Callable[[Callable[[int, int, int], None]], None] = module.clock_start
-        self.stop_clock: Callable[[], None] = module.clock_stop
-        self.clock_thread: Callable[[], int] = module.clock_thread
-        self.clock_forward: Callable[[int, int], None] = module.clock_forward
-        self.clock_backward: Callable[[int, int], None] = module.clock_backward
-        self.clock_record: Callable[[int], list[int]] = module.clock_record
+        self.clock_rings: Callable[[], int] = module.clock_rings
 
     @property
     def drop_address(self) -> int:
@@ -161,6 +162,11 @@ class Shim:
         self._library.swapkit_shim_uninstall()
 
 
+@untraced
+def _note_failure(error: BaseException) -> bool:
+    return note_failure("an alarm at an operator", error)
+
+
 def _address(function: Callable[..., object]) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
@@ -194,6 +200,7 @@ def _load(library: Path) -> ModuleType:
             "parameter": torch.nn.Parameter,
             "wrap_storage": torch.UntypedStorage._new_with_weak_ptr,  # noqa: SLF001
             "error_of": untraced(error_of),
+            "note_failure": _note_failure,
             "interruptions": interruptions,
             "raise_interruption": untraced(raise_interruption),
             "refuse_modified": refuse_modified,

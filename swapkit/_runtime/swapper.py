@@ -1,10 +1,10 @@
 """What happens to a saved tensor, as its scope chose.
 
 A saved tensor that can be moved joins its storage's group. Groups of a scope that swaps are copied
-out at once and released when the copy is done, or where the scope says (`timing.py`); groups of a
-budget stay while memory lasts (`rescue.py`). In backward groups come back ahead of their use as far
-as there is room, and at the latest when they are unpacked. What every saved tensor pays for is in
-`cpp/mover.cpp`; here is what it asks.
+out at once and released when the copy is done, or where the scope says (`cpp/timing.hpp`); groups
+of a budget stay while memory lasts (`rescue.py`). In backward groups come back ahead of their use
+as far as there is room, and at the latest when they are unpacked. What every saved tensor pays for
+is in `cpp/mover.cpp`; here is what it asks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from swapkit._native.pool import set_tag
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.rescue import Rescue
-from swapkit._runtime.timing import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +66,6 @@ class Swapper:
         self.events: Packer | None = None  # the hooks of the session, whose calls are its events
         self.curve: Curve | None = None  # what a plan that is not followed any more leaves
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
-        self.timing = Timing(self)
         self.rescue = Rescue(self, limit_bytes=limit_bytes)
 
     @property
@@ -118,9 +116,13 @@ class Swapper:
         self.rescue.write_behind()
 
     @untraced
-    def note_timed(self, group: StorageGroup) -> None:
-        """Note that a group was saved whose moves happen at operators."""
-        self.timing.saved(group)
+    def note_planned(self, group: StorageGroup) -> None:
+        """Note that a group was saved that is moved at operators."""
+
+    @untraced
+    def note_move(self, kind: str, group: StorageGroup, operator: int) -> None:
+        """Note that a group's memory was released, or that it comes back, at an operator."""
+        self.runtime.note(kind, self, group, operator)
 
     @untraced
     def note_stall(self, group: StorageGroup, seconds: float) -> None:

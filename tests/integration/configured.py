@@ -150,14 +150,16 @@ def watch_sent() -> Iterator[list[Sent]]:
         if group not in seen:
             seen.add(group)
             sent.append(Sent(swapper.name(group), group.nbytes, group.choice.prefetch or 0))
-        type(swapper).note_timed(swapper, group)
 
     runtime.tracker.start()  # so that all names are whole
-    swapper.note_timed = note  # type: ignore[method-assign]
+    former = runtime.trace
+    runtime.trace = [] if former is None else former
+    swapper.note_planned = note  # type: ignore[method-assign]
     try:
         yield sent
     finally:
-        del swapper.note_timed
+        del swapper.note_planned
+        runtime.trace = former
         runtime.tracker.stop()
     copied = swapper.scheduler.stats().copied_out_bytes - before
     assert copied == sum(one.nbytes for one in sent)

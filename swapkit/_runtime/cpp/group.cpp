@@ -2,6 +2,7 @@
 #include "aside.hpp"
 #include "mover.hpp"
 #include "recomputed.hpp"
+#include "timing.hpp"
 
 #include <algorithm>
 
@@ -298,6 +299,7 @@ void group_free(PyObject *self) {
     auto *group = reinterpret_cast<Group *>(self);
     SWAPKIT_ASSERT(has_python() && group->handles == nullptr && group->nhandles == 0);
     mover_forget(group->mover, group);
+    timing_forget(group);
     recipe_leave(group);
     if (group->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);

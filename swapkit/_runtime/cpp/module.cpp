@@ -3,11 +3,11 @@
 #include "capturing.hpp"
 #include "following.hpp"
 #include "marks.hpp"
-#include "operators.hpp"
 #include "recomputed.hpp"
 #include "regions.hpp"
 #include "standby.hpp"
 #include "streams.hpp"
+#include "timing.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -94,6 +94,8 @@ PyObject *get_out(PyObject *self, void *) { return list_of(as_mover(self)->books
 PyObject *get_indexed(PyObject *self, void *) {
     return PyLong_FromSize_t(as_mover(self)->books->index.size());
 }
+
+PyObject *get_timed(PyObject *self, void *) { return timing_counts(as_mover(self)); }
 
 PyObject *get_resident_count(PyObject *self, void *) {
     return PyLong_FromSize_t(as_mover(self)->books->resident.size());
@@ -217,6 +219,7 @@ void mover_free(PyObject *self) {
         PyObject_ClearWeakRefs(self);
     }
     mover_clear(self);
+    timing_end(as_mover(self));
     delete as_mover(self)->books;
     Py_TYPE(self)->tp_free(self);
 }
@@ -252,6 +255,7 @@ PyGetSetDef mover_properties[] = {
     {"resident", get_resident, nullptr, nullptr, nullptr},
     {"resident_count", get_resident_count, nullptr, nullptr, nullptr},
     {"out", get_out, nullptr, nullptr, nullptr},
+    {"timed", get_timed, nullptr, nullptr, nullptr},
     {"indexed_count", get_indexed, nullptr, nullptr, nullptr},
     {"follower", get_follower, set_follower, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -391,7 +395,11 @@ PyObject *native_take(PyObject *, PyObject *args) {
 
 PyObject *native_garbage(PyObject *, PyObject *) { return PyLong_FromSize_t(aside_garbage()); }
 
+// clock_rings(): how often alarms of planned moves have rung.
+PyObject *count_rings(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(clock_rings()); }
+
 PyMethodDef functions[] = {
+    {"clock_rings", count_rings, METH_NOARGS, nullptr},
     {"native_rescue", shielded<native_rescue>, METH_VARARGS, nullptr},
     {"native_rescues", shielded<native_rescues>, METH_O, nullptr},
     {"native_expect", shielded<native_expect>, METH_VARARGS, nullptr},
@@ -420,8 +428,7 @@ PyModuleDef module = {
 PyMODINIT_FUNC PyInit__shim() {
     using namespace swapkit;
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
-    if (!made || PyModule_AddFunctions(made.get(), clock_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
+    if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
         PyModule_AddFunctions(made.get(), capture_functions) != 0) {
         return nullptr;
     }

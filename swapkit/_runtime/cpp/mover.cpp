@@ -5,6 +5,7 @@
 #include "following.hpp"
 #include "recomputed.hpp"
 #include "streams.hpp"
+#include "timing.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -100,7 +101,7 @@ void enroll_out(Mover *mover, Group *group) {
     if (group->weak == nullptr) {
         forget_key(mover, group);
     }
-    // Else `timing.py` or the plan knows when it comes back.
+    // Else `timing.cpp` or the plan knows when it comes back.
     if (group->terms.prefetch == no_prefetch && group->is_planned == 0 && !is_recomputed(group)) {
         mover->books->out[group->serial] = group;
     }
@@ -410,7 +411,7 @@ static bool leave(Mover *mover, Group *group) {
         return false;
     }
     books.waiting.erase(turn);
-    if (started == 0 || group->terms.prefetch != no_prefetch) { // `timing.py` releases it
+    if (started == 0 || group->terms.prefetch != no_prefetch) { // `timing.cpp` releases it
         group->turn = 0;
         return true;
     }
@@ -477,8 +478,7 @@ bool send(Mover *mover, Group *group) {
     if (is_in_backward()) {
         return true; // recomputed: it is needed in a moment
     }
-    if (group->terms.prefetch != no_prefetch &&
-        !call_method<"note_timed">(mover->policy, as_object(group))) {
+    if (group->terms.prefetch != no_prefetch && !timing_saved(mover, group)) {
         return false;
     }
     if (group->turn == 0) {

@@ -61,6 +61,7 @@ struct Mover {
     sk_sched *sched;
     unsigned long long pool; // address of the one whose ring copies are noted in; 0: none
     Books *books;
+    struct Timing *timing; // owned: alarms at operators; null: none was set
     Follower *follower;    // owned: who carries out a plan (`following.hpp`); null: there is none
     double waited_seconds; // for copies, since the mover was made
     unsigned long long waits;

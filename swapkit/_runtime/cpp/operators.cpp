@@ -3,9 +3,13 @@
 // An operator is an autograd node, and its number the node's sequence number: counted per thread,
 // rising through forward, and falling through backward, whichever thread that runs on. Whoever
 // wants to act at an operator sets an alarm; torch's observers call in at every operator, compare
-// two numbers, and only an alarm that is due reaches Python. Backward passes also leave a record of
-// the order in which their nodes ran: nodes of branches that get no gradient do not run at all.
+// two numbers, and only an alarm that is due takes the interpreter. Backward passes also leave a
+// record of the order in which their nodes ran: nodes of branches that get no gradient do not run
+// at all.
 #include "operators.hpp"
+
+#include "links.hpp"
+#include "timing.hpp"
 
 #include <ATen/record_function.h>
 
@@ -23,8 +27,7 @@ namespace {
 
 constexpr std::size_t clocks_count = 64; // more threads than that share alarms: no harm done
 constexpr std::size_t record_limit = 1 << 20;
-constexpr std::int64_t never_forward = INT64_MAX;
-constexpr std::int64_t never_backward = -1;
+constexpr int most_tries = 8; // of what signal handlers keep interrupting
 
 struct Clock {
     std::atomic<std::int64_t> forward{never_forward};   // rings from this number on
@@ -36,43 +39,51 @@ struct Clock {
 
 std::array<Clock, clocks_count> clocks;
 thread_local int own_operators = 0;
-at::CallbackHandle handle = 0; // of our observer; 0: there is none
-PyObject *listener = nullptr;  // guarded by the interpreter, like the handle
+at::CallbackHandle handle = 0; // of our observer; 0: there is none. Guarded by the interpreter
+std::atomic<std::uint64_t> rings{0};
 
 Clock &clock_of(std::uint64_t thread) { return clocks[thread % clocks_count]; }
 
-struct Alarm {
-    Clock *clock;
-    std::int64_t number;
-};
-
-// False: an exception is set.
-bool read_alarm(PyObject *const *args, Py_ssize_t count, Alarm *out) {
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "a thread and a number are needed");
-        return false;
+// Whether what failed is to be tried again: a signal handler had interrupted it.
+bool note_failure() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) {
+        PyException_SetTraceback(value, trace);
     }
-    out->clock = &clock_of(PyLong_AsUnsignedLongLong(args[0]));
-    out->number = PyLong_AsLongLong(args[1]);
-    return PyErr_Occurred() == nullptr;
+    Ref<> is_handled = Ref<>::steal(PyObject_CallOneArg(links.note_failure, value));
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    if (!is_handled) {
+        PyErr_WriteUnraisable(links.note_failure);
+    }
+    return is_handled.get() == Py_True;
 }
 
-// Below C++ frames of torch: nothing may be raised through them, and the listener sees to that.
-void ring_now(std::uint64_t thread, std::int64_t number, int phase) {
+// As `timing_ring`; what torch raised is an exception of Python.
+bool ring_once(std::uint64_t thread, std::int64_t number, Phase phase) {
+    try {
+        return timing_ring(thread, number, phase);
+    } catch (const std::exception &) {
+        raise_current();
+        return false;
+    }
+}
+
+// Below C++ frames of torch: nothing may be raised through them.
+void ring_now(std::uint64_t thread, std::int64_t number, Phase phase) {
     if (Py_IsInitialized() == 0) {
         return;
     }
-    PyGILState_STATE state = PyGILState_Ensure();
-    if (listener != nullptr) {
-        Ref<> call = Ref<>::share(listener);
-        Ref<> done = Ref<>::steal(PyObject_CallFunction(call.get(), "KLi",
-                                                        static_cast<unsigned long long>(thread),
-                                                        static_cast<long long>(number), phase));
-        if (!done) {
-            PyErr_WriteUnraisable(call.get());
-        }
+    rings.fetch_add(1, std::memory_order_relaxed);
+    WithPython python;
+    OwnOperators ours;
+    bool is_done = false;
+    for (int tries = 0; tries < most_tries && !is_done; tries++) {
+        is_done = ring_once(thread, number, phase) || !note_failure();
     }
-    PyGILState_Release(state);
 }
 
 void see_backward(const at::RecordFunction &operation) {
@@ -84,7 +95,7 @@ void see_backward(const at::RecordFunction &operation) {
     Clock &clock = clock_of(thread);
     bool is_start = number > clock.latest.exchange(number, std::memory_order_relaxed);
     if (is_start || number <= clock.backward.load(std::memory_order_relaxed)) {
-        ring_now(thread, number, is_start ? 1 : 0);
+        ring_now(thread, number, is_start ? Phase::backward_start : Phase::backward);
     }
     std::lock_guard<std::mutex> guard(clock.lock);
     if (is_start) {
@@ -106,82 +117,37 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction &operation) {
         return nullptr;
     }
     if (number >= clock_of(thread).forward.load(std::memory_order_relaxed)) {
-        ring_now(thread, number, -1);
+        ring_now(thread, number, Phase::forward);
     }
     return nullptr;
 }
 
-// ---- for Python ---------------------------------------------------------------------------------
+} // namespace
 
-// clock_start(call): call `call(thread, number, phase)` when an alarm is due: phase -1 in forward,
-// 0 in backward, 1 at the first operator of a backward pass, whatever its alarm says.
-PyObject *start(PyObject *, PyObject *call) {
-    Py_XSETREF(listener, Py_NewRef(call));
+void clock_start() {
     if (handle == 0) {
         handle = at::addGlobalCallback(at::RecordFunctionCallback(&see).scopes(
             {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
     }
-    Py_RETURN_NONE;
 }
 
-PyObject *stop(PyObject *, PyObject *) {
-    if (handle != 0) {
-        at::removeCallback(std::exchange(handle, 0));
-    }
-    Py_CLEAR(listener);
-    Py_RETURN_NONE;
+std::uint64_t clock_thread() { return at::RecordFunction::currentThreadId(); }
+
+std::size_t clock_number(std::uint64_t thread) { return thread % clocks_count; }
+
+void clock_set(std::uint64_t thread, std::int64_t forward, std::int64_t backward) {
+    Clock &clock = clock_of(thread);
+    clock.forward.store(forward, std::memory_order_relaxed);
+    clock.backward.store(backward, std::memory_order_relaxed);
 }
 
-// clock_thread(): the thread whose operators are counted where this is called.
-PyObject *thread_now(PyObject *, PyObject *) {
-    return PyLong_FromUnsignedLongLong(at::RecordFunction::currentThreadId());
+std::vector<std::int64_t> clock_record(std::uint64_t thread) {
+    Clock &clock = clock_of(thread);
+    std::lock_guard<std::mutex> guard(clock.lock);
+    return clock.record;
 }
 
-// clock_forward(thread, number): ring from `number` on in forward; never if it is negative.
-PyObject *set_forward(PyObject *, PyObject *const *args, Py_ssize_t count) {
-    Alarm alarm;
-    if (!read_alarm(args, count, &alarm)) {
-        return nullptr;
-    }
-    alarm.clock->forward.store(alarm.number < 0 ? never_forward : alarm.number);
-    Py_RETURN_NONE;
-}
-
-// clock_backward(thread, number): ring from `number` down in backward; never if it is negative.
-PyObject *set_backward(PyObject *, PyObject *const *args, Py_ssize_t count) {
-    Alarm alarm;
-    if (!read_alarm(args, count, &alarm)) {
-        return nullptr;
-    }
-    alarm.clock->backward.store(alarm.number);
-    Py_RETURN_NONE;
-}
-
-// clock_record(thread): the numbers of the latest backward pass, in the order in which it ran them.
-PyObject *read_record(PyObject *, PyObject *argument) {
-    unsigned long long thread = PyLong_AsUnsignedLongLong(argument);
-    if (PyErr_Occurred() != nullptr) {
-        return nullptr;
-    }
-    std::vector<std::int64_t> record;
-    {
-        Clock &clock = clock_of(thread);
-        std::lock_guard<std::mutex> guard(clock.lock);
-        record = clock.record;
-    }
-    PyObject *list = PyList_New(static_cast<Py_ssize_t>(record.size()));
-    for (std::size_t i = 0; list != nullptr && i < record.size(); i++) {
-        PyObject *number = PyLong_FromLongLong(record[i]);
-        if (number == nullptr) {
-            Py_CLEAR(list);
-        } else {
-            PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), number);
-        }
-    }
-    return list;
-}
-
-} // namespace
+std::uint64_t clock_rings() { return rings.load(std::memory_order_relaxed); }
 
 OwnOperators::OwnOperators() { own_operators++; }
 
@@ -189,17 +155,5 @@ OwnOperators::~OwnOperators() {
     own_operators--;
     SWAPKIT_ASSERT(own_operators >= 0);
 }
-
-PyMethodDef clock_functions[] = {
-    {"clock_start", start, METH_O, nullptr},
-    {"clock_stop", stop, METH_NOARGS, nullptr},
-    {"clock_thread", thread_now, METH_NOARGS, nullptr},
-    {"clock_forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(set_forward)),
-     METH_FASTCALL, nullptr},
-    {"clock_backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(set_backward)),
-     METH_FASTCALL, nullptr},
-    {"clock_record", read_record, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 } // namespace swapkit

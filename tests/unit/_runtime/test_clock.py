@@ -1,120 +1,64 @@
-"""The clock rings for whoever set an alarm, and for nobody else."""
+"""The clock of operators rings where an alarm is due, and nowhere else."""
 
 from __future__ import annotations
 
 import gc
-import threading
 
-from swapkit._runtime.clock import CLOCKS, NEVER, Clock
-from tests.support import run_python
+import pytest
+import torch
 
+from swapkit._runtime.choice import Action, Choice
+from swapkit._runtime.runtime import Move, get_runtime
+from tests.unit._runtime.rig import make_swapper, scope
 
-class Shim:
-    """Notes what the clock is set to."""
+pytestmark = pytest.mark.usefixtures("installation")
 
-    def __init__(self) -> None:
-        self.forward: dict[int, int] = {}
-        self.backward: dict[int, int] = {}
-        self.started = 0
-
-    def start_clock(self, _ring: object) -> None:
-        self.started += 1
-
-    def clock_thread(self) -> int:
-        return 5
-
-    def clock_forward(self, thread: int, operator: int) -> None:
-        self.forward[thread] = operator
-
-    def clock_backward(self, thread: int, operator: int) -> None:
-        self.backward[thread] = operator
+SIDE = 64
+PLANNED = Choice(Action.SWAP, prefetch=2)
 
 
-class Timing:
-    """Notes when it is rung."""
-
-    def __init__(self) -> None:
-        self.rung: list[tuple[int, int, int]] = []
-
-    def ring(self, thread: int, operator: int, phase: int) -> None:
-        self.rung.append((thread, operator, phase))
+def rings() -> int:
+    return get_runtime().shim.clock_rings()
 
 
-def make_clock() -> tuple[Clock, Shim]:
-    shim = Shim()
-    return Clock(shim, threading.RLock()), shim  # type: ignore[arg-type]
-
-
-def test_alarm_when_several_are_set_then_the_clock_has_the_first_that_is_due() -> None:
-    clock, shim = make_clock()
-    first, second = Timing(), Timing()
-    clock.set_forward(first, 1, 30)  # type: ignore[arg-type]
-    clock.set_forward(second, 1, 20)  # type: ignore[arg-type]
-    clock.set_backward(first, 1, 30)  # type: ignore[arg-type]
-    clock.set_backward(second, 1, 20)  # type: ignore[arg-type]
-    assert (shim.forward[1], shim.backward[1]) == (20, 30)
-    clock.set_forward(second, 1, NEVER)  # type: ignore[arg-type]
-    clock.set_backward(first, 1, NEVER)  # type: ignore[arg-type]
-    assert (shim.forward[1], shim.backward[1]) == (30, 20)
-    clock.set_forward(first, 1, NEVER)  # type: ignore[arg-type]
-    assert shim.forward[1] == NEVER
-
-
-def test_alarm_when_threads_share_a_clock_then_none_is_lost() -> None:
-    clock, shim = make_clock()
-    timing = Timing()
-    clock.set_forward(timing, 1, 10)  # type: ignore[arg-type]
-    clock.set_forward(timing, 1 + CLOCKS, 90)  # type: ignore[arg-type]
-    assert shim.forward[1 + CLOCKS] == 10
-    clock.set_forward(timing, 2, 7)  # type: ignore[arg-type]
-    assert shim.forward[2] == 7
-
-
-def test_alarm_when_its_timing_is_gone_then_it_rings_once_more_at_most() -> None:
-    clock, shim = make_clock()
-    timing = Timing()
-    clock.attend(timing)  # type: ignore[arg-type]
-    clock.set_forward(timing, 1, 10)  # type: ignore[arg-type]
-    del timing
+def test_clock_when_nothing_is_planned_then_only_the_beginning_of_backward_rings() -> None:
     gc.collect()
-    clock._ring(1, 10, -1)
-    assert shim.forward[1] == shim.backward[1] == NEVER
+    x = torch.ones(4, requires_grad=True)
+    x * 2  # alarms of other tests
+    before = rings()
+    y = (x * 2).exp().sum()
+    assert rings() == before
+    y.backward()
+    assert rings() <= before + 1
 
 
-def test_ring_when_it_comes_then_every_timing_hears_it() -> None:
-    clock, shim = make_clock()
-    timings = [Timing(), Timing()]
-    assert {clock.attend(timing) for timing in timings} == {5}  # type: ignore[arg-type]
-    assert shim.started == 1
-    clock._ring(3, 40, -1)
-    assert [timing.rung for timing in timings] == [[(3, 40, -1)]] * 2
+def test_alarm_when_its_swapper_is_gone_then_it_rings_no_more() -> None:
+    swapper = make_swapper()
+    hidden = torch.ones(SIDE, SIDE, requires_grad=True) * 1.0
+    with scope(swapper, PLANNED):
+        hidden = torch.sin(hidden)
+    del hidden, swapper
+    gc.collect()
+    before = rings()
+    other = torch.ones(4, requires_grad=True)
+    for _ in range(20):
+        other = other.sin()
+    assert rings() == before
 
 
-def test_clock_when_no_alarm_is_set_then_operators_do_not_reach_python() -> None:
-    # In a process of its own: there is one clock, and it runs from its first use on.
-    output = run_python(
-        """
-        import torch
-        from swapkit._runtime.runtime import get_runtime
-
-        shim = get_runtime().shim
-        heard = []
-        shim.start_clock(lambda *ring: heard.append(ring))
-        x = torch.ones(4, requires_grad=True)
-        y = (x * 2).exp().sum()
-        assert heard == []
-        y.backward()
-        assert [ring[2] for ring in heard] == [1]
-        number = torch._C._autograd._get_sequence_nr()
-        shim.clock_forward(shim.clock_thread(), number + 1)
-        del heard[:]
-        x * 2
-        assert heard == []
-        x * 3
-        assert [ring[1] for ring in heard] == [number + 1]
-        shim.stop_clock()
-        x * 4
-        print(len(heard))
-        """
-    )
-    assert output == "1\n"
+def test_alarms_when_two_swappers_have_some_then_each_is_rung() -> None:
+    runtime = get_runtime()
+    runtime.trace = moves = list[Move]()
+    try:
+        hidden = torch.ones(SIDE, SIDE, requires_grad=True) * 1.0
+        swappers = make_swapper(), make_swapper()
+        for layer in range(12):
+            with scope(swappers[layer % 2], PLANNED):
+                hidden = torch.sin(hidden)
+        hidden.sum().backward()
+    finally:
+        runtime.trace = None
+    released = [move for move in moves if move.kind == "release"]
+    assert len(released) >= 6
+    ahead = {move.operator - move.saved_by for move in moves if move.kind == "prefetch"}
+    assert ahead == {2}

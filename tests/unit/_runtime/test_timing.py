@@ -11,7 +11,6 @@ import torch
 from swapkit._native.backend import Backend
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.runtime import Move, get_runtime
-from swapkit._runtime.timing import SAVES_KEPT, SHAPES_KEPT, THREADS_KEPT
 from tests.support.threads import Worker, on_thread, on_threads
 from tests.unit._runtime.rig import in_use, make_swapper, scope
 
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.installation import Installation
     from swapkit._runtime.swapper import Swapper
-    from swapkit._runtime.timing import Timing
 
 pytestmark = pytest.mark.usefixtures("installation")
 
 SIDE = 64
 LAYERS = 40
+THREADS_KEPT, SHAPES_KEPT, SAVES_KEPT = 64, 16, 256  # of `cpp/timing.cpp`
 
 
 @pytest.fixture
@@ -274,17 +273,18 @@ def test_threads_when_several_run_then_each_counts_its_own_operators(
 # ---- what is remembered -------------------------------------------------------------------------
 
 
-def timing_of(swapper: Swapper) -> Timing:
+def remembered(swapper: Swapper) -> list[tuple[int, int, int]]:
+    """Return of each thread how many saves, releases to come and orders of passes are kept."""
     gc.collect()
-    return swapper.timing
+    return swapper.mover.timed
 
 
 def test_memory_when_graphs_are_dropped_then_what_is_kept_does_not_grow(swapper: Swapper) -> None:
     for _ in range(60):
         forward(swapper, 1, layers=20)
-    (thread,) = timing_of(swapper)._threads.values()
-    assert len(thread.saved) <= 2 * SAVES_KEPT
-    assert len(thread.leaving) <= LAYERS
+    ((saves, releases, _),) = remembered(swapper)
+    assert saves <= 2 * SAVES_KEPT
+    assert releases <= LAYERS
 
 
 def test_memory_when_every_pass_differs_then_the_orders_kept_are_the_latest(
@@ -292,11 +292,11 @@ def test_memory_when_every_pass_differs_then_the_orders_kept_are_the_latest(
 ) -> None:
     for layers in range(2, SHAPES_KEPT + 8):
         forward(swapper, 1, layers=layers)[1].backward()
-    (thread,) = timing_of(swapper)._threads.values()
-    assert len(thread.orders) == len(thread.positions) <= SHAPES_KEPT
+    ((_, _, orders),) = remembered(swapper)
+    assert orders == SHAPES_KEPT
 
 
 def test_memory_when_threads_come_and_go_then_those_kept_are_few(swapper: Swapper) -> None:
     for _ in range(THREADS_KEPT + 8):
         on_thread(lambda: forward(swapper, 1, layers=2))
-    assert len(timing_of(swapper)._threads) <= THREADS_KEPT
+    assert 1 <= len(remembered(swapper)) <= THREADS_KEPT

@@ -1,0 +1,35 @@
+// timing.hpp - when planned swaps are released and come back: at operators that the scope names.
+//
+// With a distance of n operators, the memory of a saved tensor is released 3n operators after it
+// was saved, waiting for its copy if need be, or later if others than the graph still have it then;
+// and the copy back starts n operators before the first use in backward. An operator is an autograd
+// node; its number rises in forward and falls in backward (`operators.hpp`). Not every node of
+// forward runs in backward, so which ones are n before a use is learned: from the pass before that
+// started alike, and counted by numbers until there was one.
+//
+// Source: MindFormers, fine-grained activation swap: `backward_prefetch`.
+#ifndef SWAPKIT_TIMING_HPP
+#define SWAPKIT_TIMING_HPP
+
+#include "mover.hpp"
+#include "operators.hpp"
+
+namespace swapkit {
+
+// A mover's alarms; each guarded by the runtime's lock and the interpreter.
+struct Timing;
+
+// Set the alarms of a group that an operator has just saved. The lock is held.
+bool timing_saved(Mover *mover, Group *group);
+// A group goes.
+void timing_forget(Group *group);
+// A mover goes, and its alarms with it.
+void timing_end(Mover *mover);
+// Do what is due at an operator, for every mover. Takes the lock; false: an exception is set.
+bool timing_ring(std::uint64_t thread, std::int64_t number, Phase phase);
+// What is remembered, for tests: of each thread how many saves, releases to come and orders.
+PyObject *timing_counts(const Mover *mover);
+
+} // namespace swapkit
+
+#endif
