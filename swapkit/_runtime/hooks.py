@@ -257,8 +257,7 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
     """As torch's function of this kind; pairs of ours that rest leave the stack meanwhile."""
     stack = _pushed.stack
     may_rest = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and _graph_task() == _NO_TASK
-    rests = all(each.region is None and each.packer.rests for each in stack)
-    if not stack or not may_rest or not rests:
+    if not stack or not may_rest or not all(each.packer.rests for each in stack):
         return _torchs_backward(outputs, *args, **kwargs)
     with suspended():
         return _torchs_backward(outputs, *args, **kwargs)
