@@ -225,7 +225,8 @@ def _token(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401
         return tuple(_token(part, depth - 1) for part in parts)
     if isinstance(thing, (MethodType, BuiltinMethodType)):
         owner = thing.__self__
-        own = _number(owner) if isinstance(owner, type) else _token(owner, depth - 1)
+        is_module = isinstance(owner, torch.nn.Module)
+        own = _token(owner) if is_module else _number(owner)  # which may have options
         return own, _token(getattr(thing, "__func__", None), depth - 1), thing.__name__
     return _function_token(thing, depth) if isinstance(thing, FunctionType) else _number(thing)
 

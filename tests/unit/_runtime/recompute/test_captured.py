@@ -264,6 +264,27 @@ def test_region_when_a_kernel_writes_unseen_then_right_bits_and_it_runs_twice_fr
     assert f"yes, by running twice: {UNSEEN}" in str(swapkit.choices(model))
 
 
+class Options:
+    """An object whose method does what it was told to."""
+
+    def __init__(self, *, writes: bool) -> None:
+        self.writes = writes
+
+    def run(self, value: torch.Tensor) -> torch.Tensor:
+        hidden = value * 2
+        if self.writes:
+            hidden.detach().numpy()[:] += 1
+        return hidden.exp().sin()
+
+
+def test_methods_when_of_objects_with_other_options_then_each_is_looked_at() -> None:
+    for writes in (False, True):
+        options = Options(writes=writes)
+        expected = gradient(plainly, options.run)
+        for _ in range(RUNS):
+            assert_same_bits([gradient(by_us, options.run)], [expected])
+
+
 class InPlace(torch.nn.Module):
     """Saves what is changed in place, which no operator alone makes again."""
 
