@@ -25,7 +25,6 @@ from benchmarks.gpu.probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 Figures = dict[str, Any]
 
@@ -97,20 +96,28 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(mode=False)
 
 
-def session_of(training: Training) -> AbstractContextManager[Any]:
-    """Return swapkit's session, if the setup has one."""
+@contextlib.contextmanager
+def session_of(training: Training) -> Iterator[Any]:
+    """Enter swapkit's session, if the setup has one, and give it.
+
+    Its plan is made at once: what is timed are steps that follow it.
+    """
     setup = training.setup
     if setup.limit_bytes == 0:
-        return contextlib.nullcontext()
+        yield None
+        return
     import swapkit
+    from swapkit.testing import planning_at_once
 
-    return swapkit.budget(
+    session = swapkit.budget(
         setup.limit_bytes,
         training.model,
         training.optimizer,
         policy=setup.policy,
         device=setup.device,
     )
+    with planning_at_once(), session:
+        yield session
 
 
 def train(setup: Setup, probe: Probe) -> Figures:
