@@ -83,6 +83,7 @@ def test_lengths_when_they_grow_then_planned_anew_for_longer_ones_without_a_reco
     assert reports[UNPLANNED:] == [(True, "")] * (STEPS - UNPLANNED)
     assert len(recorded) == 1
     growth = (LEAST + 11 * STEPS) / (LEAST + 11 * UNPLANNED)
+    assert "the last time, inputs became longer" in log.session.explain()
     assert 1 <= log.replans[-1] <= growth / AHEAD + 3
 
 
