@@ -169,6 +169,8 @@ def _version_of(tensor: torch.Tensor) -> int:
 class Watcher:
     """A pair of hooks that moves nothing, where `hooks.Hooks` expects a swapper."""
 
+    rests = False  # backward passes do not go without it
+
     def __init__(self, recorder: Recorder, min_bytes: int) -> None:
         """Let storages of fewer than `min_bytes` be none that a plan moves."""
         self._recorder = recorder
