@@ -193,7 +193,8 @@ def test_prefetch_when_there_is_no_room_then_it_is_tried_again_at_each_event() -
 
 
 def test_prefetch_when_there_is_no_room_then_what_was_copied_makes_it() -> None:
-    course = Course()
+    # No copy is done before this thread looks for it, as above.
+    course = Course(backend=Backend.cpu(copy_latency_ns=LONG_NS))
     with course.running():
         trace = course.record()
         first, *_, target = made_by(trace, "addmm")
@@ -223,7 +224,8 @@ def test_prefetch_when_there_is_no_room_then_what_was_copied_makes_it() -> None:
     assert used < late
     assert states.states[used - 4][saved] is State.COPYING_OUT
     assert states.states[used][saved] is State.OUT
-    assert (report.late_prefetches, report.refused_prefetches) == (0, 0)
+    assert report.refused_prefetches == 0
+    assert report.late_prefetches == 1  # of the first, which comes where it is used
 
 
 # ---- life ----------------------------------------------------------------------------------------
