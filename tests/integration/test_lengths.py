@@ -20,6 +20,7 @@ STEPS = 20
 UNPLANNED = 5  # the first ones: four under rescue, one recorded
 SHARE = 0.6
 LEAST = TOKENS // 2
+SHORTER = 7 * TOKENS // 16  # than any that `scatter` leaves with a norm's statistics to be moved
 
 pytestmark = [pytest.mark.promise("C12"), pytest.mark.usefixtures("installation", "steady_machine")]
 
@@ -85,6 +86,20 @@ def test_lengths_when_they_grow_then_planned_anew_for_longer_ones_without_a_reco
     growth = (LEAST + 11 * STEPS) / (LEAST + 11 * UNPLANNED)
     assert "the last time, inputs became longer" in log.session.explain()
     assert 1 <= log.replans[-1] <= growth / AHEAD + 3
+
+
+@pytest.mark.parametrize("is_recorded_short", [True, False])
+def test_lengths_when_some_storages_are_too_small_to_be_moved_at_some_then_followed_to_the_end(
+    *, is_recorded_short: bool
+) -> None:
+    def before(training: Training, step: int) -> None:
+        scatter(training, step)
+        if (step % 2 == 0) == is_recorded_short:  # the fifth step is the one that is recorded
+            training.tokens -= SHORTER
+
+    log, reports = follow(before)
+    assert reports[UNPLANNED:] == [(True, "")] * (STEPS - UNPLANNED)
+    assert log.session.stats.swapped_out_bytes > 0
 
 
 def test_length_when_it_recurs_then_recorded_for_a_plan_of_its_own(recorded: list[int]) -> None:

@@ -26,6 +26,11 @@ bool is_recipe(PyObject *packed) {
     return group != nullptr && is_recomputed(group);
 }
 
+// Whether it stays as it is, whatever a plan says.
+bool is_kept(PyObject *packed) {
+    return Py_TYPE(packed) == &handle_type && reinterpret_cast<Handle *>(packed)->group == nullptr;
+}
+
 // ---- who is in the plan -------------------------------------------------------------------------
 
 // For assertions: whether every group knows its place in the plan.
@@ -111,10 +116,34 @@ const Expected *next_event(Follower *follower, std::size_t *position_out) {
     return position < body.events.size() ? &body.events[position] : nullptr;
 }
 
+// Whether a storage of the plan is one that is too small to be moved in inputs of this length.
+bool is_small(const Body &body, std::int64_t storage) {
+    while (storage != no_storage && !body.progress[static_cast<std::size_t>(storage)].is_small) {
+        storage = body.storages[static_cast<std::size_t>(storage)].former;
+    }
+    return storage != no_storage;
+}
+
+// Whether what stays where it is stays for that reason, as far as can be told.
+bool is_expected_kept(const Follower *follower, const Expected &event, PyObject *packed) {
+    if (!is_kept(packed)) {
+        return false;
+    }
+    if (event.kind != Event::first_save) {
+        return is_small(*follower->body, event.storage);
+    }
+    const bool is_any = event.nbytes < 0; // the plan is for inputs of any length
+    follower->body->progress[static_cast<std::size_t>(event.storage)].is_small = is_any;
+    return is_any;
+}
+
 bool is_expected_save(const Follower *follower, const Expected &event, PyObject *packed,
                       bool is_new) {
     if (event.kind == Event::use || event.storage == no_storage) {
         return event.kind != Event::use;
+    }
+    if (is_expected_kept(follower, event, packed)) {
+        return true;
     }
     const Group *group = group_of(follower, packed);
     auto storage = static_cast<std::size_t>(event.storage);
@@ -141,6 +170,9 @@ bool is_expected_use(const Follower *follower, const Expected &event, PyObject *
     const Group *group = group_of(follower, packed);
     if (event.storage == no_storage) {
         return group == nullptr || group->followed == 0;
+    }
+    if (is_expected_kept(follower, event, packed)) {
+        return true;
     }
     auto storage = static_cast<std::size_t>(event.storage);
     if (follower->body->storages[storage].treatment == Treatment::recompute && group == nullptr) {

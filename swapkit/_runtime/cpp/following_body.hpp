@@ -21,7 +21,7 @@ inline constexpr std::int64_t no_storage = -1;
 
 struct Expected {
     std::int64_t storage; // no_storage: nothing that a plan knows
-    std::int64_t nbytes;  // of the storage, where it is saved first,
+    std::int64_t nbytes;  // of the storage, where it is saved first (negative: any),
     std::int64_t tag;     // and the module,
     std::int64_t index;   // and number within its call
     Event kind;
@@ -46,6 +46,7 @@ struct Progress {
     bool is_leaving;    // among those that wait for their copies out
     bool is_revived;    // it is among them once more: the event by which it goes may have been
     bool is_back;       // needed again, or about to be: it does not leave any more
+    bool is_small;      // too small to be moved, at this length
 };
 
 struct Body {
