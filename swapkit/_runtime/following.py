@@ -90,6 +90,7 @@ class Following:
         self._repetitions: Repetitions | None = None  # what is computed again
         self._deviation: str | None = None
         self._waited_before = 0.0
+        self._rescues_before = 0
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -147,13 +148,17 @@ class Following:
                 late_prefetches=int(follower.late),
                 refused_prefetches=int(follower.refused),
             )
-            self._packer.rests = report.deviation is None and not self._packer.has_saved_late
+            # What was saved unseen may be why there was a rescue: the next step looks.
+            is_rescued = swapper.rescue.count != self._rescues_before
+            is_planned = report.deviation is None and not self._packer.has_saved_late
+            self._packer.rests = is_planned and not is_rescued
             self._begin(follower)
         return report
 
     def _begin(self, follower: Follower) -> None:
         self._deviation = None
         self._waited_before = self._swapper.mover.waited_seconds
+        self._rescues_before = self._swapper.rescue.count
         self._swapper.curve = None
         self._swapper.rescue.hold()
         repetitions = self._repetitions

@@ -10,7 +10,9 @@ Autograd calls only the innermost pair of hooks on a thread. Ours is made to com
 - *A region of ours* (`recompute/captured.py`) is asked before pairs of ours inside of it.
 - *A backward pass*: torch copies the pairs on the stack at each of its nodes, which costs a quarter
   of the node's own work. Ours leave the stack meanwhile if nothing was saved in backward while a
-  plan was followed to a step's end; what was saved before is unpacked all the same.
+  plan was followed to a step's end; what was saved before is unpacked all the same. What is saved
+  there after all stays on the device until a rescue finds it (`adoption.py`); after a step with a
+  rescue they see the next one.
 - *Function transforms* (`torch.func`) and whoever else disables the hooks: torch refuses to do so
   while there are any, so ours step aside meanwhile, and what is saved there stays on the device.
 """
@@ -134,6 +136,14 @@ class Hooks:
         _push(*self.pair)
         _pushed.stack.append(self)
 
+    def _push_again(self) -> None:
+        """Undo `_pop`, as far as that came."""
+        assert self.pair is not None
+        if not self._is_on_top:
+            _push(*self.pair)
+        if self not in _pushed.stack:
+            _pushed.stack.append(self)
+
     def _pop(self) -> None:
         _pop()
         if self in _pushed.stack:
@@ -233,18 +243,18 @@ def _compose(foreign: Pair, ours: Pair) -> Pair:
 def suspended() -> Iterator[None]:
     """Take our pairs off the top of this thread's stack for a while."""
     aside: list[Hooks] = []
-    while _pushed.stack:
-        ours = _pushed.stack[-1]
-        if not ours._is_on_top:  # noqa: SLF001 - its own kind
-            break  # a foreign pair is inside of ours
-        ours._pop()  # noqa: SLF001 - its own kind
-        aside.append(ours)
     try:
+        while _pushed.stack:
+            ours = _pushed.stack[-1]
+            if not ours._is_on_top:  # noqa: SLF001 - its own kind
+                break  # a foreign pair is inside of ours
+            aside.append(ours)  # first: a signal handler may raise anywhere
+            ours._pop()  # noqa: SLF001 - its own kind
         yield
     finally:
         for ours in reversed(aside):
             if not ours._has_left:  # noqa: SLF001
-                ours._push()  # noqa: SLF001
+                ours._push_again()  # noqa: SLF001
 
 
 _CREATE_GRAPH = 2  # its place behind the outputs

@@ -228,6 +228,23 @@ def test_prefetch_when_there_is_no_room_then_what_was_copied_makes_it() -> None:
     assert report.late_prefetches == 1  # of the first, which comes where it is used
 
 
+# ---- backward passes without hooks ---------------------------------------------------------------
+
+
+def test_backward_when_a_step_was_rescued_then_hooks_see_the_next_one() -> None:
+    course = Course()
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace) as following:
+            rests = []
+            for rescues in (0, 1, 0):
+                course.step()
+                course.swapper.rescue._count += rescues
+                assert following.end_step().deviation is None
+                rests.append(course.hooks.packer.rests)
+    assert rests == [True, False, True]
+
+
 # ---- life ----------------------------------------------------------------------------------------
 
 
