@@ -100,7 +100,8 @@ def deterministic() -> Iterator[None]:
 def session_of(training: Training) -> Iterator[Any]:
     """Enter swapkit's session, if the setup has one, and give it.
 
-    Its plan is made at once: what is timed are steps that follow it.
+    Its plan is made at once: what is timed are steps that follow it. The steps with deterministic
+    operators, which take longer, are not the one that is recorded.
     """
     setup = training.setup
     if setup.limit_bytes == 0:
@@ -114,6 +115,7 @@ def session_of(training: Training) -> Iterator[Any]:
         training.model,
         training.optimizer,
         policy=setup.policy,
+        profile_steps=max(1, setup.digest_steps + setup.warmup_steps),
         device=setup.device,
     )
     with planning_at_once(), session:

@@ -97,7 +97,7 @@ def describe(plan: Plan) -> str:
     if prediction is None:
         return text
     return (
-        f"{text}; predicted {prediction.seconds:.4g} s a step, "
+        f"{text}; predicted {prediction.step_seconds:.4g} s a step, "
         f"{format_bytes(prediction.peak_bytes)} at most"
     )
 
@@ -118,7 +118,8 @@ def pace(plan: Plan, factor: float) -> Plan:
         return plan
     seconds = plan.prediction.seconds * factor
     bound_seconds = None if plan.bound_seconds is None else plan.bound_seconds * factor
-    prediction = replace(plan.prediction, seconds=seconds)
+    host_seconds = plan.prediction.host_seconds * factor
+    prediction = replace(plan.prediction, seconds=seconds, host_seconds=host_seconds)
     return replace(plan, prediction=prediction, bound_seconds=bound_seconds)
 
 

@@ -66,7 +66,7 @@ def predictions(course: Course) -> dict[str, float | int | None]:
         return {}
     found, trace = plan.prediction, course.trace
     return {
-        "predicted_step_seconds": None if found is None else found.seconds,
+        "predicted_step_seconds": None if found is None else found.step_seconds,
         "predicted_peak_bytes": None if found is None else found.peak_bytes,
         "bound_step_seconds": plan.bound_seconds,
         "unlimited_step_seconds": None if trace is None else trace.seconds * course.pace,

@@ -50,7 +50,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a step under a plan comes to. `peak_bytes`: in use, of the device."""
+    """What a step under a plan comes to. `peak_bytes`: in use, of the device.
+
+    `seconds` are the device's. Where the host takes longer, it is what the step takes.
+    """
 
     seconds: float
     peak_bytes: int
@@ -59,6 +62,13 @@ class Prediction:
     swapped_bytes: int = 0  # out, and as many back
     recompute_seconds: float = 0.0
     stall_seconds: float = 0.0
+    # 0: not known. Not in a document: it is of the session that has measured it.
+    host_seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """What the step takes: the longer of both."""
+        return max(self.seconds, self.host_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -75,6 +85,11 @@ class Plan:
     # What it was made for, by which a session follows it. Not in the plan's own document.
     trace: Trace | None = field(default=None, compare=False, repr=False)
 
+    def count_moved(self) -> tuple[int, int]:
+        """Return how many storages are swapped, and how many recomputed."""
+        actions = Counter(decision.action for decision in self.decisions)
+        return actions[Action.SWAP], actions[Action.RECOMPUTE]
+
     def __repr__(self) -> str:
         """In one line: there may be thousands of decisions."""
         counts = Counter(decision.action.value for decision in self.decisions)
@@ -83,7 +98,7 @@ class Plan:
         predicted = (
             "not simulated"
             if found is None
-            else f"{found.seconds:.4g} s, peak {format_bytes(found.peak_bytes)}"
+            else f"{found.step_seconds:.4g} s, peak {format_bytes(found.peak_bytes)}"
         )
         policy = self.policy or "of the user"
         budget = format_bytes(self.budget_bytes)

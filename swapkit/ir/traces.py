@@ -13,7 +13,7 @@ storage of its own for each of these stretches (`passes.py`).
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from swapkit.units import format_bytes
@@ -107,6 +107,20 @@ class Event:
     operator: int  # the first operator that ran after it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTime:
+    """What the host takes for a step, by what moves."""
+
+    step_seconds: float  # if nothing does
+    swap_seconds: float = 0.0  # more for a storage, out and back
+    recompute_seconds: float = 0.0  # more for a storage
+
+    def of(self, *, swapped: int, recomputed: int) -> float:
+        """Return the seconds of a step in which so many storages move."""
+        moved = swapped * self.swap_seconds + recomputed * self.recompute_seconds
+        return self.step_seconds + moved
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Trace:
     """One step. `base_bytes`: in use throughout, by nothing that is listed."""
@@ -121,6 +135,8 @@ class Trace:
     step_seconds: float = 0.0  # what such a step takes unrecorded, without a limit; 0: not known
     reserved_ratio: float = 1.0  # most bytes reserved by those in use then
     version: int = VERSION
+    # Where that may be longer than what the device takes. Not in the trace's document.
+    host: HostTime | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """In one line: the tables have thousands of rows."""

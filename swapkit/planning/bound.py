@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import HostTime
     from swapkit.planning.linear import Linear
     from swapkit.simulation.problems import Floats, Problem
 
@@ -45,12 +46,13 @@ class Program:
         *,
         can_swap: bool = True,
         can_recompute: bool = True,
+        host: HostTime | None = None,
     ) -> None:
         self._problem = problem
         self._machine = machine
         self.fluid = FluidBuilder(
             problem, machine, problem.can_swap & can_swap, problem.can_recompute & can_recompute
-        ).build()
+        ).build(host)
         self._items, self._slots = len(problem.item_bytes), len(problem.slot_seconds)
         self._plain_seconds = float(np.sum(problem.slot_seconds))
         self._solver = Solver(self.fluid.linear, self.fluid.basis)

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
+    from swapkit.ir.plans import Action, Plan, Tier
+    from swapkit.ir.traces import HostTime, Trace
     from swapkit.planning.asking import Asked
 
 ROUNDS = 4  # of candidates, each for less memory than the one before
@@ -56,24 +56,38 @@ class Tried:
     plan: Plan
     seconds: float
     rescues: int
+    is_host_bound: bool = False  # whether the device has waited for the host
     is_known: bool = False  # whether the time is the median of several steps
 
     @property
     def predicted_seconds(self) -> float:
         """What was predicted for it; 0: nothing was."""
-        return 0.0 if self.plan.prediction is None else self.plan.prediction.seconds
+        return 0.0 if self.plan.prediction is None else self.plan.prediction.step_seconds
 
 
-def find_best(trials: Sequence[Tried]) -> Tried:
+def outline(plan: Plan) -> frozenset[tuple[int, Action, Tier]]:
+    """Return what a plan moves, whatever the moments."""
+    return frozenset((each.storage, each.action, each.tier) for each in plan.decisions)
+
+
+def find_best(trials: Sequence[Tried], host: HostTime | None = None) -> Tried:
     """Return the one to follow: with the fewest rescues, then by time.
 
-    Between times that two steps of one plan may differ by, the prediction decides.
+    Between times that two steps of one plan may differ by, the prediction decides. `host`: what the
+    host takes, which then counts for all of them.
     """
     fewest = min(trial.rescues for trial in trials)
     held = [trial for trial in trials if trial.rescues == fewest]
     enough = min(trial.seconds for trial in held) / FASTER
     near = [trial for trial in held if trial.seconds <= enough]
-    return min(near, key=lambda trial: (trial.predicted_seconds, trial.seconds))
+    return min(near, key=lambda trial: (_predict(trial, host), trial.seconds))
+
+
+def _predict(trial: Tried, host: HostTime | None) -> float:
+    if host is None:
+        return trial.predicted_seconds
+    swapped, recomputed = trial.plan.count_moved()
+    return max(trial.predicted_seconds, host.of(swapped=swapped, recomputed=recomputed))
 
 
 @dataclass(slots=True)
@@ -98,6 +112,7 @@ class Case:
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
+    is_refined: bool = False  # whether a plan was asked for that minds the host's time, too
     first: tuple[Plan, float] | None = None  # step of a candidate that is tried once more: seconds
 
     @property
@@ -175,6 +190,10 @@ class Case:
             return seconds
         self.first = plan, seconds
         return None
+
+    def has_tried(self, plan: Plan) -> bool:
+        """Whether a plan that moves the same was tried."""
+        return any(outline(each.plan) == outline(plan) for each in self.trials)
 
     def choose(self, plan: Plan) -> None:
         """Follow a plan from now on, which has to prove itself."""

@@ -28,6 +28,8 @@ Everything is a relaxation of what the simulator does, so the optimum bounds eve
   1 / (1 + interference) as much is computed; copies need busy seconds or stalls.
 - *Host and disk* hold what has left until the slot `deaths` has ended.
 - The shares of an item are at most one together.
+- Where the host may be the limit: the step takes no less than what the host does for it and for
+  what is moved.
 
 Rows that keep `out` and `in` from running backwards are there only where that could pay: with
 shared links or limited room. Otherwise the running maximum of what is out, and the minimum of what
@@ -48,8 +50,14 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import HostTime
     from swapkit.planning.linear import Linear
     from swapkit.simulation.problems import Flags, Floats, Indexes, Problem
+
+
+# What a second costs in which the device is idle: of solutions that the host takes as long for, the
+# one that is faster on the device is the best.
+IDLE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,8 +121,8 @@ class FluidBuilder:
         self._basic: list[Indexes] = []
         self._tight: list[Indexes] = []
 
-    def build(self) -> Fluid:
-        """Return the program."""
+    def build(self, host: HostTime | None = None) -> Fluid:
+        """Return the program; with a host that may take longer than the device."""
         self._recomputed = self._columns(
             len(self._sizes), 1.0, upper=self._may_recompute, cost=self._costs
         )
@@ -130,6 +138,8 @@ class FluidBuilder:
             self._add_trails()
         for tier in self._tiers:
             self._add_room(tier)
+        if host is not None:
+            self._add_host(host)
         return Fluid(
             linear=self._assembly.finish(),
             unit_bytes=self._unit_bytes,
@@ -333,6 +343,22 @@ class FluidBuilder:
         self._assembly.add(rows[at], tier.shares[items], self._sizes[items])
         self._basic.append(held)
         self._tight.append(rows)
+
+    def _add_host(self, host: HostTime) -> None:
+        """Let the step take no less than the host does: else the device is idle."""
+        costs = self._assembly.costs()
+        adding = np.flatnonzero(costs)
+        scale = 1.0 / self._unit_seconds
+        moved = [(self._recomputed, host.recompute_seconds * scale)]
+        moved += [(tier.shares, host.swap_seconds * scale) for tier in self._tiers]
+        least = host.step_seconds * scale - float(np.sum(self._seconds))
+        most = sum(len(columns) * seconds for columns, seconds in moved)
+        idle = self._columns(1, max(0.0, least) + most, cost=IDLE)
+        row = self._assembly.rows(1, least, np.inf)
+        self._assembly.add(row, idle, 1.0)
+        self._assembly.add(row, adding, costs[adding])
+        for columns, seconds in moved:
+            self._assembly.add(row, columns, -seconds)
 
     def _put_change(self, rows: Indexes, columns: Indexes, factor: float) -> None:
         """Add by how much a variable of the boundaries grows up to each."""

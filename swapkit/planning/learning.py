@@ -3,8 +3,8 @@
 For each *case*, that is for all steps that are given inputs of the same shapes:
 
     warm-up   steps under rescue; the last of them is recorded
-    search    one step with each candidate plan, two where the host was the limit; the best that
-              held the budget wins (`find_best`)
+    search    one step with each candidate plan, two where the host was the limit, and then with one
+              more that minds what the host takes; the best that held the budget wins (`find_best`)
     stable    the winner, until steps do not go as recorded, or need a rescue
 
 Training goes on while plans are made (`asking.py`): without one, under rescue; with one that is to
@@ -31,11 +31,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit.planning.asking import Asked, Request
 from swapkit.planning.cases import FASTER, ROUNDS, SHARE, Case, Stage, Tried, find_best
 from swapkit.planning.given import Given
+from swapkit.planning.host_time import find_host_time
 from swapkit.planning.lengths import Lengths
 from swapkit.planning.outcomes import Instruction, Mode, Outcome
 from swapkit.planning.taking import LONGER, Taking
@@ -228,7 +230,7 @@ class Learner(Taking):
         if case is self._general:
             case.trace = self._any.record(outcome.trace, self._length)
         case.recordings += 1
-        case.retreats = 0
+        case.retreats, case.is_refined = 0, False
         is_single = case.changes or case is self._general  # no two of its steps can be compared
         self._plan(case, 1 if is_single else self._search_steps)
 
@@ -274,7 +276,8 @@ class Learner(Taking):
         seconds = case.time(outcome.seconds, is_again=outcome.is_host_bound and not outcome.rescues)
         if seconds is None:
             return
-        case.trials.append(Tried(case.candidates.pop(0), seconds, outcome.rescues))
+        plan = case.candidates.pop(0)
+        case.trials.append(Tried(plan, seconds, outcome.rescues, outcome.is_host_bound))
         tried = len(case.trials)
         has_held = any(trial.rescues == 0 for trial in case.trials)
         if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:
@@ -282,12 +285,31 @@ class Learner(Taking):
             if left > 0 or not has_held:
                 self._retreat(case, max(1, left))
                 return
-        self._choose(case)
+        if case.candidates or not self._refine(case):
+            self._choose(case)
+
+    def _refine(self, case: Case) -> bool:
+        """Ask for a plan that minds the host's time if that was the limit; return whether."""
+        best = find_best(case.trials)
+        if case.is_refined or not best.is_host_bound or best.rescues:
+            return False
+        case.is_refined = True
+        bound = [(each.plan, each.seconds) for each in case.trials if each.is_host_bound]
+        host = find_host_time(bound)
+        if host is None:
+            return False
+        assert case.trace is not None
+        case.trace = replace(case.trace, host=host)
+        case.candidates = [best.plan]  # until there is another
+        request = Request(trace=case.trace, count=1, shares=(case.share,))
+        self._ask(Asked(case, request, is_refined=True))
+        return True
 
     def _choose(self, case: Case) -> None:
         """Follow the best plan if all were tried."""
         if not case.candidates:
-            case.choose(find_best(case.trials).plan)
+            host = None if case.trace is None else case.trace.host
+            case.choose(find_best(case.trials, host).plan)
 
     def _look(self, case: Case, seconds: float) -> None:
         """Let another plan have its turn if the chosen one is slower than it was in the search."""

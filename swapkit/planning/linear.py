@@ -99,6 +99,10 @@ class Assembly:
             )
         )
 
+    def costs(self) -> Floats:
+        """Return the costs of the variables so far."""
+        return np.concatenate([columns[2] for columns in self._columns])
+
     def finish(self) -> Linear:
         """Return the program."""
         rows, columns, values = (

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
-from swapkit.ir.plans import Action, Decision, Plan, Tier
+from swapkit.ir.plans import Decision, Plan
 from swapkit.planning.bound import lower_bound
+from swapkit.planning.cases import outline
 from swapkit.planning.feasibility import find_least
 from swapkit.planning.solving import Failure, Solution, plan_problem
 from swapkit.planning.trade_offs import SHARES, TradeOff, measure_trade_offs
@@ -122,17 +123,17 @@ def make_candidates(
     if not plain.decisions or count < 2:
         return (plain,)
     problem = lower(trace)
-    plans = {_outline(plain): plain}
+    plans = {outline(plain): plain}
     for assumed, restricted in _assume(machine, policy):
         if len(plans) >= count:
             break
         allowed = restrict(problem, restricted)
-        solution = plan_problem(allowed, assumed)
+        solution = plan_problem(allowed, assumed, host=trace.host)
         if isinstance(solution, Failure):
             continue
         other = _adapt(trace, allowed, machine, solution, policy)
         if other is not None and _predicted_seconds(other) <= WORTH * _predicted_seconds(plain):
-            plans.setdefault(_outline(other), replace(other, bound_seconds=plain.bound_seconds))
+            plans.setdefault(outline(other), replace(other, bound_seconds=plain.bound_seconds))
     return tuple(sorted(plans.values(), key=_predicted_seconds))
 
 
@@ -262,7 +263,7 @@ def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str
     Raises:
         InfeasibleBudget: there is none.
     """
-    solution = plan_problem(problem, machine)
+    solution = plan_problem(problem, machine, host=trace.host)
     if isinstance(solution, Failure):
         raise _explain_failure(trace, problem, machine, solution.least, policy)
     return solution
@@ -351,11 +352,6 @@ def _adapt(
     return as_plan(trace, problem, machine, actions, trial.run, policy=policy)
 
 
-def _outline(plan: Plan) -> frozenset[tuple[int, Action, Tier]]:
-    """Return what a plan moves, whatever the moments."""
-    return frozenset((each.storage, each.action, each.tier) for each in plan.decisions)
-
-
 def _predicted_seconds(plan: Plan) -> float:
     assert plan.prediction is not None
-    return plan.prediction.seconds
+    return plan.prediction.step_seconds

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import HostTime
     from swapkit.planning.feasibility import Least
     from swapkit.planning.trials import Actions, Trial
     from swapkit.simulation.problems import Problem
@@ -48,6 +49,7 @@ def plan_problem(
     *,
     effort: Effort | None = None,
     known: Iterable[Actions] = (),
+    host: HostTime | None = None,
 ) -> Solution | Failure:
     """Return the best actions that are found.
 
@@ -56,13 +58,14 @@ def plan_problem(
         machine: its budget holds at every instant.
         effort: how much is done; None: as much as pays for a problem of this size.
         known: actions to begin with, beside those of the linear program.
+        host: what the host takes; None: never the limit.
     """
-    trials = Trials(problem, machine)
+    trials = Trials(problem, machine, host)
     kept = trials.simulate(trials.keep_all())
     if kept.is_possible:
         return Solution(trial=kept, bound_seconds=kept.cost)
     effort = effort or choose_effort(problem)
-    program = Program(problem, machine)
+    program = Program(problem, machine, host=host)
     relaxation = program.solve()
     bound_seconds = math.inf if relaxation is None else relaxation.seconds
     search = Search(trials, effort, bound_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit.planning.asking import Asked, Asking, Request
+from swapkit.planning.asking import Asked, Asking, Found, Request
 from swapkit.planning.cases import ROUNDS, Case
 from swapkit.planning.lengths import Lengths
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-    from swapkit.planning.asking import Found, MakePlans
+    from swapkit.planning.asking import MakePlans
 
 LONGER = "inputs became longer"  # why there is to be another plan
 
@@ -78,6 +78,9 @@ class Taking:
         if not found.plans and (trace := self._find_shorter(case, asked)) is not None:
             case.trace = trace
             self._plan(case, 1)
+        elif asked.is_refined:
+            case.asked = None
+            self._take_refined(case, found)
         elif asked.replaces and not found.plans:  # what there was is better than nothing
             case.keep_plans()
             self._do_without(case)
@@ -105,13 +108,20 @@ class Taking:
             self.replans += 1
             self.reason = f"{asked.replaces}: plans for {case.share:.1%} of the budget"
 
+    def _take_refined(self, case: Case, found: Found) -> None:
+        """Let a plan that was made for the host, too, have its turn if it is another one."""
+        case.candidates = [each for each in found.plans if not case.has_tried(each)]
+        self._choose(case)
+
     def fail(self, asked: Asked, error: BaseException) -> None:
         """Note that plans could not be made: see `Answers`."""
         case = asked.case
         if case.asked is not asked:
             return
         case.asked = None
-        if asked.replaces:  # what held goes on
+        if asked.is_refined:
+            self._take_refined(case, Found(share=case.share))
+        elif asked.replaces:  # what held goes on
             case.keep_plans()
         elif isinstance(error, Exception):  # a user's policy: the next steps do without
             case.why_none = f"{type(error).__name__}: {error}"
@@ -134,4 +144,8 @@ class Taking:
 
     def _do_without(self, case: Case) -> None:
         """Go on with what there is, since there are no plans for less memory."""
+        raise NotImplementedError
+
+    def _choose(self, case: Case) -> None:
+        """Follow the best plan if all were tried."""
         raise NotImplementedError

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from swapkit.planning.beside import go_on
+from swapkit.planning.fluid import IDLE
 from swapkit.simulation import timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import HostTime
     from swapkit.simulation.problems import Problem
 
     Actions: TypeAlias = NDArray[np.int8]
@@ -40,9 +42,10 @@ class Trial:
 class Trials:
     """Simulates on one machine, and counts how often."""
 
-    def __init__(self, problem: Problem, machine: Machine) -> None:
+    def __init__(self, problem: Problem, machine: Machine, host: HostTime | None = None) -> None:
         self.problem = problem
         self.machine = machine
+        self._host = host  # None: never the limit
         self.count = 0
         self._slots = len(problem.slot_seconds)
 
@@ -61,7 +64,8 @@ class Trials:
         self.count += 1
         run = timeline.run(self.problem, self.machine, actions, window=window)
         if run.stuck_slot < 0:
-            return Trial(actions, window, run, run.seconds)
+            idle = max(0.0, timeline.find_host_seconds(self._host, actions) - run.seconds)
+            return Trial(actions, window, run, run.seconds + IDLE * idle)
         left = (self._slots - run.stuck_slot) / self._slots
         return Trial(actions, window, run, STUCK_SECONDS * (1 + left))
 

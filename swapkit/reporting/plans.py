@@ -160,19 +160,21 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
     lines = []
     if found is not None:
         lines.append(
-            f"predicted: step {format_seconds(found.seconds)}, peak "
+            f"predicted: step {format_seconds(found.step_seconds)}, peak "
             f"{format_bytes(found.peak_bytes)}, of the step "
             f"{format_seconds(found.stall_seconds)} waiting for copies and "
             f"{format_seconds(found.recompute_seconds)} recomputing"
         )
         if plan.bound_seconds:
-            gap = found.seconds / plan.bound_seconds - 1
+            gap = found.step_seconds / plan.bound_seconds - 1
             lines.append(
                 f"no plan for this budget takes less than {format_seconds(plan.bound_seconds)}: "
                 f"this one takes {gap:.2%} more"
             )
     if step_seconds is not None:
-        error = f", {step_seconds / found.seconds - 1:+.1%} beside the prediction" if found else ""
+        error = (
+            f", {step_seconds / found.step_seconds - 1:+.1%} beside the prediction" if found else ""
+        )
         lines.append(f"measured: step {format_seconds(step_seconds)}{error}")
     return lines
 
@@ -243,7 +245,7 @@ def format_trade_offs(trade_offs: Sequence[TradeOff], *, plan: Plan | None = Non
     if not trade_offs:
         return "what another budget would change: not known"
     found = None if plan is None else plan.prediction
-    reference = trade_offs[-1].seconds if found is None else found.seconds
+    reference = trade_offs[-1].seconds if found is None else found.step_seconds
     rows = [
         (
             format_bytes(each.budget_bytes),

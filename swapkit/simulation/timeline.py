@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Schedule
-    from swapkit.ir.traces import Trace
+    from swapkit.ir.traces import HostTime, Trace
     from swapkit.simulation.problems import Indexes, Problem
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "SWAP_TO_DISK",
     "Run",
     "as_plan",
+    "find_host_seconds",
     "predict",
     "run",
     "set_moments",
@@ -55,6 +56,15 @@ def predict(run: Run) -> Prediction:
         recompute_seconds=run.recompute_seconds,
         stall_seconds=run.stall_seconds,
     )
+
+
+def find_host_seconds(host: HostTime | None, actions: NDArray[np.int8]) -> float:
+    """Return what the host takes for a step in which so is done with each item; 0: not known."""
+    if host is None:
+        return 0.0
+    recomputed = int(np.count_nonzero(actions == RECOMPUTE))
+    swapped = int(np.count_nonzero(actions != KEEP)) - recomputed
+    return host.of(swapped=swapped, recomputed=recomputed)
 
 
 def as_plan(
@@ -89,7 +99,7 @@ def as_plan(
         budget_bytes=machine.budget_bytes,
         policy=policy,
         signature=trace.signature,
-        prediction=predict(run),
+        prediction=replace(predict(run), host_seconds=find_host_seconds(trace.host, actions)),
         trace=trace,
     )
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from swapkit.ir.traces import HostTime
+from swapkit.planning.fluid import IDLE
 from swapkit.planning.moves import Moves, list_choices, list_rows
 from swapkit.planning.rounding import Rounder, Shares
 from swapkit.planning.search import Effort, Search
 from swapkit.planning.solving import Failure, Solution, plan_problem
 from swapkit.planning.trials import Trials
-from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
+from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, find_host_seconds
 from tests.support.problems import kept_peak, machine_for, random_problem
 from tests.unit.planning.drawing import draw_case
 
@@ -33,9 +35,9 @@ def layered_problem(layers: int, *, seed: int = 0) -> Problem:
     return random_problem(seed, items=4 * layers, shuffle=0)
 
 
-def try_all(problem: Problem, machine: Machine) -> float:
+def try_all(problem: Problem, machine: Machine, host: HostTime | None = None) -> float:
     """Return the least seconds of all possible actions; math.inf: none runs."""
-    trials = Trials(problem, machine)
+    trials = Trials(problem, machine, host)
     found = (
         trials.simulate(np.array(actions, np.int8))
         for actions in itertools.product(*list_choices(problem, machine))
@@ -76,6 +78,29 @@ def test_plan_when_all_actions_can_be_tried_then_within_one_per_cent_of_the_best
     assert isinstance(solution, Solution)
     assert solution.trial.cost <= best * 1.01
     assert solution.bound_seconds <= solution.trial.cost * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_plan_when_the_host_may_be_the_limit_then_within_one_per_cent_of_the_best(
+    seed: int,
+) -> None:
+    problem, machine, _ = draw_case(seed, 6)
+    plain = float(problem.slot_seconds.sum())
+    source = random.Random(seed)
+    host = HostTime(
+        step_seconds=plain * source.uniform(0.7, 1.2),
+        swap_seconds=plain * source.uniform(0.0, 0.2),
+        recompute_seconds=plain * source.uniform(0.0, 0.2),
+    )
+    best = try_all(problem, machine, host)
+    solution = plan_problem(problem, machine, effort=SMALL, host=host)
+    if math.isinf(best):
+        assert isinstance(solution, Failure)
+        return
+    assert isinstance(solution, Solution)
+    assert solution.trial.cost <= best * 1.01
+    assert solution.bound_seconds <= solution.trial.cost * (1 + 1e-6)
+    assert IDLE * find_host_seconds(host, solution.trial.actions) <= solution.trial.cost
 
 
 @pytest.mark.promise("A1")
