@@ -161,7 +161,7 @@ def test_figures_when_other_ways_run_or_fail_then_the_keys_stay(
     assert usual["H100_1b_4k_auto_40_step_ms"] == 10.5
     assert usual["H100_1b_4k_auto_40_limit_bytes"] == 180 * MIB  # 100 stay, 40 % of the other 200
     assert usual["H100_1b_4k_auto_at_recompute_limit_bytes"] == 160 * MIB
-    assert usual["H100_1b_4k_check_free_auto_at_recompute"] == "met"
+    assert usual["H100_1b_4k_check_step_auto_at_recompute"] == "met"
     assert usual["H100_1b_4k_torchtune_step_ms"] is None
     assert all(isinstance(value, (int, float, str, type(None))) for value in usual.values())
     assert set(run_main(tmp_path, "--ways", "plain")[1]) == set(usual)
