@@ -44,7 +44,7 @@ class Runtime:
         apply_log_level(environment)
         note_without_effect(environment)
         self.shim = load_shim()
-        self.tracker = ModuleTracker()
+        self.tracker = ModuleTracker(self.shim.rest_at)
         # Guards the sessions and what they move: one lock for all, since each may be asked for
         # bytes in the middle of another's allocation.
         self.lock = threading.RLock()

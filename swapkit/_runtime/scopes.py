@@ -7,7 +7,7 @@ active there, or with the process's own outside any session.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._native.sched import Tier
 from swapkit._runtime.choice import Action, Choice
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from swapkit._runtime.swapper import Swapper
 
 
+class _Entered(NamedTuple):
+    """A scope that a thread has open."""
+
+    hooks: Hooks
+    is_alone: bool  # it began outside of any session, whose figures name modules
+
+
 class _Open(threading.local):
     """The scopes that this thread has open, innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[Hooks] = []
+        self.stack: list[_Entered] = []
 
 
 _open = _Open()
@@ -49,15 +56,16 @@ class Scope:
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
             )
         hooks = Hooks(swapper, choice)
-        runtime.tracker.start()
+        entered = _Entered(hooks, is_alone=not runtime.active)
+        runtime.tracker.start(is_scope=entered.is_alone)
         try:
             hooks.enter()
-            _open.stack.append(hooks)
+            _open.stack.append(entered)
         except BaseException:
-            if hooks in _open.stack:
-                _open.stack.remove(hooks)
+            if entered in _open.stack:
+                _open.stack.remove(entered)
             hooks.leave()
-            runtime.tracker.stop()
+            runtime.tracker.stop(is_scope=entered.is_alone)
             raise
 
     @untraced
@@ -69,19 +77,19 @@ class Scope:
     ) -> None:
         if not _open.stack:
             raise SessionError("a scope must end on the thread that it began on")
-        hooks = _open.stack.pop()
+        hooks, is_alone = _open.stack.pop()
         try:
             hooks.leave()
         finally:
-            get_runtime().tracker.stop()
-        if all(scope.choice.action is not Action.SWAP for scope in _open.stack):
+            get_runtime().tracker.stop(is_scope=is_alone)
+        if all(scope.hooks.choice.action is not Action.SWAP for scope in _open.stack):
             hooks.swapper.end_scope()
 
 
 @untraced
 def innermost_choice() -> Choice | None:
     """Return the choice of the scope that this thread has opened last, if one is open."""
-    return _open.stack[-1].choice if _open.stack else None
+    return _open.stack[-1].hooks.choice if _open.stack else None
 
 
 @untraced

@@ -117,6 +117,8 @@ class Shim:
         self.native_expect: Callable[[int, int], None] = module.native_expect
         self.native_take: Callable[[int, int], int] = module.native_take
         self.native_garbage: Callable[[], int] = module.native_garbage
+        # Where this thread saves what it does, whatever runs: a tag; 0: ask the tracker.
+        self.rest_at: Callable[[int], None] = module.rest_at
         self.clock_rings: Callable[[], int] = module.clock_rings
 
     @property

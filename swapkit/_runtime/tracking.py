@@ -11,12 +11,15 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime import global_hooks, resting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NO_MODULE = 0
 # Added to a module's tag for what its backward takes.
@@ -35,6 +38,25 @@ class Sites(Protocol):
 
     def set_blind(self, *, is_blind: bool) -> None:
         """Note whether `find_site` is to be asked where this thread saves something."""
+
+
+class _Coarse:
+    """Inside of a call on a thread that rests everything is saved in the module that is called.
+
+    `rest_at`: of the shim, which finds it by itself.
+    """
+
+    needs_modules = False
+
+    def __init__(self, rest_at: Callable[[int], object], tag: int) -> None:
+        self._rest_at = rest_at
+        self._tag = tag
+
+    def find_site(self) -> tuple[int, int]:
+        return self._tag, 0
+
+    def set_blind(self, *, is_blind: bool) -> None:
+        self._rest_at(self._tag if is_blind else NO_MODULE)
 
 
 class _Rest:
@@ -105,7 +127,9 @@ class _Thread(threading.local):
 class ModuleTracker:
     """Names for the modules that run. A tag stands for a name; 0 means: no module."""
 
-    def __init__(self) -> None:
+    def __init__(self, rest_at: Callable[[int], object] = lambda _tag: None) -> None:
+        """Know of no module. `rest_at`: see `Shim`."""
+        self._rest_at = rest_at
         self._names: list[str] = [""]
         self._tag_of_name: dict[str, int] = {"": NO_MODULE}
         self._tags: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -114,6 +138,7 @@ class ModuleTracker:
         self._step = 0
         self._users = 0
         self._resting_users = 0  # of these
+        self._scopes = 0  # of these
         self.is_on = False  # whether what is taken is being labelled
         self._state: set[int] = set()  # storage objects
         self._added = 0  # modules so far
@@ -126,29 +151,34 @@ class ModuleTracker:
         """Whether nobody needs it to know all modules that run: see `start`."""
         return self._users == self._resting_users
 
-    def start(self, *, may_rest: bool = False) -> None:
+    def start(self, *, may_rest: bool = False, is_scope: bool = False) -> None:
         """Start labelling; calls nest.
 
         Args:
             may_rest: it needs not know which modules run on a thread that rests (`rest`).
+            is_scope: it may rest, and needs no names. Where all are such, threads rest by
+                themselves: what is saved, and taken, has the name of the outermost module.
         """
+        may_rest = may_rest or is_scope
         with self._lock:
             self._users += 1
             self._resting_users += may_rest
+            self._scopes += is_scope
             self.is_on = True
             if self._users == 1:
                 self._period += 1
                 global_hooks.calls.add(self)
-            elif not may_rest:
+            elif not is_scope and (not may_rest or self._scopes == self._users - 1):
                 resting.interrupt()
             rest = self._running().rest
             if rest is not None and not may_rest:
                 rest.sites.needs_modules = True
 
-    def stop(self, *, may_rest: bool = False) -> None:
+    def stop(self, *, may_rest: bool = False, is_scope: bool = False) -> None:
         """Undo one `start`, which was told the same."""
         with self._lock:
-            self._resting_users -= may_rest  # first: `may_rest` takes no lock
+            self._resting_users -= may_rest or is_scope  # first: `may_rest` takes no lock
+            self._scopes -= is_scope
             self._users -= 1
             if self._users == 0:
                 self.is_on = False
@@ -283,8 +313,12 @@ class ModuleTracker:
         tag = self._tags.get(module)
         if tag is None:
             tag = self._name_now(module)
-        self._running().enter(tag)
+        stack = self._running()
+        stack.enter(tag)
         set_tag(tag)
+        is_outermost = len(stack.tags) == 1
+        if is_outermost and self._scopes == self._users and global_hooks.calls.now == (self,):
+            self.rest(_Coarse(self._rest_at, tag))
 
     def leave(self, _module: torch.nn.Module) -> None:
         """Note that the innermost module's forward has ended on this thread."""

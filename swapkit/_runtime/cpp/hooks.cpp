@@ -166,10 +166,18 @@ int admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
     return state < 0 ? -1 : 1 - state;
 }
 
+// The module in whose call this thread rests (`tracking.py`), and how much it has saved there.
+thread_local std::uint32_t coarse_tag = 0, coarse_saves = 0;
+
 // Note where a group is saved; false: an exception is set.
 bool find_site(Mover *mover, Group *group) {
     if (follower_finds_site(mover->follower, group)) {
         (void)links.sk_tag_set(group->tag); // as whoever hears of modules does
+        return true;
+    }
+    if (coarse_tag != 0) {
+        group->tag = coarse_tag;
+        group->index = coarse_saves++;
         return true;
     }
     Ref<> site = call_method<"site">(mover->tracker);
@@ -487,6 +495,16 @@ PyMemberDef packer_members[] = {
 };
 
 } // namespace
+
+PyObject *rest_at(PyObject *, PyObject *argument) {
+    unsigned long tag = PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred() != nullptr) {
+        return nullptr;
+    }
+    coarse_tag = static_cast<std::uint32_t>(tag);
+    coarse_saves = 0;
+    Py_RETURN_NONE;
+}
 
 bool handle_bytes(Handle *handle) {
     Group *group = handle->group;

@@ -399,6 +399,7 @@ PyObject *native_garbage(PyObject *, PyObject *) { return PyLong_FromSize_t(asid
 PyObject *count_rings(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(clock_rings()); }
 
 PyMethodDef functions[] = {
+    {"rest_at", shielded<rest_at>, METH_O, nullptr},
     {"clock_rings", count_rings, METH_NOARGS, nullptr},
     {"native_rescue", shielded<native_rescue>, METH_VARARGS, nullptr},
     {"native_rescues", shielded<native_rescues>, METH_O, nullptr},

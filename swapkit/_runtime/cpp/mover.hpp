@@ -140,6 +140,9 @@ bool terms_read(PyObject *choice, Terms *out);
 // The hooks of a scope: methods `pack` and `unpack`, and an `observer` that is told of each call of
 // them: `saved(tensor, packed)`, `used(packed, tensor)`.
 PyObject *packer_new(Mover *mover, PyObject *choice);
+// rest_at(tag): where this thread saves what it does from now on, whatever runs; 0: the tracker of
+// modules is asked.
+PyObject *rest_at(PyObject *module, PyObject *tag);
 // What every scope's unpack hook does; its argument is a handle, or has an `unpack` of its own.
 PyObject *unpack(PyObject *module, PyObject *handle);
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
 from swapkit._runtime import hooks as hooks_module
+from swapkit._runtime import resting
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import _open
 from swapkit.errors import SessionError
@@ -95,6 +97,72 @@ def test_sites_when_blocks_are_compiled_then_steps_have_the_same_names_and_bits(
     assert found[0] == found[1] == found[2]
 
 
+class Saving(nn.Module):
+    """Saves something twice; notes whether its thread rests, and may do something more."""
+
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner = inner
+        self.between: Callable[[], object] = lambda: None
+        self.rested: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rested.append(resting.is_resting())
+        x = (x * 1).sin().cos()
+        self.between()
+        return x if self.inner is None else self.inner(x)
+
+
+@pytest.fixture
+def named() -> Callable[[], list[str]]:
+    """What the groups are named that were made since this was last asked."""
+    mover = get_runtime().current_swapper().mover
+    seen: set[int] = set()
+
+    def name() -> list[str]:
+        new = [each for each in mover.resident if each.serial not in seen]
+        seen.update(each.serial for each in new)
+        return [f"{mover.policy.name(each)}#{each.index}" for each in new]
+
+    name()
+    return name
+
+
+def test_modules_when_only_scopes_are_open_then_nobody_hears_of_inner_ones(
+    named: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "_has_compiled", lambda: False)  # by another test
+    tracker = get_runtime().tracker
+    inner = Saving()
+    model = Saving(inner)
+    x = leaf()
+    with swapkit.offload(prefetch=1000):
+        y = model(x)
+        assert named() == ["Saving#0", "Saving#1", "Saving#2", "Saving#3"]
+        assert inner.rested == [True]
+        model.between = tracker.start  # somebody needs them
+        z = model(x)
+        assert named() == ["Saving#0", "Saving#1", "inner#0", "inner#1"]
+        assert inner.rested == [True, False]
+        model.between = lambda: None
+        z = model(x)
+        assert named() == ["Saving#0", "Saving#1", "inner#0", "inner#1"]
+        assert inner.rested == [True, False, False]
+        tracker.stop()
+        z = model(x)
+        assert inner.rested == [True, False, False, True]
+        (x * 1).sin()  # outside of modules
+    assert tracker.site()[0] == 0
+    assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, z)))
+
+
+def test_scope_when_a_session_is_active_then_modules_are_heard_of() -> None:
+    model = Saving(Saving())
+    with swapkit.budget(ROOMY), swapkit.offload():
+        model(leaf())
+    assert model.rested == [False]
+
+
 # ---- life ---------------------------------------------------------------------------------------
 
 
@@ -131,7 +199,7 @@ def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
     scope.__exit__(None, None, None)
     # Names and the detour of those who disable hooks may stay on: that costs time only.
     while tracker._users > users:
-        tracker.stop()
+        tracker.stop(is_scope=True)
     while hooks_module._detours > detours:
         hooks_module._remove_detour()
     assert torch.equal(gradient(scope(torch.sin)), gradient(torch.sin))
