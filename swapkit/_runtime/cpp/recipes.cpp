@@ -181,10 +181,10 @@ bool reads_any(const Recipe *recipe, const std::vector<c10::StorageImpl *> &chan
 void release_results(Recipe *recipe, const std::vector<c10::StorageImpl *> &changed) {
     for (Group *result : std::vector<Group *>(recipe->results)) {
         auto group = Ref<Group>::share(result);
-        if (!group || !is_missing(group.get()) || !is_among(group->weak, changed)) {
+        if (!group || !is_among(group->weak, changed)) {
             continue;
         }
-        if (group->nhandles > 0 && group_revive(group.get())) {
+        if (is_missing(group.get()) && group->nhandles > 0 && group_revive(group.get())) {
             enroll_again(recipe->mover.get(), group.get());
         }
         recipe_leave(group.get());

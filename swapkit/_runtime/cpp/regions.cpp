@@ -60,6 +60,12 @@ bool is_gone(const Group *group) {
     return group->nhandles == 0 && !is_there && group->storage == nullptr;
 }
 
+// Whether a storage is the one that a group's bytes lie in, or lay in when their operator had run.
+// Not by its key: what was computed again lies elsewhere, and another one may have that address.
+bool is_of(const c10::StorageImpl *storage, const Group *group) {
+    return storage == (group->storage != nullptr ? group->storage : group->weak);
+}
+
 // Forget what nobody can save any more. What goes may end others, and run Python: last.
 void sweep(Body &body) {
     std::vector<Ref<Group>> gone;
@@ -178,7 +184,7 @@ void settle_held(Group *group, bool drops) {
         return;
     }
     recipe_leave(group);
-    enroll(group->mover, group);
+    enroll_again(group->mover, group);
 }
 
 struct Sums {
@@ -210,7 +216,7 @@ Sums end(Region *region, bool drops) {
         }
         if (outer == nullptr) {
             part(group.get());
-        } else {
+        } else if (is_of(key.storage, group.get())) {
             outer->body->made.insert_or_assign(key, Ref<Group>::share(group.get()));
         }
     }
@@ -387,8 +393,7 @@ Group *region_find(Region *region, Key key) {
     for (; region != nullptr; region = region->outer) {
         auto found = region->body->made.find(key);
         Group *group = found == region->body->made.end() ? nullptr : found->second.get();
-        // One that was computed again already has another storage.
-        if (group != nullptr && group->recipe != nullptr && group->key == key) {
+        if (group != nullptr && group->recipe != nullptr && is_of(key.storage, group)) {
             group->depth = std::min(group->depth, region->body->run->depth);
             return group;
         }

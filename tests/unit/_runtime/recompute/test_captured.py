@@ -186,6 +186,23 @@ def test_scope_when_inside_a_region_then_still_computed_again() -> None:
     assert get_runtime().current_swapper().scheduler.stats().copied_out_bytes == moved
 
 
+def test_gradients_when_taken_inside_and_kept_to_go_back_through_then_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def function(value: torch.Tensor) -> torch.Tensor:
+        value = value[:16]
+        for _ in range(4):  # what is made next lies where what is computed again lay
+            inner = (value.exp() * value.tanh()).sum()
+            (grad,) = torch.autograd.grad(inner, value, create_graph=True)
+            value = (grad * value).sin()
+        return value
+
+    monkeypatch.setattr(captured._known, "find", lambda _: "")  # captured, whatever is kept
+    expected = gradient(plainly, function)
+    for _ in range(RUNS):
+        assert_same_bits([gradient(by_us, function)], [expected])
+
+
 # ---- changes in place ----------------------------------------------------------------------------
 
 
@@ -215,9 +232,25 @@ def changes_inside(call: Any) -> list[torch.Tensor]:
     return list(torch.autograd.grad(call(function, x * 0.5).sum(), x))
 
 
-@pytest.mark.parametrize(
-    "program", [changes_input_later, changes_output_later, changes_inside], ids=lambda p: p.__name__
-)
+def changes_saved_result_without_counting(call: Any) -> list[torch.Tensor]:
+    def function(value: torch.Tensor) -> torch.Tensor:
+        hidden = value.exp()
+        hidden.data.mul_(3)
+        return hidden.sin()
+
+    x = leaf()
+    return list(torch.autograd.grad(call(function, x * 0.5).sum(), x))
+
+
+CHANGES = [
+    changes_input_later,
+    changes_output_later,
+    changes_inside,
+    changes_saved_result_without_counting,
+]
+
+
+@pytest.mark.parametrize("program", CHANGES, ids=lambda program: program.__name__)
 def test_change_in_place_when_plain_autograd_would_not_mind_then_same_bits(program: Any) -> None:
     for _ in range(RUNS):
         assert_same_bits(program(by_us), program(plainly))
@@ -225,7 +258,7 @@ def test_change_in_place_when_plain_autograd_would_not_mind_then_same_bits(progr
 
 def test_saved_result_when_changed_inside_then_refused_as_in_plain_autograd() -> None:
     def function(value: torch.Tensor) -> torch.Tensor:
-        hidden = value.tanh()
+        hidden = value[:16].tanh()  # few bytes: what is kept for them is no reason to run twice
         out = hidden * 2
         hidden.add_(1)
         return out
@@ -283,6 +316,29 @@ def test_methods_when_of_objects_with_other_options_then_each_is_looked_at() -> 
         expected = gradient(plainly, options.run)
         for _ in range(RUNS):
             assert_same_bits([gradient(by_us, options.run)], [expected])
+
+
+def test_method_when_told_to_write_in_a_later_run_then_looked_at_once_more() -> None:
+    options = Options(writes=False)
+    for writes in (False, True, True):
+        options.writes = writes
+        expected = gradient(plainly, options.run)
+        assert_same_bits([gradient(by_us, options.run)], [expected])
+
+
+def test_kernel_when_announced_in_a_later_run_then_what_it_writes_is_kept() -> None:
+    count = 0
+
+    def function(value: torch.Tensor) -> torch.Tensor:
+        hidden = value * 2
+        if count > 0:
+            with swapkit.op("kernel", hidden):
+                hidden.detach().numpy()[:] += 1
+        return hidden.exp().sin()
+
+    for count in range(RUNS):  # noqa: B007 - `function` reads it
+        expected = gradient(plainly, function)
+        assert_same_bits([gradient(by_us, function)], [expected])
 
 
 class InPlace(torch.nn.Module):
