@@ -81,8 +81,8 @@ def op(name: str, *operands: torch.Tensor) -> Operator:
 
     While it runs its operands stay where they are, its memory and what it saves are named after it
     in reports and traces, and its beginning and end are marked in the trace. What operators chosen
-    by hand made of its operands, or made them, is kept from its beginning on instead of computed
-    again: the kernel may overwrite them.
+    by hand, or captured by `checkpoint`, made of its operands, or made them, is kept from its
+    beginning on instead of computed again: the kernel may overwrite them.
 
     Args:
         name: of the kernel.

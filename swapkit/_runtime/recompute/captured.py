@@ -12,12 +12,11 @@ holds for the runs after it: they are captured, or run twice, as in torch's chec
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from types import BuiltinMethodType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +27,7 @@ from swapkit._runtime.hooks import Hooks, around_region
 from swapkit._runtime.modes import has_foreign_mode
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.evidence import Evidence
+from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor
 from swapkit._runtime.recompute.watching import check_operators
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import resting_choice
@@ -44,8 +44,6 @@ _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _LITTLE_BYTES = 1 << 16
 _SHARE = 1 / 32
 _MOST_KNOWN = 4096  # functions with kinds of arguments
-_DEPTH = 4  # of functions in functions that are looked into
-_VALUES = (bool, str, type(None))  # of which each is a kind of argument
 
 UNSEEN = "a kernel that torch does not see writes to its memory"
 
@@ -160,31 +158,25 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.tensors: list[torch.Tensor] = []
-        kinds: list[Hashable] = [_token(function), save, tuple(kwargs), torch.is_autocast_enabled()]
+        kinds: list[Hashable] = [kind_of(function), save, tuple(kwargs)]
+        kinds.append(torch.is_autocast_enabled())
         others: list[object] = [function] if type(function) is functools.partial else []
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):
                 self.tensors.append(value)
-            elif type(value) in _VALUES:
-                kinds.append(value)
-            else:
-                kinds.append(_token(value))
-                if not isinstance(value, (torch.nn.Module, int, float)):
-                    others.append(value)
+                continue
+            kinds.append(kind_of(value))
+            if not isinstance(value, (torch.nn.Module, int, float, str, type(None))):
+                others.append(value)
         if others:
             self.tensors += Template(others).take_tensors()
-        kinds += map(_kind_of, self.tensors)
+        kinds += map(kind_of_tensor, self.tensors)
         self.key = tuple(kinds)
 
     @property
     def owner(self) -> object:
         """The module or function that it is a call of."""
         return _owner_of(self.function, self.args)
-
-
-def _kind_of(tensor: torch.Tensor) -> Hashable:
-    count = tensor.numel().bit_length()
-    return tensor.dtype, tensor.device.type, tensor.requires_grad, tensor.dim(), count
 
 
 def _owner_of(function: Any, args: tuple[Any, ...]) -> object:  # noqa: ANN401
@@ -197,53 +189,6 @@ def _owner_of(function: Any, args: tuple[Any, ...]) -> object:  # noqa: ANN401
     return function
 
 
-# ---- which function ------------------------------------------------------------------------------
-
-_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_counter = itertools.count()
-
-
-def _number(thing: Any) -> Hashable:  # noqa: ANN401
-    """Return a number that no other object will have; if it cannot be told apart, a new one."""
-    try:
-        found = _numbers.get(thing)
-        if found is None:
-            found = _numbers[thing] = next(_counter)
-    except TypeError:
-        return next(_counter)
-    return found
-
-
-def _token(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401
-    """Return what tells functions apart, though they are made anew for each call."""
-    if isinstance(thing, torch.nn.Module):
-        return _number(thing), thing.training
-    if depth == 0 or not callable(thing):
-        return type(thing).__module__, type(thing).__qualname__
-    if type(thing) is functools.partial:
-        parts = (thing.func, *thing.args, *thing.keywords.values())
-        return tuple(_token(part, depth - 1) for part in parts)
-    if isinstance(thing, (MethodType, BuiltinMethodType)):
-        owner = thing.__self__
-        is_module = isinstance(owner, torch.nn.Module)
-        own = _token(owner) if is_module else _number(owner)  # which may have options
-        return own, _token(getattr(thing, "__func__", None), depth - 1), thing.__name__
-    return _function_token(thing, depth) if isinstance(thing, FunctionType) else _number(thing)
-
-
-def _function_token(function: FunctionType, depth: int) -> Hashable:
-    cells = function.__closure__ or ()
-    values = tuple(_token(_content(cell), depth - 1) for cell in cells)
-    return (_number(function.__code__), *values)
-
-
-def _content(cell: Any) -> object:  # noqa: ANN401 - of a closure
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing yet
-        return None
-
-
 # ---- what is known -------------------------------------------------------------------------------
 
 
@@ -253,7 +198,7 @@ class _Known:
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, str] = OrderedDict()
         self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._alike: dict[Hashable, str] = {}  # of modules that are made alike
+        self._alike: OrderedDict[Hashable, str] = OrderedDict()  # of modules that are made alike
 
     def find(self, call: Call) -> str | None:
         """Return why such calls run twice; None: nothing is known."""
@@ -264,12 +209,10 @@ class _Known:
 
     def note(self, call: Call, reason: str) -> None:
         """Note what was found of a call."""
-        self._found[call.key] = reason
-        if len(self._found) > _MOST_KNOWN:
-            self._found.popitem(last=False)
+        _put(self._found, call.key, reason)
         if reason:
             owner = call.owner
-            self._alike[_form(owner)] = reason
+            _put(self._alike, _form(owner), reason)
             try:
                 self._reasons[owner] = reason
             except TypeError:
@@ -283,6 +226,13 @@ class _Known:
             return ""
 
 
+def _put(found: OrderedDict[Hashable, str], key: Hashable, reason: str) -> None:
+    found[key] = reason
+    with contextlib.suppress(KeyError):  # another thread has taken the last one
+        if len(found) > _MOST_KNOWN:
+            found.popitem(last=False)
+
+
 _known = _Known()
 _forms: weakref.WeakKeyDictionary[torch.nn.Module, Hashable] = weakref.WeakKeyDictionary()
 
@@ -290,7 +240,7 @@ _forms: weakref.WeakKeyDictionary[torch.nn.Module, Hashable] = weakref.WeakKeyDi
 def _form(owner: object) -> Hashable:
     """Return how a module is made: of another one that is made alike the same is expected."""
     if not isinstance(owner, torch.nn.Module):
-        return _token(owner)
+        return kind_of(owner)
     form = _forms.get(owner)
     if form is None:
         form = _forms[owner] = tuple(map(type, owner.modules()))

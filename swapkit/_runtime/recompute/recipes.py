@@ -329,8 +329,10 @@ def settle_changed(changed: Sequence[torch.Tensor]) -> None:
 def settle_announced(operands: Sequence[torch.Tensor]) -> None:
     """Settle what was chosen by hand before a kernel runs that torch does not: it may write to any.
 
-    A plan's recipes are others (`cpp/recipes.hpp`): it knows by their bytes what kernels change.
+    Not what a session captures: its plan knows by their bytes what kernels change.
     """
+    if not get_runtime().active:
+        get_runtime().shim.settle(operands, False)  # noqa: FBT003 - positional only
     memory = _memory_of(operands)
     for recipe in _by_storage.find(memory):
         if recipe.touches(memory):

@@ -1,0 +1,138 @@
+"""What tells calls of regions apart: those of one kind are taken to do the same.
+
+A kind is a plain value that holds nothing of the user's: numbers of functions and modules, types,
+and the switches (yes or no, a word, a member of an enumeration) among what a function is handed,
+what it has bound, and what the objects there have as attributes. Numbers are no switches.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+import weakref
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+_DEPTH = 4  # of functions in functions, and of containers, that are looked into
+_MOST_ITEMS = 64  # of a container that are looked at
+_SWITCHES = (bool, str, type(None))
+
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_counter = itertools.count()
+
+
+def kind_of(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401 - anything
+    """Return what tells a function, or what is handed to one, from others.
+
+    Functions that are made anew for each call, of the same code, are alike.
+    """
+    if type(thing) in _SWITCHES:
+        found: Hashable = thing
+    elif isinstance(thing, torch.Tensor):
+        found = type(thing).__qualname__
+    elif isinstance(thing, torch.nn.Module):
+        found = (_number(thing), _modes(thing), _options(thing))
+    elif depth == 0:
+        found = _type_of(thing)
+    elif callable(thing):
+        found = _kind_of_callable(thing, depth)
+    elif isinstance(thing, enum.Enum):
+        found = (_type_of(thing), thing.name)
+    else:
+        found = _kind_of_object(thing, depth)
+    return found
+
+
+def kind_of_tensor(tensor: torch.Tensor) -> Hashable:
+    """Return what tells a tensor that a region is handed from others."""
+    count = tensor.numel().bit_length()
+    return tensor.dtype, tensor.device.type, tensor.requires_grad, tensor.dim(), count
+
+
+def _kind_of_callable(thing: Any, depth: int) -> Hashable:  # noqa: ANN401
+    if type(thing) is functools.partial:
+        return _kinds_of((thing.func, *thing.args, *thing.keywords.items()), depth)
+    if isinstance(thing, (MethodType, BuiltinMethodType)):
+        owner = thing.__self__
+        is_module = isinstance(owner, torch.nn.Module)
+        own = kind_of(owner) if is_module else (_number(owner), _options(owner))
+        return own, kind_of(getattr(thing, "__func__", None), depth - 1), thing.__name__
+    if isinstance(thing, FunctionType):
+        return _kind_of_function(thing, depth)
+    return (_number(thing),) if isinstance(thing, type) else (_number(thing), _options(thing))
+
+
+def _kind_of_function(function: FunctionType, depth: int) -> Hashable:
+    # Code of the same text is the same, wherever it is from.
+    place = function.__module__, function.__code__.co_filename
+    bound = (
+        *map(_content, function.__closure__ or ()),
+        *(function.__defaults__ or ()),
+        *(function.__kwdefaults__ or {}).values(),
+    )
+    return (_number(function.__code__), place, _kinds_of(bound, depth))
+
+
+def _content(cell: Any) -> object:  # noqa: ANN401 - of a closure
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+
+
+def _kind_of_object(thing: Any, depth: int) -> Hashable:  # noqa: ANN401
+    if isinstance(thing, (list, tuple)):
+        return _type_of(thing), len(thing), _kinds_of(itertools.islice(thing, _MOST_ITEMS), depth)
+    if isinstance(thing, dict):
+        items = itertools.islice(list(thing.items()), _MOST_ITEMS)
+        return _type_of(thing), len(thing), _kinds_of(items, depth)
+    return _type_of(thing), _options(thing)
+
+
+def _kinds_of(things: Iterable[object], depth: int) -> tuple[Hashable, ...]:
+    return tuple(kind_of(each, depth - 1) for each in things)
+
+
+def _type_of(thing: object) -> Hashable:
+    return type(thing).__module__, type(thing).__qualname__
+
+
+def _number(thing: Any) -> Hashable:  # noqa: ANN401
+    """Return a number that no other object will have; if it cannot be told apart, a new one."""
+    try:
+        found = _numbers.get(thing)
+        if found is None:
+            found = _numbers[thing] = next(_counter)
+    except TypeError:
+        return next(_counter)
+    return found
+
+
+def _options(thing: object) -> Hashable:
+    """Return the switches among an object's attributes."""
+    values = getattr(thing, "__dict__", None)
+    if not isinstance(values, dict):
+        return ()
+    return tuple(
+        (name, value.name if isinstance(value, enum.Enum) else value)
+        for name, value in list(values.items())  # threads may add some
+        if type(value) in _SWITCHES or isinstance(value, enum.Enum)
+    )
+
+
+def _modes(module: torch.nn.Module) -> Hashable:
+    """Return which of a module and those in it are in training."""
+    modules, seen, modes = [module], {id(module)}, []
+    for each in modules:
+        modes.append(each.training)
+        for child in list(each._modules.values()):  # noqa: SLF001 - `modules()` takes much longer
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return modes[0] if len(set(modes)) == 1 else tuple(modes)
