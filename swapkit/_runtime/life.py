@@ -136,6 +136,10 @@ class Life:
         """Return where the search for a plan stands."""
         return Course() if self.steering is None else self.steering.course()
 
+    def course_to_save(self) -> Course:
+        """Likewise, with the best plan so far: waits for one that is being made."""
+        return Course() if self.steering is None else self.steering.course_to_save()
+
     def stats(self) -> SessionStats:
         """Return what has been done so far."""
         self.note_peak()

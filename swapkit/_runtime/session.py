@@ -151,12 +151,16 @@ class Session:
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
 
+        While none was chosen yet that is the best one so far. A plan that is being made is waited
+        for, which may take as long as a few steps.
+
         Raises:
-            SessionError: there is no plan yet.
+            SessionError: there is no plan yet, since no step was recorded.
             InvalidArgument: `path` is no path.
             DiskError: the file cannot be written. An `OSError`.
         """
-        course = self._look()
+        active = self._active
+        course = self._course if active is None else active.course_to_save()
         if course.plan is None or course.trace is None:
             why = course.why_none or f"the session is at its {course.stage.value}"
             raise SessionError(f"there is no plan to save: {why}")

@@ -103,6 +103,16 @@ class Steering:
             stalls=self._swapper.longest_stalls(),
         )
 
+    def course_to_save(self) -> Course:
+        """Likewise, with the best plan so far, also one that is still being made."""
+        course = self.course()
+        if course.plan is not None:
+            return course
+        found = self._learner.find_plan()
+        best = next(iter(found.plans), None)
+        plan = None if best is None else pace(best, course.pace)
+        return replace(course, plan=plan, why_none=found.why_none)
+
     # ---- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:

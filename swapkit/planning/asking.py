@@ -130,6 +130,18 @@ class Asking:
         else:
             answers.answer(asked, found, job.seconds)
 
+    def wait_for(self, case: Case) -> Found | None:
+        """Wait for the plans that are made for a case, which are still to be collected.
+
+        Returns:
+            What was found; None: nothing is made for it, or that has failed.
+        """
+        running = self._running  # one look, as above
+        if running is None or running[0].case is not case:
+            return None
+        running[1].wait()
+        return running[1].result
+
     def give_up(self) -> None:
         """Ask for nothing more, and let what is made end soon. Anywhere, in finalizers too."""
         self._is_over = True

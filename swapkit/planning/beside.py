@@ -64,6 +64,11 @@ class Job(Generic[_T]):
         """Whether it ends without a result, since nobody waits for one."""
         return self._is_given_up or not threading.main_thread().is_alive()
 
+    @property
+    def result(self) -> _T | None:
+        """None: there is none, or not yet."""
+        return self._results[0] if self._results else None
+
     def take(self) -> _T | None:
         """Return the result of a job that is done; None: it was given up, or never ended.
 
@@ -73,7 +78,7 @@ class Job(Generic[_T]):
         error, self._error = self._error, None
         if error is not None:
             raise error
-        return self._results[0] if self._results else None
+        return self.result
 
     def give_up(self) -> None:
         """Let it end soon. Anywhere, in finalizers too: nothing is waited for."""

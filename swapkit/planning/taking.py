@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swapkit.planning.asking import Asked, Asking, Found, Request
-from swapkit.planning.cases import ROUNDS, Case
+from swapkit.planning.cases import ROUNDS, Case, find_best
 from swapkit.planning.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -125,6 +125,25 @@ class Taking:
             case.keep_plans()
         elif isinstance(error, Exception):  # a user's policy: the next steps do without
             case.why_none = f"{type(error).__name__}: {error}"
+
+    def find_plan(self) -> Found:
+        """Return the best plan there is for the steps that run; wait for one that is being made.
+
+        Nothing is taken up: that is for the end of a step.
+        """
+        case = self._now
+        if case is None:
+            return Found(share=0.0)
+        held = [each for each in case.trials if each.rescues == 0]
+        if case.chosen is not None:
+            plans = [case.chosen]
+        elif held:
+            plans = [find_best(held).plan]
+        else:
+            plans = case.candidates
+        if plans:
+            return Found(share=case.share, plans=tuple(plans[:1]))
+        return self._asking.wait_for(case) or Found(share=case.share, why_none=case.why_none)
 
     def plan_beside(self, prepare: Callable[[], MakePlans]) -> None:
         """Let steps go on while plans are made.

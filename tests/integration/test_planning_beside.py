@@ -19,12 +19,14 @@ import swapkit
 import swapkit.testing
 from swapkit._runtime import plan_making
 from swapkit._runtime.recorder import Recorder
+from swapkit.errors import SessionError
 from swapkit.planning import planner
 from swapkit.planning.beside import THREAD_NAME, GivenUp, at_once, go_on
 from tests.support.sessions import Plain, Training, make_training, train_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
@@ -112,6 +114,23 @@ def take_steps(session: Any, training: Training, count: int) -> list[str]:
         training.step()
         stages.append(session.stage)
     return stages
+
+
+def test_plan_when_saved_while_it_is_made_then_waited_for_and_followed_later(
+    tmp_path: Path, plain: Plain, gate: Gate
+) -> None:
+    training, path = make_training(), tmp_path / "plan.json"
+    with open_session(plain, training) as session:
+        with pytest.raises(SessionError, match=r"there is no plan to save: .* warmup"):
+            session.save_plan(path)
+        assert take_steps(session, training, 2) == ["warmup"] * 2
+        threading.Timer(0.3, gate.open).start()
+        session.save_plan(path)
+        assert session.stage == "warmup"
+    training = make_training()
+    with open_session(plain, training, plan=path) as session:
+        training.step()
+        assert (session.stage, session.stats.replans) == ("stable", 0)
 
 
 @pytest.mark.promise("C4")

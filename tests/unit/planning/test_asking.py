@@ -64,6 +64,31 @@ def gated(plans: Plans) -> tuple[Learner, Gated]:
     return made, gate
 
 
+def test_plan_when_asked_for_while_it_is_made_then_waited_for_and_taken_up_as_ever() -> None:
+    made, gate = gated(Plans(count=2))
+    assert made.find_plan().plans == ()
+    warm_up(made)
+    gate.gates[0].release()
+    (first,) = {made.find_plan().plans[:1], made.find_plan().plans[:1]}
+    assert made.stage == "warmup"
+    assert run(made, seconds(1.0)) == ["rescue"]
+    assert made.find_plan().plans == first
+    assert run(made, seconds(1.0, 0.5)) == ["1.0", "1.1"]
+    assert made.case is not None
+    assert made.find_plan().plans == (made.case.chosen,) != first
+
+
+def test_plan_when_asked_for_and_one_that_was_tried_has_failed_then_another() -> None:
+    made, gate = gated(Plans(count=2))
+    warm_up(made)
+    gate.finish(made)
+    run(made, seconds(1.0))
+    tried = made.find_plan().plans
+    assert run(made, [RESCUED]) == ["1.0"]
+    gate.gates[0].release()
+    assert made.find_plan().plans not in ((), tried)
+
+
 def test_candidate_when_it_fails_then_steps_are_under_rescue_until_there_are_others() -> None:
     made, gate = gated(Plans(count=2))
     warm_up(made)
