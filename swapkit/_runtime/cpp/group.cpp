@@ -195,13 +195,18 @@ bool group_is_exclusive(const Group *group) {
     return holders == ours;
 }
 
-bool group_can_cover(const Group *group, Span span) {
+bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span) {
     if (group->native == nullptr) {
         return true;
     }
     // In the first storage, where the copy is of [part, part + nbytes).
-    return group->part_bytes <= span.begin_bytes + group->shift_bytes &&
-           span.end_bytes + group->shift_bytes <= group->part_bytes + group->nbytes;
+    bool has_bytes = group->part_bytes <= span.begin_bytes + group->shift_bytes &&
+                     span.end_bytes + group->shift_bytes <= group->part_bytes + group->nbytes;
+    const Handle *handle = has_bytes ? group->handles : nullptr;
+    while (handle != nullptr && !shares_versions(handle->alias, tensor)) {
+        handle = handle->next; // it may have been changed since the copy, as often as that one was
+    }
+    return handle != nullptr;
 }
 
 void group_cover(Group *group, Span span) {

@@ -209,7 +209,7 @@ Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &
 } // namespace
 
 Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const Terms &terms) {
-    Ref<Group> group = find_group(mover, key, span);
+    Ref<Group> group = find_group(mover, impl, key, span);
     if (!group || group->standby == Standby::captured) {
         return {add_group(mover, impl, key, terms, std::move(group)), true};
     }

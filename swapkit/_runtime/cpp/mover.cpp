@@ -122,7 +122,7 @@ Ref<Group> find_recomputed(Mover *mover, Key key) {
     return Ref<Group>::share(is_one ? found->second : nullptr);
 }
 
-Ref<Group> find_group(Mover *mover, Key key, Span span) {
+Ref<Group> find_group(Mover *mover, const c10::TensorImpl *tensor, Key key, Span span) {
     auto found = mover->books->index.find(key);
     if (found == mover->books->index.end()) {
         return Ref<Group>();
@@ -135,7 +135,7 @@ Ref<Group> find_group(Mover *mover, Key key, Span span) {
         enroll(mover, group.get());
         follower_revived(mover->follower, group.get());
     }
-    return group_can_cover(group.get(), span) ? std::move(group) : Ref<Group>();
+    return group_can_take(group.get(), tensor, span) ? std::move(group) : Ref<Group>();
 }
 
 void mover_forget(Mover *mover, Group *group) {

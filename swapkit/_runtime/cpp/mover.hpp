@@ -92,8 +92,8 @@ class Locked {
 
 // ---- finding groups -----------------------------------------------------------------------------
 
-// The group of this storage and version, if one more view of it can join.
-Ref<Group> find_group(Mover *mover, Key key, Span span);
+// The group of this storage and version, if one more view of it can join: this tensor.
+Ref<Group> find_group(Mover *mover, const c10::TensorImpl *tensor, Key key, Span span);
 // The group of this storage and version, if its bytes are computed again.
 Ref<Group> find_recomputed(Mover *mover, Key key);
 // Make a group whose storage is on the device found: by its storage, and by its age.

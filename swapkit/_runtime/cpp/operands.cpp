@@ -86,7 +86,7 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Regi
     if (region != nullptr) {
         return region_operand(region, impl, key, span);
     }
-    if (spare && !find_group(packer->mover, key, span) &&
+    if (spare && !find_group(packer->mover, impl, key, span) &&
         may_keep(packer->mover, key.storage) != 1) {
         return {};
     }

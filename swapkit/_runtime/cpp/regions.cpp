@@ -403,7 +403,7 @@ Group *region_find(Region *region, Key key) {
 
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) {
     Mover *mover = region->rest->mover;
-    if (Ref<Group> group = find_group(mover, key, span)) {
+    if (Ref<Group> group = find_group(mover, impl, key, span)) {
         group_cover(group.get(), span);
         return Ref<>::steal(as_object(handle_new(impl, group.get())));
     }

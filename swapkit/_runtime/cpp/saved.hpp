@@ -143,8 +143,8 @@ bool group_is_partial(const Group *group);
 bool group_has_storage(const Group *group);
 // Whether the storage can be dropped, and frees its memory then.
 bool group_is_exclusive(const Group *group);
-// Whether the copy, if there is one, has these bytes of the present storage.
-bool group_can_cover(const Group *group, Span span);
+// Whether the copy, if there is one, has what a tensor views: these bytes of the present storage.
+bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span);
 // Note that a saved tensor views these bytes of the present storage.
 void group_cover(Group *group, Span span);
 // Let a resident group have no copy again, nor the place for one.

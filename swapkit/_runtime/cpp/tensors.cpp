@@ -9,6 +9,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 
 // As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
 namespace torch::autograd {
@@ -149,6 +151,19 @@ bool views_unknown(c10::TensorImpl *tensor) {
     Ref<> base = base_of(tensor);
     return !base || as_object(Py_TYPE(base.get())) != links.tensor ||
            PyObject_HasAttr(base.get(), interned<"_is_param">()) != 0;
+}
+
+// What counts the changes of a tensor; 0: nothing does. Torch compares none, each of which is a
+// pointer.
+static std::uintptr_t counter_of(const c10::TensorImpl *tensor) {
+    std::uintptr_t address = 0;
+    static_assert(sizeof(c10::VariableVersion) == sizeof(address));
+    std::memcpy(&address, static_cast<const void *>(&tensor->version_counter()), sizeof(address));
+    return address;
+}
+
+bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other) {
+    return counter_of(one) == counter_of(other);
 }
 
 c10::TensorImpl *detached(c10::TensorImpl *tensor) {

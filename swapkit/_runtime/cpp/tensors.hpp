@@ -29,6 +29,10 @@ bool views_unknown(c10::TensorImpl *tensor);
 // Whether a backward pass runs on this thread.
 bool is_in_backward();
 
+// Whether a change of one of two tensors in place counts as one of the other, too. Pieces of a
+// storage, as of `unsafe_chunk`, count by themselves.
+bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other);
+
 // A detached tensor with the same storage and the same version counter; the caller owns it. The
 // tensor is plain (`storages.hpp`): the operator of this name would do no more, seen by nobody.
 c10::TensorImpl *detached(c10::TensorImpl *tensor);
