@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ THREAD_NAME = "swapkit-planning"
 
 class GivenUp(BaseException):
     """Nobody wants what this thread works for. No error: nothing but a job catches it."""
+
+
+class Elsewhere(Exception):
+    """Where on the thread of a job something was raised, for people."""
+
+    def __str__(self) -> str:
+        """Return the frames, as Python prints them."""
+        return f"\n\n{self.args[0]}"
 
 
 class _Here(threading.local):
@@ -73,7 +82,7 @@ class Job(Generic[_T]):
         """Return the result of a job that is done; None: it was given up, or never ended.
 
         Raises:
-            BaseException: what the work has raised.
+            BaseException: what the work has raised; its cause says where.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -99,7 +108,9 @@ class Job(Generic[_T]):
         except GivenUp:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again by `take`
-            self._error = error.with_traceback(None)  # whose frames would hold what it worked on
+            # Its frames, and those of what led to it, would hold what it worked on.
+            error.__cause__, error.__context__ = Elsewhere(traceback.format_exc()), None
+            self._error = error.with_traceback(None)
         finally:
             _here.job = None
             self.seconds = time.perf_counter() - began

@@ -188,8 +188,9 @@ def test_planner_when_it_raises_then_a_later_step_raises_that_and_rescue_goes_on
     with open_session(plain, training) as session:
         take_steps(session, training, 2)
         gate.open()
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(KeyError, match="mine") as raised:
             training.step()
+        assert "raise self.error" in str(raised.value.__cause__)  # where that was
         training.model.zero_grad()
         assert take_steps(session, training, 2) == ["stable"] * 2
         assert session.plan is None
