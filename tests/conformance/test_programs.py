@@ -31,6 +31,7 @@ UNREPEATED = (
     "lazily_copied_tensors",
     "in_place_on_tensors_that_are_not_saved",
     "in_place_between_saves_of_one_storage",
+    "change_that_does_not_count_as_one-G23",
 )
 
 

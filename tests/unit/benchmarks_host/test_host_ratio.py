@@ -27,6 +27,7 @@ from benchmarks._host_ways import (
 from benchmarks.host_ratio import AMPLE_BYTES, Result, measure_memory, summarize
 from swapkit.errors import InfeasibleBudget
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP
+from tests.conformance.modes import count_copies
 from tests.meta.sources import ROOT
 
 if TYPE_CHECKING:
@@ -190,18 +191,25 @@ def test_session_when_there_is_no_plan_then_not_measured() -> None:
 
 
 @pytest.mark.usefixtures("installation")
-@pytest.mark.parametrize("change", [checkpoint_by_swapkit, checkpoint_by_torch])
-def test_checkpoints_when_trained_then_blocks_run_again(change: Callable[[Any], None]) -> None:
-    calls = 0
+@pytest.mark.parametrize(
+    ("change", "calls"), [(checkpoint_by_swapkit, 1), (checkpoint_by_torch, 2)]
+)
+def test_checkpoints_when_trained_then_blocks_run_again(
+    change: Callable[[Any], None], calls: int
+) -> None:
+    """Swapkit runs the operators of a block again, torch the block."""
+    called = 0
 
     def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
+        nonlocal called
+        called += 1
 
     def prepare(model: torch.nn.Module) -> None:
         change(model)
         for block in model.blocks:  # type: ignore[union-attr]
             block.feed_forward.gate.register_forward_hook(count)
 
-    Plain(Training(SIZE, prepare)).run(1)
-    assert calls == 2 * SIZE.layers * 3
+    with count_copies() as copied:
+        Plain(Training(SIZE, prepare)).run(1)
+    assert called == calls * SIZE.layers * 3
+    assert (copied.repeated > 0) == (calls == 1)
