@@ -259,7 +259,7 @@ class Steering:
         if not is_again:
             self._rescues_before = self._swapper.rescue.count
             self._began_bytes = self._in_use_bytes()
-        self._clock.begin(decides=self._instruction.decides)
+        self._clock.begin(self._instruction.timing)
 
     def _in_use_bytes(self) -> int:
         pool = self._installation.device.pool

@@ -8,6 +8,8 @@ from collections import OrderedDict, deque
 
 import torch
 
+from swapkit.planning.outcomes import Timing
+
 STEPS_TIMED = 32  # the latest ones of a kind, whose median is the time of a step
 KINDS_KEPT = 16
 # Of a step: a device that is done so soon after the host has waited for it, not the host for the
@@ -16,37 +18,60 @@ BEHIND = 0.25
 
 
 class StepClock:
-    """Takes the time of one step after the other.
-
-    A device other than the CPU works behind the host's back. Where the time decides about plans,
-    the host waits for it at both ends of a step.
-    """
+    """Takes the time of one step after the other. On the thread of the steps."""
 
     def __init__(self, device: torch.device) -> None:
         """Prepare to take the time of steps on a device."""
         self._device = device
-        self._waits = False
+        self._timing = Timing.HOST
         self._began = 0.0
+        self._ended: torch.Event | None = None  # by the device: the step that led
 
-    def begin(self, *, decides: bool) -> None:
-        """A step begins; `decides`: its time is compared with that of others."""
-        self._waits = decides and self._device.type != "cpu"
-        self._wait()
+    def begin(self, timing: Timing) -> None:
+        """A step begins, of which this time is wanted.
+
+        Where no step has led, the pace is that of a step alone.
+        """
+        if self._device.type == "cpu":
+            timing = Timing.HOST
+        elif timing is Timing.PACE and self._ended is None:
+            timing = Timing.DEVICE
+        self._timing = timing
+        if timing is not Timing.PACE:
+            self._ended = None
+        if timing in {Timing.DEVICE, Timing.LEAD}:
+            self._stream().synchronize()
         self._began = time.perf_counter()
 
     def end(self) -> tuple[float, bool]:
         """Return the seconds that it took, and whether the host was the limit, as far as seen."""
         queued = time.perf_counter() - self._began
-        if not self._waits:
+        if self._timing is Timing.LEAD:
+            self._ended = self._mark()
+        if self._timing is Timing.PACE:
+            return self._from_end_to_end(), False
+        if self._timing is not Timing.DEVICE:
             return queued, False
-        self._wait()
+        self._stream().synchronize()
         done = time.perf_counter() - self._began
         return done, done - queued < BEHIND * done
 
-    def _wait(self) -> None:
-        """Wait for the stream of this thread: a step is done when its own work is."""
-        if self._waits:
-            torch.get_device_module(self._device).current_stream(self._device).synchronize()
+    def _from_end_to_end(self) -> float:
+        before, self._ended = self._ended, None
+        assert before is not None
+        ended = self._mark()
+        ended.synchronize()
+        return before.elapsed_time(ended) / 1e3
+
+    def _mark(self) -> torch.Event:
+        event: torch.Event = torch.get_device_module(self._device).Event(enable_timing=True)
+        event.record(self._stream())
+        return event
+
+    def _stream(self) -> torch.Stream:
+        """The stream of this thread: a step is done when its own work is."""
+        stream: torch.Stream = torch.get_device_module(self._device).current_stream(self._device)
+        return stream
 
 
 class StepTimes:

@@ -22,12 +22,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from swapkit.planning.outcomes import Timing
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swapkit.ir.plans import Action, Plan, Tier
     from swapkit.ir.traces import HostTime, Trace
     from swapkit.planning.asking import Asked
+    from swapkit.planning.outcomes import Outcome
 
 ROUNDS = 4  # of candidates, each for less memory than the one before
 ODD_STEPS = 1  # that go another way in a row, before one is recorded
@@ -56,7 +59,7 @@ class Tried:
     plan: Plan
     seconds: float
     rescues: int
-    is_host_bound: bool = False  # whether the device has waited for the host
+    is_host_bound: bool = False  # whether the time is the host's: longer than the device's
     is_known: bool = False  # whether the time is the median of several steps
 
     @property
@@ -113,7 +116,9 @@ class Case:
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
     is_refined: bool = False  # whether a plan was asked for that minds the host's time, too
-    first: tuple[Plan, float] | None = None  # step of a candidate that is tried once more: seconds
+    # A candidate whose step alone was the host's, with its seconds; whether a step has led since.
+    alone: tuple[Plan, float] | None = None
+    has_led: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -147,7 +152,7 @@ class Case:
     @property
     def plan(self) -> Plan | None:
         """What its next step follows."""
-        if self.asked is not None:
+        if self.asked is not None and not self.asked.is_refined:
             return self.chosen
         return self.candidates[0] if self.candidates else self.chosen
 
@@ -173,23 +178,38 @@ class Case:
         is_known = self.trace is not None and (self.asked is None or bool(self.trials))
         return Stage.SEARCH if is_known else Stage.WARMUP
 
-    def time(self, seconds: float, *, is_again: bool) -> float | None:
-        """Return the seconds of the candidate that was tried; None: it is to be tried once more.
+    @property
+    def timing(self) -> Timing:
+        """How the time of its next step is taken: that of one with a candidate decides."""
+        if self.asked is not None or not self.candidates:
+            return Timing.HOST
+        if self.alone is None or self.alone[0] is not self.candidates[0]:
+            return Timing.DEVICE
+        return Timing.PACE if self.has_led else Timing.LEAD
 
-        The first step with a plan maps memory. Where the host is the limit that is a part of its
-        time, so the plan has a second step.
+    def time(self, outcome: Outcome) -> Tried | None:
+        """Return how the candidate did that was tried; None: it is to be tried once more.
 
-        Args:
-            seconds: of the step.
-            is_again: whether a first step is followed by a second.
+        The first step with a plan maps memory, and a step alone begins with a device that has
+        nothing to do. Where the host is the limit that is a part of its time, so the plan has two
+        more steps, and the pace of the second counts.
         """
         plan = self.candidates[0]
-        if self.first is not None and self.first[0] is plan:
-            return min(seconds, self.first[1])
-        if not is_again:
-            return seconds
-        self.first = plan, seconds
-        return None
+        tried = Tried(plan, outcome.seconds, outcome.rescues)
+        if outcome.rescues:
+            return tried
+        if self.alone is None or self.alone[0] is not plan:
+            if not outcome.is_host_bound:
+                return tried
+            self.alone, self.has_led = (plan, outcome.seconds), False
+            return None
+        if not self.has_led:
+            self.has_led = True
+            return None
+        tried.seconds = min(outcome.seconds, self.alone[1])
+        predicted = 0.0 if plan.prediction is None else plan.prediction.seconds
+        tried.is_host_bound = tried.seconds * FASTER > predicted
+        return tried
 
     def has_tried(self, plan: Plan) -> bool:
         """Whether a plan that moves the same was tried."""

@@ -3,8 +3,9 @@
 For each *case*, that is for all steps that are given inputs of the same shapes:
 
     warm-up   steps under rescue; the last of them is recorded
-    search    one step with each candidate plan, two where the host was the limit, and then with one
-              more that minds what the host takes; the best that held the budget wins (`find_best`)
+    search    one step with each candidate plan, three where the host was the limit, and then with
+              one more that minds what the host takes; the best that held the budget wins
+              (`find_best`)
     stable    the winner, until steps do not go as recorded, or need a rescue
 
 Training goes on while plans are made (`asking.py`): without one, under rescue; with one that is to
@@ -35,7 +36,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit.planning.asking import Asked, Request
-from swapkit.planning.cases import FASTER, ROUNDS, SHARE, Case, Stage, Tried, find_best
+from swapkit.planning.cases import FASTER, ROUNDS, SHARE, Case, Stage, find_best
 from swapkit.planning.given import Given
 from swapkit.planning.host_time import find_host_time
 from swapkit.planning.lengths import Lengths
@@ -154,7 +155,7 @@ class Learner(Taking):
                 mode=Mode.FOLLOW,
                 trace=case.trace,
                 plan=case.plan,
-                decides=bool(case.candidates),
+                timing=case.timing,
                 for_any_length=is_general,
             )
         records = case.may_be_recorded and (is_due or is_general)
@@ -273,11 +274,11 @@ class Learner(Taking):
 
     def _try(self, case: Case, outcome: Outcome) -> None:
         """Note how a candidate did; choose when enough have run."""
-        seconds = case.time(outcome.seconds, is_again=outcome.is_host_bound and not outcome.rescues)
-        if seconds is None:
+        trial = case.time(outcome)
+        if trial is None:
             return
-        plan = case.candidates.pop(0)
-        case.trials.append(Tried(plan, seconds, outcome.rescues, outcome.is_host_bound))
+        case.candidates.pop(0)
+        case.trials.append(trial)
         tried = len(case.trials)
         has_held = any(trial.rescues == 0 for trial in case.trials)
         if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:

@@ -19,6 +19,15 @@ class Mode(enum.Enum):
     FOLLOW = "follow"
 
 
+class Timing(enum.Enum):
+    """How the time of a step is taken. A device other than the CPU works behind the host's back."""
+
+    HOST = "host"  # from its begin to its end on the host, which waits for nothing
+    DEVICE = "device"  # the host waits for the device at both ends
+    LEAD = "lead"  # the host waits before it, and is ahead of the device when the next one begins
+    PACE = "pace"  # from the end of the step before to its own end, both on the device
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
     """What to do in the step that begins."""
@@ -27,7 +36,7 @@ class Instruction:
     trace: Trace | None = None  # to follow: the plan's
     plan: Plan | None = None
     for_any_length: bool = False  # whether the plan is for whatever sizes its storages have
-    decides: bool = False  # whether its time says which plan is followed: the device's
+    timing: Timing = Timing.HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +44,7 @@ class Outcome:
     """What came of a step."""
 
     seconds: float
-    is_host_bound: bool = False  # whether these are the host's: the device has waited for it
+    is_host_bound: bool = False  # whether the device has waited for the host: `Timing.DEVICE`
     rescues: int = 0
     deviation: str = ""  # where it left the plan; empty: nowhere
     trace: Trace | None = None  # what was recorded

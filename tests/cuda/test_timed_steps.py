@@ -18,12 +18,13 @@ pytestmark = [
 
 CLOCK = """
 from swapkit._runtime.step_times import StepClock
+from swapkit.planning.outcomes import Timing
 
 large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
 clock = StepClock(torch.device("cuda", 0))
 
-def step(x, count, decides):
-    clock.begin(decides=decides)
+def step(x, count, timing):
+    clock.begin(timing)
     busy = machine.times()["compute_busy_ns"]
     for _ in range(count):
         x.neg_()
@@ -31,7 +32,9 @@ def step(x, count, decides):
     return seconds * 1e9, is_host_bound, machine.times()["compute_busy_ns"] - busy
 
 large.neg_()  # is still under way when the first step begins
-found = [step(large, 20, True), step(small, 2000, True), step(large, 20, False)]
+found = [
+    step(large, 20, Timing.DEVICE), step(small, 2000, Timing.DEVICE), step(large, 20, Timing.HOST)
+]
 print(json.dumps(found))
 """
 
@@ -46,6 +49,33 @@ def test_clock_when_a_step_decides_then_it_tells_what_the_device_took_and_who_wa
     assert host[1] is True
     assert apart[0] < apart[2] / 10  # nobody waits for the device
     assert apart[1] is False
+
+
+PACE = """
+from swapkit._runtime.step_times import StepClock
+from swapkit.planning.outcomes import Timing
+
+large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
+clock = StepClock(torch.device("cuda", 0))
+
+def step(timing):
+    clock.begin(timing)
+    for _ in range(1000):
+        small.neg_()  # the host is the limit,
+    for _ in range(20):
+        large.neg_()  # but not in this part of the step
+    return clock.end()[0]
+
+step(Timing.DEVICE)
+found = [step(Timing.DEVICE), step(Timing.LEAD), step(Timing.PACE), step(Timing.PACE)]
+print(json.dumps(found))
+"""
+
+
+def test_clock_when_a_step_has_led_then_tells_how_often_steps_end() -> None:
+    alone, _, pace, not_led = json.loads(run(PACE)[-1])
+    assert pace < 0.9 * alone
+    assert not_led > pace / 0.95
 
 
 LEAST_SWAPPED = 8

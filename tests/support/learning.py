@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning.learning import Learner
 from swapkit.planning.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from swapkit.planning.asking import MakePlans
 
 SHAPE, OTHER_SHAPE = "8x16", "8x32"
 RECORDED = Outcome(seconds=1.0, trace=Trace(operators=(), storages=()))
@@ -35,6 +40,27 @@ class Plans:
             Plan(decisions=(), budget_bytes=int(BUDGET * share), policy=f"{len(self.shares)}.{at}")
             for at in range(min(count, self.count))
         )
+
+
+@dataclass
+class Gated:
+    """Makes plans on another thread, one request at a time, when it is let."""
+
+    plans: MakePlans
+    gates: list[threading.Semaphore] = field(default_factory=lambda: [threading.Semaphore(0)])
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        self.threads.append(threading.current_thread())
+        assert self.gates[0].acquire(timeout=20)
+        return self.plans(trace, share=share, count=count)
+
+    def finish(self, made: Learner) -> None:
+        """Let it make plans, and wait for them."""
+        self.gates[0].release()
+        running = made._asking._running
+        assert running is not None
+        running[1].wait()
 
 
 def learner(plans: Plans, *, profile_steps: int = 2, search_steps: int = 4) -> Learner:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from tests.support.learning import (
     OTHER_SHAPE,
     RECORDED,
     SHAPE,
+    Gated,
     Plans,
     learner,
     run,
@@ -24,8 +24,6 @@ from tests.support.learning import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
     from swapkit.planning.learning import Learner
 
 RESCUED = Outcome(seconds=1.0, rescues=1)
@@ -35,27 +33,6 @@ RESCUED = Outcome(seconds=1.0, rescues=1)
 def _beside() -> Iterator[None]:
     with at_once(value=False):
         yield
-
-
-@dataclass
-class Gated:
-    """Makes plans on another thread, one request at a time, when it is let."""
-
-    plans: Plans
-    gates: list[threading.Semaphore] = field(default_factory=lambda: [threading.Semaphore(0)])
-    threads: list[threading.Thread] = field(default_factory=list)
-
-    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
-        self.threads.append(threading.current_thread())
-        assert self.gates[0].acquire(timeout=20)
-        return self.plans(trace, share=share, count=count)
-
-    def finish(self, made: Learner) -> None:
-        """Let it make plans, and wait for them."""
-        self.gates[0].release()
-        running = made._asking._running
-        assert running is not None
-        running[1].wait()
 
 
 def gated(plans: Plans) -> tuple[Learner, Gated]:

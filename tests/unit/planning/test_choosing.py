@@ -10,7 +10,7 @@ import pytest
 from swapkit.ir.plans import Plan, Prediction
 from swapkit.planning.cases import FASTER
 from swapkit.planning.learning import LOOKS, Learner
-from swapkit.planning.outcomes import Mode, Outcome
+from swapkit.planning.outcomes import Mode, Outcome, Timing
 from tests.support.learning import RECORDED, SHAPE, run, seconds, warm_up
 
 if TYPE_CHECKING:
@@ -52,21 +52,30 @@ def followed(made: Learner) -> str:
     return plan.policy
 
 
-def test_search_when_the_host_was_the_limit_then_each_plan_has_a_second_step_that_counts() -> None:
+def test_search_when_the_host_was_the_limit_then_the_pace_of_each_plan_counts() -> None:
     made = searching(0.7, 0.8, 0.9)
-    # The first step with each plan maps memory.
-    tried = run(made, host_bound(2.0, 1.3, 1.5, 1.0, 1.2, 1.1))
-    assert tried == ["0.7", "0.7", "0.8", "0.8", "0.9", "0.9"]
+    # The first step with each plan maps memory, the second begins with an idle device.
+    tried = run(made, host_bound(2.0, 1.5, 1.3, 1.5, 1.4, 1.0, 1.2, 1.3, 1.1))
+    assert tried == [*["0.7"] * 3, *["0.8"] * 3, *["0.9"] * 3]
     assert followed(made) == "0.8"
     assert made.case is not None
     assert [trial.seconds for trial in made.case.trials] == [1.3, 1.0, 1.1]
+
+
+def test_search_when_steps_in_a_row_are_as_fast_as_the_device_then_the_host_was_no_limit() -> None:
+    made = searching(0.7, 0.8)
+    run(made, host_bound(1.0, 0.9, 0.7, 1.0, 0.9, 0.9))
+    assert made.case is not None
+    assert [trial.is_host_bound for trial in made.case.trials] == [False, True]
 
 
 def test_search_when_a_plan_is_slower_on_the_host_then_another_than_was_predicted_is_followed() -> (
     None
 ):
     made = searching(0.7, 0.8)
-    run(made, host_bound(1.2, 1.2, 0.8, 0.8))  # as swapping beside computing again, for a slow host
+    run(
+        made, host_bound(1.2, 1.2, 1.2, 0.8, 0.8, 0.8)
+    )  # as swapping beside computing again, for a slow host
     assert followed(made) == "0.8"
 
 
@@ -84,7 +93,7 @@ def test_search_when_the_device_took_longer_than_predicted_then_the_fastest_is_f
 
 def test_search_when_a_plan_needed_rescues_then_its_prediction_does_not_count() -> None:
     made = searching(0.7, 0.8)
-    run(made, [*host_bound(1.2, 1.2), Outcome(seconds=1.0, rescues=1)])
+    run(made, [*host_bound(1.2, 1.2, 1.2), Outcome(seconds=1.0, rescues=1)])
     run(made, [Outcome(seconds=2.0, rescues=1), Outcome(seconds=1.0, rescues=1)])
     assert followed(made) == "0.7"
 
@@ -107,13 +116,16 @@ def test_chosen_plan_when_its_steps_differ_by_as_much_as_from_another_then_follo
 
 def test_steps_when_candidates_are_compared_then_the_device_is_waited_for_and_else_not() -> None:
     made = searching(0.7, 0.8)
-    decides = []
-    for _ in range(2 + LOOKS):
+    outcomes = [Outcome(seconds=1.0), *host_bound(1.0, 0.9, 0.8), *seconds(*[1.0] * LOOKS)]
+    timings = []
+    for outcome in outcomes:
         instruction = made.begin(SHAPE)
         assert instruction.mode is Mode.FOLLOW
-        decides.append(instruction.decides)
-        made.end(Outcome(seconds=1.0))
-    assert decides == [True] * 2 + [False] * LOOKS  # a stable step is as without a session
+        timings.append(instruction.timing)
+        made.end(outcome)
+    # A stable step is as without a session.
+    searched = [Timing.DEVICE, Timing.DEVICE, Timing.LEAD, Timing.PACE]
+    assert timings == [*searched, *[Timing.HOST] * LOOKS]
 
 
 def test_pace_when_the_chosen_plan_is_known_then_it_is_that_of_many_steps() -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from swapkit.ir.plans import Action, Decision, Plan, Prediction
 from swapkit.ir.traces import HostTime, Trace
+from swapkit.planning.beside import at_once
 from swapkit.planning.cases import Stage, Tried, find_best
 from swapkit.planning.host_time import find_host_time
 from swapkit.planning.learning import Learner
-from swapkit.planning.outcomes import Outcome
-from tests.support.learning import SHAPE, run, warm_up
+from swapkit.planning.outcomes import Outcome, Timing
+from tests.support.learning import SHAPE, Gated, run, warm_up
 
 HOST = HostTime(step_seconds=1.0, swap_seconds=0.1, recompute_seconds=0.02)
 
@@ -85,7 +86,7 @@ def search(refined: tuple[Plan, ...], *, is_host_bound: bool = True) -> tuple[Le
     plans = Plans(refined)
     made = Learner(plans, profile_steps=2, search_steps=4)
     warm_up(made)
-    for _ in range(6 if is_host_bound else 3):
+    for _ in range(9 if is_host_bound else 3):
         plan = made.begin(SHAPE).plan
         assert plan is not None
         assert made.stage is Stage.SEARCH
@@ -100,16 +101,33 @@ def test_search_when_the_host_is_the_limit_then_a_plan_that_minds_it_is_tried_an
     made, plans = search((moving(1, 5),))
     [host] = plans.hosts
     assert host.swap_seconds == pytest.approx(0.1)
-    steps = [Outcome(seconds=1.2, is_host_bound=True)] * 3
-    assert run(made, steps) == ["1 5"] * 3
+    steps = [Outcome(seconds=1.2, is_host_bound=True)] * 4
+    assert run(made, steps) == ["1 5"] * 4
     assert made.stage is Stage.STABLE
     assert made.replans == 0
 
 
 def test_search_when_that_plan_is_slower_then_the_best_of_the_others_is_followed() -> None:
     made, _ = search((moving(1, 5),))
-    steps = [Outcome(seconds=9.0, is_host_bound=True)] * 3
-    assert run(made, steps) == ["1 5", "1 5", "0 30"]
+    steps = [Outcome(seconds=9.0, is_host_bound=True)] * 4
+    assert run(made, steps) == ["1 5", "1 5", "1 5", "0 30"]
+
+
+def test_search_when_that_plan_is_made_beside_then_the_best_is_followed_meanwhile() -> None:
+    with at_once(value=False):
+        made = Learner(Plans((moving(1, 5),)), profile_steps=2, search_steps=4)
+        gate = Gated(made.make_plans)
+        warm_up(made)  # these plans are made at once
+        made.plan_beside(lambda: gate)
+        for _ in range(9):
+            plan = made.begin(SHAPE).plan
+            assert plan is not None
+            [(_, seconds)] = taking(HOST, plan)
+            made.end(Outcome(seconds=seconds, is_host_bound=True))
+        assert run(made, [Outcome(seconds=1.6)] * 2) == ["0 30"] * 2
+        assert made.begin(SHAPE).timing is Timing.HOST
+        gate.finish(made)
+        assert run(made, [Outcome(seconds=1.6), Outcome(seconds=1.2)]) == ["0 30", "1 5"]
 
 
 def test_search_when_that_plan_was_tried_or_there_is_none_then_the_best_is_followed() -> None:
