@@ -32,7 +32,7 @@ FINISHED, OUT_OF_MEMORY = "finished", "out of memory"
 DIFFERENT_BATCHES = 4
 OVERHEAD_ROUNDS = 8
 OVERHEAD_STEPS = 4  # of a round with a session, and of one without; the first is not counted
-SETTLING_STEPS = 16  # after which a session should long be stable
+SETTLING_STEPS = 40  # after which a session should long be stable
 SETTLED_STEPS = 2  # of a stable session before time is taken: memory is still moved in the first
 
 

@@ -331,7 +331,7 @@ class Steering:
         if instruction is None or not self._is_innermost:
             return
         self._calls_model = self._is_begun
-        seconds, is_host_bound = self._clock.end()
+        taken = self._clock.end()
         following = self._following
         report = None if following is None else following.end_step()
         is_more = following is not None and is_heavier(
@@ -339,11 +339,12 @@ class Steering:
         )
         trace = self._stop_recording(is_wanted=self._forwards.end())
         if instruction.mode is not Mode.RECORD:
-            self._times.add(self._learner.kind, seconds)
+            self._times.add(self._learner.kind, taken.seconds)
         self._rests.end_step(following, report)
         outcome = Outcome(
-            seconds=seconds,
-            is_host_bound=is_host_bound,
+            seconds=taken.seconds,
+            timing=taken.timing,
+            is_host_bound=taken.is_host_bound,
             rescues=self._swapper.rescue.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,

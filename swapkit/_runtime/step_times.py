@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
 import torch
 
@@ -12,9 +13,15 @@ from swapkit.planning.outcomes import Timing
 
 STEPS_TIMED = 32  # the latest ones of a kind, whose median is the time of a step
 KINDS_KEPT = 16
-# Of a step: a device that is done so soon after the host has waited for it, not the host for the
-# device. One that is the limit has much of backward left when all of it was queued.
-BEHIND = 0.25
+BUSY = 0.9  # of the pace of steps: a host that is busy for so long is ahead of no device
+
+
+class StepTime(NamedTuple):
+    """How long a step took: see `Outcome`."""
+
+    seconds: float
+    timing: Timing
+    is_host_bound: bool = False
 
 
 class StepClock:
@@ -30,48 +37,36 @@ class StepClock:
     def begin(self, timing: Timing) -> None:
         """A step begins, of which this time is wanted.
 
-        Where no step has led, the pace is that of a step alone.
+        Where the step before has not led, the pace is that of a step that begins with an idle
+        device.
         """
-        if self._device.type == "cpu":
-            timing = Timing.HOST
-        elif timing is Timing.PACE and self._ended is None:
-            timing = Timing.DEVICE
-        self._timing = timing
-        if timing is not Timing.PACE:
+        self._timing = Timing.HOST if self._device.type == "cpu" else timing
+        if self._timing is not Timing.PACE:
             self._ended = None
-        if timing in {Timing.DEVICE, Timing.LEAD}:
-            self._stream().synchronize()
+        elif self._ended is None:
+            self._ended = self._mark()
+            self._ended.synchronize()
         self._began = time.perf_counter()
 
-    def end(self) -> tuple[float, bool]:
-        """Return the seconds that it took, and whether the host was the limit, as far as seen."""
+    def end(self) -> StepTime:
+        """Return how long it took."""
         queued = time.perf_counter() - self._began
+        before, self._ended = self._ended, None
         if self._timing is Timing.LEAD:
             self._ended = self._mark()
-        if self._timing is Timing.PACE:
-            return self._from_end_to_end(), False
-        if self._timing is not Timing.DEVICE:
-            return queued, False
-        self._stream().synchronize()
-        done = time.perf_counter() - self._began
-        return done, done - queued < BEHIND * done
-
-    def _from_end_to_end(self) -> float:
-        before, self._ended = self._ended, None
-        assert before is not None
+        if before is None:
+            return StepTime(queued, self._timing)
         ended = self._mark()
         ended.synchronize()
-        return before.elapsed_time(ended) / 1e3
+        seconds = before.elapsed_time(ended) / 1e3
+        return StepTime(seconds, Timing.PACE, queued >= BUSY * seconds)
 
     def _mark(self) -> torch.Event:
-        event: torch.Event = torch.get_device_module(self._device).Event(enable_timing=True)
-        event.record(self._stream())
+        """Mark the stream of this thread: a step is done when its own work is."""
+        module = torch.get_device_module(self._device)
+        event: torch.Event = module.Event(enable_timing=True)
+        event.record(module.current_stream(self._device))
         return event
-
-    def _stream(self) -> torch.Stream:
-        """The stream of this thread: a step is done when its own work is."""
-        stream: torch.Stream = torch.get_device_module(self._device).current_stream(self._device)
-        return stream
 
 
 class StepTimes:

@@ -59,7 +59,7 @@ class Tried:
     plan: Plan
     seconds: float
     rescues: int
-    is_host_bound: bool = False  # whether the time is the host's: longer than the device's
+    is_host_bound: bool = False  # whether the time is the host's, and longer than was predicted
     is_known: bool = False  # whether the time is the median of several steps
 
     @property
@@ -116,9 +116,8 @@ class Case:
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
     is_refined: bool = False  # whether a plan was asked for that minds the host's time, too
-    # A candidate whose step alone was the host's, with its seconds; whether a step has led since.
-    alone: tuple[Plan, float] | None = None
-    has_led: bool = False
+    leader: Plan | None = None  # the candidate whose step was the latest, to get the host ahead
+    slow: tuple[Plan, float] | None = None  # a candidate that is timed once more, with its pace
 
     @property
     def is_settled(self) -> bool:
@@ -183,32 +182,28 @@ class Case:
         """How the time of its next step is taken: that of one with a candidate decides."""
         if self.asked is not None or not self.candidates:
             return Timing.HOST
-        if self.alone is None or self.alone[0] is not self.candidates[0]:
-            return Timing.DEVICE
-        return Timing.PACE if self.has_led else Timing.LEAD
+        return Timing.PACE if self.leader is self.candidates[0] else Timing.LEAD
 
     def time(self, outcome: Outcome) -> Tried | None:
         """Return how the candidate did that was tried; None: it is to be tried once more.
 
-        The first step with a plan maps memory, and a step alone begins with a device that has
-        nothing to do. Where the host is the limit that is a part of its time, so the plan has two
-        more steps, and the pace of the second counts.
+        What counts is the pace of steps in a row, for which the host can get ahead of the device.
+        First steps with a plan map memory: one that seems slower than predicted has two more.
         """
-        plan = self.candidates[0]
+        plan, self.leader = self.candidates[0], None
         tried = Tried(plan, outcome.seconds, outcome.rescues)
-        if outcome.rescues:
+        if outcome.rescues or outcome.timing is Timing.HOST:
             return tried
-        if self.alone is None or self.alone[0] is not plan:
-            if not outcome.is_host_bound:
-                return tried
-            self.alone, self.has_led = (plan, outcome.seconds), False
+        if outcome.timing is Timing.LEAD:
+            self.leader = plan
             return None
-        if not self.has_led:
-            self.has_led = True
-            return None
-        tried.seconds = min(outcome.seconds, self.alone[1])
         predicted = 0.0 if plan.prediction is None else plan.prediction.seconds
-        tried.is_host_bound = tried.seconds * FASTER > predicted
+        if self.slow is not None and self.slow[0] is plan:
+            tried.seconds = min(tried.seconds, self.slow[1])
+        elif tried.seconds * FASTER > predicted:
+            self.slow = plan, tried.seconds
+            return None
+        tried.is_host_bound = outcome.is_host_bound and tried.seconds * FASTER > predicted
         return tried
 
     def has_tried(self, plan: Plan) -> bool:

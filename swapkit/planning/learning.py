@@ -3,9 +3,8 @@
 For each *case*, that is for all steps that are given inputs of the same shapes:
 
     warm-up   steps under rescue; the last of them is recorded
-    search    one step with each candidate plan, three where the host was the limit, and then with
-              one more that minds what the host takes; the best that held the budget wins
-              (`find_best`)
+    search    steps with each candidate plan; where the host was the limit, then with one more that
+              minds what the host takes; the best that held the budget wins (`find_best`)
     stable    the winner, until steps do not go as recorded, or need a rescue
 
 Training goes on while plans are made (`asking.py`): without one, under rescue; with one that is to

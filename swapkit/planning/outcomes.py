@@ -23,9 +23,8 @@ class Timing(enum.Enum):
     """How the time of a step is taken. A device other than the CPU works behind the host's back."""
 
     HOST = "host"  # from its begin to its end on the host, which waits for nothing
-    DEVICE = "device"  # the host waits for the device at both ends
-    LEAD = "lead"  # the host waits before it, and is ahead of the device when the next one begins
-    PACE = "pace"  # from the end of the step before to its own end, both on the device
+    LEAD = "lead"  # likewise, and its end on the device is noted for the next step
+    PACE = "pace"  # from that end to its own: the host waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,8 @@ class Outcome:
     """What came of a step."""
 
     seconds: float
-    is_host_bound: bool = False  # whether the device has waited for the host: `Timing.DEVICE`
+    timing: Timing = Timing.HOST  # how these were taken; on a CPU the host's is the device's
+    is_host_bound: bool = False  # whether the host was busy all the time: `Timing.PACE`
     rescues: int = 0
     deviation: str = ""  # where it left the plan; empty: nowhere
     trace: Trace | None = None  # what was recorded

@@ -23,59 +23,43 @@ from swapkit.planning.outcomes import Timing
 large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
 clock = StepClock(torch.device("cuda", 0))
 
-def step(x, count, timing):
+def step(timing, small_count, large_count=20):
     clock.begin(timing)
     busy = machine.times()["compute_busy_ns"]
-    for _ in range(count):
-        x.neg_()
-    seconds, is_host_bound = clock.end()
-    return seconds * 1e9, is_host_bound, machine.times()["compute_busy_ns"] - busy
-
-large.neg_()  # is still under way when the first step begins
-found = [
-    step(large, 20, Timing.DEVICE), step(small, 2000, Timing.DEVICE), step(large, 20, Timing.HOST)
-]
-print(json.dumps(found))
-"""
-
-
-def test_clock_when_a_step_decides_then_it_tells_what_the_device_took_and_who_was_the_limit() -> (
-    None
-):
-    device, host, apart = json.loads(run(CLOCK)[-1])
-    assert device[0] == pytest.approx(device[2], rel=0.05)
-    assert device[1] is False
-    assert host[0] > 1.3 * host[2]
-    assert host[1] is True
-    assert apart[0] < apart[2] / 10  # nobody waits for the device
-    assert apart[1] is False
-
-
-PACE = """
-from swapkit._runtime.step_times import StepClock
-from swapkit.planning.outcomes import Timing
-
-large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
-clock = StepClock(torch.device("cuda", 0))
-
-def step(timing):
-    clock.begin(timing)
-    for _ in range(1000):
+    for _ in range(small_count):
         small.neg_()  # the host is the limit,
-    for _ in range(20):
+    for _ in range(large_count):
         large.neg_()  # but not in this part of the step
-    return clock.end()[0]
+    taken = clock.end()
+    return taken.seconds * 1e9, taken.is_host_bound, machine.times()["compute_busy_ns"] - busy
 
-step(Timing.DEVICE)
-found = [step(Timing.DEVICE), step(Timing.LEAD), step(Timing.PACE), step(Timing.PACE)]
+def timed(*counts):
+    step(Timing.LEAD, *counts)
+    return step(Timing.PACE, *counts)
+
+found = {
+    "device": timed(0),
+    "host": timed(2000, 0),
+    "both": timed(1000),
+    "alone": step(Timing.PACE, 1000),
+    "untimed": step(Timing.HOST, 0),
+}
 print(json.dumps(found))
 """
 
 
-def test_clock_when_a_step_has_led_then_tells_how_often_steps_end() -> None:
-    alone, _, pace, not_led = json.loads(run(PACE)[-1])
-    assert pace < 0.9 * alone
-    assert not_led > pace / 0.95
+def test_clock_when_a_step_has_led_then_tells_how_often_steps_end_and_who_was_the_limit() -> None:
+    found = json.loads(run(CLOCK)[-1])
+    seconds, is_host_bound, busy = found["device"]
+    assert seconds == pytest.approx(busy, rel=0.05)
+    assert is_host_bound is False
+    seconds, is_host_bound, busy = found["host"]
+    assert seconds > 1.3 * busy
+    assert is_host_bound is True
+    assert found["both"][0] < 0.95 * found["alone"][0]  # which begins with an idle device
+    seconds, is_host_bound, busy = found["untimed"]
+    assert seconds < busy / 10  # nobody waits for the device
+    assert is_host_bound is False
 
 
 LEAST_SWAPPED = 8

@@ -42,8 +42,14 @@ def searching(*predictions: float) -> Learner:
     return made
 
 
-def host_bound(*values: float) -> list[Outcome]:
-    return [Outcome(seconds=each, is_host_bound=True) for each in values]
+def paced(*values: float, is_host_bound: bool = True) -> list[Outcome]:
+    """Steps of a device that works behind the host's back: of each two the second tells."""
+    steps = []
+    for each in values:
+        steps.append(Outcome(seconds=each / 2, timing=Timing.LEAD))
+        pace = Outcome(seconds=each, timing=Timing.PACE, is_host_bound=is_host_bound)
+        steps.append(pace)
+    return steps
 
 
 def followed(made: Learner) -> str:
@@ -52,30 +58,31 @@ def followed(made: Learner) -> str:
     return plan.policy
 
 
-def test_search_when_the_host_was_the_limit_then_the_pace_of_each_plan_counts() -> None:
+def test_search_when_steps_take_longer_than_predicted_then_each_plan_is_timed_once_more() -> None:
     made = searching(0.7, 0.8, 0.9)
-    # The first step with each plan maps memory, the second begins with an idle device.
-    tried = run(made, host_bound(2.0, 1.5, 1.3, 1.5, 1.4, 1.0, 1.2, 1.3, 1.1))
-    assert tried == [*["0.7"] * 3, *["0.8"] * 3, *["0.9"] * 3]
+    tried = run(made, paced(1.5, 1.3, 0.8, 1.0, 1.1))  # first steps with a plan map memory
+    assert tried == [*["0.7"] * 4, *["0.8"] * 2, *["0.9"] * 4]
     assert followed(made) == "0.8"
     assert made.case is not None
-    assert [trial.seconds for trial in made.case.trials] == [1.3, 1.0, 1.1]
+    assert [trial.seconds for trial in made.case.trials] == [1.3, 0.8, 1.0]
 
 
 def test_search_when_steps_in_a_row_are_as_fast_as_the_device_then_the_host_was_no_limit() -> None:
     made = searching(0.7, 0.8)
-    run(made, host_bound(1.0, 0.9, 0.7, 1.0, 0.9, 0.9))
+    run(made, paced(0.7, 0.9, 0.9))
     assert made.case is not None
     assert [trial.is_host_bound for trial in made.case.trials] == [False, True]
+    made = searching(0.7, 0.8)
+    run(made, paced(0.9, 0.9, 0.9, 0.9, is_host_bound=False))  # a device slower than predicted
+    assert made.case is not None
+    assert not any(trial.is_host_bound for trial in made.case.trials)
 
 
 def test_search_when_a_plan_is_slower_on_the_host_then_another_than_was_predicted_is_followed() -> (
     None
 ):
     made = searching(0.7, 0.8)
-    run(
-        made, host_bound(1.2, 1.2, 1.2, 0.8, 0.8, 0.8)
-    )  # as swapping beside computing again, for a slow host
+    run(made, paced(1.2, 1.2, 0.8))  # as swapping beside computing again, for a slow host
     assert followed(made) == "0.8"
 
 
@@ -93,7 +100,7 @@ def test_search_when_the_device_took_longer_than_predicted_then_the_fastest_is_f
 
 def test_search_when_a_plan_needed_rescues_then_its_prediction_does_not_count() -> None:
     made = searching(0.7, 0.8)
-    run(made, [*host_bound(1.2, 1.2, 1.2), Outcome(seconds=1.0, rescues=1)])
+    run(made, [*paced(1.2, 1.2), Outcome(seconds=1.0, rescues=1)])
     run(made, [Outcome(seconds=2.0, rescues=1), Outcome(seconds=1.0, rescues=1)])
     assert followed(made) == "0.7"
 
@@ -116,16 +123,15 @@ def test_chosen_plan_when_its_steps_differ_by_as_much_as_from_another_then_follo
 
 def test_steps_when_candidates_are_compared_then_the_device_is_waited_for_and_else_not() -> None:
     made = searching(0.7, 0.8)
-    outcomes = [Outcome(seconds=1.0), *host_bound(1.0, 0.9, 0.8), *seconds(*[1.0] * LOOKS)]
+    outcomes = [*paced(0.7, 1.0, 1.0), *seconds(*[1.0] * LOOKS)]
     timings = []
     for outcome in outcomes:
         instruction = made.begin(SHAPE)
         assert instruction.mode is Mode.FOLLOW
         timings.append(instruction.timing)
         made.end(outcome)
-    # A stable step is as without a session.
-    searched = [Timing.DEVICE, Timing.DEVICE, Timing.LEAD, Timing.PACE]
-    assert timings == [*searched, *[Timing.HOST] * LOOKS]
+    searched = [Timing.LEAD, Timing.PACE] * 3
+    assert timings == [*searched, *[Timing.HOST] * LOOKS]  # a stable step is as without a session
 
 
 def test_pace_when_the_chosen_plan_is_known_then_it_is_that_of_many_steps() -> None:
