@@ -342,6 +342,10 @@ class Pool(Handle):
         flat.update({name: getattr(stats, name) for name in COUNT_NAMES})
         return flat
 
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes more would leave room in the budget for operators."""
+        return bool(lib.sk_pool_has_room(self.pointer, nbytes, True))  # noqa: FBT003
+
     def in_use_bytes(self) -> int:
         """Return the bytes handed out."""
         stats = ffi.new("sk_pool_stats *")

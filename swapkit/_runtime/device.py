@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 LOCKED_SHARE = 0.75  # of the machine's memory, or of the control group's
-# Of the budget; bringing something back early leaves at least this share free for operators.
-ROOM = 1 / 64
-# What an operator of backward asks for at least, in requests of the largest size; and what torch's
-# own allocator may lose to each.
-REQUESTS = 2
-TORCHS_SEGMENT_BYTES = 20 << 20
 # As torch numbers kinds of devices.
 TYPES = {"cpu": 0, "cuda": 1}
 NO_INDEX = -1  # the CPU's, in torch
@@ -38,6 +32,9 @@ class DevicePool(Protocol):
     @property
     def address(self) -> int:
         """Where the native pool is; 0: there is none."""
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes more would leave room in the budget for operators."""
 
     def in_use_bytes(self) -> int:
         """Return the bytes handed out."""
@@ -169,12 +166,7 @@ class Device:
 
     def has_room(self, nbytes: int) -> bool:
         """Return whether so many bytes more would leave room in the budget for operators."""
-        if self.budget_bytes == 0:
-            return True
-        spare_bytes = int(self.budget_bytes * ROOM)
-        if self.sets_aside:  # what comes back early cannot be taken again by who needs it more
-            spare_bytes = max(spare_bytes, REQUESTS * (self.largest_bytes + TORCHS_SEGMENT_BYTES))
-        return self.in_use_bytes() + nbytes <= self.budget_bytes - spare_bytes
+        return self.pool is None or self.pool.has_room(nbytes)
 
     def expect(self, nbytes: int) -> None:
         """Note the size of a storage: requests may be as large."""

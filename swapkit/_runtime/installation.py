@@ -186,7 +186,7 @@ class Installation(Generic[_Pool]):
         done there. Not while this thread holds the runtime's lock: a finalizer may wait for another
         thread, and that one for the lock.
         """
-        if self.lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - as conditions ask
+        if self.lock.is_owned():
             return 0
         before_bytes = self.pool.in_use_bytes()
         hide(gc.collect)

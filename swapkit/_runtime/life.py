@@ -311,7 +311,7 @@ class Life:
         self._go_inert()
         _ending.append(self)
         lock = self.installation.lock
-        if lock._is_owned() or not lock.acquire(blocking=False):  # type: ignore[attr-defined]  # noqa: SLF001
+        if lock.is_owned() or not lock.acquire(blocking=False):
             return  # in the middle of something that must not change; whoever ends a step goes on
         try:
             self.installation.leave(self)

@@ -23,6 +23,12 @@ STATES = {
     "active_awaiting_free": BlockState.PENDING,
     "inactive": BlockState.CACHED,
 }
+# Of the budget; bringing something back early leaves at least this share free for operators,
+ROOM = 1 / 64
+# and what one of backward asks for at least, in requests of the largest size; and what torch's own
+# allocator may lose to each.
+REQUESTS = 2
+TORCHS_SEGMENT_BYTES = 20 << 20
 
 
 class TorchPool:
@@ -38,6 +44,17 @@ class TorchPool:
         self._users_fraction = 1.0  # what was in force before there was a budget
         self._is_on = False
         self._seen_peak_bytes = 0
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes more would leave room in the budget for operators.
+
+        What comes back early cannot be taken again by who needs it more.
+        """
+        if self._budget_bytes == 0:
+            return True
+        request_bytes = self._device.largest_bytes + TORCHS_SEGMENT_BYTES
+        spare_bytes = max(int(self._budget_bytes * ROOM), REQUESTS * request_bytes)
+        return self.in_use_bytes() + nbytes <= self._budget_bytes - spare_bytes
 
     def in_use_bytes(self) -> int:
         """Return the bytes handed out."""

@@ -47,7 +47,7 @@ class Runtime:
         self.tracker = ModuleTracker(self.shim.rest_at)
         # Guards the sessions and what they move: one lock for all, since each may be asked for
         # bytes in the middle of another's allocation.
-        self.lock = threading.RLock()
+        self.lock = self.shim.lock()
         # A fork waits for the lock and its child gets it free, whichever thread held it.
         release = self.lock.release
         os.register_at_fork(

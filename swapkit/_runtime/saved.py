@@ -11,7 +11,6 @@ from swapkit._runtime.guards import untraced
 from swapkit.errors import SavedTensorModified
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     import torch
@@ -19,6 +18,29 @@ if TYPE_CHECKING:
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.choice import Choice
     from swapkit._runtime.tracking import ModuleTracker
+
+
+class Lock(Protocol):
+    """The runtime's lock: as `threading.RLock`, and quick to take for every saved tensor."""
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take it; return False if that would mean waiting, and it is not to be `blocking`."""
+
+    def release(self) -> None:
+        """Undo one `acquire`.
+
+        Raises:
+            RuntimeError: this thread has not taken it.
+        """
+
+    def is_owned(self) -> bool:
+        """Return whether this thread has taken it."""
+
+    def __enter__(self) -> bool:
+        """As `acquire`."""
+
+    def __exit__(self, *_: object) -> None:
+        """As `release`."""
 
 
 class Policy(Protocol):
@@ -46,10 +68,7 @@ class Policy(Protocol):
         """Note how long a group's transfer was waited for."""
 
     def has_room(self, nbytes: int, /) -> bool:
-        """Return whether so many bytes may come back ahead of their use."""
-
-    def has_planned_room(self, nbytes: int, /) -> bool:
-        """Return the same of what a plan brings back."""
+        """Return whether so many bytes may come back ahead of their use; not asked of a pool."""
 
     def name(self, group: StorageGroup, /) -> str:
         """Return the name of the module that saved a group, or empty text."""
@@ -172,7 +191,7 @@ class Mover(Protocol):
 
     policy: Policy
     host_is_full: bool  # set when a copy out finds no room
-    pool_address: int  # whose ring copies are noted in; 0: none
+    pool_address: int  # whose ring copies are noted in, and which knows its room; 0: none
     timed: list[tuple[int, int, int]]  # for tests: by thread, saves, releases to come and orders
     resident: list[StorageGroup]  # in the order in which they were saved
     resident_count: int
@@ -307,7 +326,7 @@ class MakeMover(Protocol):
         *,
         policy: Policy,
         scheduler: Scheduler,
-        lock: threading.RLock,
+        lock: Lock,
         tracker: ModuleTracker,
         device_type: int,
         device_index: int,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.effects import Places
     from swapkit._runtime.operators import Operator
     from swapkit._runtime.saved import (
+        Lock,
         MakeFollower,
         MakeMover,
         MakeRegion,
@@ -86,6 +87,7 @@ class Shim:
                 f"swapkit's allocator shim could not be loaded: {error}\n"
                 "`python -m swapkit build --force` compiles it again"
             ) from None
+        self.lock: Callable[[], Lock] = module.Lock
         self.mover: MakeMover = module.Mover
         self.follower: MakeFollower = module.Follower
         self.region: MakeRegion = module.Region

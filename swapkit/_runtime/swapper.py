@@ -145,18 +145,8 @@ class Swapper:
 
     @untraced
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes may come back ahead of their use."""
+        """Return whether so many bytes may come back ahead of their use; a pool of ours knows."""
         return self.device.has_room(nbytes)
-
-    @untraced
-    def has_planned_room(self, nbytes: int) -> bool:
-        """The same of what a plan brings back: it has left room for operators."""
-        device = self.device
-        if device.budget_bytes == 0:
-            return True
-        if device.sets_aside:
-            return device.has_room(nbytes)
-        return device.in_use_bytes() + nbytes <= device.budget_bytes
 
     def name(self, group: StorageGroup) -> str:
         """Return the name of the module that saved a group, or empty text."""

@@ -156,6 +156,24 @@ SK_TEST(budget, test_set_budget_when_lowered_then_trims_or_refuses) {
     both_modes(64 * MIB, set_budget);
 }
 
+static void ask_for_room(fixture *f) {
+    void *taken = take(f, 16 * MIB, NULL);
+    CHECK(sk_pool_has_room(f->pool, 48 * MIB, false));
+    CHECK(!sk_pool_has_room(f->pool, 48 * MIB + 1, false));
+    CHECK(sk_pool_has_room(f->pool, 47 * MIB, true));
+    CHECK(!sk_pool_has_room(f->pool, 47 * MIB + 1, true));
+    CHECK_OK(sk_pool_set_budget(f->pool, 0));
+    CHECK(sk_pool_has_room(f->pool, SIZE_MAX, true));
+    CHECK_OK(sk_pool_set_budget(f->pool, 16 * MIB));
+    CHECK(sk_pool_has_room(f->pool, 0, false));
+    CHECK(!sk_pool_has_room(f->pool, 0, true));
+    give(f, taken);
+}
+
+SK_TEST(budget, test_has_room_when_asked_then_within_the_budget_and_some_is_spared) {
+    both_modes(64 * MIB, ask_for_room);
+}
+
 /* A budget that is no multiple of a granule or of a segment. */
 static void odd_budget(fixture *f) {
     enum { BUDGET = 3 * MIB + 12345 };

@@ -160,6 +160,7 @@ def test_sessions_when_both_bring_back_at_once_then_they_do_not_wait_for_each_ot
                     return has_room(nbytes)
 
                 swapper.has_room = has_room_late
+                swapper.mover.pool_address = 0  # which would be asked
                 ready.wait()
                 loss.backward()
                 grad, x.grad = x.grad, None

@@ -296,13 +296,11 @@ SK_API SK_NODISCARD sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stre
 /* SK_INVALID if `address` is no block in use. The block may be handed out again at once to the
  * stream it was taken on, elsewhere only behind an event. Threads: any; allocates nothing. */
 SK_API SK_NODISCARD sk_status sk_pool_give(sk_pool *pool, void *address);
-/* `stream` works on the block too: its reuse will wait for the work queued there when it is given.
- */
+/* `stream` works on the block too: its reuse waits for what is queued there when it is given. */
 SK_API SK_NODISCARD sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream);
 /* Wait for pending blocks, then give every cached byte that can be spared to the device. */
 SK_API SK_NODISCARD sk_status sk_pool_trim(sk_pool *pool);
-/* 0: no budget. Trims first; SK_OVER_BUDGET, and nothing changed, if more is then still reserved.
- */
+/* 0: no budget. Trims first; SK_OVER_BUDGET, and nothing changed, if more is still reserved. */
 SK_API SK_NODISCARD sk_status sk_pool_set_budget(sk_pool *pool, size_t budget_bytes);
 /* Called when an allocation would fail. Not called from inside itself: there the allocation fails.
  * NULL: none. Threads: any; a call already under way may still end. */
@@ -323,6 +321,8 @@ SK_API uint32_t sk_tag_set(uint32_t tag);
 /* While it is on, this thread takes only what can be had without waiting and without a rescue: for
  * memory that would be welcome but is not needed. Returns the previous setting. */
 SK_API bool sk_tentative_set(bool on);
+/* Whether so many bytes more are within the budget, if there is one; `spares`: but for its 64th. */
+SK_API bool sk_pool_has_room(sk_pool *pool, size_t nbytes, bool spares);
 
 SK_API void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out);
 SK_API void sk_pool_stats_reset_peak(sk_pool *pool);

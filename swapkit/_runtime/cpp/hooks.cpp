@@ -17,22 +17,6 @@
 
 namespace swapkit {
 
-Locked::Locked(Mover *mover)
-    : release_(mover->release), taken_(Ref<>::steal(PyObject_CallNoArgs(mover->acquire))) {}
-
-Locked::~Locked() {
-    if (!taken_) {
-        return;
-    }
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    Ref<> result = Ref<>::steal(PyObject_CallNoArgs(release_));
-    if (!result) {
-        PyErr_WriteUnraisable(release_);
-    }
-    PyErr_Restore(type, value, trace);
-}
-
 namespace {
 
 // What a word of the `Action` in Python stands for; false: an exception is set.

@@ -144,24 +144,21 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
                                   "device_type", "device_index", nullptr};
     PyObject *policy, *scheduler, *lock, *tracker;
     int device_type, device_index;
-    if (PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOii:Mover", const_cast<char **>(names),
-                                    &policy, &scheduler, &lock, &tracker, &device_type,
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "$OOO!Oii:Mover", const_cast<char **>(names),
+                                    &policy, &scheduler, &lock_type, &lock, &tracker, &device_type,
                                     &device_index) == 0) {
         return nullptr;
     }
     unsigned long long sched, has_disk;
-    Ref<> acquire = attribute<"acquire">(lock);
-    Ref<> release = attribute<"release">(lock);
     Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
-    if (!acquire || !release || !made || !read_number(scheduler, "address", &sched) ||
+    if (!made || !read_number(scheduler, "address", &sched) ||
         !read_number(scheduler, "has_disk", &has_disk)) {
         return nullptr;
     }
     Mover *mover = as_mover(made.get());
     mover->policy = Py_NewRef(policy);
     mover->scheduler = Py_NewRef(scheduler);
-    mover->acquire = acquire.release();
-    mover->release = release.release();
+    mover->lock = reinterpret_cast<Lock *>(Py_NewRef(lock));
     mover->tracker = Py_NewRef(tracker);
     mover->sched = reinterpret_cast<sk_sched *>(sched);
     mover->device_type = static_cast<c10::DeviceType>(device_type);
@@ -197,8 +194,6 @@ int mover_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(mover->policy);
     Py_VISIT(mover->tracker);
     Py_VISIT(mover->scheduler);
-    Py_VISIT(mover->acquire);
-    Py_VISIT(mover->release);
     return 0;
 }
 
@@ -208,8 +203,6 @@ int mover_clear(PyObject *self) {
     Py_CLEAR(mover->policy);
     Py_CLEAR(mover->tracker);
     Py_CLEAR(mover->scheduler);
-    Py_CLEAR(mover->acquire);
-    Py_CLEAR(mover->release);
     return 0;
 }
 
@@ -221,6 +214,7 @@ void mover_free(PyObject *self) {
     mover_clear(self);
     timing_end(as_mover(self));
     delete as_mover(self)->books;
+    Py_XDECREF(as_object(as_mover(self)->lock));
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -446,8 +440,8 @@ PyMODINIT_FUNC PyInit__shim() {
     if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
         return nullptr;
     }
-    PyTypeObject *types[] = {&handle_type, &group_type,  &version_type,  &claim_type,
-                             &mover_type,  &packer_type, &follower_type, &region_type};
+    PyTypeObject *types[] = {&handle_type, &group_type,    &version_type, &claim_type, &mover_type,
+                             &packer_type, &follower_type, &region_type,  &lock_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;

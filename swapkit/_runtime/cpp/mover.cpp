@@ -490,15 +490,24 @@ bool send(Mover *mover, Group *group) {
 
 // ---- back ---------------------------------------------------------------------------------------
 
-// As `bring_early`; `method` of the policy says whether there is room.
-template <Text method> static int bring_if(Mover *mover, Group *group) {
+// Whether so many bytes may come back; if it `spares`, beside what operators need. -1: an exception
+// is set.
+static int has_room(Mover *mover, std::size_t nbytes, bool spares) {
+    if (mover->pool != 0) {
+        return links.sk_pool_has_room(reinterpret_cast<sk_pool *>(mover->pool), nbytes, spares);
+    }
+    Ref<> number = Ref<>::steal(PyLong_FromSize_t(nbytes));
+    Ref<> room = number ? call_method<"has_room">(mover->policy, number.get()) : Ref<>();
+    return room ? PyObject_IsTrue(room.get()) : -1;
+}
+
+// As `bring_early`, and `has_room`.
+static int bring_if_room(Mover *mover, Group *group, bool spares) {
     if (!end_aside(mover, group)) {
         return -1;
     }
     if (group->storage == nullptr && !group_revive(group)) {
-        Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(group->nbytes));
-        Ref<> room = nbytes ? call_method<method>(mover->policy, nbytes.get()) : Ref<>();
-        int started = room ? PyObject_IsTrue(room.get()) : -1;
+        int started = has_room(mover, group->nbytes, spares);
         if (started == 1) {
             started = copy_in(mover, group, true);
         }
@@ -510,9 +519,9 @@ template <Text method> static int bring_if(Mover *mover, Group *group) {
     return 1;
 }
 
-int bring_early(Mover *mover, Group *group) { return bring_if<"has_room">(mover, group); }
+int bring_early(Mover *mover, Group *group) { return bring_if_room(mover, group, true); }
 
-int bring_planned(Mover *mover, Group *group) { return bring_if<"has_planned_room">(mover, group); }
+int bring_planned(Mover *mover, Group *group) { return bring_if_room(mover, group, false); }
 
 // Take what backward has reached, at `serial`, off what is on its way.
 static void count_arrived(Books &books, std::uint64_t serial) {

@@ -9,6 +9,7 @@
 #define SWAPKIT_MOVER_HPP
 
 #include "carried.hpp"
+#include "lock.hpp"
 #include "saved.hpp"
 
 #include <deque>
@@ -54,12 +55,12 @@ struct Books {
 struct Mover {
     PyObject ob_base;
     PyObject *weakrefs;
-    PyObject *policy;            // what decides
-    PyObject *tracker;           // names of modules
-    PyObject *scheduler;         // which has to outlive its groups
-    PyObject *acquire, *release; // the lock
+    PyObject *policy;    // what decides
+    PyObject *tracker;   // names of modules
+    PyObject *scheduler; // which has to outlive its groups
+    Lock *lock;          // owned: the runtime's
     sk_sched *sched;
-    unsigned long long pool; // address of the one whose ring copies are noted in; 0: none
+    unsigned long long pool; // address of the one that its storages are in; 0: none of ours
     Books *books;
     struct Timing *timing; // owned: alarms at operators; null: none was set
     Follower *follower;    // owned: who carries out a plan (`following.hpp`); null: there is none
@@ -79,15 +80,20 @@ extern PyTypeObject mover_type, packer_type;
 // Holds the runtime's lock; false: the wait was interrupted.
 class Locked {
   public:
-    explicit Locked(Mover *mover);
-    ~Locked();
+    explicit Locked(const Mover *mover)
+        : lock_(Ref<Lock>::share(mover->lock)), is_held_(lock_acquire(mover->lock)) {}
+    ~Locked() {
+        if (is_held_) {
+            lock_release(lock_.get());
+        }
+    }
     Locked(const Locked &) = delete;
     Locked &operator=(const Locked &) = delete;
-    explicit operator bool() const { return static_cast<bool>(taken_); }
+    explicit operator bool() const { return is_held_; }
 
   private:
-    PyObject *release_;
-    Ref<> taken_;
+    Ref<Lock> lock_;
+    bool is_held_;
 };
 
 // ---- finding groups -----------------------------------------------------------------------------

@@ -333,7 +333,7 @@ bool ring(Timing &timing, std::uint64_t number, Thread &thread, std::int64_t at,
 // The mover, if its alarms are among those that ring; it cannot go meanwhile.
 Ref<Mover> mover_at(std::size_t at) {
     Mover *mover = timings()[at]->mover;
-    return Ref<Mover>::share(mover->acquire == nullptr ? nullptr : mover);
+    return Ref<Mover>::share(mover->policy == nullptr ? nullptr : mover);
 }
 
 } // namespace

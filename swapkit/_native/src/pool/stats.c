@@ -3,6 +3,9 @@
 
 #include "pool/pool.h"
 
+/* Of a budget: what operators ask for while something comes back ahead of its use. */
+#define SPARE_SHARE 64
+
 static void stat_add(sk_stat *stat, int64_t amount) {
     stat->current += amount;
     if (amount > 0) {
@@ -65,6 +68,16 @@ void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t t
                                  .kind = kind,
                                  .tag = tag,
                              });
+}
+
+bool sk_pool_has_room(sk_pool *pool, size_t nbytes, bool spares) {
+    sk__lock(&pool->lock);
+    size_t budget_bytes = pool->budget_bytes;
+    size_t in_use_bytes = (size_t)pool->stats.allocated_bytes[0].current;
+    sk__unlock(&pool->lock);
+    size_t limit_bytes = budget_bytes - (spares ? budget_bytes / SPARE_SHARE : 0);
+    return budget_bytes == SIZE_MAX ||
+           (in_use_bytes <= limit_bytes && nbytes <= limit_bytes - in_use_bytes);
 }
 
 void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out) {

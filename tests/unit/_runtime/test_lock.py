@@ -1,0 +1,95 @@
+"""The runtime's lock: as Python's own reentrant one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from swapkit._runtime.runtime import get_runtime
+from tests.support.threads import on_thread
+
+if TYPE_CHECKING:
+    from swapkit._runtime.saved import Lock
+
+
+@pytest.fixture
+def lock() -> Lock:
+    return get_runtime().shim.lock()
+
+
+def test_lock_when_its_thread_takes_it_again_then_it_is_free_after_as_many_releases(
+    lock: Lock,
+) -> None:
+    def try_it() -> bool:
+        is_taken = lock.acquire(blocking=False)
+        if is_taken:
+            lock.release()
+        return is_taken
+
+    assert not lock.is_owned()
+    with lock:
+        with lock:
+            assert lock.acquire()
+            assert lock.acquire(blocking=False)
+            lock.release()
+            lock.release()
+        assert lock.is_owned()
+        assert not on_thread(try_it)
+        assert not on_thread(lock.is_owned)
+    assert not lock.is_owned()
+    assert on_thread(try_it)
+
+
+def test_lock_when_another_thread_has_it_then_it_is_waited_for(lock: Lock) -> None:
+    order: list[str] = []
+    begins = threading.Event()
+
+    def wait() -> None:
+        begins.set()
+        with lock:
+            order.append("waited")
+
+    thread = threading.Thread(target=wait)
+    with lock:
+        thread.start()
+        begins.wait()
+        thread.join(timeout=0.05)
+        order.append("had")
+    thread.join()
+    assert order == ["had", "waited"]
+
+
+def test_release_when_this_thread_has_not_taken_it_then_refused(lock: Lock) -> None:
+    with pytest.raises(RuntimeError, match="un-acquired"):
+        lock.release()
+    with lock, pytest.raises(RuntimeError, match="un-acquired"):
+        on_thread(lock.release)
+
+
+def test_lock_when_a_signal_handler_raises_in_the_wait_then_it_is_not_taken(lock: Lock) -> None:
+    has_it, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            has_it.set()
+            is_over.wait()
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    has_it.wait()
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire()
+    assert not lock.is_owned()
+    is_over.set()
+    thread.join()
+    timer.join()
+    with lock:
+        assert lock.is_owned()
