@@ -22,10 +22,11 @@ static constexpr std::size_t ahead_bytes = std::size_t{64} << 20;
 
 // On a device with streams the host is far ahead of the copies, so that waiting for those would
 // keep everything saved: with more than this on its way out, a stream waits for the oldest copy
-// instead.
+// instead. A copy that starts after that waits with the stream, so there have to be others until
+// then: 10 ms of a link of 50 GB/s.
 static constexpr std::size_t stash_groups = 64;
 static constexpr std::size_t stash_least_groups = 2;
-static constexpr std::size_t stash_bytes = std::size_t{256} << 20;
+static constexpr std::size_t stash_bytes = std::size_t{512} << 20;
 
 // So many of those that wait are looked at whenever another one is saved.
 static constexpr std::size_t looks = 64;
