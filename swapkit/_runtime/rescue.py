@@ -14,14 +14,11 @@ Only storages that nobody else holds are dropped: anything else would free nothi
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from typing import TYPE_CHECKING
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.adoption import adopt_graphs
 from swapkit._runtime.checksums import Digests
-from swapkit._runtime.choice import Action
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
 
@@ -35,8 +32,6 @@ COPIES_IN_FLIGHT = 2
 MOST_ASIDE = 256
 # Torch's own allocator reserves more than is in use, and only what was copied can be taken from us.
 WATERMARK_ASIDE = 0.5
-# Groups looked at per save, so that a save stays cheap when all of them are still held elsewhere.
-LOOKS_PER_SAVE = 8
 # A step copies ahead at most this much more than the step before it had to evict.
 AHEAD = 1.25
 # A rescue frees at least this share of the budget, so that small tensors do not need one each.
@@ -54,14 +49,14 @@ class Rescue:
         self._mover = swapper.mover
         self._scheduler = swapper.scheduler
         self._limit_bytes = limit_bytes
-        share = WATERMARK_ASIDE if swapper.device.sets_aside else WATERMARK
-        self._watermark_bytes = int(limit_bytes * share)
+        self._mover.sets_aside = swapper.device.sets_aside
+        if limit_bytes:
+            share = WATERMARK_ASIDE if swapper.device.sets_aside else WATERMARK
+            self._mover.watermark_bytes = int(limit_bytes * share)
+        # Of what is set aside, only what is copied, or under way, can be had without Python.
+        self._mover.most_copying = MOST_ASIDE if swapper.device.sets_aside else COPIES_IN_FLIGHT
         self._least_bytes = int(limit_bytes * LEAST)
-        self._dirty: deque[weakref.ref[StorageGroup]] = deque()  # write-behind's queue
-        self._copying: deque[weakref.ref[StorageGroup]] = deque()
-        self._ahead_bytes: int | None = None  # write-behind's allowance for this step; None: all
         self._step_evicted_bytes = 0
-        self._is_held = False
         self.min_bytes = MIN_SWAP_BYTES  # of graphs that are taken in
         self.multiple = 1  # of the bytes that are missing: what a rescue frees
         self._count = 0
@@ -80,71 +75,20 @@ class Rescue:
 
     # ---- write-behind ---------------------------------------------------------------------------
 
-    def add(self, group: StorageGroup) -> None:
-        """Let a new group take part."""
-        self._device.expect(group.nbytes)
-        self._dirty.append(weakref.ref(group))
-        if len(self._dirty) > 2 * self._mover.resident_count + LOOKS_PER_SAVE:
-            self._forget_dead()
-
     def hold(self) -> None:
         """Copy nothing early: a plan says what leaves."""
-        self._is_held = True
+        self._mover.holds_copies = True
 
     def resume(self) -> None:
         """Undo `hold`: every group that is on the device takes part."""
-        self._is_held = False
-        self._dirty = deque(
-            weakref.ref(group)
-            for group in self._mover.resident
-            if group.state == RESIDENT and group.choice.action is Action.AUTO
-        )
-
-    def write_behind(self) -> None:
-        """Start copies of the oldest groups if memory is filling up."""
-        if self._is_held or self._mover.host_is_full or not self._dirty or self._ahead_bytes == 0:
-            return
-        if not self._limit_bytes or self._device.in_use_bytes() < self._watermark_bytes:
-            return
-        for _ in range(min(LOOKS_PER_SAVE, len(self._dirty))):
-            self._settle_done()
-            if len(self._copying) >= self._most_copying() or self._mover.host_is_full:
-                return
-            self._copy_ahead(self._dirty.popleft())
-
-    def _most_copying(self) -> int:
-        # Only what is copied, or under way, can be had without Python.
-        return MOST_ASIDE if self._device.sets_aside else COPIES_IN_FLIGHT
-
-    def _settle_done(self) -> None:
-        """Note which of the copies under way are done."""
-        while self._copying:
-            group = self._copying[0]()
-            if group is not None and not self._mover.poll_out(group):
-                return
-            self._copying.popleft()
-
-    def _copy_ahead(self, reference: weakref.ref[StorageGroup]) -> None:
-        """Start copying one group out, if it still is of use and can be dropped afterwards."""
-        group = reference()
-        if group is None or group.state != RESIDENT:
-            return
-        if not group.is_exclusive:
-            self._dirty.append(reference)  # the forward pass still uses it
-        elif self._device.sets_aside:
-            if self._mover.set_aside(group):
-                self._copying.append(reference)
-        elif self._mover.copy_out(group):
-            self._copying.append(reference)
-            if self._ahead_bytes is not None:
-                self._ahead_bytes = max(0, self._ahead_bytes - group.nbytes)
+        self._mover.holds_copies = False
+        self._mover.resume_copies()
 
     def end_step(self) -> None:
         """Learn from the step that ended how much is worth copying ahead in the next."""
         if not self._device.sets_aside:
-            self._ahead_bytes = int(self._step_evicted_bytes * AHEAD)
+            self._mover.ahead_bytes = int(self._step_evicted_bytes * AHEAD)
         self._step_evicted_bytes = 0
-        self._forget_dead()
         self._stand_by()  # anew
 
     # ---- without the host -----------------------------------------------------------------------
@@ -186,9 +130,6 @@ class Rescue:
                 if digest is not None and self._mover.drop(group, digest):
                     freed += group.nbytes
         return freed
-
-    def _forget_dead(self) -> None:
-        self._dirty = deque(ref for ref in self._dirty if ref() is not None)
 
     # ---- rescue ---------------------------------------------------------------------------------
 
@@ -250,7 +191,7 @@ class Rescue:
 
     def _evict_clean(self, groups: list[StorageGroup], needed_bytes: int) -> int:
         """Drop the oldest clean group that just fits, or else clean groups from the oldest on."""
-        self._settle_done()
+        self._mover.settle_ahead()
         clean = [group for group in groups if group.state == CLEAN]
         for group in clean:
             if needed_bytes <= group.nbytes <= needed_bytes * FIT and group.is_exclusive:

@@ -43,6 +43,9 @@ class Lock(Protocol):
         """As `release`."""
 
 
+NO_LIMIT = 2**64 - 1  # of what a mover counts in bytes
+
+
 class Policy(Protocol):
     """What a mover asks of its owner, with the lock held."""
 
@@ -52,8 +55,11 @@ class Policy(Protocol):
     def is_weight(self, tensor: torch.Tensor, /) -> bool:
         """Return whether a tensor views a parameter, or what autocast keeps of one."""
 
-    def note_automatic(self, group: StorageGroup | None, /) -> None:
-        """Note that something was saved; and the group, if it is new."""
+    def note_automatic(self, group: StorageGroup, /) -> None:
+        """Note that a group was saved under the budget; asked if the mover `hears_saves`."""
+
+    def in_use_bytes(self) -> int:
+        """Return the bytes in use on the device; not asked of a pool."""
 
     def note_planned(self, group: StorageGroup, /) -> None:
         """Note that a group was saved that is moved at operators; asked as `note_move`."""
@@ -191,6 +197,15 @@ class Mover(Protocol):
 
     policy: Policy
     host_is_full: bool  # set when a copy out finds no room
+    # Copying ahead (`cpp/behind.hpp`): from so many bytes in use on, at most so many at once,
+    # and so many bytes more in this step.
+    watermark_bytes: int
+    most_copying: int
+    ahead_bytes: int
+    holds_copies: bool  # nothing is copied ahead
+    sets_aside: bool  # but set aside
+    hears_saves: bool  # whether the policy is told what is saved under the budget
+    dirty_count: int  # groups that are still to be copied ahead
     pool_address: int  # whose ring copies are noted in, and which knows its room; 0: none
     timed: list[tuple[int, int, int]]  # for tests: by thread, saves, releases to come and orders
     resident: list[StorageGroup]  # in the order in which they were saved
@@ -218,6 +233,15 @@ class Mover(Protocol):
 
     def release(self, group: StorageGroup, /) -> None:
         """Give up the memory of a clean group."""
+
+    def copy_ahead(self) -> None:
+        """Copy out some of the oldest groups if memory fills up."""
+
+    def settle_ahead(self) -> None:
+        """Note which of these copies are done."""
+
+    def resume_copies(self) -> None:
+        """Let every group on the device that nobody has chosen for wait to be copied ahead."""
 
     def sweep_captured(self) -> None:
         """Forget what was captured and not saved, and is gone: operands of that may go with it."""

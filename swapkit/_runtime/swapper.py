@@ -64,9 +64,20 @@ class Swapper:
         self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
         self.regions_run = 0  # again
         self.events: Packer | None = None  # the hooks of the session, whose calls are its events
-        self.curve: Curve | None = None  # what a plan that is not followed any more leaves
+        self._curve: Curve | None = None
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
+        self.curve = None
         self.rescue = Rescue(self, limit_bytes=limit_bytes)
+
+    @property
+    def curve(self) -> Curve | None:
+        """What a plan that is not followed any more leaves, which hears of what is saved."""
+        return self._curve
+
+    @curve.setter
+    def curve(self, curve: Curve | None) -> None:
+        self._curve = curve
+        self.mover.hears_saves = curve is not None or self.device.sets_aside
 
     @property
     def recomputed_regions(self) -> int:
@@ -107,13 +118,16 @@ class Swapper:
         return _is_cast_weight(tensor)
 
     @untraced
-    def note_automatic(self, group: StorageGroup | None) -> None:
-        """Note that something was saved under the budget; and the group, if it is new."""
-        if group is not None:
-            self.rescue.add(group)
-            if self.curve is not None:
-                self.curve.saved(group)
-        self.rescue.write_behind()
+    def note_automatic(self, group: StorageGroup) -> None:
+        """Note that a group was saved under the budget (`Mover.hears_saves`). The lock is held."""
+        self.device.expect(group.nbytes)
+        if self._curve is not None:
+            self._curve.saved(group)
+
+    @untraced
+    def in_use_bytes(self) -> int:
+        """Return the bytes in use on the device; a pool of ours knows."""
+        return self.device.in_use_bytes()
 
     @untraced
     def note_planned(self, group: StorageGroup) -> None:

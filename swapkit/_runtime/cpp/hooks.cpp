@@ -1,5 +1,6 @@
 // hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is used.
 #include "hooks.hpp"
+#include "behind.hpp"
 #include "capturing.hpp"
 #include "following.hpp"
 #include "marks.hpp"
@@ -223,8 +224,7 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
     if (mover == packer->mover && packer->is_following()) {
         return release_done(mover, false); // else a plan decides
     }
-    PyObject *added = joined.is_new ? as_object(group) : Py_None;
-    return call_method<"note_automatic">(mover->policy, added) && release_done(mover, false);
+    return behind_saved(mover, group, joined.is_new) && release_done(mover, false);
 }
 
 PyObject *keep(PyObject *tensor) { return as_object(handle_keep(tensor, false)); }
@@ -357,8 +357,7 @@ bool follow(const Packer *packer, PyObject *packed) {
         return true;
     }
     Locked lock(packer->mover);
-    PyObject *added = saved_new ? as_object(group.get()) : Py_None;
-    return lock && call_method<"note_automatic">(packer->mover->policy, added) &&
+    return lock && behind_saved(packer->mover, group.get(), saved_new) &&
            release_done(packer->mover, false);
 }
 

@@ -32,6 +32,7 @@ namespace swapkit {
     X(sk_error_text)                                                                               \
     X(sk_pool_note)                                                                                \
     X(sk_pool_has_room)                                                                            \
+    X(sk_pool_stats_get)                                                                           \
     X(sk_pool_owns)                                                                                \
     X(sk_tag_set)                                                                                  \
     X(sk_tentative_set)

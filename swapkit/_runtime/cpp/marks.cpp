@@ -1,6 +1,8 @@
 // marks.cpp - marking what operators made.
 #include "marks.hpp"
 
+#include "behind.hpp"
+
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -97,8 +99,7 @@ bool spare(Pending &saved) {
         }
         break;
     case Action::automatic:
-        return static_cast<bool>(
-            call_method<"note_automatic">(group->mover->policy, as_object(group)));
+        return behind_saved(group->mover, group, true);
     default:
         break;
     }

@@ -1,5 +1,6 @@
 // module.cpp - the shim as a module of Python: movers, and the links to the core.
 #include "aside.hpp"
+#include "behind.hpp"
 #include "capturing.hpp"
 #include "following.hpp"
 #include "marks.hpp"
@@ -106,6 +107,23 @@ PyObject *mover_release_done(PyObject *self, PyObject *is_end) {
     return nothing(ends >= 0 && release_done(as_mover(self), ends == 1));
 }
 
+PyObject *mover_copy_ahead(PyObject *self, PyObject *) {
+    return nothing(behind_copy(as_mover(self)));
+}
+
+PyObject *mover_settle_ahead(PyObject *self, PyObject *) {
+    return nothing(behind_settle(as_mover(self)));
+}
+
+PyObject *mover_resume_copies(PyObject *self, PyObject *) {
+    behind_resume(as_mover(self));
+    return Py_NewRef(Py_None);
+}
+
+PyObject *get_dirty_count(PyObject *self, void *) {
+    return PyLong_FromSize_t(as_mover(self)->books->dirty.size());
+}
+
 PyObject *mover_sweep_captured(PyObject *self, PyObject *) {
     as_mover(self)->books->captured.sweep();
     return Py_NewRef(Py_None);
@@ -164,6 +182,8 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     mover->device_type = static_cast<c10::DeviceType>(device_type);
     mover->device_index = static_cast<c10::DeviceIndex>(device_index);
     mover->has_disk = static_cast<char>(has_disk);
+    mover->watermark_bytes = mover->ahead_bytes = no_limit;
+    mover->most_copying = 0;
     mover->books = new Books;
     return made.release();
 }
@@ -223,6 +243,9 @@ PyMethodDef mover_methods[] = {
     {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
     {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
     {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
+    {"copy_ahead", shielded<mover_copy_ahead>, METH_NOARGS, nullptr},
+    {"settle_ahead", shielded<mover_settle_ahead>, METH_NOARGS, nullptr},
+    {"resume_copies", shielded<mover_resume_copies>, METH_NOARGS, nullptr},
     {"forget_retained", shielded<mover_forget_retained>, METH_NOARGS, nullptr},
     {"sweep_captured", shielded<mover_sweep_captured>, METH_NOARGS, nullptr},
     {"drop", shielded<mover_drop>, METH_VARARGS, nullptr},
@@ -240,6 +263,12 @@ PyMemberDef mover_members[] = {
     {"policy", T_OBJECT, offsetof(Mover, policy), READONLY, nullptr},
     {"host_is_full", T_BOOL, offsetof(Mover, host_is_full), 0, nullptr},
     {"pool_address", T_ULONGLONG, offsetof(Mover, pool), 0, nullptr},
+    {"watermark_bytes", T_ULONGLONG, offsetof(Mover, watermark_bytes), 0, nullptr},
+    {"most_copying", T_ULONGLONG, offsetof(Mover, most_copying), 0, nullptr},
+    {"ahead_bytes", T_ULONGLONG, offsetof(Mover, ahead_bytes), 0, nullptr},
+    {"holds_copies", T_BOOL, offsetof(Mover, holds_copies), 0, nullptr},
+    {"sets_aside", T_BOOL, offsetof(Mover, sets_aside), 0, nullptr},
+    {"hears_saves", T_BOOL, offsetof(Mover, hears_saves), 0, nullptr},
     {"repeated", T_ULONGLONG, offsetof(Mover, repeated), READONLY, nullptr},
     {"waited_seconds", T_DOUBLE, offsetof(Mover, waited_seconds), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
@@ -248,6 +277,7 @@ PyMemberDef mover_members[] = {
 PyGetSetDef mover_properties[] = {
     {"resident", get_resident, nullptr, nullptr, nullptr},
     {"resident_count", get_resident_count, nullptr, nullptr, nullptr},
+    {"dirty_count", get_dirty_count, nullptr, nullptr, nullptr},
     {"out", get_out, nullptr, nullptr, nullptr},
     {"timed", get_timed, nullptr, nullptr, nullptr},
     {"indexed_count", get_indexed, nullptr, nullptr, nullptr},

@@ -2,6 +2,7 @@
 #include "mover.hpp"
 
 #include "aside.hpp"
+#include "behind.hpp"
 #include "following.hpp"
 #include "recomputed.hpp"
 #include "streams.hpp"
@@ -143,6 +144,7 @@ void mover_forget(Mover *mover, Group *group) {
     SWAPKIT_ASSERT(has_python());
     forget_key(mover, group);
     follower_forget(mover->follower, group);
+    behind_forget(mover, group);
     stop_leaving(mover, group);
     erase(mover->books->resident, group->serial, group);
     erase(mover->books->out, group->serial, group);

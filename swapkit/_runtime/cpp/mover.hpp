@@ -13,6 +13,7 @@
 #include "saved.hpp"
 
 #include <deque>
+#include <limits>
 #include <map>
 #include <unordered_map>
 
@@ -43,7 +44,9 @@ struct Books {
     std::uint64_t looked_at = 0; // the turn of the last that was asked whether it waits any longer
     std::deque<Coming> coming;   // the soonest first
     std::size_t coming_bytes = 0;
-    std::size_t recomputed = 0;         // groups that a recipe makes
+    std::size_t recomputed = 0; // groups that a recipe makes
+    BySerial dirty, copying; // by their turn: what is copied ahead next, and is now (`behind.hpp`)
+    std::uint64_t behind_turns = 0;
     Carried captured;                   // and that no plan has named (`standby.hpp`),
     const void *retained_run = nullptr; // the region that was computed again last,
     std::vector<Ref<Group>> retained;   // and what a pass that retains its graph has of it
@@ -51,6 +54,8 @@ struct Books {
     std::uint64_t pass_serial = 0;      // where the backward pass under way began
     std::uint64_t serials = 0, turns = 0;
 };
+
+inline constexpr unsigned long long no_limit = std::numeric_limits<unsigned long long>::max();
 
 struct Mover {
     PyObject ob_base;
@@ -69,6 +74,12 @@ struct Mover {
     unsigned long long repeated; // operators that ran again
     c10::DeviceType device_type;
     c10::DeviceIndex device_index;
+    // Copying ahead (`behind.hpp`): from so many bytes in use on, at most so many at once, and so
+    // many bytes in this step.
+    unsigned long long watermark_bytes, most_copying, ahead_bytes;
+    char holds_copies; // nothing is copied ahead
+    char sets_aside;   // but set aside (`aside.hpp`)
+    char hears_saves;  // the policy is told what is saved under the budget
     char host_is_full; // a copy out found no room since this was last unset
     char has_disk;
 

@@ -104,6 +104,7 @@ struct Group {
     std::uint64_t serial; // in the order in which groups were saved; 0: not yet
     std::uint64_t turn;   // among those that wait or leave (`mover.hpp`); 0: it does neither
     std::size_t leaving_bytes;
+    std::uint64_t behind;   // among those that are copied ahead (`behind.hpp`); 0: it is not
     void *timed;            // owned by `timing.cpp`: what refers to it weakly
     std::int64_t operation; // the last operator that saved it
     std::int64_t stream;    // in whose order its bytes are valid

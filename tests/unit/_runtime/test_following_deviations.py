@@ -14,6 +14,7 @@ from torch import nn
 
 from swapkit._native.sched import State
 from swapkit._runtime.following import Curve, Following, compile_plan
+from swapkit._runtime.saved import NO_LIMIT
 from swapkit.ir.plans import Action, Decision, Plan
 from tests.support import MIB
 from tests.support.threads import on_thread, on_threads
@@ -326,13 +327,13 @@ def test_mode_of_write_behind_when_a_step_deviates_then_it_works_again() -> None
     with course.running():
         trace = course.record()
         with course.following_plan(trace) as following:
-            rescue = course.swapper.rescue
-            rescue._watermark_bytes, rescue._ahead_bytes = 0, None
+            mover = course.swapper.mover
+            mover.watermark_bytes, mover.ahead_bytes = 0, NO_LIMIT
             before = course.moved()[0]
             course.step()
             assert following.end_step().deviation is None
             assert course.moved()[0] == before
-            rescue._ahead_bytes = None
+            mover.ahead_bytes = NO_LIMIT
             shorten(course)
             assert following.end_step().deviation is not None
             assert course.moved()[0] > before

@@ -10,6 +10,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.sched import State
+from swapkit._runtime.saved import NO_LIMIT
 from swapkit.ir.plans import Action, Decision
 from swapkit.ir.traces import EventKind, Phase
 from tests.support import MIB
@@ -72,7 +73,7 @@ def test_budget_when_the_plan_needs_less_then_it_holds_without_a_rescue() -> Non
 
 def test_write_behind_when_a_plan_is_followed_then_only_the_plan_moves_anything() -> None:
     course = Course()
-    course.swapper.rescue._watermark_bytes = 0
+    course.swapper.mover.watermark_bytes = 0
     with course.running():
         trace = course.record()
         before = course.moved()[0]
@@ -81,24 +82,24 @@ def test_write_behind_when_a_plan_is_followed_then_only_the_plan_moves_anything(
             course.step()
             assert course.moved()[0] - before == trace.storages[target].nbytes
         before = course.moved()[0]
-        course.swapper.rescue._ahead_bytes = None
+        course.swapper.mover.ahead_bytes = NO_LIMIT
         course.step()
         assert course.moved()[0] - before > trace.storages[target].nbytes
 
 
 def test_write_behind_when_it_is_held_then_nothing_is_copied_until_it_resumes() -> None:
     course = Course()
-    rescue = course.swapper.rescue
-    rescue._watermark_bytes = 0
+    rescue, mover = course.swapper.rescue, course.swapper.mover
+    mover.watermark_bytes = 0
     with course.running():
         rescue.hold()
         y = torch.ones(MIB, requires_grad=True).exp().sin()
-        rescue.write_behind()
+        mover.copy_ahead()
         course.swapper.scheduler.drain()
         assert course.moved()[0] == 0
         rescue.resume()
         y = y.sin()
-        rescue.write_behind()
+        mover.copy_ahead()
         course.swapper.scheduler.drain()
         assert course.moved()[0] > 0
         assert y.requires_grad

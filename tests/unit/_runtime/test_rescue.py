@@ -302,4 +302,4 @@ def test_write_behind_when_graphs_are_dropped_then_its_queue_does_not_grow() -> 
     swapper = make_swapper()
     for seed in range(200):
         save(swapper, 1024, seed=seed)
-    assert len(swapper.rescue._dirty) < 20
+    assert swapper.mover.dirty_count < 20

@@ -198,7 +198,7 @@ def test_graphs_when_dropped_at_random_for_a_thousand_steps_then_nothing_is_left
     assert stats.host_bytes == stats.disk_bytes == stats.groups == stats.in_flight == 0
     assert swapper.mover.indexed_count == 0
     assert swapper.mover.out == []
-    assert len(swapper.rescue._dirty) == 0
+    assert swapper.mover.dirty_count == 0
     swapper.scheduler.check()
 
 
