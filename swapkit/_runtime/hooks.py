@@ -192,6 +192,8 @@ class Around(NamedTuple):
     """The hooks around a region that begins: what it does not keep itself goes to these."""
 
     pack: Callable[[torch.Tensor], Any] | None  # None: there are none
+    # Of the hooks by which a session, or a recorder, sees the events of a step; likewise.
+    events: Callable[[torch.Tensor], Any] | None
 
 
 @untraced
@@ -206,8 +208,21 @@ def around_region() -> Around | None:
     foreign = _foreign_pair()
     if foreign is not None:
         outer = next((each for each in reversed(_pushed.stack) if each.region is not None), None)
-        return None if outer is None or outer.pair is not foreign else Around(outer.packer.pack)
-    return Around(_pushed.stack[-1].packer.pack if _pushed.stack else None)
+        is_ours = outer is not None and outer.pair is foreign
+        return Around(outer.packer.pack, _events()) if outer is not None and is_ours else None
+    return Around(_pushed.stack[-1].packer.pack if _pushed.stack else None, _events())
+
+
+def _events() -> Callable[[torch.Tensor], Any] | None:
+    for each in reversed(_pushed.stack):
+        if each.swapper.events is each.packer:
+            return None if each.packer.is_inert else each.packer.pack
+    return None
+
+
+def is_in_region() -> bool:
+    """Return whether this thread's operators run in a region that is captured."""
+    return any(each.region is not None and each.region.is_open for each in _pushed.stack)
 
 
 class _Wrapped:

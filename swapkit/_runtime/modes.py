@@ -42,11 +42,19 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
 
+class SeeingMode(Mode):  # type: ignore[no-untyped-call]
+    """A mode of ours that has operators run as they are, and notes what they do."""
+
+
 class OwnMode(Mode):  # type: ignore[no-untyped-call]
     """A mode that changes no operator: what others make of them is as if it were not there."""
 
 
-def has_foreign_mode() -> bool:
-    """Return whether a mode of others changes what operators make here: backward is without it."""
+def has_foreign_mode(*, may_record: bool = False) -> bool:
+    """Return whether a mode of others changes what operators make here: backward is without it.
+
+    `may_record`: one that records them is none of these.
+    """
+    ours = (OwnMode, SeeingMode) if may_record else OwnMode
     stack = map(_get_dispatch_stack_at, range(_len_torch_dispatch_stack()))
-    return not all(isinstance(mode, OwnMode) for mode in stack)
+    return not all(isinstance(mode, ours) for mode in stack)

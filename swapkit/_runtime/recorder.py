@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
 from swapkit._native.pool import Pool
-from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import untraced
+from swapkit._runtime.hooks import is_in_region
+from swapkit._runtime.recompute.evidence import Evidence
 from swapkit._runtime.recorder_bytes import Bytes
 from swapkit._runtime.recorder_clocks import (
     NO_WORKSPACE,
@@ -32,7 +32,7 @@ from swapkit._runtime.recorder_holds import Holds
 from swapkit._runtime.recorder_modes import RecordingMode
 from swapkit._runtime.recorder_modules import Calls
 from swapkit._runtime.recorder_optimizers import Optimizers
-from swapkit._runtime.recorder_running import run_timed
+from swapkit._runtime.recorder_running import form_of, run_timed
 from swapkit._runtime.recorder_saving import Savings
 from swapkit._runtime.recorder_storages import Storages, tensors_in
 from swapkit._runtime.recorder_traces import build_trace
@@ -53,6 +53,9 @@ _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 NO_TASK = -1
 UPDATE = "swapkit.update_statistics"  # the name of what an operator changes besides its results
 EMPTIED = "swapkit.take_memory"  # the name of what FSDP has done when backward begins
+# The name of what a region runs again in forward, where an operand is about to change: what plans
+# capture there is counted by names (`following_tables.py`), and this is not among it.
+AGAIN = "swapkit.run_again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,25 +94,6 @@ class Row(NamedTuple):
     is_repeatable: bool
 
 
-class _Form:
-    """What is the same for all runs of an operator."""
-
-    __slots__ = ("effects", "is_view", "name")
-
-    def __init__(self, function: Operator) -> None:
-        self.effects = effects_of(function)
-        self.is_view = False
-        if isinstance(function, HigherOrderOperator):
-            self.name: str = f"higher_order.{function.name()}"  # type: ignore[no-untyped-call]
-            return
-        self.name = str(function)
-        # The latter ask a fake tensor what it is.
-        self.is_view = function.is_view or function.namespace == "prim"
-
-
-_form_of = functools.cache(_Form)
-
-
 class Recorder:
     """Records what one thread does between `start` and `stop`, and autograd's threads for it.
 
@@ -122,7 +106,7 @@ class Recorder:
         self.setting = setting
         self.lock = threading.RLock()  # a finalizer of the user may run operators in between
         self.rows: list[Row] = []
-        self._running = 0
+        self.running = 0
         self._task = NO_TASK  # the latest backward pass
         self.is_paused = False
         self.storages = Storages(setting.device, setting.pool, self._next_operator)
@@ -142,6 +126,7 @@ class Recorder:
             self.timer = StreamTimer(setting.device)
         self._mode = RecordingMode(self)
         self._seconds: list[float] = []
+        self._looks_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
 
     def is_here(self) -> bool:
@@ -154,6 +139,11 @@ class Recorder:
     def operator_count(self) -> int:
         """How many operators were seen so far."""
         return len(self.rows)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a region ran for the first time, which keeps more than it does later."""
+        return Evidence.count != self._looks_before
 
     @property
     def doubtful(self) -> frozenset[int]:
@@ -229,7 +219,7 @@ class Recorder:
     @untraced
     def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator and note what it did; return what it returned."""
-        form = _form_of(function)
+        form = form_of(function)
         if form.is_view:  # touches no memory
             return function(*args, **kwargs)
         given: list[torch.Tensor] = []
@@ -242,17 +232,12 @@ class Recorder:
         # Fake tensors are judged as the real ones that they stand for.
         judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
         is_same = form.effects.is_repeatable(args, kwargs, judged)
-        read = self._look_at_bytes(given, is_same=is_same)
-        workspaces = self.workspaces
-        if workspaces.is_on:
-            workspaces.begin()
-        self._running += 1
-        try:
-            call = function, args, kwargs
-            result, taken = run_timed(self.timer, call, self.setting.make_room, is_same=is_same)
-        finally:
-            self._running -= 1
-            workspace = workspaces.end() if workspaces.is_on else NO_WORKSPACE
+        # What the user has computed again, or kept, no plan computes again.
+        can_plan = is_same and not is_in_region()
+        read = self._look_at_bytes(given, is_same=can_plan)
+        call = function, args, kwargs
+        run = functools.partial(function, *args, **kwargs)
+        result, taken, workspace = run_timed(self, call, run, is_same=is_same)
         made: list[torch.Tensor] = []
         tensors_in((result,), made)
         with self.lock:
@@ -260,7 +245,7 @@ class Recorder:
             writes = self._numbers_written(changed, made)
             row = len(self.rows)
             if writes or (reads and not self._is_view(made, reads)):
-                self._note(form.name, taken, (reads, writes), workspace, is_same)
+                self._note(form.name, taken, (reads, writes), workspace, can_plan)
             else:
                 read = None
             if unread:
@@ -268,6 +253,20 @@ class Recorder:
         if read is not None:  # without the lock: it takes time, and maybe memory
             self.bytes.ran(row, read, made)
         return result
+
+    @untraced
+    def repeat(
+        self, function: Operator, given: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
+    ) -> None:
+        """Run an operator again that a region of the user's needs, and note what it did."""
+        with self.lock:
+            self._look()
+            reads = self._numbers_read(given)
+        made, taken, workspace = run_timed(self, (function, (), {}), run, is_same=True)
+        with self.lock:
+            writes = self._numbers_written([], made)
+            name = AGAIN if _graph_task() == NO_TASK else form_of(function).name
+            self._note(name, taken, (reads, writes), workspace, is_same=False)
 
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
         """Look at what an operator is about to read that a plan could repeat; None: it cannot.
@@ -379,7 +378,7 @@ class Recorder:
 
     def _next_operator(self) -> int:
         """Return the first operator that runs without what goes now."""
-        return len(self.rows) + (self._running > 0)
+        return len(self.rows) + (self.running > 0)
 
     def _meet(self, module: torch.nn.Module) -> None:
         """Number the state of a module that is seen for the first time."""

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from swapkit._runtime.guards import untraced
-from swapkit._runtime.modes import Mode
+from swapkit._runtime.modes import SeeingMode
 
 if TYPE_CHECKING:
     from swapkit._runtime.operators import Operator
@@ -48,6 +48,18 @@ def drop_left() -> None:
             _left.modes.remove(mode)
 
 
+def recording_here() -> Recorder | None:
+    """Return the recorder that sees this thread's operators now, if there is one."""
+    at = torch._C._get_dispatch_stack_at  # noqa: SLF001
+    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+    modes = [mode for index in range(count) if isinstance(mode := at(index), RecordingMode)]
+    for mode in reversed(modes):
+        recorder = mode.recorder
+        if recorder is not None and not recorder.is_paused:
+            return recorder
+    return None
+
+
 def can_stay() -> bool:
     """Return whether a mode that begins here stays until the session's step ends.
 
@@ -58,7 +70,7 @@ def can_stay() -> bool:
     return torch._C._len_torch_dispatch_stack() == 0 and _graph_task() == _NO_TASK  # noqa: SLF001
 
 
-class RecordingMode(Mode):
+class RecordingMode(SeeingMode):
     """Sees operators for a recorder, on the thread that enters it and autograd's that work for it.
 
     Where it is left in the middle of a backward pass (a step ends there by optimizers in hooks),
@@ -88,6 +100,11 @@ class RecordingMode(Mode):
                 return NotImplemented  # the operators on what it is made of come here next
             return func(*args, **(kwargs or {}))  # to another mode, which may know what it is
         return recorder.run(func, args, kwargs or {})
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Whom it tells; None: it has been left."""
+        return self._recorder
 
     def leave(self) -> None:
         """See no more, and leave this thread's stack of modes, whoever was entered inside."""

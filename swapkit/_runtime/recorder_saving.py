@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from swapkit._runtime.choice import Action
 from swapkit._runtime.guards import NoDispatchModes, NoFunctionModes, NoTransforms, untraced
+from swapkit._runtime.recompute.settings import VERSIONS
 from swapkit._runtime.swapper import _is_cast_weight
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.traces import EventKind, Kind
@@ -137,15 +138,18 @@ def _mark(recorder: Recorder, number: int, tensor: torch.Tensor, site: tuple[str
 class _Kept:
     """What a graph keeps of a saved tensor outside of a session: an alias with the same memory."""
 
-    __slots__ = ("__weakref__", "alias", "version")
+    __slots__ = ("__weakref__", "_savings", "alias", "version")
 
     def __init__(self, tensor: torch.Tensor, recorder: Recorder) -> None:
+        self._savings = recorder.savings
         # Not the tensor itself: an output would keep the graph that keeps this. But a leaf, whose
         # data may be replaced.
         if tensor.is_leaf and tensor.requires_grad:
             self.alias = tensor
         elif type(tensor) in _PLAIN:
-            with NoFunctionModes(), NoDispatchModes(), NoTransforms():
+            # Below autograd, too, where an operand of a region's is kept: the count is shared.
+            counted = torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False)  # noqa: FBT003, SLF001
+            with NoFunctionModes(), NoDispatchModes(), NoTransforms(), counted:
                 self.alias = tensor.detach()
         else:  # made of others, or fake: who makes it has to see it
             with recorder.paused():
@@ -153,12 +157,14 @@ class _Kept:
         self.version = _version_of(tensor)
 
     def unpack(self) -> torch.Tensor:
+        """Give it back, whoever asks for it: a region's hooks may."""
         if _version_of(self.alias) != self.version:
             raise SavedTensorModified(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: {self.alias.dtype} {list(self.alias.size())} is at version "
                 f"{_version_of(self.alias)}; expected version {self.version} instead."
             )
+        self._savings.used(self, self.alias)
         return self.alias
 
 
@@ -170,11 +176,11 @@ class Watcher:
     """A pair of hooks that moves nothing, where `hooks.Hooks` expects a swapper."""
 
     rests = False  # backward passes do not go without it
+    is_inert = False
 
     def __init__(self, recorder: Recorder, min_bytes: int) -> None:
         """Let storages of fewer than `min_bytes` be none that a plan moves."""
         self._recorder = recorder
-        self._savings = recorder.savings
         self._min_bytes = min_bytes
         self._sites: dict[tuple[int, int], tuple[str, int]] = {}  # by storage and version
 
@@ -185,6 +191,11 @@ class Watcher:
     @property
     def mover(self) -> Watcher:
         """Itself: nothing is moved."""
+        return self
+
+    @property
+    def events(self) -> Watcher:
+        """Itself, by whose calls a step is known."""
         return self
 
     def packer(self, _choice: Choice) -> Watcher:
@@ -198,9 +209,7 @@ class Watcher:
         Raises:
             SavedTensorModified: it was changed in place since it was saved.
         """
-        tensor = packed.unpack()
-        self._savings.used(packed, tensor)
-        return tensor
+        return packed.unpack()
 
     @untraced
     def pack(self, tensor: torch.Tensor) -> _Kept:

@@ -162,10 +162,11 @@ class RegionHooks(Packer, Protocol):
     def begin(self) -> None:
         """Capture what this thread runs from now on."""
 
-    def end(self, drops: bool, /) -> tuple[int, int]:  # noqa: FBT001 - in C++
+    def end(self, drops: bool, /) -> tuple[int, int, int]:  # noqa: FBT001 - in C++
         """Capture no more, on the same thread; what it holds is given up if it `drops`, or kept.
 
-        Return the bytes that it keeps though nobody has chosen that, and that it computes again.
+        Return the bytes that it keeps though nobody has chosen that, and that it computes again;
+        and how much of what it held a rescue has moved: saved storages.
         """
 
 
@@ -176,6 +177,7 @@ class MakeRegion(Protocol):
         self,
         rest: Packer,
         around: Callable[[torch.Tensor], Any] | None,
+        others: Callable[[torch.Tensor], Any] | None,
         chosen: tuple[int, ...],
         inputs: list[torch.Tensor],
         holds: bool,  # noqa: FBT001 - in C++
@@ -186,6 +188,7 @@ class MakeRegion(Protocol):
         Args:
             rest: hooks for what is kept.
             around: the pack hook around, for what it is handed.
+            others: a pack hook for what it is not handed; None: that stays where it is.
             chosen: numbers of the operators whose results are kept.
             inputs: what it is handed.
             holds: nothing is given up before its end.

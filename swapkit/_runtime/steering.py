@@ -315,7 +315,7 @@ class Steering:
             return None  # there is nothing to plan, as yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
-        return finish_trace(trace, recorder.doubtful, case)
+        return finish_trace(trace, recorder.doubtful, case, has_looked=recorder.has_looked)
 
     def _leave_step(self) -> None:
         """Stop what runs, without learning from it."""

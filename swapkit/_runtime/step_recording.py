@@ -79,7 +79,9 @@ class StepRecording:
         self.stop()
 
 
-def finish_trace(trace: Trace, doubtful: frozenset[int], case: Case) -> Trace | None:
+def finish_trace(
+    trace: Trace, doubtful: frozenset[int], case: Case, *, has_looked: bool
+) -> Trace | None:
     """Return a recorded step as plans are made of it; None: one is to be recorded once more.
 
     Args:
@@ -87,6 +89,8 @@ def finish_trace(trace: Trace, doubtful: frozenset[int], case: Case) -> Trace | 
         doubtful: operators whose time may hold more than they take: what takes long in the call of
             one is covered the next time.
         case: of the step; a second recording of it in a row is taken as it is.
+        has_looked: a region ran for the first time, which keeps more than it does later.
     """
-    case.is_again = not case.is_again and find_doubt(trace, doubtful) > MOST_DOUBT
+    is_unlike_others = has_looked or find_doubt(trace, doubtful) > MOST_DOUBT
+    case.is_again = not case.is_again and is_unlike_others
     return None if case.is_again else smooth_times(trace, doubtful)

@@ -89,14 +89,16 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     runs through `adapt_mem_func_wrapper`); with options, a decorator maker; with a pattern, applied
     to the submodules of a model whose dotted path it matches as a whole. Regions nest.
 
-    Outside of sessions the part runs once, and backward runs its operators again, one by one: with
+    The part runs once, and backward runs its operators again, one by one: with
     the operands, the random numbers and the settings of forward. What the region is handed is kept
     for it, and every tensor among it (by keyword, in a list, tuple or dict, bound by
     `functools.partial`) is a saved tensor like any other: a scope around may swap it, and a budget
-    too. On one part, recompute wins over `offload`: `swap_inputs=True` is what to ask for instead.
+    too: a session's plan moves what the part is handed and keeps, and sees what it computes again
+    as memory that backward takes. On one part, recompute wins over `offload`: `swap_inputs=True` is
+    what to ask for instead.
 
     Where that cannot be, the part runs twice, as in `torch.utils.checkpoint` without reentrant
-    autograd: in sessions and programs of several ranks, with `offload`, `policy` or `check_values`,
+    autograd: in programs of several ranks, with `offload`, `policy` or `check_values`,
     and from its second run on where its first one has shown that kernels which torch does not see
     write to its memory, or that much would have to be kept; `swapkit.choices` tells. Then all that
     it changes besides is changed twice: a batch norm updates its running statistics in both runs,

@@ -287,11 +287,21 @@ class Kernel final : public c10::OperatorKernel {
     void capture(std::optional<std::size_t> row, Region *region, c10::DispatchKeySet keys,
                  Stack *stack) const {
         Capture capture(named_, row, region, keys, *stack);
+        if (region != nullptr) {
+            count_run(); // after what its operands are: events
+        }
         {
             Deeper inside;
             named_->run(keys, stack);
         }
         capture.end(*stack);
+    }
+
+    // Count a run that a plan does not capture, since a region has it.
+    void count_run() const {
+        if (named_->can_repeat && cursor.row != cursor.end) {
+            (void)cursor.count(named_);
+        }
     }
 
     // Run it in a user's region.
@@ -301,6 +311,7 @@ class Kernel final : public c10::OperatorKernel {
             capture(std::nullopt, region, keys, stack);
             return;
         }
+        count_run();
         {
             Deeper inside;
             named_->run(keys, stack);

@@ -223,6 +223,15 @@ void group_end_copy(Group *group) {
     group->nbytes = group->storage->nbytes();
 }
 
+void group_drop_copy(Group *group) {
+    SWAPKIT_ASSERT(group->recipe != nullptr && group->native != nullptr && group->part_bytes == 0);
+    if (std::exchange(group->is_aside, 0) != 0) {
+        aside_forget(group->key.storage);
+    }
+    links.sk_group_destroy(std::exchange(group->native, nullptr));
+    group->state_at = group->storage != nullptr ? &resident : &computed_again;
+}
+
 void group_strip(Group *group) {
     if (group->storage == nullptr) {
         return;
@@ -297,6 +306,7 @@ void handle_free(PyObject *self) {
         c10::raw::intrusive_ptr::decref(handle->alias);
     }
     Py_XDECREF(reinterpret_cast<PyObject *>(handle->group));
+    Py_XDECREF(reinterpret_cast<PyObject *>(handle->teller));
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -363,7 +373,11 @@ PyObject *get_storage(PyObject *self, void *) {
 }
 
 bool is_kept_by_others(const Group *group) { return group->weak != nullptr; }
-bool is_spare(const Group *group) { return group->standby == Standby::spare; }
+// Whether a rescue may drop it.
+bool is_spare(const Group *group) {
+    return group->standby == Standby::spare ||
+           (group->standby == Standby::held && group->native == nullptr);
+}
 bool is_on_device(const Group *group) { return group->storage != nullptr; }
 
 PyMemberDef handle_members[] = {

@@ -381,28 +381,6 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     return packed && tell<"saved">(packer, tensor, packed.get()) ? packed.release() : nullptr;
 }
 
-PyObject *packer_unpack(PyObject *self, PyObject *packed) {
-    if (!backward_begins(reinterpret_cast<Packer *>(self)->mover)) {
-        return nullptr;
-    }
-    auto own = Ref<>::share(self), kept = Ref<>::share(packed); // a thread may let go of the graph
-    auto *packer = reinterpret_cast<Packer *>(self);
-    Mover *mover = packer->mover;
-    bool is_followed = packer->is_following();
-    unsigned long long waits = mover->waits;
-    if (is_followed && !follow_use(mover, packed)) {
-        return nullptr;
-    }
-    Ref<> tensor = Ref<>::steal(unpack(nullptr, packed));
-    if (tensor && is_followed && !follow_used(mover, mover->waits != waits)) {
-        return nullptr;
-    }
-    if (is_followed && packer->is_following()) {
-        follower_capture(mover->follower);
-    }
-    return tensor && tell<"used">(packer, packed, tensor.get()) ? tensor.release() : nullptr;
-}
-
 // Label what this thread takes from now on with the module that saved a group.
 bool label(Mover *mover, const Group *group) {
     constexpr std::uint32_t backward = std::uint32_t{1} << 31;
@@ -463,7 +441,7 @@ PyObject *packer_stand_by(PyObject *self, PyObject *argument) {
 PyMethodDef packer_methods[] = {
     {"pack", shielded<packer_pack>, METH_O, nullptr},
     {"pack_plain", shielded<packer_pack_plain>, METH_O, nullptr},
-    {"unpack", shielded<packer_unpack>, METH_O, nullptr},
+    {"unpack", shielded<packer_use>, METH_O, nullptr},
     {"stand_by", shielded<packer_stand_by>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -508,16 +486,41 @@ bool handle_bytes(Handle *handle) {
     return true;
 }
 
+PyObject *packer_use(PyObject *self, PyObject *packed) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    Mover *mover = packer->mover;
+    if (!backward_begins(mover)) {
+        return nullptr;
+    }
+    auto own = Ref<>::share(self), kept = Ref<>::share(packed); // a thread may let go of the graph
+    bool is_followed = packer->is_following();
+    unsigned long long waits = mover->waits;
+    if (is_followed && !follow_use(mover, packed)) {
+        return nullptr;
+    }
+    Ref<> tensor = Ref<>::steal(unpack(nullptr, packed));
+    if (tensor && is_followed && !follow_used(mover, mover->waits != waits)) {
+        return nullptr;
+    }
+    if (is_followed && packer->is_following()) {
+        follower_capture(mover->follower);
+    }
+    return tensor && tell<"used">(packer, packed, tensor.get()) ? tensor.release() : nullptr;
+}
+
+Packer *packer_of(PyObject *pack) {
+    PyObject *self = PyCFunction_Check(pack) ? PyCFunction_GET_SELF(pack) : nullptr;
+    return self != nullptr && Py_TYPE(self) == &packer_type ? reinterpret_cast<Packer *>(self)
+                                                            : nullptr;
+}
+
 Packer *innermost_packer() {
     const auto &state = at::SavedTensorDefaultHooks::get_tls_state();
     if (state.stack.empty() || state.disabled_error_message) {
         return nullptr;
     }
     const c10::SafePyObject &top = state.stack.top().first;
-    PyObject *pack = top.ptr(&top.pyinterpreter());
-    PyObject *self = PyCFunction_Check(pack) ? PyCFunction_GET_SELF(pack) : nullptr;
-    return self != nullptr && Py_TYPE(self) == &packer_type ? reinterpret_cast<Packer *>(self)
-                                                            : nullptr;
+    return packer_of(top.ptr(&top.pyinterpreter()));
 }
 
 PyObject *packer_new(Mover *mover, PyObject *choice) {

@@ -40,6 +40,16 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *tensor, bool spare, Re
 // What stands for memory of a tensor's form, whatever its bytes.
 Ref<> scratch_of(c10::TensorImpl *tensor);
 
+// The unpack hook of a `Packer`.
+PyObject *packer_use(PyObject *packer, PyObject *packed);
+// The hooks whose pack hook this is, borrowed; null: it is no scope's.
+Packer *packer_of(PyObject *pack);
+
+// Who is told where somebody else than its hooks gives out what was saved, borrowed; null: nobody.
+inline Packer *teller_of(PyObject *packed) {
+    return Py_TYPE(packed) == &handle_type ? reinterpret_cast<Handle *>(packed)->teller : nullptr;
+}
+
 // Let a handle have its bytes, whatever that takes; the lock is held. False: an exception is set.
 bool handle_bytes(Handle *handle);
 

@@ -53,10 +53,11 @@ namespace swapkit {
     X(random_state)       /* (function, device) -> the generators' state */                        \
     X(has_moved)          /* (state) -> whether numbers were drawn since */                        \
     X(again)              /* (settings or state) -> a context manager: they hold again */          \
-    X(pass_retains)       /* (mover) -> None; when the pass ends: mover.forget_retained() */       \
-    X(refuse_operand)     /* (handle, function): raises SavedTensorModified */                     \
-    X(refuse_emptied)     /* (handle, function): likewise */                                       \
-    X(compare_digest)     /* (digest, function, tensor): likewise, RecomputeMismatch */            \
+    X(repeat)         /* (function, operands, run) -> None; calls `run`, which gives results */    \
+    X(pass_retains)   /* (mover) -> None; when the pass ends: mover.forget_retained() */           \
+    X(refuse_operand) /* (handle, function): raises SavedTensorModified */                         \
+    X(refuse_emptied) /* (handle, function): likewise */                                           \
+    X(compare_digest) /* (digest, function, tensor): likewise, RecomputeMismatch */                \
     X(refuse_overwritten) /* (function): likewise */                                               \
     X(refuse_mismatch)    /* (function, tensor): raises RecomputeMismatch */
 

@@ -88,7 +88,9 @@ void enroll(Mover *mover, Group *group) {
     }
     erase(books.out, group->serial, group);
     books.resident[group->serial] = group;
-    books.index[group->key] = group;
+    if (!is_of_region(group)) { // which finds it itself
+        books.index[group->key] = group;
+    }
 }
 
 void enroll_again(Mover *mover, Group *group) {
@@ -111,7 +113,7 @@ void enroll_out(Mover *mover, Group *group) {
 
 void enroll_recomputed(Mover *mover, Group *group) {
     group->serial = ++mover->books->serials;
-    if (group->standby != Standby::region) { // which finds it itself
+    if (!is_of_region(group)) {
         mover->books->index[group->key] = group;
     }
     mover->books->recomputed++;
@@ -148,6 +150,12 @@ void mover_forget(Mover *mover, Group *group) {
     stop_leaving(mover, group);
     erase(mover->books->resident, group->serial, group);
     erase(mover->books->out, group->serial, group);
+}
+
+void forget_copy(Mover *mover, Group *group) {
+    stop_leaving(mover, group);
+    erase(mover->books->out, group->serial, group);
+    group_drop_copy(group);
 }
 
 static void note(Mover *mover, sk_ring_kind kind, std::size_t nbytes) {

@@ -121,6 +121,8 @@ void enroll_again(Mover *mover, Group *group);
 void enroll_out(Mover *mover, Group *group);
 // Make a group found that a recipe makes, and that has no storage.
 void enroll_recomputed(Mover *mover, Group *group);
+// Let a group whose bytes can be computed again have no copy any more.
+void forget_copy(Mover *mover, Group *group);
 // Let a group that goes have no place in the books any more.
 void mover_forget(Mover *mover, Group *group);
 

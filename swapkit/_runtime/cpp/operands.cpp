@@ -75,6 +75,9 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Regi
     if (copy) {
         return copy;
     }
+    if (region != nullptr && region_tells(region)) {
+        return region_operand(region, impl, key, span);
+    }
     if (Ref<Group> group = find_recomputed(packer->mover, key)) {
         return Ref<>::steal(as_object(handle_new(impl, group.get())));
     }

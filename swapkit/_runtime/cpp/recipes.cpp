@@ -68,7 +68,9 @@ void end_recipe(Recipe *recipe) {
 // Let a group need its recipe no more.
 void leave(Group *group) {
     Recipe *recipe = std::exchange(group->recipe, nullptr);
-    group->standby = group->standby == Standby::spare ? Standby::none : group->standby;
+    if (group->standby != Standby::captured) {
+        group->standby = Standby::none;
+    }
     recipe->mover->books->recomputed--;
     RecipeRef::drop(recipe);
 }
@@ -184,35 +186,47 @@ void release_results(Recipe *recipe, const std::vector<c10::StorageImpl *> &chan
         if (!group || !is_among(group->weak, changed)) {
             continue;
         }
-        if (is_missing(group.get()) && group->nhandles > 0 && group_revive(group.get())) {
+        bool is_revived =
+            is_missing(group.get()) && group->nhandles > 0 && group_revive(group.get());
+        recipe_leave(group.get());
+        if (is_revived) { // and found by others from now on
             enroll_again(recipe->mover.get(), group.get());
         }
-        recipe_leave(group.get());
+    }
+}
+
+void enroll_all(Mover *mover, const std::vector<Ref<Group>> &groups) {
+    for (const Ref<Group> &each : groups) {
+        enroll_again(mover, each.get());
     }
 }
 
 bool settle_one(Recipe *recipe, bool is_over) {
     RecipeRef hold(recipe);
+    std::vector<Ref<Group>> revived; // these are found by others once they need no recipe
     for (std::size_t at = 0; at < recipe->results.size(); at++) {
         Group *group = recipe->results[at];
         if (group == nullptr || group->nhandles == 0 || !is_missing(group)) {
             continue;
         }
         if (group_revive(group)) { // it has not been written to yet, or is kept as it is now
-            enroll_again(recipe->mover.get(), group);
+            revived.push_back(Ref<Group>::share(group));
             continue;
         }
         bool is_needed = !recipe->is_spare || recipe->mover->books->has_dropped;
         if (is_over || !is_needed) { // nothing is to be had from it any more
             recipe->is_over = true;
             drop_operands(recipe);
+            enroll_all(recipe->mover.get(), revived);
             return true;
         }
         if (!compute_again(recipe->mover.get(), group)) {
+            enroll_all(recipe->mover.get(), revived);
             return false;
         }
     }
     consume(recipe);
+    enroll_all(recipe->mover.get(), revived);
     return true;
 }
 

@@ -17,6 +17,11 @@ inline bool is_recomputed(const Group *group) {
     return group->recipe != nullptr && group->native == nullptr && group->standby != Standby::spare;
 }
 
+// Whether a user's region has made it: nobody else finds it.
+inline bool is_of_region(const Group *group) {
+    return group->standby == Standby::region || group->standby == Standby::held;
+}
+
 // Give a group whose bytes are computed again its storage.
 bool compute_again(Mover *mover, Group *group);
 // Give up the storage of a group that has a recipe and no copy.

@@ -24,6 +24,7 @@ constexpr std::size_t least_sweep = 64;
 struct Kept {
     std::size_t holds; // of the region's
     bool is_chosen;    // the user wants it kept
+    bool is_grouped;   // a group holds it, too
 };
 
 using Made = std::unordered_map<Key, Ref<Group>, KeyHash>;
@@ -43,6 +44,7 @@ struct Region {
     PyObject ob_base;
     Packer *rest;     // owned: the hooks for what is kept
     PyObject *around; // owned: the pack hook around; None: there is none
+    PyObject *others; // owned: a pack hook for what it was not handed; None: that stays
     Region *outer;    // owned while it is open
     Body *body;
     char is_open, holds;
@@ -81,7 +83,7 @@ void sweep(Body &body) {
 }
 
 Kept &note(Region *region, c10::StorageImpl *storage) {
-    auto [found, is_new] = region->body->kept.try_emplace(storage, Kept{0, false});
+    auto [found, is_new] = region->body->kept.try_emplace(storage, Kept{0, false, false});
     if (is_new) {
         c10::raw::intrusive_ptr::make_weak(storage);
     }
@@ -93,7 +95,8 @@ std::size_t count_kept(Body &body) {
     std::size_t nbytes = 0;
     for (auto [storage, kept] : std::exchange(body.kept, {})) {
         bool is_there = c10::raw::intrusive_ptr::use_count(storage) > 0;
-        if (is_there && !kept.is_chosen && count_holders(storage) <= kept.holds) {
+        std::size_t ours = kept.holds + (kept.is_grouped ? 1 : 0);
+        if (is_there && !kept.is_chosen && count_holders(storage) <= ours) {
             nbytes += storage->nbytes();
         }
         c10::raw::weak_intrusive_ptr::decref(storage);
@@ -106,13 +109,47 @@ bool is_kept_here(const Region *region) {
     return action == Action::keep || action == Action::pass;
 }
 
+// Whether a tensor is a weight, or a view of one: that stays where it is, and no plan knows of it.
+bool is_weight(c10::TensorImpl *impl) {
+    return gathers_gradients(impl) || (views_leaf(impl) && views_parameter(impl));
+}
+
+// What a pack hook makes of a tensor. Where that is the one of hooks that a session, or a recorder,
+// sees events by, they are told of its use, too, though autograd asks the region for it.
+PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
+    Ref<> packed = Ref<>::steal(PyObject_CallOneArg(pack, tensor));
+    Packer *teller = region->others == Py_None ? nullptr : packer_of(region->others);
+    if (packed && teller != nullptr && packer_of(pack) == teller &&
+        Py_TYPE(packed.get()) == &handle_type) {
+        Py_INCREF(teller);
+        reinterpret_cast<Handle *>(packed.get())->teller = teller;
+    }
+    return packed.release();
+}
+
 // What stands for a tensor that no region has made.
 PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bool is_input) {
-    if (is_input && region->around != Py_None) {
-        return PyObject_CallOneArg(region->around, tensor);
+    if (region->others != Py_None && is_weight(impl)) {
+        return as_object(handle_keep(tensor, false));
     }
+    if (is_input && region->around != Py_None) {
+        return pack_by(region, region->around, tensor);
+    }
+    Kept *kept = nullptr;
     if (!is_input && region->is_open != 0 && !gathers_gradients(impl)) {
-        note(region, impl->unsafe_storage().unsafeGetStorageImpl()).holds++;
+        kept = &note(region, impl->unsafe_storage().unsafeGetStorageImpl());
+        kept->holds++;
+    }
+    if (region->others != Py_None) {
+        c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
+        PyObject *packed = pack_by(region, region->others, tensor);
+        auto *handle = packed != nullptr && Py_TYPE(packed) == &handle_type
+                           ? reinterpret_cast<Handle *>(packed)
+                           : nullptr;
+        if (kept != nullptr && handle != nullptr && handle->group != nullptr) {
+            note(region, storage).is_grouped = true;
+        }
+        return packed;
     }
     if (is_input || is_kept_here(region)) {
         return as_object(handle_keep(tensor, false));
@@ -122,8 +159,12 @@ PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bo
 
 // A handle of what was made in a region.
 Ref<> handle_made(Region *region, c10::TensorImpl *impl, Group *group) {
-    if (region->holds != 0 && group->recipe != nullptr) {
-        (void)group_revive(group);
+    bool is_held = region->holds != 0 && group->recipe != nullptr && group->storage == nullptr;
+    if (is_held && group_revive(group)) {
+        group->standby = Standby::held;
+        if (group->terms.action == Action::automatic) {
+            enroll_again(group->mover, group); // a rescue may move it meanwhile
+        }
     }
     return Ref<>::steal(as_object(handle_new(impl, group)));
 }
@@ -174,22 +215,28 @@ void part(Group *group) {
     }
 }
 
-// Let a group that is held be computed again; or be kept, and its recipe go.
-void settle_held(Group *group, bool drops) {
-    if (group->storage == nullptr || group->recipe == nullptr) {
+struct Sums {
+    std::size_t kept_bytes, dropped_bytes, moved; // the last: groups that a rescue has moved
+};
+
+// Let a group that is held be computed again; or be kept, and its recipe go. So is what a rescue
+// has moved: nobody has looked at its bytes since.
+void settle_held(Group *group, bool drops, Sums *sums) {
+    bool is_moved = group->digest != nullptr || group->native != nullptr;
+    sums->moved += is_moved ? 1 : 0;
+    if (group->standby != Standby::held || group->recipe == nullptr) {
         return;
     }
-    if (drops) {
-        group_strip(group);
+    group->standby = Standby::region;
+    if (drops && !is_moved) {
+        forget_computed(group->mover, group);
         return;
     }
     recipe_leave(group);
-    enroll_again(group->mover, group);
+    if (group->storage != nullptr) {
+        enroll_again(group->mover, group);
+    }
 }
-
-struct Sums {
-    std::size_t kept_bytes, dropped_bytes;
-};
 
 void count_group(const Group *group, Sums *sums) {
     if (group->recipe != nullptr) {
@@ -203,13 +250,13 @@ void count_group(const Group *group, Sums *sums) {
 Sums end(Region *region, bool drops) {
     Body &body = *region->body;
     sweep(body);
-    Sums sums = {.kept_bytes = count_kept(body), .dropped_bytes = 0};
+    Sums sums = {.kept_bytes = count_kept(body), .dropped_bytes = 0, .moved = 0};
     Region *outer = region->outer;
     bool is_held = outer != nullptr && outer->holds != 0 && !drops;
     for (auto &[key, group] : std::exchange(body.made, {})) {
         count_group(group.get(), &sums);
         if (!is_held) {
-            settle_held(group.get(), drops);
+            settle_held(group.get(), drops, &sums);
         }
         if (group->recipe == nullptr) {
             continue;
@@ -225,8 +272,8 @@ Sums end(Region *region, bool drops) {
 
 // ---- for Python ---------------------------------------------------------------------------------
 
-// Region(rest, around, chosen, inputs, holds). `chosen`: numbers of operators whose results are
-// kept; `inputs`: the tensors that it is handed.
+// Region(rest, around, others, chosen, inputs, holds). `chosen`: numbers of operators whose results
+// are kept; `inputs`: the tensors that it is handed.
 bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(chosen); at++) {
         const Named *named = named_at(PyLong_AsSize_t(PyTuple_GET_ITEM(chosen, at)));
@@ -249,10 +296,10 @@ bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
 }
 
 PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *) {
-    PyObject *rest, *around, *chosen, *inputs;
+    PyObject *rest, *around, *others, *chosen, *inputs;
     int holds;
-    if (PyArg_ParseTuple(args, "O!OO!O!p:Region", &packer_type, &rest, &around, &PyTuple_Type,
-                         &chosen, &PyList_Type, &inputs, &holds) == 0) {
+    if (PyArg_ParseTuple(args, "O!OOO!O!p:Region", &packer_type, &rest, &around, &others,
+                         &PyTuple_Type, &chosen, &PyList_Type, &inputs, &holds) == 0) {
         return nullptr;
     }
     Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
@@ -262,6 +309,7 @@ PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *) {
     Region *region = as_region(made.get());
     region->rest = reinterpret_cast<Packer *>(Py_NewRef(rest));
     region->around = Py_NewRef(around);
+    region->others = Py_NewRef(others);
     region->body = new Body;
     region->holds = static_cast<char>(holds);
     return read_parts(region, chosen, inputs) ? made.release() : nullptr;
@@ -287,7 +335,7 @@ PyObject *region_begin(PyObject *self, PyObject *) {
 }
 
 // end(drops): nothing more runs in it; what it holds is given up, or kept. The bytes that it keeps
-// though nobody has chosen that, and those that it computes again.
+// though nobody has chosen that, and those that it computes again; what a rescue moved of it.
 PyObject *region_end(PyObject *self, PyObject *argument) {
     auto own = Ref<>::share(self);
     Region *region = as_region(self);
@@ -309,22 +357,25 @@ PyObject *region_end(PyObject *self, PyObject *argument) {
             return nullptr;
         }
     }
-    return Py_BuildValue("nn", sums.kept_bytes, sums.dropped_bytes);
+    return Py_BuildValue("nnn", sums.kept_bytes, sums.dropped_bytes, sums.moved);
 }
 
 PyObject *region_unpack(PyObject *, PyObject *packed) {
     auto kept = Ref<>::share(packed); // a thread may let go of the graph
-    return unpack(nullptr, packed);
+    Packer *teller = teller_of(packed);
+    return teller == nullptr ? unpack(nullptr, packed) : packer_use(as_object(teller), packed);
 }
 
 int region_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(as_object(as_region(self)->rest));
     Py_VISIT(as_region(self)->around);
+    Py_VISIT(as_region(self)->others);
     return 0;
 }
 
 int region_clear(PyObject *self) {
     Py_XSETREF(as_region(self)->around, Py_NewRef(Py_None));
+    Py_XSETREF(as_region(self)->others, Py_NewRef(Py_None));
     return 0;
 }
 
@@ -337,6 +388,7 @@ void region_free(PyObject *self) {
     }
     Py_XDECREF(as_object(region->rest));
     Py_XDECREF(region->around);
+    Py_XDECREF(region->others);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -374,6 +426,8 @@ void region_note_kept(Region *region, const std::vector<at::Tensor> &made) {
     }
 }
 
+bool region_tells(const Region *region) { return region->others != Py_None; }
+
 Packer *region_rest(const Region *region) { return region->rest; }
 
 std::shared_ptr<Run> region_run(const Region *region) { return region->body->run; }
@@ -403,6 +457,18 @@ Group *region_find(Region *region, Key key) {
 
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) {
     Mover *mover = region->rest->mover;
+    if (region->others != Py_None) { // each is an event, whatever else there is of it
+        bool is_kept = is_weight(impl);
+        Ref<> tensor = is_kept ? Ref<>() : Ref<>::steal(wrap(impl));
+        if (!is_kept && !tensor) {
+            return {};
+        }
+        // Others than plain tensors know how they are detached, though not here.
+        return is_kept || as_object(Py_TYPE(tensor.get())) != links.tensor
+                   ? Ref<>::steal(as_object(handle_new(impl, nullptr)))
+                   : Ref<>::steal(pack_other(region, tensor.get(), impl,
+                                             region->body->inputs.contains(key.storage)));
+    }
     if (Ref<Group> group = find_group(mover, impl, key, span)) {
         group_cover(group.get(), span);
         return Ref<>::steal(as_object(handle_new(impl, group.get())));

@@ -11,7 +11,13 @@
 // computed again, what is of neither its region nor one around that is given up once more behind
 // it: it is needed when its own region is.
 //
-// A region that *holds* gives nothing up before its end, where it is said whether it may.
+// A region that *holds* gives nothing up before its end, where it is said whether it may. What it
+// holds a rescue may move meanwhile.
+//
+// In a session's step, or one that is recorded, events are the same each time: what a region saves
+// of others', and each operand, meets the hooks that count them, and these are told of its use in
+// backward (`Handle::teller`). What the region computes again is no event. A rescue may move it
+// while it is there, but it is computed once more where it would be without one.
 #ifndef SWAPKIT_REGIONS_HPP
 #define SWAPKIT_REGIONS_HPP
 
@@ -36,6 +42,8 @@ bool region_keeps(const Region *region, const Named *named);
 // Note what such an operator has made. Needs the interpreter.
 void region_note_kept(Region *region, const std::vector<at::Tensor> &made);
 
+// Whether what a region saves of others' is an event of a session, or of a recorder.
+bool region_tells(const Region *region);
 // The hooks that stand for what is kept in a region; borrowed.
 Packer *region_rest(const Region *region);
 std::shared_ptr<Run> region_run(const Region *region);

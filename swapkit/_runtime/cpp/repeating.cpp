@@ -22,6 +22,23 @@ namespace swapkit {
 
 namespace {
 
+// What a session's hooks give for an operand, as they would to autograd. Undefined: an exception is
+// set.
+at::Tensor told_now(const Recipe *recipe, Handle *handle) {
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    Ref<> given = Ref<>::steal(packer_use(as_object(handle->teller), as_object(handle)));
+    c10::TensorImpl *impl = nullptr;
+    if (!given || !impl_of(given.get(), &impl)) {
+        return {};
+    }
+    if (!has_memory(*impl)) {
+        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_emptied, handle,
+                                                                 recipe->named->function, nullptr));
+        return {};
+    }
+    return at::Tensor(Impl::reclaim_copy(impl));
+}
+
 // A tensor that is an operand of a repetition. Undefined: an exception is set.
 at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -36,6 +53,10 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
             Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
                 links.refuse_operand, handle, recipe->named->function, nullptr));
             return {};
+        }
+        bool is_used = torch::autograd::get_current_graph_task_id() != -1;
+        if (is_used && handle->teller != nullptr) {
+            return told_now(recipe, handle);
         }
         if (!handle_bytes(handle)) {
             return {};
@@ -89,6 +110,69 @@ bool run_again(const Recipe *recipe, Stack *stack) {
     c10::impl::ForceDispatchKeyGuard as_then(recipe->local);
     c10::AutoGradMode gradients(recipe->wants_gradients);
     recipe->named->run(recipe->keys, stack);
+    return true;
+}
+
+// One run of a recipe, for whoever runs it from Python.
+struct Rerun {
+    const Recipe *recipe;
+    const Stack *given;
+    Stack *made;
+};
+
+Ref<> wrap_all(const std::vector<at::Tensor> &tensors) {
+    Ref<> list = Ref<>::steal(PyList_New(0));
+    for (const at::Tensor &each : tensors) {
+        Ref<> wrapped = Ref<>::steal(list ? wrap(each.unsafeGetTensorImpl()) : nullptr);
+        if (!wrapped || PyList_Append(list.get(), wrapped.get()) != 0) {
+            return {};
+        }
+    }
+    return list;
+}
+
+PyObject *rerun(PyObject *self, PyObject *) {
+    auto *body = static_cast<Rerun *>(PyCapsule_GetPointer(self, nullptr));
+    if (body == nullptr) {
+        return nullptr;
+    }
+    *body->made = *body->given;
+    return run_again(body->recipe, body->made)
+               ? wrap_all(tensors_made(body->recipe->named, *body->made)).release()
+               : nullptr;
+}
+
+PyMethodDef rerun_method = {"rerun", shielded<rerun>, METH_NOARGS, nullptr};
+
+void add_tensors(const c10::IValue &value, std::vector<at::Tensor> *out) {
+    if (value.isTensor() && value.toTensor().defined()) {
+        out->push_back(value.toTensor());
+    } else if (value.isTensorList()) {
+        std::vector<at::Tensor> listed = value.toTensorVector();
+        out->insert(out->end(), listed.begin(), listed.end());
+    }
+}
+
+// Run a recipe again where a recorder may see it: what a region computes again is a part of the
+// step.
+bool run_seen(const Recipe *recipe, Stack *stack) {
+    if (!recipe->run || !is_observed()) {
+        return run_again(recipe, stack);
+    }
+    std::vector<at::Tensor> read;
+    for (const c10::IValue &each : *stack) {
+        add_tensors(each, &read);
+    }
+    Stack made;
+    Rerun body = {.recipe = recipe, .given = stack, .made = &made};
+    Ref<> capsule = Ref<>::steal(PyCapsule_New(&body, nullptr, nullptr));
+    Ref<> run = Ref<>::steal(capsule ? PyCFunction_New(&rerun_method, capsule.get()) : nullptr);
+    Ref<> given = run ? wrap_all(read) : Ref<>();
+    if (!given || !Ref<>::steal(PyObject_CallFunctionObjArgs(links.repeat, recipe->named->function,
+                                                             given.get(), run.get(), nullptr))) {
+        return false;
+    }
+    *stack = std::move(made);
     return true;
 }
 
@@ -198,7 +282,7 @@ bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing
         return false;
     }
     Stack stack;
-    if (!fill_arguments(recipe, &stack) || !run_again(recipe, &stack)) {
+    if (!fill_arguments(recipe, &stack) || !run_seen(recipe, &stack)) {
         return false;
     }
     count_run(recipe);
@@ -292,6 +376,10 @@ bool compute_again(Mover *mover, Group *group) {
 void forget_retained(Mover *mover) { forget(mover, std::exchange(mover->books->retained, {})); }
 
 void forget_computed(Mover *mover, Group *group) {
+    // What a rescue has moved is computed again all the same: a step goes as recorded.
+    if (is_of_region(group) && group->recipe != nullptr && group->native != nullptr) {
+        forget_copy(mover, group);
+    }
     if (is_recomputed(group) && group->storage != nullptr) {
         group_strip(group);
         enroll_out(mover, group);

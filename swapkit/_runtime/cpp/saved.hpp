@@ -49,6 +49,7 @@ struct Terms {
 struct Group;
 struct Mover;
 struct Follower;
+struct Packer;
 struct Recipe;
 
 struct Handle {
@@ -56,6 +57,7 @@ struct Handle {
     PyObject *weakrefs;
     c10::TensorImpl *alias;  // owned
     Group *group;            // owned; null: it stays where it is, and only its version counts
+    Packer *teller;          // owned: who is told of its use in a region's place; null: nobody
     Handle *previous, *next; // of the group's
     std::int64_t shift;      // of the alias's offset, in elements
     std::uint32_t version;   // when it was saved
@@ -72,7 +74,8 @@ struct Key {
 // What a recipe is to a group that no plan has named.
 enum class Standby : std::uint8_t {
     none,   // a plan has
-    region, // a user's region computes it again (`regions.hpp`)
+    region, // a user's region computes it again (`regions.hpp`),
+    held,   // and keeps it until its end
     // In case memory runs out (`standby.hpp`):
     captured, // how its bytes are computed, as of any other recipe: nobody has saved them
     spare     // autograd has saved them, and they are there
@@ -148,6 +151,8 @@ bool group_is_exclusive(const Group *group);
 bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span);
 // Note that a saved tensor views these bytes of the present storage.
 void group_cover(Group *group, Span span);
+// Let a group whose bytes can be computed again have no copy, in whatever state that is.
+void group_drop_copy(Group *group);
 // Let a resident group have no copy again, nor the place for one.
 void group_end_copy(Group *group);
 // Let go of the storage; the copy takes its place, unless others keep the storage alive.

@@ -117,16 +117,17 @@ bool backward_begins(Mover *mover) {
 }
 
 bool drop_spare(Mover *mover, Group *group, PyObject *digest) {
-    bool is_possible = group->standby == Standby::spare && group->recipe != nullptr &&
+    bool is_held = group->standby == Standby::held;
+    bool is_possible = (group->standby == Standby::spare || is_held) && group->recipe != nullptr &&
                        group->native == nullptr && group_is_exclusive(group) &&
                        can_compute(group->recipe);
     if (!is_possible) {
         return false;
     }
-    group->standby = Standby::captured;
     Py_XDECREF(std::exchange(group->digest, Py_NewRef(digest)));
+    group->standby = is_held ? Standby::region : Standby::captured;
+    mover->books->has_dropped = mover->books->has_dropped || !is_held;
     forget_computed(mover, group);
-    mover->books->has_dropped = true;
     return true;
 }
 

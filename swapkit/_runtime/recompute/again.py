@@ -10,11 +10,12 @@ import torch
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.recompute.random_states import RandomState
 from swapkit._runtime.recompute.settings import Settings
+from swapkit._runtime.recorder_modes import recording_here
 from swapkit._runtime.saved import refuse_modified
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from swapkit._runtime.checksums import Digest
     from swapkit._runtime.operators import Operator
@@ -119,6 +120,18 @@ def _compare_digest(digest: Digest, function: Operator, found: torch.Tensor) -> 
 
 
 @untraced
+def _repeat(
+    function: Operator, operands: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
+) -> None:
+    """Run an operator of a region again, as a part of the step if that is recorded here."""
+    recorder = recording_here()
+    if recorder is None:
+        run()
+    else:
+        recorder.repeat(function, operands, run)
+
+
+@untraced
 def _pass_retains(mover: Mover) -> None:
     """Let go, where the backward pass that runs ends, of what it has computed again of regions."""
     torch.autograd.Variable._execution_engine.queue_callback(mover.forget_retained)  # noqa: SLF001
@@ -129,6 +142,7 @@ FUNCTIONS: dict[str, Any] = {
     "random_state": _random_state,
     "has_moved": _has_moved,
     "again": _again,
+    "repeat": _repeat,
     "pass_retains": _pass_retains,
     "refuse_operand": _refuse_operand,
     "refuse_emptied": _refuse_emptied,

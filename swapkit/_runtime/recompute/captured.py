@@ -4,6 +4,11 @@ While a region runs, operators that can be repeated are captured where they run
 (`cpp/regions.hpp`), and what autograd saves of their results is computed again from them. So the
 function itself runs once, and so does what it does besides. What cannot be repeated is kept.
 
+In a session, and where a step is recorded, what a region saves that it has not made goes to the
+hooks by which events are counted, with operands of what it computes again; so it moves like other
+saved tensors, and steps that are followed have the events of the recorded one. What is computed
+again is no event, and a recorder sees it run as a part of backward.
+
 That is not for every function. Kernels that torch does not see may write to memory; and where much
 is kept, running all of it again needs less memory. So the first run of a function, for each kind of
 arguments, is looked at (`evidence.py`) and gives nothing up before its end. What is found then
@@ -22,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.captures import numbers_of, see_everything
+from swapkit._runtime.choice import Action
 from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.hooks import Hooks, around_region
 from swapkit._runtime.modes import has_foreign_mode
@@ -30,7 +36,7 @@ from swapkit._runtime.recompute.evidence import Evidence
 from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor
 from swapkit._runtime.recompute.watching import check_operators
 from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import resting_choice
+from swapkit._runtime.scopes import innermost_choice, resting_choice
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,12 +62,14 @@ class Captured:
         """Prepare it. `is_first`: nothing is known yet of such calls."""
         runtime = get_runtime()
         swapper = runtime.current_swapper()
-        choice = resting_choice(swapper)
+        choice, scope = resting_choice(swapper), innermost_choice()
+        is_kept = scope is not None and scope.action is Action.KEEP
         see_everything()
         self._call = call
         self._region = runtime.shim.region(
             swapper.mover.packer(choice),
             around.pack,
+            None if is_kept else around.events,
             numbers_of(terms.save) if terms.save else (),
             call.tensors,
             is_first,
@@ -114,13 +122,14 @@ class Captured:
         try:
             self._hooks.leave()
         finally:
-            kept_bytes, again_bytes = self._region.end(not has_changed)
+            kept_bytes, again_bytes, moved = self._region.end(not has_changed)
         reason = ""
         if has_changed:
             reason = UNSEEN
         elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes):
             reason = f"{format_bytes(kept_bytes)} of it cannot be computed again by operators alone"
-        if reason or self._evidence is not None:
+        is_sure = evidence is not None and not moved  # nobody has looked at what was moved
+        if reason or is_sure:
             _known.note(self._call, reason)
 
 
@@ -260,11 +269,9 @@ def capture(
     kwargs: dict[str, Any],
 ) -> Captured | None:
     """Return a call that is captured; None: it runs twice, as in torch's checkpoint."""
-    if not _is_simple(terms) or _graph_task() != -1 or has_foreign_mode():
+    if not _is_simple(terms) or _graph_task() != -1 or has_foreign_mode(may_record=True):
         return None
     check_operators(terms)
-    if get_runtime().active:  # a session's plans know what it saves and runs
-        return None
     around = around_region()
     if around is None:
         return None

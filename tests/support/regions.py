@@ -1,0 +1,119 @@
+"""Models parts of which a user has computed again, in every way that there is."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import swapkit
+from tests.support.sessions import WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LAYERS = 3
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, with dropout by one operator, as on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(-1, (4, -1)).transpose(0, 1)[None]
+            for part in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + mixed[0].transpose(0, 1).flatten(1)
+        mixed, _ = torch.native_dropout(self.down(nn.functional.gelu(self.up(x))), 0.1, True)
+        return torch.add(x, mixed)
+
+
+class Counted(nn.Module):
+    """Counts its calls, and has a batch norm that counts its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("calls").add_(1)
+        return torch.add(x, self.norm(self.block(x)).tanh())
+
+
+class ChangesInPlace(nn.Module):
+    """Changes what it has made, and what that was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = self.up(x)
+        hidden = up[:, :4] * 0.5
+        once = hidden + 1
+        hidden.add_(once)
+        out: torch.Tensor = (
+            x + self.down(up.sigmoid().exp()) * (hidden.sigmoid() * once.exp()).sum()
+        )
+        return out
+
+
+class TwoParts(nn.Module):
+    """Has two regions in its forward, and what lies between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        between = torch.sigmoid(part_of(self.first, x) * 2)
+        return torch.add(x, part_of(self.second, between))
+
+
+@swapkit.checkpoint(save=["gelu"])
+def part_of(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(block(x))
+
+
+def _some(make: Callable[[], nn.Module], **options: Any) -> nn.Module:
+    """Return layers, every other one of which is a region, between others."""
+    layers: list[nn.Module] = []
+    for index in range(LAYERS):
+        layer = make()
+        layers.append(swapkit.checkpoint(layer, **options) if index % 2 else layer)
+        layers.append(nn.Tanh())
+    return nn.Sequential(*layers)
+
+
+def _nested() -> nn.Module:
+    inner = [swapkit.checkpoint(Block(), save=["mm", "addmm"]) for _ in range(2)]
+    middle = swapkit.checkpoint(nn.Sequential(Block(), *inner))
+    return nn.Sequential(Block(), swapkit.checkpoint(nn.Sequential(middle, Block())), Block())
+
+
+def _whole() -> nn.Module:
+    return nn.Sequential(*[swapkit.checkpoint(Block()) for _ in range(LAYERS)])
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "blocks": _whole,
+    "some": functools.partial(_some, Block),
+    "saved": functools.partial(_some, Block, save=["matmul", "addmm"]),
+    "statistics": functools.partial(_some, Counted),
+    "in_place": functools.partial(_some, ChangesInPlace),
+    "two": lambda: nn.Sequential(TwoParts(), Block(), TwoParts()),
+    "nested": _nested,
+}
