@@ -11,7 +11,7 @@ from swapkit._runtime.ranks import join_ranks
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import Job, is_at_once
 from swapkit.planning.learning import MARGIN, Learner
-from swapkit.planning.planner import find_floor, make_plans
+from swapkit.planning.planner import Limits, find_floor, make_plans
 
 if TYPE_CHECKING:
     from swapkit._runtime.aim import Aim
@@ -42,8 +42,7 @@ class PlanMaker:
     def make_learner(self) -> Learner:
         """Return what decides for each step; a policy may bring a search of its own."""
         aim = self._aim
-        spare_bytes = SPARE_GRANULES * self._device.backend.granule_bytes
-        spare = min(1.0, spare_bytes / aim.limit_bytes)
+        spare = min(1.0, self._spare_bytes() / aim.limit_bytes)
         learner: Learner = getattr(aim.policy, "make_learner", Learner)(
             self._make_plans,
             profile_steps=aim.profile_steps,
@@ -54,6 +53,9 @@ class PlanMaker:
         if isinstance(aim.policy, str):  # the code of a user may rely on the thread of the steps
             learner.plan_beside(self.prepare)
         return learner
+
+    def _spare_bytes(self) -> int:
+        return SPARE_GRANULES * self._device.backend.granule_bytes
 
     def join_ranks(self) -> None:
         """Find out with whom to agree."""
@@ -125,4 +127,6 @@ class PlanMaker:
                 most_bytes = self._ranks.find_budget(aim.limit_bytes)
             except InfeasibleBudget as error:
                 most_bytes = error
-        return partial(make_plans, machine=machine, most_bytes=most_bytes, policy=aim.policy)
+        tight_bytes = max(0, aim.limit_bytes - self._spare_bytes())
+        limits = Limits(machine=machine, most_bytes=most_bytes, tight_bytes=tight_bytes)
+        return partial(make_plans, limits=limits, policy=aim.policy)

@@ -35,7 +35,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit.planning.asking import Asked, Request
-from swapkit.planning.cases import FASTER, ROUNDS, SHARE, Case, Stage, find_best
+from swapkit.planning.cases import FASTER, ROUNDS, SHARE, Case, Stage, Tried, find_best
 from swapkit.planning.given import Given
 from swapkit.planning.host_time import find_host_time
 from swapkit.planning.lengths import Lengths
@@ -278,15 +278,22 @@ class Learner(Taking):
             return
         case.candidates.pop(0)
         case.trials.append(trial)
-        tried = len(case.trials)
-        has_held = any(trial.rescues == 0 for trial in case.trials)
-        if outcome.rescues and tried < self._search_steps + EXTRA_STEPS:
-            left = self._search_steps - tried
-            if left > 0 or not has_held:
-                self._retreat(case, max(1, left))
-                return
+        wanted = self._count_replaced(case, trial)
+        if wanted > 0:
+            self._retreat(case, wanted)
+            return
         if case.candidates or not self._refine(case):
             self._choose(case)
+
+    def _count_replaced(self, case: Case, trial: Tried) -> int:
+        """Return how many plans for less memory are to be tried in place of those that are left."""
+        tried = len(case.trials)
+        # A plan for more memory than others may fail.
+        is_tight = any(each.plan.budget_bytes < trial.plan.budget_bytes for each in case.trials)
+        if not trial.rescues or is_tight or tried >= self._search_steps + EXTRA_STEPS:
+            return 0
+        has_held = any(each.rescues == 0 for each in case.trials)
+        return max(self._search_steps - tried, 0 if has_held else 1)
 
     def _refine(self, case: Case) -> bool:
         """Ask for a plan that minds the host's time if that was the limit; return whether."""

@@ -8,7 +8,7 @@ is mostly within a fraction of a per cent of the bound that the same program giv
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "POLICIES",
+    "Limits",
     "Policy",
     "TradeOff",
     "check_policy",
@@ -102,18 +103,25 @@ def make_plan(
 
 
 def make_candidates(
-    trace: Trace, machine: Machine, policy: str = "auto", count: int = 4
+    trace: Trace,
+    machine: Machine,
+    policy: str = "auto",
+    count: int = 4,
+    *,
+    tight_bytes: int = 0,
 ) -> tuple[Plan, ...]:
     """Return different plans for a session to try, the one with the best prediction first.
 
     All hold the machine's budget. The others are made for a machine that may be nearer to the real
-    one: with slower links, more interference or less memory; or by a simpler policy.
+    one: with slower links, more interference or less memory; or by a simpler policy, which may have
+    plans for a larger budget only: these come last.
 
     Args:
         trace: the step.
         machine: as measured.
         policy: "auto", "swap" or "recompute".
         count: most plans; there are fewer where there is little to choose.
+        tight_bytes: that a simpler policy may plan for if it has no plan for the budget.
 
     Raises:
         InfeasibleBudget: there is no plan at all.
@@ -127,24 +135,32 @@ def make_candidates(
     for assumed, restricted in _assume(machine, policy):
         if len(plans) >= count:
             break
-        allowed = restrict(problem, restricted)
+        allowed, held = restrict(problem, restricted), machine
         solution = plan_problem(allowed, assumed, host=trace.host)
+        if isinstance(solution, Failure) and restricted != policy:
+            held = replace(machine, budget_bytes=max(machine.budget_bytes, tight_bytes))
+            solution = plan_problem(allowed, held, host=trace.host)
         if isinstance(solution, Failure):
             continue
-        other = _adapt(trace, allowed, machine, solution, policy)
+        other = _adapt(trace, allowed, held, solution, policy)
         if other is not None and _predicted_seconds(other) <= WORTH * _predicted_seconds(plain):
             plans.setdefault(outline(other), replace(other, bound_seconds=plain.bound_seconds))
-    return tuple(sorted(plans.values(), key=_predicted_seconds))
+    return tuple(
+        sorted(plans.values(), key=lambda each: (each.budget_bytes, _predicted_seconds(each)))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a session's plans are made for."""
+
+    machine: Machine  # as measured; its budget is the whole
+    most_bytes: int | InfeasibleBudget  # that may be planned for in any case, or why nothing may
+    tight_bytes: int = 0  # of the whole: that a simpler policy than "auto" may plan for if it must
 
 
 def make_plans(
-    trace: Trace,
-    *,
-    share: float,
-    count: int,
-    machine: Machine,
-    most_bytes: int | InfeasibleBudget,
-    policy: str | Policy,
+    trace: Trace, *, share: float, count: int, limits: Limits, policy: str | Policy
 ) -> tuple[Plan, ...]:
     """Return plans for a share of a machine's budget: see `asking.MakePlans`.
 
@@ -152,19 +168,20 @@ def make_plans(
         trace: the step.
         share: of the budget.
         count: most plans, if the policy can make several.
-        machine: as measured; its budget is the whole.
-        most_bytes: that may be planned for in any case, or why nothing may.
+        limits: what they are made for.
         policy: "auto", "swap" or "recompute", or one that makes plans.
 
     Raises:
         InfeasibleBudget: there is none.
     """
+    most_bytes = limits.most_bytes
     if isinstance(most_bytes, InfeasibleBudget):
         raise most_bytes
-    budget_bytes = min(max(1, int(machine.budget_bytes * share)), most_bytes)
-    machine = replace(machine, budget_bytes=budget_bytes)
+    budget_bytes = min(max(1, int(limits.machine.budget_bytes * share)), most_bytes)
+    machine = replace(limits.machine, budget_bytes=budget_bytes)
     if isinstance(policy, str):
-        return make_candidates(trace, machine, policy, count)
+        tight_bytes = min(limits.tight_bytes, most_bytes)
+        return make_candidates(trace, machine, policy, count, tight_bytes=tight_bytes)
     return (make_plan(trace, machine, policy),)
 
 

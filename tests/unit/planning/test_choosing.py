@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,6 +103,20 @@ def test_search_when_a_plan_needed_rescues_then_its_prediction_does_not_count() 
     run(made, [*paced(1.2, 1.2), Outcome(seconds=1.0, rescues=1)])
     run(made, [Outcome(seconds=2.0, rescues=1), Outcome(seconds=1.0, rescues=1)])
     assert followed(made) == "0.7"
+
+
+def test_search_when_a_plan_for_more_memory_needed_a_rescue_then_the_others_are_enough() -> None:
+    def plans(trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+        asked.append(share)
+        others = Predicting((0.7, 0.8))(trace, share=share, count=count)
+        return (*others, replace(others[0], budget_bytes=1000, policy="tight"))
+
+    asked: list[float] = []
+    made = Learner(plans, profile_steps=2, search_steps=4)
+    warm_up(made)
+    assert run(made, [*seconds(1.0, 1.1), Outcome(seconds=0.5, rescues=1)])[2] == "tight"
+    assert followed(made) == "0.7"
+    assert len(asked) == 1
 
 
 def test_chosen_plan_when_another_took_less_than_all_of_its_steps_then_that_has_its_turn() -> None:

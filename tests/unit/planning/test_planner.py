@@ -264,6 +264,23 @@ def test_candidates_when_policy_is_restricted_then_all_keep_to_it(policy: str) -
         assert actions_of(plan) == {Action(policy)}
 
 
+def test_candidates_when_a_simpler_policy_needs_more_then_its_plan_for_that_is_the_last() -> None:
+    machine = machine_with(0.5)
+    floor_bytes = find_floor(trace(), machine, "recompute")
+    machine = replace(machine, budget_bytes=int(0.98 * floor_bytes))
+    with pytest.raises(InfeasibleBudget):
+        make_plan(trace(), machine, "recompute")
+    assert all(
+        each.budget_bytes == machine.budget_bytes for each in make_candidates(trace(), machine)
+    )
+    *others, last = make_candidates(trace(), machine, tight_bytes=floor_bytes)
+    assert all(each.budget_bytes == machine.budget_bytes for each in others)
+    assert last.budget_bytes == floor_bytes
+    assert actions_of(last) == {Action.RECOMPUTE}
+    roomy = replace(machine, budget_bytes=floor_bytes)
+    assert find_violations(trace(), last, roomy, simulate(trace(), last, roomy)) == []
+
+
 def test_candidates_when_one_is_wanted_then_the_plan() -> None:
     machine = machine_with(0.5)
     assert make_candidates(trace(), machine, count=1) == (make_plan(trace(), machine),)
