@@ -54,8 +54,11 @@ swapkit.install(device="cuda")
 layers = torch.nn.Sequential(*(torch.nn.GELU() for _ in range(8))).cuda()
 x = torch.randn(4096, 4096, device="cuda", requires_grad=True)
 def train():
+    y = x
     with swapkit.offload():
-        y = layers(x)
+        for layer in layers:  # a host that is ahead needs everything before its copy is done
+            y = layer(y)
+            torch.cuda.synchronize()
     y.backward(x)
 print(json.dumps(steps(train)))
 """
@@ -110,8 +113,8 @@ def test_plain_step_when_products_are_most_of_it_then_takes_what_they_take() -> 
 def test_offload_when_everything_moves_then_the_link_takes_the_time() -> None:
     step = quiet_run(OFFLOAD)
     tensor = 4096 * 4096 * 4
-    assert step["copy_bytes_out"] == step["copy_bytes_in"]
-    assert step["copy_bytes_out"] % tensor == 0 < step["copy_bytes_out"]
+    assert step["copy_bytes_out"] % tensor == 0 < step["copy_bytes_in"]
+    assert 0 <= step["copy_bytes_out"] - step["copy_bytes_in"] <= tensor  # the last one stays
     link_ms = step["copy_bytes_out"] / 54.5e6 + step["copy_bytes_in"] / 54e6
     assert (step["copy_busy_ns_in"] + step["copy_busy_ns_out"]) / 1e6 >= link_ms
     assert 0.9 * link_ms < step["ms"] < 2 * link_ms
@@ -122,7 +125,9 @@ def test_step_when_other_processes_run_then_counts_and_time_are_the_same(code: s
     quiet = quiet_run(code)
     with busy_cores():
         busy = json.loads(run(code)[-1])
-    counted = [name for name in quiet if not name.endswith(("ms", "_ns")) and "wait" not in name]
+    # Neither times, nor how often the host asked or waited: that is a matter of its time.
+    uncounted = ("ms", "_ns", "wait", "calls")
+    counted = [name for name in quiet if not any(part in name for part in uncounted)]
     assert {name: busy[name] for name in counted} == {name: quiet[name] for name in counted}
     assert busy["compute_busy_ns"] == quiet["compute_busy_ns"]
     assert busy["ms"] == pytest.approx(quiet["ms"], rel=0.02)

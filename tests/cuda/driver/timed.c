@@ -273,6 +273,7 @@ static double duration_of(const cusim_work *work) {
 }
 
 CUresult cusim_launch(CUstream handle, const cusim_work *work) {
+    sim_clock_launched();
     (void)pthread_mutex_lock(&sim.lock);
     sim_context *context = sim_context_current();
     if (context == NULL || context->retained == 0) {

@@ -65,6 +65,7 @@ void sim_rates_name(char *out, size_t room);
 uint64_t sim_now_ns(void);
 void sim_clock_spend(double duration_ns); /* virtual GPU: the host was busy for so long */
 void sim_clock_wait(uint64_t until_ns);   /* virtual GPU: skip to it; not inside */
+void sim_clock_launched(void);            /* by this thread, which is then never beside others */
 
 /* speed.c: within the clock. */
 void sim_speed_begin(void);
