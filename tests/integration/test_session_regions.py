@@ -12,7 +12,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.following import Following
-from swapkit._runtime.recompute import captured
+from swapkit._runtime.recompute import captured, regions
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase
 from swapkit.testing import planning_at_once
@@ -36,10 +36,15 @@ PLENTY = 3.0
 SHARES = {"blocks": 0.99, "nested": 0.95}
 
 
+def _refuse(*_: object, **__: object) -> None:
+    raise AssertionError("a part runs twice, as in torch's checkpoint")
+
+
 @pytest.fixture(autouse=True)
-def forget_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing be known of regions that others have run."""
+def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be known of regions that others have run, and none go torch's way."""
     monkeypatch.setattr(captured, "_known", captured._Known())
+    monkeypatch.setattr(regions, "checkpoint", _refuse)
 
 
 @pytest.fixture
