@@ -264,10 +264,13 @@ def rest() -> resting.Rest | None:
     Returns:
         The rest; None: somebody needs to hear of all modules.
     """
-    prepared = resting.prepare(
-        _running.ids[-1]
-    )  # first: another thread may add a listener meanwhile
-    if not all(listener.may_rest for listener in calls.now) or not calls.prepare_rest():
+    # First: another thread may add a listener meanwhile.
+    prepared = resting.prepare(_running.ids[-1])
+    if (
+        prepared is None
+        or not all(listener.may_rest for listener in calls.now)
+        or not calls.prepare_rest()
+    ):
         return None
     resting.begin(prepared)
     return prepared

@@ -17,108 +17,99 @@ compiled. After it has compiled anything nobody rests.
 
 from __future__ import annotations
 
-import itertools
 import sys
-import threading
 import weakref
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch.nn.modules import module as module_hooks
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
     from collections.abc import Callable, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
 # Torch asks here whether there are hooks; it calls those of a module in a function inside of it.
 CALL = torch.nn.Module._call_impl.__code__  # noqa: SLF001
-_AROUND = torch.nn.Module._wrapped_call_impl.__code__  # noqa: SLF001 - calls it, with few locals
+AROUND = torch.nn.Module._wrapped_call_impl.__code__  # noqa: SLF001 - calls it, with few locals
 _NAMES = ("_global_forward_pre_hooks", "_global_forward_hooks")
 # Torch looks into this one only if the other was false.
 _LAST = max(_NAMES, key=CALL.co_names.index)
-
+Table: TypeAlias = "OrderedDict[int, Callable[..., Any]]"
 
 # Torch's own tables while ours are in place, with the number of our hook in it.
-_former: dict[str, tuple[OrderedDict[int, Callable[..., Any]], int]] = {}
+_former: dict[str, tuple[Table, int]] = {}
 
 
-class Rest:
+class Rest(Protocol):
     """One rest of a thread."""
-
-    __slots__ = ("period", "root")
-
-    def __init__(self, period: int, root: int = 0) -> None:
-        self.period = period
-        self.root = root  # `id` of the module in whose call it is
 
     def end(self) -> None:
         """End it, if it has not ended. Any thread."""
-        self.period = 0
 
 
-class _Thread(threading.local):
-    """The latest rest of this thread."""
+class _Shim(Protocol):
+    """What is asked so often that it is C++ (`cpp/resting.hpp`)."""
 
-    rest = Rest(0)
+    # Tables of a kind of hooks: false for a thread that rests.
+    FirstTable: Callable[[Table], Table]
+    LastTable: Callable[[Table], Table]
+
+    def prepare_rest(self, root: int, /) -> Rest:
+        """As `prepare`."""
+
+    def begin_rest(self, rest: Rest, /) -> None:
+        """As `begin`."""
+
+    def end_rest(self) -> None:
+        """As `end`."""
+
+    def interrupt_rests(self) -> None:
+        """As `interrupt`."""
+
+    def is_resting(self) -> bool:
+        """As the function here."""
 
 
-_thread = _Thread()
-_periods = itertools.count(1)
-_period = next(_periods)  # another one with each change of who hears of modules
+_shim: _Shim | None = None  # None: nobody rests
 
 
-class _Table(OrderedDict[int, "Callable[..., Any]"]):
-    """Torch's table of a kind of hooks, which holds ours, and those that others add."""
-
-    is_last = False  # set before torch sees the table
-
-    def __bool__(self) -> bool:
-        """Return whether torch is to look into it."""
-        rest = _thread.rest
-        if rest.period != _period or len(self) != 1:
-            return len(self) > 0
-        frame = sys._getframe(1)  # noqa: SLF001
-        if frame.f_code is not CALL:
-            return True
-        if self.is_last:
-            return False
-        # A call of that module inside of its own, or after one that was interrupted unseen, is told
-        # of. Locals are copied to be read, and those that are not set yet cost most.
-        caller = frame.f_back
-        if caller is not None and caller.f_code is _AROUND:
-            frame = caller
-        return id(frame.f_locals["self"]) == rest.root
+def connect(shim: Any) -> None:  # noqa: ANN401 - a module of C++
+    """Let threads rest, with the help of the shim."""
+    global _shim  # noqa: PLW0603 - torch's tables are the process's
+    _shim = shim
 
 
 def is_resting() -> bool:
     """Return whether this thread rests."""
-    return _thread.rest.period == _period
+    return _shim is not None and _shim.is_resting()
 
 
-def prepare(root: int) -> Rest:
+def prepare(root: int) -> Rest | None:
     """Return a rest for `begin`, void if somebody comes to hear of modules meanwhile.
 
-    `root`: the `id` of the module in whose call it is.
+    `root`: the `id` of the module in whose call it is. None: nobody can rest.
     """
-    return Rest(_period, root)
+    return None if _shim is None else _shim.prepare_rest(root)
 
 
 def begin(rest: Rest) -> None:
     """Let this thread rest. From within a listener of `global_hooks.calls`, on its own thread."""
-    _thread.rest = rest
+    if _shim is not None:
+        _shim.begin_rest(rest)
 
 
 def end() -> None:
     """Let this thread rest no more."""
-    _thread.rest.end()
+    if _shim is not None:
+        _shim.end_rest()
 
 
 def interrupt() -> None:
     """Let no thread rest that does now. Any thread."""
-    global _period  # noqa: PLW0603
-    _period = next(_periods)
+    if _shim is not None:
+        _shim.interrupt_rests()
 
 
 def install(handles: Sequence[RemovableHandle]) -> bool:
@@ -127,15 +118,14 @@ def install(handles: Sequence[RemovableHandle]) -> bool:
     Args:
         handles: of our hooks, in the order of the tables.
     """
-    if _has_compiled() or len(handles) != len(_NAMES):
+    if _shim is None or _has_compiled() or len(handles) != len(_NAMES):
         return False
     tables = [getattr(module_hooks, name) for name in _NAMES]
     if any(list(table) != [handle.id] for table, handle in zip(tables, handles, strict=True)):
         return False  # hooks of others: torch takes the longer way for them
     for name, table, handle in zip(_NAMES, tables, handles, strict=True):
-        if type(table) is not _Table:
-            ours = _Table(table)
-            ours.is_last = name == _LAST
+        if name not in _former:
+            ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
             # At once, and torch's stays as it is: a thread may be iterating over it.
             setattr(module_hooks, name, ours)
             handle.hooks_dict_ref = weakref.ref(ours)

@@ -22,6 +22,7 @@ from swapkit._native.lib import (
     note_failure,
     raise_interruption,
 )
+from swapkit._runtime import resting
 from swapkit._runtime.cache import cache_folder, find_cached
 from swapkit._runtime.guards import hide, untraced
 from swapkit._runtime.recompute import again
@@ -122,6 +123,7 @@ class Shim:
         # Where this thread saves what it does, whatever runs: a tag; 0: ask the tracker.
         self.rest_at: Callable[[int], None] = module.rest_at
         self.clock_rings: Callable[[], int] = module.clock_rings
+        resting.connect(module)
 
     @property
     def drop_address(self) -> int:
@@ -209,6 +211,8 @@ def _load(library: Path) -> ModuleType:
             "raise_interruption": untraced(raise_interruption),
             "refuse_modified": refuse_modified,
             "hide": hide,
+            "call_of_module": resting.CALL,
+            "call_around": resting.AROUND,
             **again.FUNCTIONS,
         },
     )

@@ -48,6 +48,8 @@ namespace swapkit {
     X(interruptions)      /* list: what signal handlers raised where nothing may be raised */      \
     X(raise_interruption) /* () -> None; raises the first of them */                               \
     X(refuse_modified)    /* (handle): raises SavedTensorModified */                               \
+    X(call_of_module)     /* the code in which torch asks for hooks of modules, */                 \
+    X(call_around)        /* and that of who calls it */                                           \
     X(hide)               /* (function, ...): calls it where no mode sees what it does */          \
     X(note_settings)      /* () -> the settings that decide which bits an operator makes */        \
     X(random_state)       /* (function, device) -> the generators' state */                        \

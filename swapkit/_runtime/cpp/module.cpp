@@ -6,6 +6,7 @@
 #include "marks.hpp"
 #include "recomputed.hpp"
 #include "regions.hpp"
+#include "resting.hpp"
 #include "standby.hpp"
 #include "streams.hpp"
 #include "timing.hpp"
@@ -454,7 +455,8 @@ PyMODINIT_FUNC PyInit__shim() {
     using namespace swapkit;
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
     if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), capture_functions) != 0) {
+        PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), rest_functions) != 0) {
         return nullptr;
     }
 #define SWAPKIT_NAME(name) #name,
@@ -470,8 +472,9 @@ PyMODINIT_FUNC PyInit__shim() {
     if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
         return nullptr;
     }
-    PyTypeObject *types[] = {&handle_type, &group_type,    &version_type, &claim_type, &mover_type,
-                             &packer_type, &follower_type, &region_type,  &lock_type};
+    PyTypeObject *types[] = {&handle_type, &group_type,  &version_type,     &claim_type,
+                             &mover_type,  &packer_type, &follower_type,    &region_type,
+                             &lock_type,   &rest_type,   &first_table_type, &last_table_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;

@@ -12,6 +12,7 @@ from torch.nn.modules import module as module_hooks
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime import global_hooks, resting
+from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.tracking import NO_MODULE, ModuleTracker
 from tests.support.threads import on_thread
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 ONE = torch.ones(1)
+
+
+@pytest.fixture(autouse=True)
+def runtime() -> None:
+    """Load the shim, without which nobody rests."""
+    get_runtime()
 
 
 class Model(nn.Module):
