@@ -29,10 +29,12 @@ class SettingsWord {
 template <class Context> void add_precisions(SettingsWord &word, const Context &context) {
     using at::Float32Backend;
     using at::Float32Op;
-    word.add(context.float32Precision(Float32Backend::GENERIC, Float32Op::ALL)); // the only one
-    for (auto backend : {Float32Backend::CUDA, Float32Backend::MKLDNN}) {
-        for (auto op : {Float32Op::ALL, Float32Op::CONV, Float32Op::RNN, Float32Op::MATMUL}) {
-            word.add(context.float32Precision(backend, op));
+    static const bool has_cuda = at::hasCUDA();
+    // What holds for an operator, whether it was said of it, of its backend, or of all.
+    for (auto op : {Float32Op::CONV, Float32Op::RNN, Float32Op::MATMUL}) {
+        word.add(context.float32Precision(Float32Backend::MKLDNN, op));
+        if (has_cuda) {
+            word.add(context.float32Precision(Float32Backend::CUDA, op));
         }
     }
 }
