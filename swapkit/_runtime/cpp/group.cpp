@@ -88,9 +88,9 @@ Handle *handle_keep(PyObject *tensor, bool itself) {
     if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
-    Span span = {};
     itself = itself || gathers_gradients(impl);
-    if (!itself && as_object(Py_TYPE(tensor)) == links.tensor && look(*impl, 0, &span) != nullptr) {
+    if (!itself && as_object(Py_TYPE(tensor)) == links.tensor &&
+        plain_storage(*impl, 0) != nullptr) {
         return handle_of(detached(impl));
     }
     // Other kinds know how they are detached.

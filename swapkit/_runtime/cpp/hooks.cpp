@@ -280,8 +280,7 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
-    Span span = {};
-    if (look(*impl, packer->terms.min_bytes, &span) == nullptr) {
+    if (plain_storage(*impl, packer->terms.min_bytes) == nullptr) {
         return keep(tensor);
     }
     Ref<> recomputed = pack_recomputed(packer->mover, impl);

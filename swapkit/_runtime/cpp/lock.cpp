@@ -5,17 +5,12 @@ namespace swapkit {
 
 namespace {
 
-constexpr PY_TIMEOUT_T at_once = 0, for_ever = -1;
+constexpr PY_TIMEOUT_T for_ever = -1;
 
 Lock *as_lock(PyObject *self) { return reinterpret_cast<Lock *>(self); }
 
 bool is_owned(const Lock *lock) {
     return lock->depth > 0 && lock->owner == PyThread_get_thread_ident();
-}
-
-void become_owner(Lock *lock) {
-    lock->owner = PyThread_get_thread_ident();
-    lock->depth = 1;
 }
 
 // Take it if that needs no waiting.
@@ -24,42 +19,45 @@ bool try_acquire(Lock *lock) {
         lock->depth++;
         return true;
     }
-    if (PyThread_acquire_lock_timed(lock->lock, at_once, 0) != PY_LOCK_ACQUIRED) {
+    if (lock->depth > 0) {
         return false;
     }
-    become_owner(lock);
+    lock->owner = PyThread_get_thread_ident();
+    lock->depth = 1;
     return true;
 }
 
-// Wait until it can be taken. False: a signal handler raised.
+// Wait until its owner gives it up; another thread may be quicker then. False: a signal handler
+// raised.
 bool wait_for_owner(Lock *lock) {
-    PyLockStatus status = PY_LOCK_INTR;
-    while (status == PY_LOCK_INTR) {
-        {
-            WithoutPython others;
-            status = PyThread_acquire_lock_timed(lock->lock, for_ever, 1);
-        }
-        if (status == PY_LOCK_INTR && Py_MakePendingCalls() < 0) {
-            return false;
-        }
+    PyLockStatus status = PY_LOCK_FAILURE;
+    lock->waiting++;
+    {
+        WithoutPython others;
+        status = PyThread_acquire_lock_timed(lock->gate, for_ever, 1);
     }
-    become_owner(lock);
-    return true;
+    lock->waiting--;
+    return status == PY_LOCK_ACQUIRED || Py_MakePendingCalls() == 0;
 }
 
 } // namespace
 
 bool lock_acquire(Lock *lock) {
     SWAPKIT_ASSERT(has_python());
-    return try_acquire(lock) || wait_for_owner(lock);
+    while (!try_acquire(lock)) {
+        if (!wait_for_owner(lock)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 void lock_release(Lock *lock) {
     SWAPKIT_ASSERT(has_python() && is_owned(lock));
     lock->depth--;
-    if (lock->depth == 0) {
-        lock->owner = 0;
-        PyThread_release_lock(lock->lock);
+    if (lock->depth == 0 && lock->waiting > 0) {
+        (void)PyThread_acquire_lock(lock->gate, NOWAIT_LOCK); // it may be open
+        PyThread_release_lock(lock->gate);
     }
 }
 
@@ -75,17 +73,19 @@ PyObject *lock_make(PyTypeObject *type, PyObject *args, PyObject *) {
     if (!made) {
         return nullptr;
     }
-    as_lock(made.get())->lock = PyThread_allocate_lock();
-    return as_lock(made.get())->lock == nullptr ? PyErr_NoMemory() : made.release();
+    PyThread_type_lock gate = PyThread_allocate_lock();
+    if (gate == nullptr) {
+        return PyErr_NoMemory();
+    }
+    (void)PyThread_acquire_lock(gate, NOWAIT_LOCK);
+    as_lock(made.get())->gate = gate;
+    return made.release();
 }
 
 void lock_free(PyObject *self) {
     Lock *lock = as_lock(self);
-    if (lock->lock != nullptr) {
-        if (lock->depth > 0) {
-            PyThread_release_lock(lock->lock);
-        }
-        PyThread_free_lock(lock->lock);
+    if (lock->gate != nullptr) {
+        PyThread_free_lock(lock->gate);
     }
     Py_TYPE(self)->tp_free(self);
 }

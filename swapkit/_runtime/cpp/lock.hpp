@@ -7,12 +7,14 @@
 
 namespace swapkit {
 
-// Reentrant. All of it needs the interpreter, which guards the fields, too.
+// Reentrant. All of it needs the interpreter, which guards the fields: a lock that is free is taken
+// by saying so.
 struct Lock {
     PyObject ob_base;
-    PyThread_type_lock lock; // held while there is an owner
     unsigned long owner;     // a thread's number
     unsigned long depth;     // how often the owner has taken it; 0: nobody has
+    unsigned long waiting;   // threads that want it
+    PyThread_type_lock gate; // which these pass one by one, to look again
 };
 
 extern PyTypeObject lock_type;

@@ -214,8 +214,7 @@ PyObject *count(PyObject *, PyObject *) {
 } // namespace
 
 Key key_of(c10::TensorImpl &tensor) {
-    Span span = {};
-    c10::StorageImpl *storage = look(tensor, 1, &span);
+    c10::StorageImpl *storage = plain_storage(tensor, 1);
     if (storage == nullptr) {
         return {.storage = nullptr, .version = 0};
     }

@@ -97,8 +97,7 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Regi
 }
 
 Ref<> scratch_of(c10::TensorImpl *impl) {
-    Span span = {};
-    if (look(*impl, 0, &span) == nullptr) {
+    if (plain_storage(*impl, 0) == nullptr) {
         return {};
     }
     Handle *handle = handle_new(impl, nullptr);

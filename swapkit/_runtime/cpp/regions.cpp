@@ -177,15 +177,11 @@ PyObject *region_pack(PyObject *self, PyObject *tensor) {
     Region *region = as_region(self);
     OwnOperators ours;
     c10::TensorImpl *impl = nullptr;
-    Span span = {};
     if (as_object(Py_TYPE(tensor)) != links.tensor) {
         return as_object(handle_keep(tensor, false));
     }
     if (!impl_of(tensor, &impl)) {
         return nullptr;
-    }
-    if (look(*impl, 0, &span) == nullptr) {
-        return as_object(handle_keep(tensor, false));
     }
     Key key = key_of(*impl);
     if (key.storage == nullptr) {
@@ -284,11 +280,10 @@ bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
     }
     for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); at++) {
         c10::TensorImpl *impl = nullptr;
-        Span span = {};
         if (!impl_of(PyList_GET_ITEM(inputs, at), &impl)) {
             return false;
         }
-        if (const c10::StorageImpl *storage = look(*impl, 0, &span)) {
+        if (const c10::StorageImpl *storage = plain_storage(*impl, 0)) {
             region->body->inputs.insert(storage);
         }
     }
@@ -417,9 +412,8 @@ bool region_keeps(const Region *region, const Named *named) {
 }
 
 void region_note_kept(Region *region, const std::vector<at::Tensor> &made) {
-    Span span = {};
     for (const at::Tensor &tensor : made) {
-        c10::StorageImpl *storage = look(*tensor.unsafeGetTensorImpl(), 0, &span);
+        c10::StorageImpl *storage = plain_storage(*tensor.unsafeGetTensorImpl(), 0);
         if (storage != nullptr) {
             note(region, storage).is_chosen = true;
         }

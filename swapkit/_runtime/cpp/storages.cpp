@@ -87,21 +87,25 @@ c10::Storage empty_storage(c10::Device device) {
 
 namespace swapkit {
 
-c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *out) {
-    if (!is_plain(tensor)) {
+c10::StorageImpl *plain_storage(c10::TensorImpl &tensor, std::size_t least_bytes) {
+    if (!is_plain(tensor) || tensor.numel() == 0) {
         return nullptr;
     }
     c10::StorageImpl *storage = tensor.unsafe_storage().unsafeGetStorageImpl();
-    if (storage == nullptr || storage->nbytes() < least_bytes ||
-        c10::impl::cow::is_cow_data_ptr(storage->data_ptr())) {
+    bool is_one = storage != nullptr && storage->nbytes() >= least_bytes &&
+                  !c10::impl::cow::is_cow_data_ptr(storage->data_ptr());
+    return is_one ? storage : nullptr;
+}
+
+c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *out) {
+    c10::StorageImpl *storage = plain_storage(tensor, least_bytes);
+    if (storage == nullptr) {
         return nullptr;
     }
+    c10::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
     std::int64_t last = 0;
-    for (std::int64_t i = 0; i < tensor.dim(); i++) {
-        if (tensor.size(i) == 0) {
-            return nullptr;
-        }
-        last += (tensor.size(i) - 1) * tensor.stride(i);
+    for (std::size_t i = 0; i < sizes.size(); i++) {
+        last += (sizes[i] - 1) * strides[i];
     }
     std::size_t item = tensor.itemsize();
     out->begin_bytes = static_cast<std::size_t>(tensor.storage_offset()) * item;

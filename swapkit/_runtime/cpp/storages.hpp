@@ -15,6 +15,9 @@ struct Span {
     std::size_t begin_bytes, end_bytes;
 };
 
+// The storage of a tensor, borrowed; null: it is not plain strided memory of at least
+// `least_bytes`.
+c10::StorageImpl *plain_storage(c10::TensorImpl &tensor, std::size_t least_bytes);
 // Look at a tensor. Null: it is not plain strided memory of at least `least_bytes`; else its
 // storage, borrowed, and the part of it that the tensor views.
 c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *out);

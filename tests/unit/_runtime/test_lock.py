@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,3 +94,25 @@ def test_lock_when_a_signal_handler_raises_in_the_wait_then_it_is_not_taken(lock
     timer.join()
     with lock:
         assert lock.is_owned()
+
+
+def test_lock_when_many_threads_take_it_then_one_has_it_at_a_time(lock: Lock) -> None:
+    has_it: list[int] = []
+    most = 0
+
+    def work(number: int) -> None:
+        nonlocal most
+        for _ in range(50):
+            with lock:
+                has_it.append(number)
+                time.sleep(0)  # lets another one try
+                most = max(most, len(has_it))
+                has_it.pop()
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert most == 1
