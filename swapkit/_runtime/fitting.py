@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Of the limit: more memory in use before a step than this, beside what was in use before the
 # recorded one, is another situation.
 HEAVIER = 1 / 256
+# At modules, before it is counted which of them were seen.
+MOST_LOOKS = 1 << 14
 
 
 def sign(module: torch.nn.Module, inputs: object) -> str:
@@ -69,17 +71,38 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _train_alike(module: torch.nn.Module) -> bool:
+    """Return whether all modules train as the model does; False: maybe not.
+
+    Once a step, over all modules. A set of those that were seen would take longer than the rest.
+    """
+    is_training = module.training
+    waiting: list[torch.nn.Module | None] = [module]
+    for _ in range(MOST_LOOKS):
+        if not waiting:
+            return True
+        each = waiting.pop()
+        if each is None:
+            continue
+        if each.training != is_training:
+            return False
+        if each._modules:  # noqa: SLF001 - `modules()` makes their names, too
+            waiting.extend(each._modules.values())  # noqa: SLF001 - likewise
+    return False  # so many, or one is inside of itself
+
+
 def _find_switched(module: torch.nn.Module) -> list[int]:
     """Return which modules train where the model does not, or the reverse: places in a walk."""
-    is_training = module.training
+    if _train_alike(module):
+        return []
     seen = {id(module)}
     waiting = [module]
     switched = []
-    while waiting:  # once a step, over all modules: `modules()` makes their names, too
+    while waiting:
         for each in waiting.pop()._modules.values():  # noqa: SLF001 - as above
             if each is None or id(each) in seen:
                 continue
-            if each.training != is_training:
+            if each.training != module.training:
                 switched.append(len(seen))
             seen.add(id(each))
             waiting.append(each)

@@ -60,6 +60,27 @@ def test_signature_when_numbers_differ_then_the_same() -> None:
     assert sign(MODEL, ((batch, 1, 0.5), {})) == sign(MODEL, ((batch, 2, 0.7), {}))
 
 
+def test_signature_when_a_module_trains_unlike_the_model_then_another() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Dropout(), nn.Linear(4, 4)))
+    usual = sign(model, ((), {}))
+    found = set()
+    for each in list(model.modules())[1:]:
+        each.training = False
+        found.add(sign(model, ((), {})))
+        each.training = True
+    assert len(found | {usual}) == 5
+    assert sign(model, ((), {})) == usual
+
+
+def test_signature_when_a_module_is_inside_of_itself_then_all_are_looked_at() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    usual = sign(model, ((), {}))
+    model.append(model)
+    assert sign(model, ((), {})) == usual
+    model[0].training = False
+    assert sign(model, ((), {})) != usual
+
+
 def test_fit_when_plan_model_and_budget_belong_together_then_accepted() -> None:
     for module in ("", "0", "0.Made", "Sequential"):
         check_fit(saved_in(module), PLAN, MODEL, 1000)
