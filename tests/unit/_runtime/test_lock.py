@@ -13,6 +13,8 @@ from swapkit._runtime.runtime import get_runtime
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from swapkit._runtime.saved import Lock
 
 
@@ -70,8 +72,29 @@ def test_release_when_this_thread_has_not_taken_it_then_refused(lock: Lock) -> N
         on_thread(lock.release)
 
 
-def test_lock_when_a_signal_handler_raises_in_the_wait_then_it_is_not_taken(lock: Lock) -> None:
-    has_it, is_over = threading.Event(), threading.Event()
+class Interrupted(Exception):
+    """What the signal handler raises."""
+
+
+@pytest.fixture
+def raised() -> Iterator[threading.Event]:
+    """Let the first signal raise; this tells that it did."""
+
+    def handle(*_: object) -> None:
+        if not has_raised.is_set():
+            has_raised.set()
+            raise Interrupted
+
+    has_raised = threading.Event()
+    former = signal.signal(signal.SIGINT, handle)
+    yield has_raised
+    signal.signal(signal.SIGINT, former)
+
+
+def test_lock_when_a_signal_handler_raises_in_the_wait_then_it_is_not_taken(
+    lock: Lock, raised: threading.Event
+) -> None:
+    has_it, begins, is_over = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> None:
         with lock:
@@ -79,19 +102,24 @@ def test_lock_when_a_signal_handler_raises_in_the_wait_then_it_is_not_taken(lock
             is_over.wait()
 
     def interrupt() -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        begins.wait()
+        while not raised.wait(0.05):  # the wait may not have begun
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    has_it.wait()
-    timer = threading.Timer(0.05, interrupt)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    def take() -> None:
+        begins.set()
         lock.acquire()
+
+    threads = [threading.Thread(target=each) for each in (hold, interrupt)]
+    for thread in threads:
+        thread.start()
+    has_it.wait()
+    with pytest.raises(Interrupted):
+        take()
     assert not lock.is_owned()
     is_over.set()
-    thread.join()
-    timer.join()
+    for thread in threads:
+        thread.join()
     with lock:
         assert lock.is_owned()
 
