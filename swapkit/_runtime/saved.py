@@ -70,9 +70,6 @@ class Policy(Protocol):
     def backward_begins(self, tag: int, /) -> None:
         """Note that a backward pass uses the first saved tensor on this thread, whose label was."""
 
-    def note_stall(self, group: StorageGroup, seconds: float, /) -> None:
-        """Note how long a group's transfer was waited for."""
-
     def has_room(self, nbytes: int, /) -> bool:
         """Return whether so many bytes may come back ahead of their use; not asked of a pool."""
 
@@ -216,6 +213,7 @@ class Mover(Protocol):
     out: list[StorageGroup]  # likewise: those that come back as early as memory allows
     indexed_count: int
     waited_seconds: float  # for copies, since it was made
+    stalls: dict[tuple[int, int], float]  # the same by site: module, and number within its call
     repeated: int  # operators that plans computed again
     follower: Follower | None
 

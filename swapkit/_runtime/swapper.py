@@ -10,7 +10,6 @@ is in `cpp/mover.cpp`; here is what it asks.
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,8 +59,6 @@ class Swapper:
         if device.pool is not None:
             self.mover.pool_address = device.pool.address
         self.unpack = runtime.shim.unpack
-        # By site: what its users waited for it.
-        self.stall_seconds: defaultdict[tuple[int, int], float] = defaultdict(float)
         self.regions_run = 0  # again
         self.events: Packer | None = None  # the hooks of the session, whose calls are its events
         self._curve: Curve | None = None
@@ -139,14 +136,6 @@ class Swapper:
         self.runtime.note(kind, self, group, operator)
 
     @untraced
-    def note_stall(self, group: StorageGroup, seconds: float) -> None:
-        """Note how long a group's transfer was waited for.
-
-        On whichever thread waited; the runtime's lock is held.
-        """
-        self.stall_seconds[group.tag, group.index] += seconds
-
-    @untraced
     def backward_begins(self, tag: int) -> None:
         """Give this thread its former label again when the backward pass that runs has ended.
 
@@ -176,7 +165,7 @@ class Swapper:
     def longest_stalls(self, count: int = 3) -> tuple[tuple[str, float], ...]:
         """Return the places whose copies were waited for longest, and for how many seconds."""
         with self._lock:
-            stalls = sorted(self.stall_seconds.items(), key=lambda each: -each[1])[:count]
+            stalls = sorted(self.mover.stalls.items(), key=lambda each: -each[1])[:count]
         return tuple(
             (f"{self._tracker.name(tag) or 'no module'} #{index}", seconds)
             for (tag, index), seconds in stalls

@@ -97,6 +97,18 @@ PyObject *get_indexed(PyObject *self, void *) {
     return PyLong_FromSize_t(as_mover(self)->books->index.size());
 }
 
+PyObject *get_stalls(PyObject *self, void *) {
+    Ref<> found = Ref<>::steal(PyDict_New());
+    for (auto [site, seconds] : as_mover(self)->books->stalls) {
+        Ref<> key = Ref<>::steal(Py_BuildValue("(II)", site.first, site.second));
+        Ref<> value = Ref<>::steal(PyFloat_FromDouble(seconds));
+        if (!found || !key || !value || PyDict_SetItem(found.get(), key.get(), value.get()) != 0) {
+            return nullptr;
+        }
+    }
+    return found.release();
+}
+
 PyObject *get_timed(PyObject *self, void *) { return timing_counts(as_mover(self)); }
 
 PyObject *get_resident_count(PyObject *self, void *) {
@@ -280,6 +292,7 @@ PyGetSetDef mover_properties[] = {
     {"resident_count", get_resident_count, nullptr, nullptr, nullptr},
     {"dirty_count", get_dirty_count, nullptr, nullptr, nullptr},
     {"out", get_out, nullptr, nullptr, nullptr},
+    {"stalls", get_stalls, nullptr, nullptr, nullptr},
     {"timed", get_timed, nullptr, nullptr, nullptr},
     {"indexed_count", get_indexed, nullptr, nullptr, nullptr},
     {"follower", get_follower, set_follower, nullptr, nullptr},

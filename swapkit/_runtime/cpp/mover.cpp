@@ -244,19 +244,19 @@ int poll_out(Mover *, Group *group) {
     return is_no_room(status) || !raises(status) ? 1 : -1;
 }
 
-// Wait for a transfer, and count what that took for the group's site; `status` is what it came to.
-static bool wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) finish,
-                     sk_status *status) {
+// Wait for a transfer, and count what that took for the group's site.
+static sk_status wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) finish) {
+    sk_status status = SK_OK;
     auto started = std::chrono::steady_clock::now();
     {
         WithoutPython others;
-        *status = finish(group->native, stream_of(mover, group), false);
+        status = finish(group->native, stream_of(mover, group), false);
     }
     std::chrono::duration<double> taken = std::chrono::steady_clock::now() - started;
     mover->waited_seconds += taken.count();
     mover->waits++;
-    Ref<> seconds = Ref<>::steal(PyFloat_FromDouble(taken.count()));
-    return seconds && call_method<"note_stall">(mover->policy, as_object(group), seconds.get());
+    mover->books->stalls[{group->tag, group->index}] += taken.count();
+    return status;
 }
 
 int finish_out(Mover *mover, Group *group) {
@@ -267,8 +267,8 @@ int finish_out(Mover *mover, Group *group) {
     if (links.sk_group_has_copy(group->native)) { // only who drops what it needed is waited for
         WithoutPython others;
         status = links.sk_group_finish_out(group->native, stream_of(mover, group), false);
-    } else if (!wait_for(mover, group, links.sk_group_finish_out, &status)) {
-        return -1;
+    } else {
+        status = wait_for(mover, group, links.sk_group_finish_out);
     }
     if (is_no_room(status)) {
         return 0;
@@ -281,15 +281,16 @@ bool finish_in(Mover *mover, Group *group) {
         return true;
     }
     sk_status status = links.sk_group_finish_in(group->native, nullptr, true);
-    bool is_noted =
-        status != SK_NOT_READY || wait_for(mover, group, links.sk_group_finish_in, &status);
+    if (status == SK_NOT_READY) {
+        status = wait_for(mover, group, links.sk_group_finish_in);
+    }
     if (group_state(group) == SK_GROUP_OUT) { // it failed
         if (group->storage != nullptr) {
             swapkit_storage_drop(std::exchange(group->storage, nullptr));
         }
         enroll_out(mover, group);
     }
-    return is_noted && !raises(status);
+    return !raises(status);
 }
 
 // Start bringing a group that is out back. 0: only effort could get the memory, and it is

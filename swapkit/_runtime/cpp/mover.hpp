@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 namespace swapkit {
 
@@ -53,6 +54,7 @@ struct Books {
     bool has_dropped = false;           // some of which may need others in this step
     std::uint64_t pass_serial = 0;      // where the backward pass under way began
     std::uint64_t serials = 0, turns = 0;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, double> stalls; // seconds waited, by site
 };
 
 inline constexpr unsigned long long no_limit = std::numeric_limits<unsigned long long>::max();

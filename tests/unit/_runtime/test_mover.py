@@ -155,11 +155,11 @@ def test_stall_when_a_copy_is_waited_for_then_it_is_counted_for_the_site() -> No
     swapper = make_swapper(slow)
     first, second = save(swapper, 4096), save(swapper, 4096, seed=1)
     first_site, second_site = ((g.tag, g.index) for g in map(group_of, (first, second)))
-    assert swapper.stall_seconds == {}
+    assert swapper.mover.stalls == {}
     assert swapper.mover.copy_out(group_of(first))
     slow.release_copies()
     assert swapper.mover.finish_out(group_of(first))
-    stalls = swapper.stall_seconds
+    stalls = swapper.mover.stalls
     assert stalls[first_site] > 0
     assert second_site not in stalls
     assert swapper.scheduler.stats().stall_ns > 0

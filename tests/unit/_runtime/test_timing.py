@@ -221,7 +221,7 @@ def test_release_when_the_link_is_slow_then_it_waits_and_the_stall_is_counted_fo
     swapper = make_swapper(Backend.cpu(copy_latency_ns=latency_ns))
     leaf, loss = forward(swapper, 1, layers=12)
     assert distances(trace, "release") == [3] * 10
-    stalls = swapper.stall_seconds
+    stalls = swapper.mover.stalls
     assert sum(stalls.values()) > latency_ns / 1e9
     assert len(stalls) == 10  # each where it was waited for
     loss.backward()
