@@ -58,6 +58,12 @@ static Ref<> keep_in_group(const Packer *packer, c10::TensorImpl *impl, Key key,
     return Ref<>::steal(as_object(handle_new(impl, group)));
 }
 
+// What the recipe of a user's choice for the operator that made it keeps of an operand.
+static Ref<> keep_recipe(const Mark &mark, c10::TensorImpl *impl) {
+    Ref<> tensor = Ref<>::steal(wrap(impl));
+    return tensor ? call_method<"pack">(mark.recipe.get(), tensor.get()) : Ref<>();
+}
+
 Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Region *region) {
     Span span = {};
     bool is_empty = impl->numel() == 0;
@@ -83,8 +89,7 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Regi
     }
     Mark mark = marks_are_empty() ? Mark{} : find_mark(key);
     if (mark.recipe) {
-        Ref<> tensor = Ref<>::steal(wrap(impl));
-        return tensor ? call_method<"pack">(mark.recipe.get(), tensor.get()) : Ref<>();
+        return keep_recipe(mark, impl);
     }
     if (region != nullptr) {
         return region_operand(region, impl, key, span);
