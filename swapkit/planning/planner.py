@@ -135,14 +135,11 @@ def make_candidates(
     for assumed, restricted in _assume(machine, policy):
         if len(plans) >= count:
             break
-        allowed, held = restrict(problem, restricted), machine
-        solution = plan_problem(allowed, assumed, host=trace.host)
-        if isinstance(solution, Failure) and restricted != policy:
-            held = replace(machine, budget_bytes=max(machine.budget_bytes, tight_bytes))
-            solution = plan_problem(allowed, held, host=trace.host)
-        if isinstance(solution, Failure):
-            continue
-        other = _adapt(trace, allowed, held, solution, policy)
+        allowed = restrict(problem, restricted)
+        other = _make_other(trace, allowed, assumed, machine, policy)
+        if other is None and restricted != policy and tight_bytes > machine.budget_bytes:
+            tight = replace(machine, budget_bytes=tight_bytes)
+            other = _make_other(trace, allowed, tight, tight, policy)
         if other is not None and _predicted_seconds(other) <= WORTH * _predicted_seconds(plain):
             plans.setdefault(outline(other), replace(other, bound_seconds=plain.bound_seconds))
     return tuple(
@@ -358,10 +355,13 @@ def _assume(machine: Machine, policy: str) -> Iterator[tuple[Machine, str]]:
     yield replace(slower, interference=machine.interference + INTERFERENCE), policy
 
 
-def _adapt(
-    trace: Trace, problem: Problem, machine: Machine, solution: Solution, policy: str
+def _make_other(
+    trace: Trace, problem: Problem, assumed: Machine, machine: Machine, policy: str
 ) -> Plan | None:
-    """Return a plan made for another machine as one for this; None: it does not run here."""
+    """Return a plan for a machine that was made for another; None: there is none that runs here."""
+    solution = plan_problem(problem, assumed, host=trace.host)
+    if isinstance(solution, Failure):
+        return None
     actions = solution.trial.actions
     trial = Trials(problem, machine).simulate(actions, solution.trial.window)
     if not trial.is_possible:
