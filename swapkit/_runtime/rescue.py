@@ -49,12 +49,12 @@ class Rescue:
         self._mover = swapper.mover
         self._scheduler = swapper.scheduler
         self._limit_bytes = limit_bytes
-        self._mover.sets_aside = swapper.device.sets_aside
+        self._mover.sets_aside = is_aside = swapper.device.sets_aside
         if limit_bytes:
-            share = WATERMARK_ASIDE if swapper.device.sets_aside else WATERMARK
+            share = WATERMARK_ASIDE if is_aside else WATERMARK
             self._mover.watermark_bytes = int(limit_bytes * share)
         # Of what is set aside, only what is copied, or under way, can be had without Python.
-        self._mover.most_copying = MOST_ASIDE if swapper.device.sets_aside else COPIES_IN_FLIGHT
+        self._mover.most_copying = MOST_ASIDE if is_aside else COPIES_IN_FLIGHT
         self._least_bytes = int(limit_bytes * LEAST)
         self._step_evicted_bytes = 0
         self.min_bytes = MIN_SWAP_BYTES  # of graphs that are taken in
