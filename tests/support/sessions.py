@@ -46,7 +46,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout: nn.Module = nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
