@@ -60,7 +60,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--device cpu is for --dry")
     options.device = options.device or ("cpu" if options.dry else "cuda")
     try:
-        options.chosen = choose(options.parts, quick=options.quick, first=options.first)
+        options.chosen = choose(
+            options.parts, quick=options.quick, first=options.first, dry=options.dry
+        )
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -102,7 +104,11 @@ def run_parts(options: argparse.Namespace, output: Path) -> Outcome:
     outcome = Outcome()
     for part in options.chosen:
         seconds = limit_of(
-            part, quick=options.quick, first=options.first, asked_seconds=options.seconds
+            part,
+            quick=options.quick,
+            first=options.first,
+            dry=options.dry,
+            asked_seconds=options.seconds,
         )
         failure = run_part(part, options, output, seconds)
         path = report_path(output, part.name)

@@ -125,7 +125,7 @@ class Comparison:
         for ways in (key, others):
             for way in ways:
                 self._run_way(way)
-            if not self.context.quick:
+            if not (self.context.quick or self.context.dry):
                 for way in reversed([way for way in ways if way.repeats]):
                     self._run_way(way)
         return self.results
@@ -174,7 +174,7 @@ def figures_of(result: Path, done: Finished) -> Figures:
 def with_steps(setup: Setup, context: Context) -> Setup:
     """Return a setup with fewer steps where less is asked for."""
     if context.dry:
-        return dataclasses.replace(setup, warmup_steps=1, timed_steps=3)
+        return dataclasses.replace(setup, warmup_steps=1, timed_steps=3, rounds=1)
     if context.quick:
         return dataclasses.replace(setup, warmup_steps=1, timed_steps=4)
     return setup

@@ -66,6 +66,7 @@ class Setup:
     digest_steps: int = 2
     warmup_steps: int = 2
     timed_steps: int = 8
+    rounds: int = 8  # of what takes turns with something else
 
     def dump(self) -> str:
         """Return it as text."""

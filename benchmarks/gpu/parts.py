@@ -100,10 +100,13 @@ PARTS = (
     ),
 )
 MOST_SECONDS = 530.0  # of a part by default: below nine minutes
+DRY_SECONDS = 900.0  # of a part of a dry run, whose steps take as long as a CPU takes
 
 
-def choose(words: str, *, quick: bool, first: bool = False) -> list[Part]:
+def choose(words: str, *, quick: bool, first: bool = False, dry: bool = False) -> list[Part]:
     """Return the parts that are asked for, in their order; "train" means all that begin so.
+
+    A dry run trains one shape instead of most: it runs only the first of such parts.
 
     Raises:
         ValueError: there is no such part; the message names those that there are.
@@ -115,7 +118,16 @@ def choose(words: str, *, quick: bool, first: bool = False) -> list[Part]:
             raise ValueError(f"no part {word!r}; there are {known}; and train, for all of those")
     if asked:
         return [part for part in PARTS if any(is_meant(part, word) for word in asked)]
-    return [part for part in PARTS if is_usual(part, quick=quick, first=first)]
+    usual = [part for part in PARTS if is_usual(part, quick=quick, first=first)]
+    return without_alike(usual) if dry else usual
+
+
+def without_alike(parts: list[Part]) -> list[Part]:
+    """Return parts without those that do the same in a dry run."""
+    first: dict[tuple[str, str], Part] = {}
+    for part in parts:
+        first.setdefault((part.module, part.shape and part.dry_shape), part)
+    return list(first.values())
 
 
 def is_usual(part: Part, *, quick: bool, first: bool) -> bool:
@@ -128,10 +140,19 @@ def is_meant(part: Part, word: str) -> bool:
     return word in {part.name, part.module}
 
 
-def limit_of(part: Part, *, quick: bool, asked_seconds: float | None, first: bool = False) -> float:
+def limit_of(
+    part: Part,
+    *,
+    quick: bool,
+    asked_seconds: float | None,
+    first: bool = False,
+    dry: bool = False,
+) -> float:
     """Return for how long a part may run."""
     if asked_seconds is not None:
         return asked_seconds
+    if dry:
+        return DRY_SECONDS
     if first and part.first_seconds:
         return part.first_seconds
     return (part.quick_seconds or part.seconds / 3) if quick or first else part.seconds

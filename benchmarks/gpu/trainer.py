@@ -30,7 +30,6 @@ Figures = dict[str, Any]
 
 FINISHED, OUT_OF_MEMORY = "finished", "out of memory"
 DIFFERENT_BATCHES = 4
-OVERHEAD_ROUNDS = 8
 OVERHEAD_STEPS = 4  # of a round with a session, and of one without; the first is not counted
 SETTLING_STEPS = 40  # after which a session should long be stable
 SETTLED_STEPS = 2  # of a stable session before time is taken: memory is still moved in the first
@@ -218,7 +217,7 @@ def measure_overhead(training: Training) -> Figures:
         training.step()
     with_session: list[float] = []
     without: list[float] = []
-    for index in range(OVERHEAD_ROUNDS):
+    for index in range(training.setup.rounds):
         kinds = (False, True) if index % 2 == 0 else (True, False)
         for in_session in kinds:
             scope = session_of(training) if in_session else contextlib.nullcontext()

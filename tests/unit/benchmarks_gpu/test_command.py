@@ -85,6 +85,17 @@ def test_choose_when_names_are_given_then_in_order_and_train_means_all() -> None
     assert sum(limit_of(part, quick=True, asked_seconds=None) for part in quick) <= 300
 
 
+def test_choose_when_dry_then_what_a_tiny_shape_stands_for_runs_once_and_is_not_cut_short() -> None:
+    dry = choose("", quick=False, dry=True)
+    names = ["contract", "link", "pool", "train_1b_4k", "transformers"]
+    assert [part.name for part in dry] == names
+    assert [part.name for part in choose("train_8b_8k", quick=False, dry=True)] == ["train_8b_8k"]
+    for part in dry:
+        limit = limit_of(part, quick=False, asked_seconds=None, dry=True)
+        assert limit > limit_of(part, quick=False, asked_seconds=None)
+    assert limit_of(dry[0], quick=False, asked_seconds=7.0, dry=True) == 7.0
+
+
 def test_choose_when_first_then_five_minutes_with_what_prepares_them() -> None:
     first = choose("", quick=False, first=True)
     assert [part.name for part in first] == ["contract", "link", "train_1b_4k"]

@@ -97,6 +97,15 @@ def test_limits_when_a_tiny_model_is_tried_on_a_gpu_then_there_is_room_for_piece
     assert fake.setups["swapkit_40"].limit_bytes == 180 * MIB + DRY_SPARE_BYTES
 
 
+def test_ways_when_run_dry_then_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch)
+    context = dataclasses.replace(make_context(tmp_path), dry=True)
+    train.run(context, "tiny")
+    listed = [way.name for way in list_ways(context, "tiny")]
+    assert fake.names == listed
+    assert fake.setups["overhead"].rounds == 1
+
+
 def test_ways_when_run_then_the_key_ones_twice_in_turns_before_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
