@@ -70,7 +70,7 @@ class Ways:
             peak = peak_of(results, "prediction")
             if peak is None:
                 return None
-            limit = int(peak * (1 + AS_PREDICTED))
+            limit = int(peak * (1 + AS_PREDICTED)) + self._spare_bytes
             return self.setup("swapkit", limit_bytes=limit, offload=True)
 
         return Way(name="swap_everything", setup=make, key=True)
