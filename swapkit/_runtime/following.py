@@ -99,7 +99,7 @@ class Following:
         swapper, table = self._swapper, self._table
         with swapper.runtime.lock:
             self._follower = follower = swapper.runtime.shim.follower(
-                swapper.mover, self, table.events, table.storages, table.dues
+                swapper.mover, self, table.events, table.storages, table.continuing
             )
             swapper.mover.follower = follower
             swapper.device.expect(table.largest_bytes)

@@ -34,23 +34,21 @@ _AGAIN = _TREATMENT_OF[Action.RECOMPUTE]
 _TIERS = {plans.Tier.HOST: Tier.ANY, plans.Tier.DISK: Tier.DISK}
 _NOTHING = -1
 _ANY_BYTES = -1
-# In the order in which they are done at one event.
-_CONTINUES, _GOES, _COMES = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """What is due at each event. The three tables are rows of 64-bit numbers.
+    """What is due at each event. The three tables are rows of 64-bit numbers; -1 is none.
 
     `events`: storage (-1: none that is planned), bytes (-1: any), tag of the module and number
     of the save in its call, kind. `storages`: last save in forward, tier, treatment, the
-    storage that it continues (-1: none). `dues`: event, storage, whether it continues another
-    one, goes or comes.
+    storage that it continues, the event at which it goes and its place among those that go,
+    the same of those that come. `continuing`: event, and the storage that continues another.
     """
 
     events: bytes
     storages: bytes
-    dues: bytes
+    continuing: bytes
     captures: tuple[Capture, ...]  # what is computed again, in order
     operators: tuple[str, ...]  # names of all that run in the step
     # Where something is saved first: tags, and the bytes that have been sent out by then.
@@ -88,7 +86,7 @@ def compile_plan(
     return Table(
         events=array("q", [number for row in events for number in row]).tobytes(),
         storages=array("q", _storage_rows(trace, lives, planned, treatments)).tobytes(),
-        dues=array("q", _dues(trace, lives, planned, treatments)).tobytes(),
+        continuing=array("q", _continuing(trace, lives)).tobytes(),
         captures=tuple(chains.captures()),
         operators=tuple(sorted({operator.name for operator in trace.operators})),
         curve=_curve(rows, planned),
@@ -199,54 +197,60 @@ def _storage_rows(
     planned: dict[int, Decision],
     treatments: Sequence[int],
 ) -> Iterator[int]:
+    operators = [event.operator for event in trace.events]
+    swapped = {
+        storage: _moves(operators, lives[storage], decision)
+        for storage, decision in planned.items()
+        if decision.action is Action.SWAP
+    }
+    # A copy that is waited for overtakes the others, which then wait for what it waits for, too: on
+    # the way out, what is used last was made first.
+    order = {
+        storage: place
+        for place, storage in enumerate(sorted(swapped, key=lambda each: lives[each].first_use))
+    }
     for number, storage in enumerate(trace.storages):
         decision = planned.get(number)
+        moves = swapped.get(number, _Moves(_NOTHING, _NOTHING))
+        place = order.get(number, 0)
         yield lives[number].last_save if number in lives else 0
         yield int(_TIERS[decision.tier] if decision is not None else Tier.ANY)
         yield treatments[number]
         yield _NOTHING if storage.continues is None else storage.continues
+        yield from (moves.goes, len(order) - place, moves.comes, place)
 
 
-def _dues(
-    trace: Trace,
-    lives: dict[int, _EventLife],
-    planned: dict[int, Decision],
-    treatments: Sequence[int],
-) -> Iterator[int]:
-    """Yield when storages go and come, in order: what was saved first, and what is needed first."""
-    operators = [event.operator for event in trace.events]
-    dues = []
-    for storage, life in lives.items():
-        if trace.storages[storage].continues is not None:
-            # No later than its own first event, which has to find it.
-            event = max(0, min(life.first_save, life.first_event - 1))
-            dues.append((event, _CONTINUES, life.first_use, storage))
-            if treatments[storage] == _AGAIN:  # nothing is kept between backward passes
-                dues.append((event, _GOES, life.first_use, storage))
-    for storage, decision in planned.items():
-        if decision.action is Action.SWAP:
-            life = lives[storage]
-            for event, kind in _moves(operators, life, decision):
-                # A copy that is waited for overtakes the others, which then wait for what it waits
-                # for, too: on the way out, what is used last was made first.
-                turn = life.first_use if kind == _COMES else -life.first_use
-                dues.append((event, kind, turn, storage))
-    for event, kind, _, storage in sorted(dues):
-        yield from (event, storage, kind)
+def _continuing(trace: Trace, lives: dict[int, _EventLife]) -> Iterator[int]:
+    """Yield at which events storages continue others: what is needed first, first."""
+    continuing = [
+        # No later than its own first event, which has to find it.
+        (max(0, min(life.first_save, life.first_event - 1)), life.first_use, storage)
+        for storage, life in lives.items()
+        if trace.storages[storage].continues is not None
+    ]
+    for event, _, storage in sorted(continuing):
+        yield from (event, storage)
 
 
-def _moves(
-    operators: Sequence[int], life: _EventLife, decision: Decision
-) -> Iterator[tuple[int, int]]:
-    """Yield at which events what is swapped goes and comes."""
+class _Moves(NamedTuple):
+    """The events at which a storage goes and comes; -1: none is named."""
+
+    goes: int
+    comes: int
+
+
+def _moves(operators: Sequence[int], life: _EventLife, decision: Decision) -> _Moves:
+    """Return at which events what is swapped goes and comes."""
+    goes = comes = _NOTHING
     if decision.release is not None:
-        yield max(bisect_right(operators, decision.release) - 1, life.last_save), _GOES
+        goes = max(bisect_right(operators, decision.release) - 1, life.last_save)
     if decision.prefetch is None:
-        return
+        return _Moves(goes, comes)
     # What comes no earlier than it is used comes with its use: at the event before, the operators
     # in between still need that memory.
     if life.first_use == len(operators) or decision.prefetch < operators[life.first_use]:
-        yield min(_event_before(operators, decision.prefetch), life.first_use - 1), _COMES
+        comes = min(_event_before(operators, decision.prefetch), life.first_use - 1)
+    return _Moves(goes, comes)
 
 
 def _event_before(operators: Sequence[int], operator: int) -> int:

@@ -135,14 +135,14 @@ class Rescue:
 
     def free(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return how many were freed."""
-        planned = self._release_planned(needed_bytes)
-        if planned < needed_bytes:
-            planned += self._forget_captured()
-        if planned >= needed_bytes:
-            return planned
+        leaving = self._release_leaving(needed_bytes)
+        if leaving < needed_bytes:
+            leaving += self._forget_captured()
+        if leaving >= needed_bytes:
+            return leaving
         groups = self._mover.resident
         wanted_bytes = max(needed_bytes * self.multiple, self._least_bytes)
-        freed = planned
+        freed = leaving
         for evict in (
             self._take_aside,
             self._evict_clean,
@@ -158,20 +158,17 @@ class Rescue:
         for last_resort in (self._evict_copying_in, self._evict_adopted):
             if freed < needed_bytes:
                 freed += last_resort(groups, needed_bytes - freed)
-        self._count += freed > planned
+        self._count += freed > leaving
         return freed
 
-    def _release_planned(self, needed_bytes: int) -> int:
-        """Release what a plan has sent out, waiting for its copies if need be: that is no rescue.
+    def _release_leaving(self, needed_bytes: int) -> int:
+        """Release what leaves anyway, waiting for its copies if need be: that is no rescue.
 
-        The plan, too, lets an operator wait until there is room for it.
+        A plan, too, lets an operator wait until there is room for it.
         """
-        follower = self._mover.follower
-        if follower is None or not follower.is_on:
-            return 0
         before_bytes = self._device.in_use_bytes()
         freed = 0
-        while freed < needed_bytes and follower.release_next():
+        while freed < needed_bytes and self._mover.release_next():
             freed = before_bytes - self._device.in_use_bytes()
         return max(0, freed)
 

@@ -262,6 +262,9 @@ class Mover(Protocol):
     def release_done(self, is_end: bool, /) -> None:  # noqa: FBT001 - in C++
         """Release planned swaps whose copies are done; at the `is_end`, all that wait for more."""
 
+    def release_next(self) -> bool:
+        """Give up the memory of what was sent out first, waiting for its copy; False: of none."""
+
     def send(self, group: StorageGroup, /) -> None:
         """Copy a group out, and release it when that is done, as a scope that swaps does."""
 
@@ -323,15 +326,12 @@ class Follower(Protocol):
     def end(self) -> None:
         """Follow nothing until a step begins; what is out comes back as memory allows."""
 
-    def release_next(self) -> bool:
-        """Give up the memory of what was sent out first, waiting for its copy; False: of none."""
-
 
 class MakeFollower(Protocol):
     """The constructor of `Follower`."""
 
     def __call__(
-        self, mover: Mover, owner: Owner, events: bytes, storages: bytes, dues: bytes, /
+        self, mover: Mover, owner: Owner, events: bytes, storages: bytes, continuing: bytes, /
     ) -> Follower:
         """Make a follower that is not on yet. The tables: see `following_tables.py`."""
 

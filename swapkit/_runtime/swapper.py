@@ -1,10 +1,10 @@
 """What happens to a saved tensor, as its scope chose.
 
 A saved tensor that can be moved joins its storage's group. Groups of a scope that swaps are copied
-out at once and released when the copy is done, or where the scope says (`cpp/timing.hpp`); groups
-of a budget stay while memory lasts (`rescue.py`). In backward groups come back ahead of their use
-as far as there is room, and at the latest when they are unpacked. What every saved tensor pays for
-is in `cpp/mover.cpp`; here is what it asks.
+out and released when the copy is done, or where the scope says; groups of a budget stay while
+memory lasts (`rescue.py`). In backward groups come back ahead of their use as far as there is room,
+and at the latest when they are unpacked (`cpp/agenda.hpp`). What every saved tensor pays for is in
+`cpp/hooks.cpp`; here is what it asks.
 """
 
 from __future__ import annotations

@@ -9,18 +9,8 @@ namespace swapkit {
 // Groups looked at per save, so that one stays cheap when all of them are still held elsewhere.
 static constexpr std::size_t looks_per_save = 8;
 
-static void put(BySerial &groups, Mover *mover, Group *group) {
-    group->behind = ++mover->books->behind_turns;
-    groups[group->behind] = group;
-}
-
-void behind_forget(Mover *mover, Group *group) {
-    std::uint64_t turn = std::exchange(group->behind, 0);
-    if (turn != 0) {
-        mover->books->dirty.erase(turn);
-        mover->books->copying.erase(turn);
-    }
-}
+static constexpr Departure under_pressure = {.copy = CopyAt::pressure,
+                                             .release = ReleaseAt::pressure};
 
 // What is in use on the device; false: an exception is set.
 static bool find_in_use(const Mover *mover, std::uint64_t *nbytes_out) {
@@ -35,35 +25,40 @@ static bool find_in_use(const Mover *mover, std::uint64_t *nbytes_out) {
     return PyErr_Occurred() == nullptr;
 }
 
+// Let a group be the last on a line.
+static void put_last(Mover *mover, Group *group, Line line) {
+    agenda_remain(mover, group);
+    agenda_move(mover->books->agenda, group, line);
+}
+
 bool behind_settle(Mover *mover) {
-    BySerial &copying = mover->books->copying;
+    const BySerial &copying = mover->books->agenda.line(Line::copying);
     while (!copying.empty()) {
         auto group = Ref<Group>::share(copying.begin()->second);
         int is_done = poll_out(mover, group.get());
         if (is_done != 1) {
             return is_done == 0;
         }
-        behind_forget(mover, group.get());
+        agenda_remain(mover, group.get());
     }
     return true;
 }
 
 // Start copying the oldest that waits, if it still is of use and can be dropped afterwards.
 static bool copy_oldest(Mover *mover) {
-    Books &books = *mover->books;
-    auto group = Ref<Group>::share(books.dirty.begin()->second);
-    behind_forget(mover, group.get());
+    auto group = Ref<Group>::share(mover->books->agenda.line(Line::ahead).begin()->second);
+    agenda_remain(mover, group.get());
     if (group_state(group.get()) != SK_GROUP_RESIDENT) {
         return true;
     }
     if (!group_is_exclusive(group.get())) {
-        put(books.dirty, mover, group.get()); // the forward pass still uses it
+        put_last(mover, group.get(), Line::ahead); // the forward pass still uses it
         return true;
     }
     bool is_aside = mover->sets_aside != 0;
     int started = is_aside ? set_aside(mover, group.get()) : copy_out(mover, group.get());
     if (started == 1) {
-        put(books.copying, mover, group.get());
+        put_last(mover, group.get(), Line::copying);
     }
     if (started == 1 && !is_aside && mover->ahead_bytes != no_limit) {
         mover->ahead_bytes -= std::min<unsigned long long>(mover->ahead_bytes, group->nbytes);
@@ -72,8 +67,9 @@ static bool copy_oldest(Mover *mover) {
 }
 
 bool behind_copy(Mover *mover) {
-    Books &books = *mover->books;
-    if (mover->holds_copies != 0 || mover->host_is_full != 0 || books.dirty.empty() ||
+    const Agenda &agenda = mover->books->agenda;
+    const BySerial &ahead = agenda.line(Line::ahead), &copying = agenda.line(Line::copying);
+    if (mover->holds_copies != 0 || mover->host_is_full != 0 || ahead.empty() ||
         mover->ahead_bytes == 0 || mover->watermark_bytes == no_limit) {
         return true;
     }
@@ -84,13 +80,12 @@ bool behind_copy(Mover *mover) {
     if (in_use_bytes < mover->watermark_bytes) {
         return true;
     }
-    std::size_t count = std::min(looks_per_save, books.dirty.size());
+    std::size_t count = std::min(looks_per_save, ahead.size());
     for (std::size_t i = 0; i < count; i++) {
         if (!behind_settle(mover)) {
             return false;
         }
-        if (books.copying.size() >= mover->most_copying || mover->host_is_full != 0 ||
-            books.dirty.empty()) {
+        if (copying.size() >= mover->most_copying || mover->host_is_full != 0 || ahead.empty()) {
             return true;
         }
         if (!copy_oldest(mover)) {
@@ -102,8 +97,9 @@ bool behind_copy(Mover *mover) {
 
 bool behind_saved(Mover *mover, Group *group, bool is_new) {
     if (is_new) {
-        behind_forget(mover, group); // it was captured before, and waits already
-        put(mover->books->dirty, mover, group);
+        if (!agenda_depart(mover, group, under_pressure)) {
+            return false;
+        }
         if (mover->hears_saves != 0 &&
             !call_method<"note_automatic">(mover->policy, as_object(group))) {
             return false;
@@ -112,17 +108,20 @@ bool behind_saved(Mover *mover, Group *group, bool is_new) {
     return behind_copy(mover);
 }
 
-void behind_resume(Mover *mover) {
+bool behind_resume(Mover *mover) {
     Books &books = *mover->books;
-    while (!books.dirty.empty()) {
-        behind_forget(mover, books.dirty.begin()->second);
+    const BySerial &ahead = books.agenda.line(Line::ahead);
+    while (!ahead.empty()) {
+        agenda_remain(mover, ahead.begin()->second);
     }
     for (auto [serial, group] : books.resident) {
-        bool is_idle = group->behind == 0 && group_state(group) == SK_GROUP_RESIDENT;
-        if (is_idle && group->terms.action == Action::automatic) {
-            put(books.dirty, mover, group);
+        bool is_idle = group->line == Line::none && group_state(group) == SK_GROUP_RESIDENT;
+        if (is_idle && group->terms.action == Action::automatic &&
+            !agenda_depart(mover, group, under_pressure)) {
+            return false;
         }
     }
+    return true;
 }
 
 } // namespace swapkit

@@ -19,9 +19,7 @@ bool behind_copy(Mover *mover);
 // Note which of these copies are done.
 bool behind_settle(Mover *mover);
 // Let every group that is on the device, and that nobody has chosen for, wait to be copied.
-void behind_resume(Mover *mover);
-// A group goes.
-void behind_forget(Mover *mover, Group *group);
+bool behind_resume(Mover *mover);
 
 } // namespace swapkit
 

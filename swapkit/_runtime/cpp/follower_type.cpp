@@ -39,14 +39,13 @@ bool is_sound(const Body &body) {
                        [&](const Expected &event) {
                            return event.storage == no_storage || is_one(event.storage);
                        }) &&
-           std::all_of(body.dues.begin(), body.dues.end(),
+           std::all_of(body.continuing.begin(), body.continuing.end(),
                        [&](const Due &due) { return is_one(due.storage); });
 }
 
-// Without a pool nothing can be given up where memory is asked for: it goes as early as it can.
-bool read_body(const Py_buffer (&tables)[3], bool has_pool, Body *body) {
+bool read_body(const Py_buffer (&tables)[3], Body *body) {
     if (!read_rows(tables[0], &body->events) || !read_rows(tables[1], &body->storages) ||
-        !read_rows(tables[2], &body->dues)) {
+        !read_rows(tables[2], &body->continuing)) {
         return false;
     }
     if (!is_sound(*body)) {
@@ -54,16 +53,11 @@ bool read_body(const Py_buffer (&tables)[3], bool has_pool, Body *body) {
         return false;
     }
     body->progress.resize(body->storages.size());
-    body->has_end.resize(body->storages.size());
-    for (const Due &due : body->dues) {
-        if (due.turn == Turn::goes && has_pool) {
-            body->has_end[static_cast<std::size_t>(due.storage)] = true;
-        }
-    }
     return true;
 }
 
-// Follower(mover, owner, events, storages, dues): the last three are bytes, rows of 64-bit numbers.
+// Follower(mover, owner, events, storages, continuing): the last three are bytes, rows of 64-bit
+// numbers.
 PyObject *follower_make(PyTypeObject *type, PyObject *args, PyObject *) {
     PyObject *mover, *owner;
     Py_buffer tables[3] = {};
@@ -78,7 +72,7 @@ PyObject *follower_make(PyTypeObject *type, PyObject *args, PyObject *) {
         follower->mover = reinterpret_cast<Mover *>(Py_NewRef(mover));
         follower->owner = Py_NewRef(owner);
         follower->body = new Body;
-        is_read = read_body(tables, follower->mover->pool != 0, follower->body);
+        is_read = read_body(tables, follower->body);
     }
     for (Py_buffer &table : tables) {
         PyBuffer_Release(&table);
@@ -123,6 +117,7 @@ PyObject *follower_reset(PyObject *self, PyObject *) {
     follower_end(follower);
     follower->body->next_due = 0;
     follower->position = follower->late = follower->refused = follower->moved_bytes = 0;
+    follower->mover->books->agenda.events = 0;
     follower->is_on = 1;
     follower_capture(follower);
     Py_RETURN_NONE;
@@ -158,13 +153,6 @@ PyObject *follower_site(PyObject *self, PyObject *) {
                          static_cast<long long>(event.index));
 }
 
-// release_next(): give up the memory of what was sent out first, waiting for its copy; False:
-// nothing was.
-PyObject *release_next_now(PyObject *self, PyObject *) {
-    int is_released = follower_release_next(as_follower(self));
-    return is_released < 0 ? nullptr : PyBool_FromLong(is_released);
-}
-
 int follower_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(as_object(as_follower(self)->mover));
     Py_VISIT(as_follower(self)->owner);
@@ -195,7 +183,6 @@ PyMethodDef follower_methods[] = {
     {"end", shielded<follower_stop>, METH_NOARGS, nullptr},
     {"rest", follower_rest, METH_O, nullptr},
     {"site", follower_site, METH_NOARGS, nullptr},
-    {"release_next", shielded<release_next_now>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -35,13 +35,12 @@ bool is_kept(PyObject *packed) {
 
 // For assertions: whether every group knows its place in the plan.
 [[maybe_unused]] bool places_are_sound(const Body &body) {
-    std::size_t leaving = 0, number = 0, lost = 0;
+    std::size_t number = 0, lost = 0;
     for (const Progress &each : body.progress) {
         number++;
-        leaving += each.is_leaving ? 1 : 0;
         lost += each.group != nullptr && each.group->followed != number ? 1 : 0;
     }
-    return lost == 0 && leaving == body.leaving.size();
+    return lost == 0;
 }
 
 // Let a group be one that memory decides about.
@@ -51,11 +50,7 @@ void part(Follower *follower, Progress &progress) {
         return;
     }
     group->followed = 0;
-    bool was_planned = std::exchange(group->is_planned, 0) != 0;
-    if (was_planned && group->storage == nullptr && group->terms.prefetch == no_prefetch &&
-        !is_recomputed(group)) {
-        follower->mover->books->out[group->serial] = group; // back as early as memory allows
-    }
+    agenda_unplan(follower->mover, group);
 }
 
 void part_all(Follower *follower) {
@@ -64,16 +59,14 @@ void part_all(Follower *follower) {
         part(follower, progress);
         progress = {};
     }
-    body.leaving.clear();
-    body.watched.clear();
-    body.coming.clear();
     body.carried.drop();
 }
 
-void join(Follower *follower, std::int64_t storage, Group *group) {
+// False: it has been in it before.
+bool join(Follower *follower, std::int64_t storage, Group *group) {
     Progress &progress = follower->body->progress[static_cast<std::size_t>(storage)];
     if (progress.group == group) {
-        return;
+        return false;
     }
     part(follower, progress); // of a former version
     if (group->followed != 0) {
@@ -83,6 +76,7 @@ void join(Follower *follower, std::int64_t storage, Group *group) {
     progress.memory = group->key.storage;
     group->followed = static_cast<std::uint32_t>(storage) + 1;
     SWAPKIT_ASSERT(places_are_sound(*follower->body));
+    return true;
 }
 
 // Tell the owner that the event at `position` was not as expected, and let everything be as without
@@ -112,6 +106,7 @@ bool deviate(Follower *follower, std::size_t position, bool is_save, PyObject *p
 const Expected *next_event(Follower *follower, std::size_t *position_out) {
     const Body &body = *follower->body;
     std::size_t position = follower->position++;
+    follower->mover->books->agenda.events = static_cast<std::int64_t>(follower->position);
     *position_out = position;
     return position < body.events.size() ? &body.events[position] : nullptr;
 }
@@ -183,163 +178,33 @@ bool is_expected_use(const Follower *follower, const Expected &event, PyObject *
 
 // ---- what is due; the lock is held --------------------------------------------------------------
 
-bool is_there(const Group *group) { return group->storage != nullptr; }
-
-// `is_watched`: its copy has to be started yet, or its memory goes when that is done.
-void begin_leaving(Body &body, std::int64_t storage, bool is_watched) {
-    body.progress[static_cast<std::size_t>(storage)].is_leaving = true;
-    body.leaving.push_back(storage);
-    if (is_watched) {
-        body.watched.push_back(storage);
-    }
-}
-
-void end_leaving(Body &body, std::int64_t storage) {
-    Progress &progress = body.progress[static_cast<std::size_t>(storage)];
-    if (std::exchange(progress.is_leaving, false)) {
-        progress.is_revived = false;
-        body.leaving.erase(std::find(body.leaving.begin(), body.leaving.end(), storage));
-        std::erase(body.watched, storage);
-    }
-}
-
-// Start the copy of a storage that was saved now.
+// Let a storage that is saved now leave and come back as the plan says.
 bool send_out(Follower *follower, std::int64_t storage) {
-    Body &body = *follower->body;
-    Progress &progress = body.progress[static_cast<std::size_t>(storage)];
-    auto group = Ref<Group>::share(progress.group);
-    const Terminal &terminal = body.storages[static_cast<std::size_t>(storage)];
+    Mover *mover = follower->mover;
+    const Terminal &terminal = follower->body->storages[static_cast<std::size_t>(storage)];
+    auto group =
+        Ref<Group>::share(follower->body->progress[static_cast<std::size_t>(storage)].group);
     if (group->terms.action != Action::automatic) {
         return true; // a user's choice, which holds
     }
-    group->is_planned = 1;
     group->terms.tier = static_cast<sk_tier>(terminal.tier);
-    // A part, after its neighbours had their turn.
-    bool is_part = group_is_partial(group.get());
-    if (!progress.is_leaving) {
-        begin_leaving(body, storage, is_part || !body.has_end[static_cast<std::size_t>(storage)]);
-        follower->moved_bytes += group->nbytes;
-    }
-    bool is_due = group_state(group.get()) == SK_GROUP_RESIDENT && !is_part;
-    return !is_due || copy_out(follower->mover, group.get()) >= 0;
-}
-
-bool release_copied(Mover *mover, Group *group) {
-    return group_state(group) != SK_GROUP_CLEAN || !is_there(group) || release(mover, group);
-}
-
-// Give up the memory of a storage, waiting for its copy.
-bool release_now(Follower *follower, Progress &progress) {
-    if (progress.group != nullptr && is_recomputed(progress.group)) {
-        forget_computed(follower->mover, progress.group); // until the next backward pass
-        return true;
-    }
-    if (progress.group == nullptr || progress.is_back || progress.group->is_planned == 0) {
-        return true;
-    }
-    auto group = Ref<Group>::share(progress.group);
-    Mover *mover = follower->mover;
-    if (group_state(group.get()) == SK_GROUP_RESIDENT && copy_out(mover, group.get()) < 0) {
-        return false;
-    }
-    if (group_state(group.get()) == SK_GROUP_COPYING_OUT && finish_out(mover, group.get()) < 0) {
-        return false;
-    }
-    return release_copied(mover, group.get());
-}
-
-// 1: it is gone, or will not go; 0: its copy is under way; -1: an exception is set.
-int release_if_done(Follower *follower, const Progress &progress) {
-    if (progress.group == nullptr || progress.is_back) {
-        return 1;
-    }
-    auto group = Ref<Group>::share(progress.group);
-    Mover *mover = follower->mover;
-    if (group_state(group.get()) == SK_GROUP_RESIDENT) {
-        int started = copy_out(mover, group.get());
-        return started == 1 ? 0 : started < 0 ? -1 : 1; // the host is full: it stays
-    }
-    int is_done = poll_out(mover, group.get());
-    if (is_done != 1) {
-        return is_done;
-    }
-    return release_copied(mover, group.get()) ? 1 : -1;
-}
-
-// Whether something saves a storage once more.
-bool is_saved_again(const Follower *follower, std::int64_t storage) {
-    const Body &body = *follower->body;
-    return follower->position <=
-           static_cast<std::size_t>(body.storages[static_cast<std::size_t>(storage)].last_save);
-}
-
-// The storage that was sent out first; no_storage: none leaves.
-std::int64_t next_to_leave(const Follower *follower) {
-    const Body &body = *follower->body;
-    auto at =
-        std::find_if(body.leaving.begin(), body.leaving.end(), [follower](std::int64_t storage) {
-            return !is_saved_again(follower, storage);
-        });
-    return at == body.leaving.end() ? no_storage : *at;
-}
-
-// Give up its memory, waiting for the copy. 1: done; 0: none leaves.
-int release_next(Follower *follower) {
-    std::int64_t storage = next_to_leave(follower);
-    if (storage == no_storage) {
-        return 0;
-    }
-    Body &body = *follower->body;
-    end_leaving(body, storage);
-    return release_now(follower, body.progress[static_cast<std::size_t>(storage)]) ? 1 : -1;
-}
-
-// The same if its copy is done.
-int release_next_done(Follower *follower) {
-    std::int64_t storage = next_to_leave(follower);
-    if (storage == no_storage) {
-        return 0;
-    }
-    Body &body = *follower->body;
-    int is_done = release_if_done(follower, body.progress[static_cast<std::size_t>(storage)]);
-    if (is_done == 1) {
-        end_leaving(body, storage);
-    }
-    return is_done;
-}
-
-// 1: it is as watched for; 0: not yet; -1: an exception is set.
-int attend(Follower *follower, std::int64_t storage) {
-    Body &body = *follower->body;
-    const Progress &progress = body.progress[static_cast<std::size_t>(storage)];
-    if (progress.is_revived || !body.has_end[static_cast<std::size_t>(storage)]) {
-        int is_done = release_if_done(follower, progress);
-        if (is_done == 1) {
-            end_leaving(body, storage);
-        }
-        return is_done;
-    }
-    auto group = Ref<Group>::share(progress.group);
-    bool is_due = group && !progress.is_back && group_state(group.get()) == SK_GROUP_RESIDENT;
-    return is_due && copy_out(follower->mover, group.get()) < 0 ? -1 : 1;
-}
-
-// Start the copies of parts; and release what no event is named for, as far as copies are done.
-bool attend_watched(Follower *follower) {
-    Body &body = *follower->body;
-    for (std::size_t at = 0; at < body.watched.size();) {
-        std::int64_t storage = body.watched[at];
-        if (is_saved_again(follower, storage)) {
-            at++;
-            continue;
-        }
-        int is_done = attend(follower, storage);
-        if (is_done != 1 || follower->is_on == 0) {
-            return is_done >= 0;
-        }
-        std::erase(body.watched, storage);
-    }
-    return true;
+    follower->moved_bytes += group->nbytes;
+    auto point = [](std::int64_t event, std::int64_t order) {
+        return Point{
+            .clock = plan_clock, .number = event, .order = static_cast<std::uint64_t>(order)};
+    };
+    const bool has_end = terminal.goes != no_event;
+    // Without a pool nothing can be given up where memory is asked for: it goes as early as it can.
+    const bool can_wait = has_end && mover->pool != 0;
+    agenda_arrive(mover, group.get(),
+                  {.when = terminal.comes != no_event ? ComeAt::point : ComeAt::use,
+                   .at = point(terminal.comes, terminal.comes_order)});
+    return agenda_depart(mover, group.get(),
+                         {.copy = CopyAt::once,
+                          .release = can_wait ? ReleaseAt::pressure : ReleaseAt::copied,
+                          .has_end = has_end,
+                          .end = point(terminal.goes, terminal.goes_order),
+                          .last_save = terminal.last_save});
 }
 
 // Let a storage have the group of the one that it continues; it may leave once more.
@@ -353,100 +218,63 @@ bool carry_on(Follower *follower, std::int64_t storage) {
         former = body.storages[static_cast<std::size_t>(former)].former;
     }
     if (former == no_storage) {
-        return true; // it is gone, or computed again
+        return true; // it is gone
     }
     Progress &progress = body.progress[static_cast<std::size_t>(storage)];
     part(follower, progress);
-    end_leaving(body, former); // what waits for its copy out waits under the former's number
     progress = std::exchange(body.progress[static_cast<std::size_t>(former)], Progress{});
     progress.group->followed = static_cast<std::uint32_t>(storage) + 1;
-    if (terminal.treatment != Treatment::swap) {
-        return true;
+    agenda_needed(follower->mover, progress.group); // what it was to do is over
+    if (terminal.treatment == Treatment::recompute && is_recomputed(progress.group)) {
+        forget_computed(follower->mover, progress.group); // between backward passes, too
     }
-    progress.is_back = false;
-    return send_out(follower, storage);
+    return terminal.treatment != Treatment::swap || send_out(follower, storage);
 }
 
-// Do the releases that are due, and note the copies back that are.
-bool take_dues(Follower *follower) {
-    Body &body = *follower->body;
-    while (follower->is_on != 0 && body.next_due < body.dues.size() &&
-           body.dues[body.next_due].event < static_cast<std::int64_t>(follower->position)) {
-        const Due &due = body.dues[body.next_due++];
-        Progress &progress = body.progress[static_cast<std::size_t>(due.storage)];
-        if (due.turn == Turn::comes) {
-            body.coming.push_back(due.storage);
-            continue;
-        }
-        if (due.turn == Turn::continues) {
-            if (!carry_on(follower, due.storage)) {
-                return false;
-            }
-            continue;
-        }
-        end_leaving(body, due.storage);
-        if (!release_now(follower, progress)) {
+bool continues_now(const Follower *follower) {
+    const Body &body = *follower->body;
+    return body.next_due < body.continuing.size() &&
+           body.continuing[body.next_due].event < static_cast<std::int64_t>(follower->position);
+}
+
+// The last event that has been.
+std::int64_t last_event(const Follower *follower) {
+    return static_cast<std::int64_t>(follower->position) - 1;
+}
+
+// Do what has to be done before anything else happens.
+bool release_due(Follower *follower) {
+    while (follower->is_on != 0 && continues_now(follower)) {
+        if (!carry_on(follower, follower->body->continuing[follower->body->next_due++].storage)) {
             return false;
         }
     }
-    return true;
-}
-
-// 1: it comes, or need not; 0: there is no room yet; -1: an exception is set.
-int bring(Follower *follower, Progress &progress) {
-    if (progress.group == nullptr || progress.is_back) {
-        return 1;
-    }
-    progress.is_back = true;
-    auto group = Ref<Group>::share(progress.group);
-    if (is_there(group.get())) {
-        return 1;
-    }
-    int started = bring_planned(follower->mover, group.get());
-    progress.is_back = started != 0;
-    return started;
-}
-
-// The same; what was copied by now makes room for it.
-int bring_making_room(Follower *follower, std::int64_t storage) {
-    int started = 0, is_released = 1;
-    while (started == 0 && is_released == 1 && follower->is_on != 0) {
-        started = bring(follower, follower->body->progress[static_cast<std::size_t>(storage)]);
-        is_released = started == 0 ? release_next_done(follower) : 0;
-    }
-    return is_released < 0 ? -1 : started;
+    return agenda_release_due(follower->mover, plan_clock, last_event(follower));
 }
 
 bool bring_due(Follower *follower) {
-    Body &body = *follower->body;
-    while (follower->is_on != 0 && !body.coming.empty()) {
-        int started = bring_making_room(follower, body.coming.front());
-        if (started != 1) {
-            follower->refused += started == 0 ? 1 : 0;
-            return started == 0;
-        }
-        if (!body.coming.empty()) { // nobody has ended it meanwhile
-            body.coming.pop_front();
-        }
-    }
-    return true;
+    int has_room = agenda_bring_due(follower->mover, plan_clock, last_event(follower));
+    follower->refused += has_room == 0 ? 1 : 0;
+    return has_room >= 0;
 }
 
-bool has_due(const Follower *follower) {
-    const Body &body = *follower->body;
-    return body.next_due < body.dues.size() &&
-           body.dues[body.next_due].event < static_cast<std::int64_t>(follower->position);
+bool is_due(const ByPoint &points, const Follower *follower) {
+    return !points.empty() && points.begin()->first.first <= last_event(follower);
+}
+
+bool has_release_due(const Follower *follower) {
+    return continues_now(follower) || is_due(follower->mover->books->agenda.plan.ends, follower);
 }
 
 // What every event ends with.
 bool end_event(Follower *follower) {
-    const Body &body = *follower->body;
-    if (follower->is_on == 0 ||
-        (body.watched.empty() && body.coming.empty() && !has_due(follower))) {
+    Mover *mover = follower->mover;
+    if (follower->is_on == 0 || (agenda_is_idle(mover) && !has_release_due(follower) &&
+                                 !is_due(mover->books->agenda.plan.arrivals, follower))) {
         return true;
     }
-    Locked lock(follower->mover);
-    return lock && take_dues(follower) && attend_watched(follower) && bring_due(follower);
+    Locked lock(mover);
+    return lock && release_due(follower) && agenda_attend(mover, false) && bring_due(follower);
 }
 
 } // namespace
@@ -464,12 +292,12 @@ static int take_save(Follower *follower, const Expected &event, Group *group) {
     if (!lock || follower->is_on == 0) {
         return lock ? 0 : -1;
     }
-    join(follower, storage, group);
+    const bool is_first = join(follower, storage, group);
     if (is_recomputed(group) && event.kind == Event::first_save) { // nobody has named its site
         group->tag = static_cast<std::uint32_t>(event.tag);
     }
     auto treatment = follower->body->storages[static_cast<std::size_t>(storage)].treatment;
-    return treatment != Treatment::swap || send_out(follower, storage) ? 1 : -1;
+    return treatment != Treatment::swap || !is_first || send_out(follower, storage) ? 1 : -1;
 }
 
 int follow_save(Mover *mover, PyObject *packed, bool is_new) {
@@ -504,11 +332,11 @@ bool follow_use(Mover *mover, PyObject *packed) {
         follower->body->carried.sweep();
         follower->body->has_carried = false;
     }
-    if (!has_due(follower.get())) {
+    if (!has_release_due(follower.get())) {
         return true;
     }
     Locked lock(mover);
-    return lock && take_dues(follower.get());
+    return lock && release_due(follower.get());
 }
 
 bool follow_used(Mover *mover, bool has_waited) {
@@ -550,17 +378,6 @@ void follower_forget(Follower *follower, const Group *group) {
     }
 }
 
-void follower_revived(Follower *follower, const Group *group) {
-    if (follower == nullptr || group->followed == 0 || group->is_planned == 0) {
-        return;
-    }
-    Progress &progress = follower->body->progress[group->followed - 1];
-    if (progress.group == group && !progress.is_back && !progress.is_leaving) {
-        progress.is_revived = true; // the event that was named for it may have been
-        begin_leaving(*follower->body, static_cast<std::int64_t>(group->followed) - 1, true);
-    }
-}
-
 bool follower_finds_site(const Follower *follower, Group *group) {
     if (follower == nullptr || follower->is_on == 0 ||
         follower->resting != PyThread_get_thread_ident()) {
@@ -575,16 +392,6 @@ bool follower_finds_site(const Follower *follower, Group *group) {
     group->tag = static_cast<std::uint32_t>(event.tag);
     group->index = static_cast<std::uint32_t>(event.index);
     return true;
-}
-
-void follower_needed(Follower *follower, const Group *group) {
-    if (follower != nullptr && group->followed != 0) {
-        follower->body->progress[group->followed - 1].is_back = true;
-    }
-}
-
-int follower_release_next(Follower *follower) {
-    return follower->is_on == 0 ? 0 : release_next(follower);
 }
 
 void follower_end(Follower *follower) {

@@ -6,10 +6,9 @@
 // *follower* counts them. While each is as it was recorded, that is a comparison, and what is due
 // is done:
 //
-// - a storage that is to be swapped is copied out where it is saved first, and released at the
-//   event that is named, or when the copy is done if none is; earlier, in the order of the copies,
-//   where its memory is asked for;
-// - it comes back at the event that is named, as soon as there is room;
+// - a storage that is to be swapped gets its departure and its arrival where it is saved first
+//   (`agenda.hpp`): it is released at the event that is named, or when its copy is done if none is,
+//   and comes back at the event that is named, as soon as there is room;
 // - what is to be computed again has a recipe by then (`capturing.hpp`).
 //
 // The first event that is not as expected ends following until the next step begins: everything is
@@ -48,14 +47,9 @@ void follower_carry(Follower *follower, const CaptureTable *table, std::size_t r
 
 // Let a group that goes have no place in the plan any more.
 void follower_forget(Follower *follower, const Group *group);
-// A group has a storage again because somebody keeps it: it has to be given up once more. The lock
-// is held.
-void follower_revived(Follower *follower, const Group *group);
 // Note where a group is saved, if nobody hears of modules on this thread and the plan expects a
 // save; false: one of these is not so. The event has not been counted yet.
 bool follower_finds_site(const Follower *follower, Group *group);
-// A group is needed, by whom ever: it leaves no more.
-void follower_needed(Follower *follower, const Group *group);
 // Let there be no plan until the next step. The lock is held.
 void follower_end(Follower *follower);
 

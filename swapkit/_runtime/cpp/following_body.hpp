@@ -6,16 +6,14 @@
 #include "carried.hpp"
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 namespace swapkit {
 
-// The words of the three tables that Python hands over, each a row of 64-bit numbers.
+// The words of the tables that Python hands over, each of rows of 64-bit numbers.
 // NOLINTBEGIN(performance-enum-size)
 enum class Event : std::int64_t { first_save, save, use };
 enum class Treatment : std::int64_t { keep, swap, recompute };
-enum class Turn : std::int64_t { continues, goes, comes };
 // NOLINTEND(performance-enum-size)
 inline constexpr std::int64_t no_storage = -1;
 
@@ -27,38 +25,35 @@ struct Expected {
     Event kind;
 };
 
+// What is done with a storage. Of two that go, or come, at one event the one with the lower order
+// is the first.
 struct Terminal {
     std::int64_t last_save; // the event
     std::int64_t tier;
     Treatment treatment;
     std::int64_t former; // the storage that it continues after a backward pass; no_storage: none
+    std::int64_t goes, goes_order; // the event; no_event: none is named
+    std::int64_t comes, comes_order;
 };
 
+// A storage that continues another one from an event on.
 struct Due {
     std::int64_t event, storage;
-    Turn turn;
 };
 
 // What became of a storage in this step.
 struct Progress {
     Group *group;       // null: not saved yet, or gone
     const void *memory; // of the group when it was saved
-    bool is_leaving;    // among those that wait for their copies out
-    bool is_revived;    // it is among them once more: the event by which it goes may have been
-    bool is_back;       // needed again, or about to be: it does not leave any more
     bool is_small;      // too small to be moved, at this length
 };
 
 struct Body {
     std::vector<Expected> events;
     std::vector<Terminal> storages;
-    std::vector<Due> dues; // by event
+    std::vector<Due> continuing; // by event
     std::vector<Progress> progress;
-    std::vector<bool> has_end;         // whether an event is named by which a storage goes
-    std::deque<std::int64_t> leaving;  // in the order of their copies
-    std::vector<std::int64_t> watched; // of these: what is not left to the event that is named
-    std::deque<std::int64_t> coming;   // those that were due, in order
-    std::size_t next_due = 0;
+    std::size_t next_due = 0; // of those that continue
     std::shared_ptr<const CaptureTable> captures;
     std::vector<std::uint64_t> captured; // how often each row was
     Carried carried;
@@ -77,9 +72,5 @@ struct Follower {
     char is_on;
     unsigned long resting; // the thread on which nobody hears of modules (`resting.py`); 0: none
 };
-
-// Wait for the oldest copy of what was sent out, and give up its memory. 0: there is none; -1: an
-// exception is set. The lock is held.
-int follower_release_next(Follower *follower);
 
 } // namespace swapkit

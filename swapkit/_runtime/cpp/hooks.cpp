@@ -222,9 +222,9 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
         return send(mover, group);
     }
     if (mover == packer->mover && packer->is_following()) {
-        return release_done(mover, false); // else a plan decides
+        return agenda_attend(mover, false); // else a plan decides
     }
-    return behind_saved(mover, group, joined.is_new) && release_done(mover, false);
+    return behind_saved(mover, group, joined.is_new) && agenda_attend(mover, false);
 }
 
 PyObject *keep(PyObject *tensor) { return as_object(handle_keep(tensor, false)); }
@@ -357,7 +357,7 @@ bool follow(const Packer *packer, PyObject *packed) {
     }
     Locked lock(packer->mover);
     return lock && behind_saved(packer->mover, group.get(), saved_new) &&
-           release_done(packer->mover, false);
+           agenda_attend(packer->mover, false);
 }
 
 PyObject *packer_pack(PyObject *self, PyObject *tensor) {
@@ -472,7 +472,7 @@ bool handle_bytes(Handle *handle) {
         return true;
     }
     Mover *mover = group->mover;
-    follower_needed(mover->follower, group);
+    agenda_needed(mover, group);
     if (handle->is_stripped) {
         if (!bring_back(mover, group)) {
             return false;

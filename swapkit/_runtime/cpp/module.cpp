@@ -92,7 +92,7 @@ PyObject *list_of(const BySerial &groups) {
 }
 
 PyObject *get_resident(PyObject *self, void *) { return list_of(as_mover(self)->books->resident); }
-PyObject *get_out(PyObject *self, void *) { return list_of(as_mover(self)->books->out); }
+PyObject *get_out(PyObject *self, void *) { return list_of(as_mover(self)->books->agenda.out); }
 PyObject *get_indexed(PyObject *self, void *) {
     return PyLong_FromSize_t(as_mover(self)->books->index.size());
 }
@@ -117,7 +117,11 @@ PyObject *get_resident_count(PyObject *self, void *) {
 
 PyObject *mover_release_done(PyObject *self, PyObject *is_end) {
     int ends = PyObject_IsTrue(is_end);
-    return nothing(ends >= 0 && release_done(as_mover(self), ends == 1));
+    return nothing(ends >= 0 && agenda_attend(as_mover(self), ends == 1));
+}
+
+PyObject *mover_release_next(PyObject *self, PyObject *) {
+    return truth(agenda_release_next(as_mover(self)));
 }
 
 PyObject *mover_copy_ahead(PyObject *self, PyObject *) {
@@ -129,12 +133,11 @@ PyObject *mover_settle_ahead(PyObject *self, PyObject *) {
 }
 
 PyObject *mover_resume_copies(PyObject *self, PyObject *) {
-    behind_resume(as_mover(self));
-    return Py_NewRef(Py_None);
+    return nothing(behind_resume(as_mover(self)));
 }
 
 PyObject *get_dirty_count(PyObject *self, void *) {
-    return PyLong_FromSize_t(as_mover(self)->books->dirty.size());
+    return PyLong_FromSize_t(as_mover(self)->books->agenda.line(Line::ahead).size());
 }
 
 PyObject *mover_sweep_captured(PyObject *self, PyObject *) {
@@ -256,6 +259,7 @@ PyMethodDef mover_methods[] = {
     {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
     {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
     {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
+    {"release_next", shielded<mover_release_next>, METH_NOARGS, nullptr},
     {"copy_ahead", shielded<mover_copy_ahead>, METH_NOARGS, nullptr},
     {"settle_ahead", shielded<mover_settle_ahead>, METH_NOARGS, nullptr},
     {"resume_copies", shielded<mover_resume_copies>, METH_NOARGS, nullptr},

@@ -2,35 +2,15 @@
 #include "mover.hpp"
 
 #include "aside.hpp"
-#include "behind.hpp"
 #include "following.hpp"
 #include "recomputed.hpp"
 #include "streams.hpp"
-#include "timing.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <iterator>
 #include <utility>
 
 namespace swapkit {
-
-// Back ahead of use: at least so many groups, and at most so many more while they are small.
-static constexpr std::size_t ahead_groups = 2;
-static constexpr std::size_t ahead_most = 16;
-static constexpr std::size_t ahead_bytes = std::size_t{64} << 20;
-
-// On a device with streams the host is far ahead of the copies, so that waiting for those would
-// keep everything saved: with more than this on its way out, a stream waits for the oldest copy
-// instead. A copy that starts after that waits with the stream, so there have to be others until
-// then: 10 ms of a link of 50 GB/s.
-static constexpr std::size_t stash_groups = 64;
-static constexpr std::size_t stash_least_groups = 2;
-static constexpr std::size_t stash_bytes = std::size_t{512} << 20;
-
-// So many of those that wait are looked at whenever another one is saved.
-static constexpr std::size_t looks = 64;
 
 // Next uses count down from here: what was saved last is needed first.
 static constexpr std::uint64_t last_use = std::uint64_t{1} << 63;
@@ -40,42 +20,11 @@ static constexpr std::size_t part_alignment = 64;
 
 // ---- the books ----------------------------------------------------------------------------------
 
-static void erase(BySerial &groups, std::uint64_t number, const Group *group) {
-    auto found = groups.find(number);
-    if (found != groups.end() && found->second == group) {
-        groups.erase(found);
-    }
-}
-
-// For assertions: whether the books hold what they say.
-[[maybe_unused]] static bool books_are_sound(const Books &books) {
-    std::size_t coming_bytes = 0, leaving_bytes = 0;
-    for (const Coming &each : books.coming) {
-        coming_bytes += each.nbytes;
-    }
-    for (auto [turn, group] : books.leaving) {
-        leaving_bytes += group->turn == turn ? group->leaving_bytes : 0;
-    }
-    auto is_waiting = [](const BySerial::value_type &each) {
-        return each.second->turn == each.first && each.second->leaving_bytes == 0;
-    };
-    return coming_bytes == books.coming_bytes && leaving_bytes == books.leaving_bytes &&
-           std::all_of(books.waiting.begin(), books.waiting.end(), is_waiting);
-}
-
 // Let a group's storage no longer lead to it: another one may get its address.
 static void forget_key(Mover *mover, Group *group) {
     auto found = mover->books->index.find(group->key);
     if (found != mover->books->index.end() && found->second == group) {
         mover->books->index.erase(found);
-    }
-}
-
-static void stop_leaving(Mover *mover, Group *group) {
-    if (group->turn != 0) {
-        erase(mover->books->waiting, group->turn, group);
-        erase(mover->books->leaving, std::exchange(group->turn, 0), group);
-        mover->books->leaving_bytes -= std::exchange(group->leaving_bytes, 0);
     }
 }
 
@@ -86,7 +35,7 @@ void enroll(Mover *mover, Group *group) {
     if (group->serial == 0) {
         group->serial = ++books.serials;
     }
-    erase(books.out, group->serial, group);
+    books.agenda.out.erase(group->serial);
     books.resident[group->serial] = group;
     if (!is_of_region(group)) { // which finds it itself
         books.index[group->key] = group;
@@ -96,19 +45,16 @@ void enroll(Mover *mover, Group *group) {
 void enroll_again(Mover *mover, Group *group) {
     forget_key(mover, group);
     group->key.storage = group->storage;
-    stop_leaving(mover, group);
+    agenda_remain(mover, group);
     enroll(mover, group);
 }
 
 void enroll_out(Mover *mover, Group *group) {
-    erase(mover->books->resident, group->serial, group);
+    mover->books->resident.erase(group->serial);
     if (group->weak == nullptr) {
         forget_key(mover, group);
     }
-    // Else `timing.cpp` or the plan knows when it comes back.
-    if (group->terms.prefetch == no_prefetch && group->is_planned == 0 && !is_recomputed(group)) {
-        mover->books->out[group->serial] = group;
-    }
+    agenda_note_out(mover, group);
 }
 
 void enroll_recomputed(Mover *mover, Group *group) {
@@ -137,7 +83,7 @@ Ref<Group> find_group(Mover *mover, const c10::TensorImpl *tensor, Key key, Span
             return Ref<Group>();
         }
         enroll(mover, group.get());
-        follower_revived(mover->follower, group.get());
+        agenda_revived(mover, group.get());
     }
     return group_can_take(group.get(), tensor, span) ? std::move(group) : Ref<Group>();
 }
@@ -146,15 +92,13 @@ void mover_forget(Mover *mover, Group *group) {
     SWAPKIT_ASSERT(has_python());
     forget_key(mover, group);
     follower_forget(mover->follower, group);
-    behind_forget(mover, group);
-    stop_leaving(mover, group);
-    erase(mover->books->resident, group->serial, group);
-    erase(mover->books->out, group->serial, group);
+    agenda_forget(mover, group);
+    mover->books->resident.erase(group->serial);
 }
 
 void forget_copy(Mover *mover, Group *group) {
-    stop_leaving(mover, group);
-    erase(mover->books->out, group->serial, group);
+    agenda_remain(mover, group);
+    mover->books->agenda.out.erase(group->serial);
     group_drop_copy(group);
 }
 
@@ -392,112 +336,9 @@ bool release(Mover *mover, Group *group) {
     }
     aside_sweep(); // or what the copy held of it would keep its memory
     group_strip(group);
-    stop_leaving(mover, group);
+    agenda_remain(mover, group);
     enroll_out(mover, group);
     return true;
-}
-
-// ---- out ----------------------------------------------------------------------------------------
-
-static bool is_stash_full(const Mover *mover) {
-    const Books &books = *mover->books;
-    return has_streams(mover->device()) &&
-           (books.leaving.size() > stash_groups ||
-            (books.leaving.size() > stash_least_groups && books.leaving_bytes > stash_bytes));
-}
-
-// Whether the bytes of a group that waits can be copied. Others that hold its storage may write to
-// it yet: to pieces with versions of their own, or in the operator that saved it.
-static bool may_leave(const Mover *mover, const Group *group) {
-    // Its neighbours first: they may be of the same storage.
-    bool is_last = group->turn == mover->books->turns;
-    return group_is_exclusive(group) && !(is_last && group_is_partial(group));
-}
-
-// Start copying out a group that has waited for it.
-static bool leave(Mover *mover, Group *group) {
-    Books &books = *mover->books;
-    std::uint64_t turn = group->turn;
-    int started = group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
-    if (started < 0) {
-        return false;
-    }
-    books.waiting.erase(turn);
-    if (started == 0 || group->terms.prefetch != no_prefetch) { // `timing.cpp` releases it
-        group->turn = 0;
-        return true;
-    }
-    books.leaving[turn] = group;
-    group->leaving_bytes = group->nbytes;
-    books.leaving_bytes += group->nbytes;
-    return true;
-}
-
-static bool leave_all(Mover *mover) {
-    BySerial &waiting = mover->books->waiting;
-    while (!waiting.empty()) {
-        auto group = Ref<Group>::share(waiting.begin()->second);
-        if (!leave(mover, group.get())) {
-            return false;
-        }
-    }
-    return true;
-}
-
-// Start copying out those that can be, of a few in their turn.
-static bool leave_some(Mover *mover) {
-    Books &books = *mover->books;
-    std::size_t count = std::min(looks, books.waiting.size());
-    for (std::size_t i = 0; i < count; i++) {
-        auto next = books.waiting.upper_bound(books.looked_at);
-        next = next == books.waiting.end() ? books.waiting.begin() : next;
-        if (next == books.waiting.end()) {
-            return true;
-        }
-        books.looked_at = next->first;
-        auto group = Ref<Group>::share(next->second);
-        if (may_leave(mover, group.get()) && !leave(mover, group.get())) {
-            return false;
-        }
-    }
-    return true;
-}
-
-bool release_done(Mover *mover, bool is_end) {
-    SWAPKIT_ASSERT(has_python() && books_are_sound(*mover->books));
-    if (!(is_end ? leave_all(mover) : leave_some(mover))) {
-        return false;
-    }
-    BySerial &leaving = mover->books->leaving;
-    while (!leaving.empty()) {
-        auto group = Ref<Group>::share(leaving.begin()->second);
-        int is_done = poll_out(mover, group.get());
-        if (is_done == 0 && is_stash_full(mover)) {
-            is_done = finish_out(mover, group.get()) < 0 ? -1 : 1;
-        }
-        if (is_done != 1) {
-            return is_done == 0;
-        }
-        stop_leaving(mover, group.get());
-        if (group_state(group.get()) == SK_GROUP_CLEAN && !release(mover, group.get())) {
-            return false;
-        }
-    }
-    return true;
-}
-
-bool send(Mover *mover, Group *group) {
-    if (is_in_backward()) {
-        return true; // recomputed: it is needed in a moment
-    }
-    if (group->terms.prefetch != no_prefetch && !timing_saved(mover, group)) {
-        return false;
-    }
-    if (group->turn == 0) {
-        group->turn = ++mover->books->turns;
-        mover->books->waiting[group->turn] = group;
-    }
-    return release_done(mover, false);
 }
 
 // ---- back ---------------------------------------------------------------------------------------
@@ -535,43 +376,8 @@ int bring_early(Mover *mover, Group *group) { return bring_if_room(mover, group,
 
 int bring_planned(Mover *mover, Group *group) { return bring_if_room(mover, group, false); }
 
-// Take what backward has reached, at `serial`, off what is on its way.
-static void count_arrived(Books &books, std::uint64_t serial) {
-    if (serial >= books.pass_serial) { // another pass: what the last one did not use stays there
-        books.pass_serial = serial;
-        books.coming_bytes = 0;
-        books.coming.clear();
-    }
-    while (!books.coming.empty() && books.coming.front().serial >= serial) {
-        books.coming_bytes -= books.coming.front().nbytes;
-        books.coming.pop_front();
-    }
-}
-
-// Start bringing back what was saved before `serial`, as far as there is room.
-static bool prefetch_before(Mover *mover, std::uint64_t serial) {
-    Books &books = *mover->books;
-    count_arrived(books, serial);
-    while (books.coming.size() < ahead_groups ||
-           (books.coming.size() < ahead_most && books.coming_bytes < ahead_bytes)) {
-        auto next =
-            books.out.lower_bound(books.coming.empty() ? serial : books.coming.back().serial);
-        if (next == books.out.begin()) {
-            return true;
-        }
-        auto group = Ref<Group>::share(std::prev(next)->second);
-        int started = bring_early(mover, group.get());
-        if (started != 1) {
-            return started == 0;
-        }
-        books.coming.push_back({.serial = group->serial, .nbytes = group->nbytes});
-        books.coming_bytes += group->nbytes;
-    }
-    return true;
-}
-
 bool bring_back(Mover *mover, Group *group) {
-    SWAPKIT_ASSERT(has_python() && books_are_sound(*mover->books));
+    SWAPKIT_ASSERT(has_python());
     if (!end_aside(mover, group)) {
         return false;
     }
@@ -588,7 +394,7 @@ bool bring_back(Mover *mover, Group *group) {
     c10::StorageImpl *storage = group->storage;
     SWAPKIT_ASSERT(storage != nullptr);
     swapkit_storage_hold(storage); // so that no rescue meanwhile takes it for nobody's
-    bool is_back = prefetch_before(mover, group->serial) && finish_in(mover, group);
+    bool is_back = agenda_bring_before(mover, group->serial) && finish_in(mover, group);
     swapkit_storage_drop(storage);
     return is_back;
 }

@@ -8,23 +8,17 @@
 #ifndef SWAPKIT_MOVER_HPP
 #define SWAPKIT_MOVER_HPP
 
+#include "agenda.hpp"
 #include "carried.hpp"
 #include "lock.hpp"
 #include "saved.hpp"
 
-#include <deque>
 #include <limits>
 #include <map>
 #include <unordered_map>
 #include <utility>
 
 namespace swapkit {
-
-// A group on its way back ahead of its use.
-struct Coming {
-    std::uint64_t serial;
-    std::size_t nbytes;
-};
 
 struct KeyHash {
     std::size_t operator()(const Key &key) const {
@@ -33,27 +27,16 @@ struct KeyHash {
     }
 };
 
-using BySerial = std::map<std::uint64_t, Group *>;
-
 struct Books {
     std::unordered_map<Key, Group *, KeyHash> index; // of those that a tensor may join
     BySerial resident;                               // storage on the device
-    BySerial out;     // those that are not, and come back as early as memory allows
-    BySerial waiting; // by their turn: to be copied once nobody else may write to their storages
-    BySerial leaving; // of these, those whose copies were started: released when they are done
-    std::size_t leaving_bytes = 0;
-    std::uint64_t looked_at = 0; // the turn of the last that was asked whether it waits any longer
-    std::deque<Coming> coming;   // the soonest first
-    std::size_t coming_bytes = 0;
-    std::size_t recomputed = 0; // groups that a recipe makes
-    BySerial dirty, copying; // by their turn: what is copied ahead next, and is now (`behind.hpp`)
-    std::uint64_t behind_turns = 0;
-    Carried captured;                   // and that no plan has named (`standby.hpp`),
-    const void *retained_run = nullptr; // the region that was computed again last,
-    std::vector<Ref<Group>> retained;   // and what a pass that retains its graph has of it
-    bool has_dropped = false;           // some of which may need others in this step
-    std::uint64_t pass_serial = 0;      // where the backward pass under way began
-    std::uint64_t serials = 0, turns = 0;
+    Agenda agenda;                                   // when groups leave and come back
+    std::size_t recomputed = 0;                      // groups that a recipe makes
+    Carried captured;                                // and that no plan has named (`standby.hpp`),
+    const void *retained_run = nullptr;              // the region that was computed again last,
+    std::vector<Ref<Group>> retained; // and what a pass that retains its graph has of it
+    bool has_dropped = false;         // some of which may need others in this step
+    std::uint64_t serials = 0;
     std::map<std::pair<std::uint32_t, std::uint32_t>, double> stalls; // seconds waited, by site
 };
 
@@ -69,7 +52,7 @@ struct Mover {
     sk_sched *sched;
     unsigned long long pool; // address of the one that its storages are in; 0: none of ours
     Books *books;
-    struct Timing *timing; // owned: alarms at operators; null: none was set
+    struct Timing *timing; // owned: whose operators time moves; null: nobody's
     Follower *follower;    // owned: who carries out a plan (`following.hpp`); null: there is none
     double waited_seconds; // for copies, since the mover was made
     unsigned long long waits;
@@ -140,11 +123,6 @@ int finish_out(Mover *mover, Group *group);
 int set_aside(Mover *mover, Group *group);
 // Give up the memory of a clean group.
 bool release(Mover *mover, Group *group);
-// Let a group leave as soon as only the graph has its storage, and as `release_done`.
-bool send(Mover *mover, Group *group);
-// Start copies that waited, and release the groups at the head of the queue whose copies are done.
-// `is_end`: nothing more is saved for now, and all that waited leaves.
-bool release_done(Mover *mover, bool is_end);
 // Start bringing a group back if there is room for it. 0: there is none.
 int bring_early(Mover *mover, Group *group);
 // The same of one that a plan brings back, whose room the plan has seen to.

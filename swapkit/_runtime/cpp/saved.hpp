@@ -44,6 +44,52 @@ struct Terms {
     bool spares; // what is recomputed inside keeps what it is handed
 };
 
+// ---- when groups leave and come back (`agenda.hpp`) ---------------------------------------------
+
+// What a number counts: events of a plan's step, or else operators of a thread.
+constexpr std::uint64_t plan_clock = 0;
+
+struct Point {
+    std::uint64_t clock;
+    std::int64_t number; // rising; operators of backward are negative
+    std::uint64_t order; // among what is due at that number
+};
+
+enum class CopyAt : std::uint8_t {
+    never,     // it stays
+    once,      // now; of a part, when nothing saves it once more
+    exclusive, // as soon as nobody else may write to it
+    pressure   // when memory fills up
+};
+enum class ReleaseAt : std::uint8_t { copied, pressure };
+enum class ComeAt : std::uint8_t { room, point, use };
+
+constexpr std::int64_t no_event = -1;
+
+struct Departure {
+    CopyAt copy;
+    ReleaseAt release;
+    bool has_end = false; // a point by which its memory has gone
+    Point end = {};
+    std::int64_t last_save = no_event; // that a plan knows: no release before
+};
+
+struct Arrival {
+    ComeAt when;
+    Point at; // of `use` the clock alone
+};
+
+// What a group that leaves waits for.
+enum class Line : std::uint8_t {
+    none,
+    ahead,   // to be copied when memory fills up;
+    copying, // that copy
+    starts,  // to be copied;
+    leaves,  // that copy; it is released then
+    bound    // to be released: at a point, or where memory is asked for
+};
+inline constexpr std::size_t line_count = 6;
+
 // ---- handles and groups -------------------------------------------------------------------------
 
 struct Group;
@@ -105,18 +151,19 @@ struct Group {
     Handle *handles; // borrowed; they leave when they go
     std::size_t nhandles;
     std::uint64_t serial; // in the order in which groups were saved; 0: not yet
-    std::uint64_t turn;   // among those that wait or leave (`mover.hpp`); 0: it does neither
-    std::size_t leaving_bytes;
-    std::uint64_t behind;   // among those that are copied ahead (`behind.hpp`); 0: it is not
-    void *timed;            // owned by `timing.cpp`: what refers to it weakly
-    std::int64_t operation; // the last operator that saved it
-    std::int64_t stream;    // in whose order its bytes are valid
-    char is_moved;          // the storage is one of ours, which the bytes came back to
-    char is_aside;          // the storage was set aside, and may be there or not
-    char is_planned;        // a plan moves it, and nobody else does unless memory is out
-    std::uint32_t followed; // its number in the plan, from 1; 0: it is in none
-    std::uint32_t tag;      // the site: module,
-    std::uint32_t index;    // and number within its call
+    Departure departure;
+    Arrival arrival;
+    Line line;
+    std::uint64_t turn;      // in it
+    std::size_t stash_bytes; // of these, what keeps others from being sent
+    std::uint64_t thread;    // whose operators it is timed by (`timing.hpp`); 0: none
+    std::int64_t operation;  // the last of them that saved it
+    std::int64_t stream;     // in whose order its bytes are valid
+    char is_moved;           // the storage is one of ours, which the bytes came back to
+    char is_aside;           // the storage was set aside, and may be there or not
+    std::uint32_t followed;  // its number in the plan, from 1; 0: it is in none
+    std::uint32_t tag;       // the site: module,
+    std::uint32_t index;     // and number within its call
 };
 
 extern PyTypeObject handle_type, group_type;

@@ -1,14 +1,12 @@
-// timing.cpp - the alarms of planned swaps, by thread.
+// timing.cpp - the operators at which swaps are due, by thread.
 #include "timing.hpp"
 
 #include <ATen/SequenceNumber.h>
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -18,29 +16,8 @@ namespace {
 
 // A release follows its copy by so many times the distance of the copy back.
 constexpr std::int64_t release_factor = 3;
-// What is remembered at most: of threads, the most recent shapes of backward passes,
+// What is remembered at most: of threads, and the most recent shapes of backward passes.
 constexpr std::size_t threads_kept = 64, shapes_kept = 16;
-// and, before dead ones are looked for, saves.
-constexpr std::size_t saves_kept = 256;
-
-// A group that does not stay for it: null once it has gone.
-using Weak = std::shared_ptr<Group *>;
-
-struct Leave {
-    std::int64_t due;
-    std::uint64_t order; // tells apart those that are due at once
-    Weak group;
-
-    bool operator<(const Leave &other) const { // of a heap: the soonest is on top
-        return std::pair(due, order) > std::pair(other.due, other.order);
-    }
-};
-
-struct Come {
-    std::int64_t due;
-    std::size_t at; // among all: of those that are due at once the latest comes first
-    Weak group;
-};
 
 // What a backward pass looks like at its start: groups, and how far back they begin and end.
 struct Shape {
@@ -58,28 +35,18 @@ struct Order {
 
 // The operators of one thread's forward passes.
 struct Thread {
-    std::vector<Leave> leaving; // a heap
-    std::vector<Weak> saved;
-    std::size_t most_saved = saves_kept;
-    std::vector<Come> coming;   // the soonest last
-    std::vector<Weak> waiting;  // those that were due but found no room
+    BySerial saved;
     std::vector<Order> orders;  // the latest last
     std::optional<Shape> shape; // of the pass under way
     std::int64_t start = 0;
     std::int64_t forward = never_forward, backward = never_backward; // where to be rung
 };
 
-void forget_dead(Thread &thread) {
-    std::erase_if(thread.saved, [](const Weak &each) { return *each == nullptr; });
-    thread.most_saved = std::max(saves_kept, 2 * thread.saved.size());
-}
-
 } // namespace
 
 struct Timing {
     Mover *mover; // which owns it
     std::map<std::uint64_t, Thread> threads;
-    std::uint64_t orders = 0;
 };
 
 namespace {
@@ -104,31 +71,24 @@ void set_alarms(std::uint64_t number) {
     clock_set(number, forward, backward);
 }
 
-std::int64_t next_release(const Thread &thread) {
-    return thread.leaving.empty() ? never_forward : thread.leaving.front().due;
-}
-
 std::int64_t release_at(const Group *group) {
     return group->operation + release_factor * std::max<std::int64_t>(0, group->terms.prefetch);
 }
 
-void push(Thread &thread, Leave leave) {
-    thread.leaving.push_back(std::move(leave));
-    std::push_heap(thread.leaving.begin(), thread.leaving.end());
-}
-
 Thread &thread_of(Timing &timing, std::uint64_t number) {
-    auto found = timing.threads.find(number);
-    if (found != timing.threads.end()) {
-        return found->second;
-    }
-    if (timing.threads.size() >= threads_kept) {
-        for (auto each = timing.threads.begin(); each != timing.threads.end();) {
-            forget_dead(each->second);
-            each = each->second.saved.empty() ? timing.threads.erase(each) : std::next(each);
-        }
+    if (timing.threads.size() >= threads_kept && !timing.threads.contains(number)) {
+        std::map<std::uint64_t, Schedule> &schedules = timing.mover->books->agenda.threads;
+        std::erase_if(timing.threads, [](const auto &each) { return each.second.saved.empty(); });
+        std::erase_if(schedules, [](const auto &each) {
+            return each.second.ends.empty() && each.second.arrivals.empty();
+        });
     }
     return timing.threads[number];
+}
+
+// When a group comes back that operators time, before it is known which.
+Arrival used_by(std::uint64_t number) {
+    return {.when = ComeAt::use, .at = {.clock = number, .number = 0, .order = 0}};
 }
 
 // Whether somebody wants a trace of planned moves. -1: an exception is set.
@@ -138,70 +98,22 @@ int is_traced(const Mover *mover) {
     return trace ? static_cast<int>(trace.get() != Py_None) : -1;
 }
 
-bool note(const Mover *mover, PyObject *kind, Group *group, std::int64_t number) {
-    int traced = is_traced(mover);
-    if (traced != 1) {
-        return traced == 0;
-    }
-    Ref<> at = Ref<>::steal(PyLong_FromLongLong(number));
-    return at && call_method<"note_move">(mover->policy, kind, as_object(group), at.get());
-}
-
 // ---- out ----------------------------------------------------------------------------------------
 
-bool release_planned(Mover *mover, Group *group, std::int64_t number) {
-    if (group_state(group) == SK_GROUP_RESIDENT && copy_out(mover, group) < 0) {
-        return false; // else it has waited for neighbours, or for others to let go
-    }
-    if (group_state(group) == SK_GROUP_COPYING_OUT && finish_out(mover, group) < 0) {
-        return false;
-    }
-    if (group_state(group) != SK_GROUP_CLEAN || group->storage == nullptr) {
-        return true;
-    }
-    return release(mover, group) && note(mover, interned<"release">(), group, number);
-}
-
-bool release_due(Timing &timing, Thread &thread, std::int64_t number) {
-    while (next_release(thread) <= number) {
-        std::pop_heap(thread.leaving.begin(), thread.leaving.end());
-        Leave leave = std::move(thread.leaving.back());
-        thread.leaving.pop_back();
-        auto group = Ref<Group>::share(*leave.group);
-        if (!group || release_at(group.get()) > leave.due) {
-            continue; // it was saved again
-        }
-        if (group_state(group.get()) == SK_GROUP_RESIDENT && !group_is_exclusive(group.get())) {
-            // Others may write to it yet, and would keep its memory: at the next operator again.
-            push(thread, {number + 1, ++timing.orders, std::move(leave.group)});
-        } else if (!release_planned(timing.mover, group.get(), number)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 // Release what forward did not come to, unless it is needed before it would have gone.
-bool release_late(Timing &timing, Thread &thread, std::int64_t start) {
-    auto is_later = [start](const Leave &each) {
-        return *each.group != nullptr && (*each.group)->operation > start;
-    };
-    auto middle = std::partition(thread.leaving.begin(), thread.leaving.end(), is_later);
-    std::vector<Leave> late(std::make_move_iterator(middle),
-                            std::make_move_iterator(thread.leaving.end()));
-    thread.leaving.erase(middle, thread.leaving.end());
-    std::make_heap(thread.leaving.begin(), thread.leaving.end());
-    std::unordered_set<const Group *> needed;
-    for (const Come &each : thread.coming) {
-        if (each.due >= start) {
-            needed.insert(*each.group);
+bool release_late(Timing &timing, std::uint64_t number, std::int64_t start) {
+    Mover *mover = timing.mover;
+    std::vector<Ref<Group>> late;
+    for (const auto &[point, group] : mover->books->agenda.schedule(number).ends) {
+        const Arrival &arrival = group->arrival;
+        bool is_needed = arrival.when == ComeAt::point && arrival.at.number <= -start;
+        if (group->operation <= start && !is_needed) {
+            late.push_back(Ref<Group>::share(group));
         }
     }
-    std::sort(late.rbegin(), late.rend());
-    for (const Leave &each : late) {
-        auto group = Ref<Group>::share(*each.group);
-        if (group && !needed.contains(group.get()) &&
-            !release_planned(timing.mover, group.get(), start)) {
+    for (const Ref<Group> &group : late) {
+        if (!agenda_release_now(mover, group.get()) ||
+            !timing_note(mover, number, interned<"release">(), group.get(), start)) {
             return false;
         }
     }
@@ -231,59 +143,34 @@ std::optional<std::int64_t> come_at(const Thread &thread, const Order *order, co
 }
 
 // Plan the copies back of a backward pass that begins at an operator.
-bool begin_backward(Timing &timing, Thread &thread, std::int64_t start) {
-    std::erase_if(thread.saved, [](const Weak &each) { return *each == nullptr; });
+void plan_arrivals(Timing &timing, Thread &thread, std::uint64_t number, std::int64_t start) {
     thread.start = start;
-    thread.coming.clear();
-    thread.waiting.clear();
     thread.shape.reset();
-    std::vector<Weak> window;
-    std::copy_if(thread.saved.begin(), thread.saved.end(), std::back_inserter(window),
-                 [start](const Weak &each) { return (*each)->operation <= start; });
+    std::vector<Group *> window;
+    for (auto [serial, group] : thread.saved) {
+        agenda_arrive(timing.mover, group, used_by(number));
+        if (group->operation <= start) {
+            window.push_back(group);
+        }
+    }
     if (window.empty()) {
-        return true;
+        return;
     }
     auto [oldest, newest] =
-        std::minmax_element(window.begin(), window.end(), [](const Weak &one, const Weak &other) {
-            return (*one)->operation < (*other)->operation;
+        std::minmax_element(window.begin(), window.end(), [](const Group *one, const Group *other) {
+            return one->operation < other->operation;
         });
     thread.shape = Shape{.groups = window.size(),
-                         .newest = start - (**newest)->operation,
-                         .oldest = start - (**oldest)->operation};
+                         .newest = start - (*newest)->operation,
+                         .oldest = start - (*oldest)->operation};
     const Order *order = order_of(thread);
-    for (const Weak &each : window) {
-        std::optional<std::int64_t> due = come_at(thread, order, *each);
-        if (due) {
-            thread.coming.push_back({*due, thread.coming.size(), each});
+    for (Group *group : window) {
+        std::optional<std::int64_t> due = come_at(thread, order, group);
+        if (due) { // of those that are due at once the latest comes first
+            Point at = {.clock = number, .number = -*due, .order = ~group->serial};
+            agenda_arrive(timing.mover, group, {.when = ComeAt::point, .at = at});
         }
     }
-    std::sort(thread.coming.begin(), thread.coming.end(), [](const Come &one, const Come &other) {
-        return std::pair(one.due, one.at) < std::pair(other.due, other.at);
-    });
-    return release_late(timing, thread, start);
-}
-
-bool bring_due(Timing &timing, Thread &thread, std::int64_t number) {
-    std::vector<Weak> due = std::exchange(thread.waiting, {});
-    while (!thread.coming.empty() && thread.coming.back().due >= number) {
-        due.push_back(std::move(thread.coming.back().group));
-        thread.coming.pop_back();
-    }
-    for (const Weak &each : due) {
-        auto group = Ref<Group>::share(*each);
-        if (!group || group_state(group.get()) != SK_GROUP_OUT || group->storage != nullptr) {
-            continue;
-        }
-        int started = bring_early(timing.mover, group.get());
-        if (started < 0 ||
-            (started == 1 && !note(timing.mover, interned<"prefetch">(), group.get(), number))) {
-            return false;
-        }
-        if (started == 0) {
-            thread.waiting.push_back(each);
-        }
-    }
-    return true;
 }
 
 // Keep the order of the pass that ran last, instead of the one before that started alike.
@@ -310,22 +197,26 @@ void learn(std::uint64_t number, Thread &thread) {
 
 // Do what is due on a thread.
 bool ring(Timing &timing, std::uint64_t number, Thread &thread, std::int64_t at, Phase phase) {
+    Mover *mover = timing.mover;
     bool is_done = true;
     if (phase == Phase::forward) {
-        is_done = release_due(timing, thread, at);
+        is_done = agenda_release_due(mover, number, at);
     } else if (phase == Phase::backward_start) {
         learn(number, thread);
-        is_done = begin_backward(timing, thread, at);
+        plan_arrivals(timing, thread, number, at);
+        is_done = release_late(timing, number, at);
     }
     if (phase != Phase::forward) {
-        is_done = is_done && bring_due(timing, thread, at);
-        // What found no room tries again at the next operator.
-        thread.backward = !thread.waiting.empty() ? at
-                          : thread.coming.empty() ? never_backward
-                                                  : thread.coming.back().due;
+        is_done = is_done && agenda_bring_due(mover, number, -at) >= 0;
+    }
+    const Schedule &schedule = mover->books->agenda.schedule(number);
+    if (phase != Phase::forward) { // what found no room tries again at the next operator
+        thread.backward = schedule.arrivals.empty()
+                              ? never_backward
+                              : std::min(at, -schedule.arrivals.begin()->first.first);
     }
     if (phase != Phase::backward) {
-        thread.forward = next_release(thread);
+        thread.forward = schedule.ends.empty() ? never_forward : schedule.ends.begin()->first.first;
     }
     return is_done;
 }
@@ -338,26 +229,25 @@ Ref<Mover> mover_at(std::size_t at) {
 
 } // namespace
 
-bool timing_saved(Mover *mover, Group *group) {
+bool timing_saved(Mover *mover, Group *group, Departure *departure, Arrival *arrival) {
     if (mover->timing == nullptr) {
         mover->timing = new Timing{.mover = mover, .threads = {}};
         timings().push_back(mover->timing);
     }
     clock_start();
     std::uint64_t number = clock_thread();
+    SWAPKIT_ASSERT(number != plan_clock);
+    timing_forget(group);
     Thread &thread = thread_of(*mover->timing, number);
     group->operation = static_cast<std::int64_t>(at::sequence_number::peek()) - 1;
-    if (group->timed == nullptr) {
-        group->timed = new Weak(std::make_shared<Group *>(group));
-    }
-    const Weak &weak = *static_cast<Weak *>(group->timed);
+    group->thread = number;
+    thread.saved[group->serial] = group;
     std::int64_t due = release_at(group);
-    push(thread, {due, ++mover->timing->orders, weak});
-    thread.saved.push_back(weak);
-    if (thread.saved.size() > thread.most_saved) {
-        forget_dead(thread);
-    }
-    if (next_release(thread) == due && thread.forward != due) {
+    departure->release = ReleaseAt::pressure;
+    departure->has_end = true;
+    departure->end = {.clock = number, .number = due, .order = group->serial};
+    *arrival = used_by(number);
+    if (due < thread.forward) {
         thread.forward = due;
         set_alarms(number);
     }
@@ -366,11 +256,20 @@ bool timing_saved(Mover *mover, Group *group) {
            (traced == 1 && call_method<"note_planned">(mover->policy, as_object(group)));
 }
 
+bool timing_note(const Mover *mover, std::uint64_t clock, PyObject *kind, Group *group,
+                 std::int64_t number) {
+    int traced = clock == plan_clock ? 0 : is_traced(mover);
+    if (traced != 1) {
+        return traced == 0;
+    }
+    Ref<> at = Ref<>::steal(PyLong_FromLongLong(number));
+    return at && call_method<"note_move">(mover->policy, kind, as_object(group), at.get());
+}
+
 void timing_forget(Group *group) {
-    auto *weak = static_cast<Weak *>(std::exchange(group->timed, nullptr));
-    if (weak != nullptr) {
-        **weak = nullptr;
-        delete weak;
+    std::uint64_t number = std::exchange(group->thread, 0);
+    if (number != 0 && group->mover->timing != nullptr) {
+        group->mover->timing->threads.at(number).saved.erase(group->serial);
     }
 }
 
@@ -412,10 +311,10 @@ PyObject *timing_counts(const Mover *mover) {
         return list.release();
     }
     for (const auto &[number, thread] : mover->timing->threads) {
-        Ref<> counts =
-            Ref<>::steal(Py_BuildValue("(nnn)", static_cast<Py_ssize_t>(thread.saved.size()),
-                                       static_cast<Py_ssize_t>(thread.leaving.size()),
-                                       static_cast<Py_ssize_t>(thread.orders.size())));
+        std::size_t ends = mover->books->agenda.schedule(number).ends.size();
+        Ref<> counts = Ref<>::steal(Py_BuildValue(
+            "(nnn)", static_cast<Py_ssize_t>(thread.saved.size()), static_cast<Py_ssize_t>(ends),
+            static_cast<Py_ssize_t>(thread.orders.size())));
         if (!counts || PyList_Append(list.get(), counts.get()) != 0) {
             return nullptr;
         }

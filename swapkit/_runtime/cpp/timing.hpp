@@ -16,11 +16,14 @@
 
 namespace swapkit {
 
-// A mover's alarms; each guarded by the runtime's lock and the interpreter.
+// Of a mover, when operators wake it; guarded by the runtime's lock and the interpreter.
 struct Timing;
 
-// Set the alarms of a group that an operator has just saved. The lock is held.
-bool timing_saved(Mover *mover, Group *group);
+// An operator has just saved a group: say when it leaves, and how it comes back. The lock is held.
+bool timing_saved(Mover *mover, Group *group, Departure *departure, Arrival *arrival);
+// Tell who traces planned moves of one that was due on a thread's clock.
+bool timing_note(const Mover *mover, std::uint64_t clock, PyObject *kind, Group *group,
+                 std::int64_t number);
 // A group goes.
 void timing_forget(Group *group);
 // A mover goes, and its alarms with it.

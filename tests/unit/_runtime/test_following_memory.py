@@ -121,9 +121,7 @@ def test_release_when_it_was_needed_meanwhile_then_it_stays() -> None:
             course.swapper.unpack(cast("Any", packed))  # by a recipe: no event
             slow.release_copies()
             course.swapper.scheduler.drain()
-            follower = course.swapper.mover.follower
-            assert follower is not None
-            follower.release_next()
+            course.swapper.mover.release_next()
             assert States.state_of(packed) is not State.OUT
             del loss
 

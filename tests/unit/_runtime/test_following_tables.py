@@ -44,7 +44,7 @@ def use(storage: int | None, before: int) -> Event:
     return Event(kind=EventKind.USE, storage=storage, operator=before)
 
 
-CONTINUES, GOES, COMES = range(3)
+NEVER = -1
 
 # 0: a weight; 1 from 0, unsaved; 2 from 1; 3 from 2.
 TRACE = Trace(
@@ -82,6 +82,12 @@ def numbers(table: bytes, width: int) -> list[tuple[int, ...]]:
     return [tuple(values[at : at + width]) for at in range(0, len(values), width)]
 
 
+def storage_row(table: Table, storage: int) -> tuple[int, ...]:
+    """Return a storage's row, but for its place among those that go or come with it."""
+    *treatment, goes, _, comes, _ = numbers(table.storages, 8)[storage]
+    return (*treatment, goes, comes)
+
+
 def test_events_when_a_trace_has_them_then_each_says_what_is_expected() -> None:
     table = compiled()
     tag = 1
@@ -98,25 +104,25 @@ def test_events_when_a_trace_has_them_then_each_says_what_is_expected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "prefetch", "dues"),
+    ("release", "prefetch", "goes", "comes"),
     [
-        (None, None, []),
+        (None, None, NEVER, NEVER),
         # The last event before the operator; but not before what is saved was saved last.
-        (4, None, [(4, 2, GOES)]),
-        (3, None, [(3, 2, GOES)]),
-        (2, None, [(3, 2, GOES)]),
-        (5, None, [(4, 2, GOES)]),
+        (4, None, 4, NEVER),
+        (3, None, 3, NEVER),
+        (2, None, 3, NEVER),
+        (5, None, 4, NEVER),
         # The last event right before the operator, or the first one after; but before the use.
-        (None, 4, [(4, 2, COMES)]),
-        (None, 3, [(3, 2, COMES)]),
-        (None, 5, [(4, 2, COMES)]),
+        (None, 4, NEVER, 4),
+        (None, 3, NEVER, 3),
+        (None, 5, NEVER, 4),
         # It comes with its use: operators before that have the memory until then.
-        (None, 6, []),
-        (4, 4, [(4, 2, GOES), (4, 2, COMES)]),
+        (None, 6, NEVER, NEVER),
+        (4, 4, 4, 4),
     ],
 )
-def test_dues_when_a_plan_names_operators_then_events_stand_for_them(
-    release: int | None, prefetch: int | None, dues: list[tuple[int, int, int]]
+def test_moves_when_a_plan_names_operators_then_events_stand_for_them(
+    release: int | None, prefetch: int | None, goes: int, comes: int
 ) -> None:
     decision = Decision(
         storage=2,
@@ -126,24 +132,23 @@ def test_dues_when_a_plan_names_operators_then_events_stand_for_them(
         prefetch=prefetch,
     )
     table = compiled(decision)
-    assert numbers(table.dues, 3) == dues
-    assert numbers(table.storages, 4)[2] == (3, Tier.DISK, 1, -1)
-    assert numbers(table.storages, 4)[3] == (2, Tier.ANY, 0, -1)
+    assert storage_row(table, 2) == (3, Tier.DISK, 1, -1, goes, comes)
+    assert storage_row(table, 3) == (2, Tier.ANY, 0, -1, NEVER, NEVER)
+    assert numbers(table.continuing, 2) == []
     assert table.largest_bytes == 256
     assert table.curve == ((1, 256), (1, 256))
 
 
-def test_dues_when_several_are_at_one_event_then_in_the_order_of_their_copies() -> None:
+def test_moves_when_several_are_at_one_event_then_in_the_order_of_their_copies() -> None:
     table = compiled(
         Decision(storage=2, action=Action.SWAP, release=4, prefetch=3),
         Decision(storage=3, action=Action.SWAP, release=4, prefetch=3),
     )
-    assert numbers(table.dues, 3) == [
-        (3, 3, COMES),
-        (3, 2, COMES),
-        (4, 2, GOES),  # its copy can be done first: it was saved first
-        (4, 3, GOES),
-    ]
+    two, three = numbers(table.storages, 8)[2:]
+    assert two[4] == three[4] == 4
+    assert two[5] < three[5]  # its copy can be done first: it was saved first
+    assert two[6] == three[6] == 3
+    assert three[7] < two[7]
 
 
 def test_captures_when_an_input_was_not_saved_then_its_operator_runs_again_too() -> None:
@@ -152,7 +157,7 @@ def test_captures_when_an_input_was_not_saved_then_its_operator_runs_again_too()
         Capture(1, "one", 0, (True,), "Linear"),
         Capture(1, "two", 0, (True,), "Linear"),
     )
-    assert numbers(table.storages, 4)[2][2] == 2
+    assert storage_row(table, 2)[2] == 2
     # From a saved one: that is there.
     table = compiled(Decision(storage=3, action=Action.RECOMPUTE))
     assert table.captures == (Capture(2, "three", 0, (True,), "Linear"),)
@@ -166,7 +171,7 @@ def test_captures_when_an_operator_is_in_no_module_then_its_result_is_swapped() 
     trace = Trace(operators=operators, storages=TRACE.storages, events=TRACE.events)
     table = compiled(Decision(storage=2, action=Action.RECOMPUTE), trace=trace)
     assert table.captures == ()
-    assert numbers(table.storages, 4)[2][2] == 1
+    assert storage_row(table, 2)[2] == 1
 
 
 def test_plan_when_it_is_not_one_for_the_trace_then_refused() -> None:
@@ -178,8 +183,7 @@ def test_plan_when_it_is_not_one_for_the_trace_then_refused() -> None:
 
 def test_decisions_when_a_storage_has_no_events_then_they_are_not_ours() -> None:
     table = compiled(Decision(storage=1, action=Action.SWAP, release=BEFORE + 1))
-    assert numbers(table.dues, 3) == []
-    assert numbers(table.storages, 4)[1][2] == 0
+    assert storage_row(table, 1) == (0, Tier.ANY, 0, -1, NEVER, NEVER)
 
 
 # ---- several backward passes ---------------------------------------------------------------------
@@ -203,21 +207,20 @@ TWICE = Trace(
 )
 
 
-def test_dues_when_a_later_pass_uses_a_storage_again_then_it_goes_and_comes_once_more() -> None:
+def test_moves_when_a_later_pass_uses_a_storage_again_then_it_goes_and_comes_once_more() -> None:
     table = compiled(Decision(storage=1, action=Action.SWAP, release=4, prefetch=4), trace=TWICE)
-    assert numbers(table.dues, 3) == [(2, 1, CONTINUES), (2, 1, GOES), (2, 1, COMES)]
-    assert numbers(table.storages, 4) == [(0, Tier.ANY, 0, -1), (2, Tier.ANY, 1, 0)]
+    assert numbers(table.continuing, 2) == [(2, 1)]
+    assert storage_row(table, 0) == (0, Tier.ANY, 0, -1, NEVER, NEVER)
+    assert storage_row(table, 1) == (2, Tier.ANY, 1, 0, 2, 2)
     assert [kind for *_, kind in numbers(table.events, 5)] == [FIRST_SAVE, USE, USE, USE, USE]
 
 
-def test_dues_when_two_passes_have_no_event_in_between_then_what_continues_is_known_in_time() -> (
-    None
-):
+def test_continuing_when_no_event_is_between_two_passes_then_it_is_known_in_time() -> None:
     events = (save(0, 1), use(0, 2), use(1, 5))
     table = compiled(trace=replace(TWICE, events=events))
-    assert numbers(table.dues, 3) == [(1, 1, CONTINUES)]
+    assert numbers(table.continuing, 2) == [(1, 1)]
 
 
 def test_storages_when_a_continued_one_is_computed_again_then_so_is_what_continues_it() -> None:
     table = compiled(Decision(storage=0, action=Action.RECOMPUTE), trace=TWICE)
-    assert [row[2] for row in numbers(table.storages, 4)] == [2, 2]
+    assert [storage_row(table, each)[2] for each in (0, 1)] == [2, 2]
