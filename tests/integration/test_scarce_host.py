@@ -14,6 +14,7 @@ from torch import nn
 
 import swapkit
 from swapkit.errors import RecomputeMismatch
+from tests.support.regions import Numbers
 from tests.support.sessions import (
     Block,
     Training,
@@ -48,6 +49,16 @@ def test_training_when_the_host_has_little_room_then_same_bits_within_both_limit
     assert stats.host_peak_bytes <= host_limit
     if policy != "rescue":
         assert log.stages[-1] == "stable"
+
+
+def test_training_when_what_is_dropped_was_computed_with_numbers_then_same_bits() -> None:
+    def make() -> Training:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[Numbers() for _ in range(4)])
+        return Training(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    log = train_both(make, SHARE, STEPS, policy="auto", host_limit=0)
+    assert log.session.stats.recomputed_regions > 0
 
 
 @pytest.mark.parametrize("name", MODELS)

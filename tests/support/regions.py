@@ -67,6 +67,21 @@ class ChangesInPlace(nn.Module):
         return out
 
 
+class Numbers(nn.Module):
+    """Computes with numbers of Python's: torch wraps them in tensors, which modes never see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = torch.tanh(self.up(x) * 0.5) / 3
+        signs = torch.sub((up > 0).to(torch.int32) * 2, 1) * 0.25  # an integer tensor: a float one
+        out: torch.Tensor = torch.add(x, self.down(2 - (up * signs).exp()), alpha=0.5)
+        return out
+
+
 class TwoParts(nn.Module):
     """Has two regions in its forward, and what lies between them."""
 
@@ -109,6 +124,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "some": functools.partial(_some, Block),
     "saved": functools.partial(_some, Block, save=["matmul", "addmm"]),
     "statistics": functools.partial(_some, Counted),
+    "numbers": functools.partial(_some, Numbers),
     "in_place": functools.partial(_some, ChangesInPlace),
     "two": lambda: nn.Sequential(TwoParts(), Block(), TwoParts()),
     "nested": _nested,
