@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from swapkit._runtime.guards import hidden
+from swapkit._runtime.guards import InferenceMode, hidden
 from swapkit._runtime.recorder_delays import is_capturing
 
 _WORD = 8  # bytes
@@ -91,7 +91,7 @@ class Checksums:
             return None
         try:
             # What is made here has to be usable outside of inference mode as well.
-            with hidden(), torch.inference_mode(False):  # noqa: FBT003 - torch's
+            with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
                 table = self._table_for(device)
                 if table is None:
                     return None
@@ -184,7 +184,7 @@ class Digests:
 
     def __init__(self, device: torch.device) -> None:
         """Take the memory that is needed for it."""
-        with hidden(), torch.inference_mode(False):  # noqa: FBT003 - torch's
+        with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
             self._table = _Table(device)
 
     def take(self, storage: torch.UntypedStorage) -> Digest | None:
@@ -201,6 +201,6 @@ class Digests:
 
 
 def _digest(storage: torch.UntypedStorage, table: _Table) -> int:
-    with hidden(), torch.inference_mode(False):  # noqa: FBT003 - torch's
+    with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
         _sum(storage, table, table.place)
         return int(table.place)

@@ -22,6 +22,8 @@ _Result = TypeVar("_Result")
 NoFunctionModes = torch._C.DisableTorchFunction  # noqa: SLF001
 NoDispatchModes = torch._C._DisableTorchDispatch  # noqa: SLF001
 NoTransforms = torch._C._DisableFuncTorch  # noqa: SLF001
+# `torch.inference_mode`, without a frame of Python's that could keep its guard.
+InferenceMode = torch._C._InferenceMode  # noqa: SLF001
 
 
 def untraced(function: _Function) -> _Function:
@@ -47,11 +49,25 @@ def _leave_alone(function: _Function, callees: eval_frame._FrameAction) -> _Func
     return function
 
 
-@contextlib.contextmanager
-def hidden() -> Iterator[None]:
+def hidden() -> contextlib.AbstractContextManager[object]:
     """Run operators that no mode, subclass or transform of the user's sees."""
+    return _make_hidden()
+
+
+@contextlib.contextmanager
+def _hidden_by_a_frame() -> Iterator[None]:
     with NoFunctionModes(), NoDispatchModes(), NoTransforms():
         yield
+
+
+# Until the shim is loaded, which has one that signal handlers cannot interrupt (`cpp/hiding.cpp`).
+_make_hidden: Callable[[], contextlib.AbstractContextManager[object]] = _hidden_by_a_frame
+
+
+def hide_by(make: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+    """Let `hidden` give these from now on."""
+    global _make_hidden  # noqa: PLW0603 - the process has one shim
+    _make_hidden = make
 
 
 @untraced

@@ -122,6 +122,11 @@ class Hooks:
         pop_left()
 
     @property
+    def _is_over(self) -> bool:
+        """Whether it has left, or its region has ended: an interruption may be why it has not."""
+        return self._has_left or (self.region is not None and not self.region.is_open)
+
+    @property
     def _is_on_top(self) -> bool:
         top = _top()
         return top is not None and self.pair is not None and top[0] is self.pair[0]
@@ -154,7 +159,7 @@ def pop_left() -> None:
     """Take off this thread's stacks what was left when it could not be taken off: pairs, modes."""
     drop_left()
     stack = _pushed.stack
-    while stack and stack[-1]._has_left and stack[-1]._is_loose:  # noqa: SLF001 - its own kind
+    while stack and stack[-1]._is_over and stack[-1]._is_loose:  # noqa: SLF001 - its own kind
         stack[-1]._pop()  # noqa: SLF001
 
 

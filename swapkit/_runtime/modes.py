@@ -37,9 +37,23 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while stack[-1] is not self:
             inner.append(stack.pop())
             TorchDispatchMode.__exit__(inner[-1], None, None, None)  # type: ignore[no-untyped-call]
+        self._restore_flags(is_inside=len(stack) > 1)
         TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(inner):
             TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
+
+    def _restore_flags(self, *, is_inside: bool) -> None:
+        """Let torch leave this mode once more, of which an interruption has left the stack alone.
+
+        Torch takes back flags first: whether there were modes around, `is_inside` of one.
+        """
+        for flags in (
+            self.old_dispatch_mode_flags,
+            self.old_non_infra_dispatch_mode_flags,
+            self.old_without_ignore_compile_internals_dispatch_mode_flags,
+        ):
+            if not flags:
+                flags.append(is_inside)
 
 
 class SeeingMode(Mode):  # type: ignore[no-untyped-call]

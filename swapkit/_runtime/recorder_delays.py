@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swapkit._runtime.guards import hidden
+from swapkit._runtime.guards import InferenceMode, hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +143,7 @@ class Delays:
 
     def _make_products(self) -> Callable[[float], None]:
         """Return what computes for so long, since the device cannot sleep."""
-        with hidden(), torch.inference_mode(False):  # noqa: FBT003 - torch's
+        with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
             matrix = torch.zeros(_WIDTH, _WIDTH, device=self._device)
             product = torch.zeros_like(matrix)
 

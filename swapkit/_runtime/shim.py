@@ -22,7 +22,7 @@ from swapkit._native.lib import (
     note_failure,
     raise_interruption,
 )
-from swapkit._runtime import resting
+from swapkit._runtime import guards, resting
 from swapkit._runtime.cache import cache_folder, find_cached
 from swapkit._runtime.guards import hide, untraced
 from swapkit._runtime.recompute import again
@@ -211,9 +211,13 @@ def _load(library: Path) -> ModuleType:
             "raise_interruption": untraced(raise_interruption),
             "refuse_modified": refuse_modified,
             "hide": hide,
+            "no_function_modes": guards.NoFunctionModes,
+            "no_dispatch_modes": guards.NoDispatchModes,
+            "no_transforms": guards.NoTransforms,
             "call_of_module": resting.CALL,
             "call_around": resting.AROUND,
             **again.FUNCTIONS,
         },
     )
+    guards.hide_by(module.Hidden)
     return module

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from swapkit._runtime.guards import hidden
+from swapkit._runtime.guards import InferenceMode, hidden
 from swapkit.errors import OutOfHostMemory
 from swapkit.units import format_bytes
 
@@ -118,7 +118,7 @@ class _Departure(NamedTuple):
 @contextmanager
 def _unseen() -> Iterator[None]:
     """Hide what we do from the user's modes, subclasses and transforms, inference mode too."""
-    with hidden(), torch.inference_mode(mode=False):
+    with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
         yield
 
 

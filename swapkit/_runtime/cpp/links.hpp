@@ -51,10 +51,13 @@ namespace swapkit {
     X(call_of_module)     /* the code in which torch asks for hooks of modules, */                 \
     X(call_around)        /* and that of who calls it */                                           \
     X(hide)               /* (function, ...): calls it where no mode sees what it does */          \
-    X(note_settings)      /* () -> the settings that decide which bits an operator makes */        \
-    X(random_state)       /* (function, device) -> the generators' state */                        \
-    X(has_moved)          /* (state) -> whether numbers were drawn since */                        \
-    X(again)              /* (settings or state) -> a context manager: they hold again */          \
+    X(no_function_modes)  /* torch's guards: context managers that run no Python, */               \
+    X(no_dispatch_modes)                                                                           \
+    X(no_transforms)                                                                               \
+    X(note_settings)  /* () -> the settings that decide which bits an operator makes */            \
+    X(random_state)   /* (function, device) -> the generators' state */                            \
+    X(has_moved)      /* (state) -> whether numbers were drawn since */                            \
+    X(again)          /* (settings or state) -> a context manager: they hold again */              \
     X(repeat)         /* (function, operands, run) -> None; calls `run`, which gives results */    \
     X(pass_retains)   /* (mover) -> None; when the pass ends: mover.forget_retained() */           \
     X(refuse_operand) /* (handle, function): raises SavedTensorModified */                         \

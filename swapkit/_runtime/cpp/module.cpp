@@ -3,6 +3,7 @@
 #include "behind.hpp"
 #include "capturing.hpp"
 #include "following.hpp"
+#include "hiding.hpp"
 #include "marks.hpp"
 #include "recomputed.hpp"
 #include "regions.hpp"
@@ -491,7 +492,8 @@ PyMODINIT_FUNC PyInit__shim() {
     }
     PyTypeObject *types[] = {&handle_type, &group_type,  &version_type,     &claim_type,
                              &mover_type,  &packer_type, &follower_type,    &region_type,
-                             &lock_type,   &rest_type,   &first_table_type, &last_table_type};
+                             &lock_type,   &rest_type,   &first_table_type, &last_table_type,
+                             &hidden_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;

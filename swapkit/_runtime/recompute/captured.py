@@ -33,7 +33,7 @@ from swapkit._runtime.hooks import Hooks, around_region
 from swapkit._runtime.modes import has_foreign_mode
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.evidence import Evidence
-from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor
+from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of
 from swapkit._runtime.recompute.watching import check_operators
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import innermost_choice, resting_choice
@@ -76,59 +76,63 @@ class Captured:
         )
         self._hooks = Hooks(swapper, choice, region=self._region)
         self._is_first = is_first
-        self._evidence: Evidence | None = None
+        self._look: Evidence | None = None  # of its own
+        self._evidence: Evidence | None = None  # that or, of a region inside, the one around it
 
     @untraced_itself
     def run(self) -> Any:  # noqa: ANN401 - whatever the function returns
         """Run it."""
         call = self._call
-        self._begin()
+        drops = False
         try:
+            self._begin()
             result = call.function(*call.args, **call.kwargs)
-        except BaseException:
-            self._abort()
-            raise
-        self._end()
+            drops = self._may_drop()
+        finally:
+            # A signal handler may raise in any function of Python: what comes last is none.
+            try:
+                self._leave()
+            finally:
+                sums = self._region.end(drops)
+        self._learn(sums, has_changed=not drops)
         return result
 
     @untraced
     def _begin(self) -> None:
         self._region.begin()
-        try:
-            self._hooks.enter()
-            if self._is_first and _looks.evidence is None:
-                self._evidence = _looks.begin()
-        except BaseException:
-            self._abort()
-            raise
+        self._hooks.enter()
+        if self._is_first and _looks.evidence is None:
+            self._look = Evidence()
+            _looks.begin(self._look)
 
     @untraced
-    def _abort(self) -> None:
-        if self._evidence is not None:
-            _looks.end(self._evidence)
-        try:
-            self._hooks.leave()
-        finally:
-            self._region.end(False)  # noqa: FBT003 - positional only
-
-    @untraced
-    def _end(self) -> None:
-        evidence = self._evidence
-        if evidence is not None:
-            _looks.end(evidence)
+    def _may_drop(self) -> bool:
+        """Return whether all that has changed memory was seen."""
+        if self._look is not None:
+            _looks.end(self._look)
+            self._evidence = self._look
         elif self._region.holds:
-            evidence = _looks.evidence  # of a region around, until now
-        has_changed = evidence is not None and evidence.has_changed()
-        try:
-            self._hooks.leave()
-        finally:
-            kept_bytes, again_bytes, moved = self._region.end(not has_changed)
+            self._evidence = _looks.evidence  # until now
+        return self._evidence is None or not self._evidence.has_changed()
+
+    @untraced
+    def _leave(self) -> None:
+        if self._look is not None:
+            _looks.end(self._look)
+        self._hooks.leave()
+
+    @untraced
+    def _learn(self, sums: tuple[int, int, int], *, has_changed: bool) -> None:
+        kept_bytes, again_bytes, moved = sums
+        if self._evidence is not None and self._evidence.draws:
+            _known.note_draws(self._call)
         reason = ""
         if has_changed:
             reason = UNSEEN
-        elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes):
+        elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes) and not _known.draws(self._call):
             reason = f"{format_bytes(kept_bytes)} of it cannot be computed again by operators alone"
-        is_sure = evidence is not None and not moved  # nobody has looked at what was moved
+        # Nobody has looked at what was moved.
+        is_sure = self._evidence is not None and not moved
         if reason or is_sure:
             _known.note(self._call, reason)
 
@@ -138,13 +142,13 @@ class _Looks(threading.local):
 
     evidence: Evidence | None = None
 
-    def begin(self) -> Evidence:
-        self.evidence = evidence = Evidence()
+    def begin(self, evidence: Evidence) -> None:
+        self.evidence = evidence
         evidence.__enter__()  # type: ignore[no-untyped-call]
-        return evidence
 
     def end(self, evidence: Evidence) -> None:
-        self.evidence = None
+        if self.evidence is evidence:
+            self.evidence = None
         evidence.leave()
 
 
@@ -208,6 +212,8 @@ class _Known:
         self._found: OrderedDict[Hashable, str] = OrderedDict()
         self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._alike: OrderedDict[Hashable, str] = OrderedDict()  # of modules that are made alike
+        # Those that draw numbers from a generator of the user's: twice they would draw others.
+        self._drawing: OrderedDict[Hashable, str] = OrderedDict()
 
     def find(self, call: Call) -> str | None:
         """Return why such calls run twice; None: nothing is known."""
@@ -226,6 +232,14 @@ class _Known:
                 self._reasons[owner] = reason
             except TypeError:
                 return
+
+    def note_draws(self, call: Call) -> None:
+        """Note that a call draws from a generator that only the user has."""
+        _put(self._drawing, call.key, "")
+
+    def draws(self, call: Call) -> bool:
+        """Return whether that was noted of such calls."""
+        return call.key in self._drawing
 
     def reason_for(self, owner: object) -> str:
         """Return why calls of a module or function have run twice; no text: none has."""
@@ -252,7 +266,7 @@ def _form(owner: object) -> Hashable:
         return kind_of(owner)
     form = _forms.get(owner)
     if form is None:
-        form = _forms[owner] = tuple(map(type, owner.modules()))
+        form = _forms[owner] = tuple(number_of(type(each)) for each in owner.modules())
     return form
 
 

@@ -38,7 +38,9 @@ class _Era:
         self.last = last
 
     def __del__(self) -> None:
-        torch.UntypedStorage._free_weak_ref(self._reference)  # type: ignore[no-untyped-call] # noqa: SLF001
+        reference = getattr(self, "_reference", None)  # an interruption may be why there is none
+        if reference is not None:
+            torch.UntypedStorage._free_weak_ref(reference)  # type: ignore[no-untyped-call] # noqa: SLF001
 
     @property
     def storage(self) -> torch.UntypedStorage | None:
@@ -61,6 +63,7 @@ class Evidence(OwnMode):
         self._eras: dict[int, _Era] = {}  # by the storage
         self._pairs: list[tuple[Slot | None, Slot | None]] = []  # that have to be the same
         self._is_unsure = False
+        self.draws = False  # numbers from a generator that an operator was handed
 
     @untraced
     def __torch_dispatch__(
@@ -72,7 +75,9 @@ class Evidence(OwnMode):
     ) -> Any:  # noqa: ANN401 - whatever the operator returns
         kwargs = kwargs or {}
         effects = effects_of(func)
-        self._look(tree_leaves((args, kwargs)))
+        leaves = tree_leaves((args, kwargs))
+        self.draws = self.draws or any(isinstance(leaf, torch.Generator) for leaf in leaves)
+        self._look(leaves)
         results = func(*args, **kwargs)
         written = effects.written(args, kwargs)
         if written and getattr(func, "namespace", "") != _TORCH:

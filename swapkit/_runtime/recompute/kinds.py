@@ -37,7 +37,7 @@ def kind_of(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401 - anyt
     elif isinstance(thing, torch.Tensor):
         found = type(thing).__qualname__
     elif isinstance(thing, torch.nn.Module):
-        found = (_number(thing), _modes(thing), _options(thing))
+        found = (number_of(thing), _modes(thing), _options(thing))
     elif depth == 0:
         found = _type_of(thing)
     elif callable(thing):
@@ -61,11 +61,11 @@ def _kind_of_callable(thing: Any, depth: int) -> Hashable:  # noqa: ANN401
     if isinstance(thing, (MethodType, BuiltinMethodType)):
         owner = thing.__self__
         is_module = isinstance(owner, torch.nn.Module)
-        own = kind_of(owner) if is_module else (_number(owner), _options(owner))
+        own = kind_of(owner) if is_module else (number_of(owner), _options(owner))
         return own, kind_of(getattr(thing, "__func__", None), depth - 1), thing.__name__
     if isinstance(thing, FunctionType):
         return _kind_of_function(thing, depth)
-    return (_number(thing),) if isinstance(thing, type) else (_number(thing), _options(thing))
+    return (number_of(thing),) if isinstance(thing, type) else (number_of(thing), _options(thing))
 
 
 def _kind_of_function(function: FunctionType, depth: int) -> Hashable:
@@ -76,7 +76,7 @@ def _kind_of_function(function: FunctionType, depth: int) -> Hashable:
         *(function.__defaults__ or ()),
         *(function.__kwdefaults__ or {}).values(),
     )
-    return (_number(function.__code__), place, _kinds_of(bound, depth))
+    return (number_of(function.__code__), place, _kinds_of(bound, depth))
 
 
 def _content(cell: Any) -> object:  # noqa: ANN401 - of a closure
@@ -103,7 +103,7 @@ def _type_of(thing: object) -> Hashable:
     return type(thing).__module__, type(thing).__qualname__
 
 
-def _number(thing: Any) -> Hashable:  # noqa: ANN401
+def number_of(thing: Any) -> Hashable:  # noqa: ANN401
     """Return a number that no other object will have; if it cannot be told apart, a new one."""
     try:
         found = _numbers.get(thing)
