@@ -168,8 +168,8 @@ bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other) {
 }
 
 c10::TensorImpl *detached(c10::TensorImpl *tensor) {
-    // Torch would have a dispatch mode do it, which it hands a number of Python instead of the tensor
-    // that stands for one.
+    // Torch would have a dispatch mode do it, which it hands a number of Python instead of the
+    // tensor that stands for one.
     c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
     return tensor->shallow_copy_and_detach(tensor->version_counter(), true).release();
 }
