@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -86,6 +87,7 @@ class Hooks:
         self.packer = region or packer or swapper.mover.packer(choice)
         self._is_stand_in = packer is not None
         self._has_entered = self._has_left = False
+        self._is_popped = False  # taken off torch's stack, or about to be
         self._task = _graph_task()
         self._foreign: Pair | None = None
         self.pair: Pair | None = None
@@ -99,9 +101,8 @@ class Hooks:
         self._foreign = None if self.region is not None else _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
-        _install_detour()
-        # After it: an interruption in between leaves a detour too many, which costs time only. One
-        # too few would keep others from disabling hooks while ours are there.
+        # Before it is there: without a detour others could not disable hooks.
+        _detour_for(self)
         self._has_entered = True
         self._push()
 
@@ -116,7 +117,7 @@ class Hooks:
             self._has_left = True
             if not self._is_stand_in and self.region is None:  # the packer goes on elsewhere
                 self.packer.is_inert = True
-            _remove_detour()
+            _end_detour_for(self)
         if self._is_loose:  # even where a signal handler raised before the stack below knew it
             self._pop()
         pop_left()
@@ -144,13 +145,18 @@ class Hooks:
     def _push_again(self) -> None:
         """Undo `_pop`, as far as that came."""
         assert self.pair is not None
+        self._is_popped = False
         if not self._is_on_top:
             _push(*self.pair)
         if self not in _pushed.stack:
             _pushed.stack.append(self)
 
     def _pop(self) -> None:
+        self._is_popped = True
         _pop()
+        self._forget()
+
+    def _forget(self) -> None:
         if self in _pushed.stack:
             _pushed.stack.remove(self)
 
@@ -159,8 +165,14 @@ def pop_left() -> None:
     """Take off this thread's stacks what was left when it could not be taken off: pairs, modes."""
     drop_left()
     stack = _pushed.stack
-    while stack and stack[-1]._is_over and stack[-1]._is_loose:  # noqa: SLF001 - its own kind
-        stack[-1]._pop()  # noqa: SLF001
+    while stack and stack[-1]._is_over:  # noqa: SLF001 - its own kind
+        ours = stack[-1]
+        if ours._is_loose:  # noqa: SLF001
+            ours._pop()  # noqa: SLF001
+        elif ours._is_popped:  # noqa: SLF001 - an interruption is why it is known yet
+            ours._forget()  # noqa: SLF001
+        else:
+            return
 
 
 @untraced
@@ -293,8 +305,11 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
         return _torchs_backward(outputs, *args, **kwargs)
 
 
-_detours = 0
-_detour_lock = threading.Lock()
+# The pairs for which there is a detour. An interruption may leave one here that has left: until it
+# is gone, that costs time only.
+_detoured: weakref.WeakSet[Hooks] = weakref.WeakSet()
+# Reentrant: a finalizer may end a scope in between.
+_detour_lock = threading.RLock()
 _disable = torch.autograd.graph.disable_saved_tensors_hooks
 
 
@@ -305,25 +320,22 @@ def _disable_without_ours(error_message: str) -> Iterator[None]:
         yield
 
 
-def _install_detour() -> None:
+def _detour_for(hooks: Hooks) -> None:
     """Let those come past ours who disable hooks, `torch.func` above all; calls nest.
 
     And backward passes.
     """
-    global _detours  # noqa: PLW0603 - torch has one such function
     with _detour_lock:
-        _detours += 1
-        if _detours == 1:
-            torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
-            if _running._engine_run_backward is _torchs_backward:  # noqa: SLF001
-                _running._engine_run_backward = _run_backward  # noqa: SLF001
+        _detoured.add(hooks)
+        torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
+        if _running._engine_run_backward is _torchs_backward:  # noqa: SLF001
+            _running._engine_run_backward = _run_backward  # noqa: SLF001
 
 
-def _remove_detour() -> None:
-    global _detours  # noqa: PLW0603
+def _end_detour_for(hooks: Hooks) -> None:
     with _detour_lock:
-        _detours -= 1
-        if _detours == 0:
+        _detoured.discard(hooks)
+        if not _detoured:
             torch.autograd.graph.disable_saved_tensors_hooks = _disable
             if _running._engine_run_backward is _run_backward:  # noqa: SLF001
                 _running._engine_run_backward = _torchs_backward  # noqa: SLF001

@@ -45,6 +45,7 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
         with swapkit.keep():  # takes off what is left
             pass
         assert stack(True) is None, nth
+        assert hooks._pushed.stack == [], nth
         assert _len_torch_dispatch_stack() == 0, nth
         assert in_use() == before, nth
         assert torch.ones(1, requires_grad=True).sum().requires_grad, nth
@@ -54,3 +55,4 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
         assert nth < MOST
     assert nth > 50
     region(x).sum().backward()
+    assert torch.autograd.graph.disable_saved_tensors_hooks is hooks._disable

@@ -186,22 +186,21 @@ def test_scope_when_an_exception_leaves_it_then_no_hook_stays(
 def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
     scope = swapkit.offload(prefetch=1)
     tracker = get_runtime().tracker
-    users, detours = tracker._users, hooks_module._detours
+    users = tracker._users
     interruptions = 0
     while interrupts(interruptions + 1, scope.__enter__):
         interruptions += 1
         assert _open.stack == []
         assert hooks_module._top() is None
         assert hooks_module._pushed.stack == []
-        assert hooks_module._detours >= detours
     assert interruptions > 5
     assert len(_open.stack) == 1
     scope.__exit__(None, None, None)
-    # Names and the detour of those who disable hooks may stay on: that costs time only.
+    # Names may stay on: that costs time only.
     while tracker._users > users:
         tracker.stop(is_scope=True)
-    while hooks_module._detours > detours:
-        hooks_module._remove_detour()
+    assert not hooks_module._detoured
+    assert torch.autograd.graph.disable_saved_tensors_hooks is hooks_module._disable
     assert torch.equal(gradient(scope(torch.sin)), gradient(torch.sin))
 
 
