@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from swapkit._runtime.choice import Action
-from swapkit._runtime.guards import NoDispatchModes, NoFunctionModes, NoTransforms, untraced
+from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.recompute.settings import VERSIONS
 from swapkit._runtime.swapper import _is_cast_weight
 from swapkit.errors import SavedTensorModified
@@ -149,7 +149,7 @@ class _Kept:
         elif type(tensor) in _PLAIN:
             # Below autograd, too, where an operand of a region's is kept: the count is shared.
             counted = torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False)  # noqa: FBT003, SLF001
-            with NoFunctionModes(), NoDispatchModes(), NoTransforms(), counted:
+            with hidden(), counted:
                 self.alias = tensor.detach()
         else:  # made of others, or fake: who makes it has to see it
             with recorder.paused():

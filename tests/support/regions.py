@@ -48,13 +48,17 @@ class Counted(nn.Module):
         return torch.add(x, self.norm(self.block(x)).tanh())
 
 
-class ChangesInPlace(nn.Module):
-    """Changes what it has made, and what that was made of."""
+class UpAndDown(nn.Module):
+    """Has a layer to more features, and one back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+
+class ChangesInPlace(UpAndDown):
+    """Changes what it has made, and what that was made of."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         up = self.up(x)
@@ -67,13 +71,8 @@ class ChangesInPlace(nn.Module):
         return out
 
 
-class Numbers(nn.Module):
+class Numbers(UpAndDown):
     """Computes with numbers of Python's: torch wraps them in tensors, which modes never see."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         up = torch.tanh(self.up(x) * 0.5) / 3

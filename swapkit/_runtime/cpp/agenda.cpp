@@ -326,8 +326,7 @@ void agenda_revived(Mover *mover, Group *group) {
 }
 
 void agenda_forget(Mover *mover, Group *group) {
-    agenda_remain(mover, group);
-    drop_arrival(mover->books->agenda, group);
+    stay(mover, group);
     mover->books->agenda.out.erase(group->serial);
 }
 
