@@ -35,7 +35,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit.planning.asking import Asked, Request
-from swapkit.planning.cases import FASTER, ROUNDS, SHARE, Case, Stage, Tried, find_best
+from swapkit.planning.cases import ROUNDS, SHARE, Case, Stage, Tried, find_best
 from swapkit.planning.given import Given
 from swapkit.planning.host_time import find_host_time
 from swapkit.planning.lengths import Lengths
@@ -59,9 +59,7 @@ EXTRA_STEPS = 2
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
 STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
 RECURRING = 4  # times that one comes, until it has a plan of its own beside that
-# A plan's time in the search is a single step's. Once it was followed for some steps, another that
-# took less than the quickest of them has its turn.
-LOOKS = 8
+LOOKS = 8  # steps with the chosen plan whose median counts instead of the one in the search
 
 
 class Learner(Taking):
@@ -319,20 +317,14 @@ class Learner(Taking):
             case.choose(find_best(case.trials, host).plan)
 
     def _look(self, case: Case, seconds: float) -> None:
-        """Let another plan have its turn if the chosen one is slower than it was in the search."""
+        """Learn how long the chosen plan's steps take: what is predicted is corrected by that."""
         trial = case.looked_at
         if trial is None:
             return
         case.looks.append(seconds)
-        if len(case.looks) < LOOKS:
-            return
-        quickest = min(case.looks)
-        trial.seconds, trial.is_known = statistics.median(case.looks), True
-        case.looks = []
-        held = [each for each in case.trials if each.rescues == 0]
-        best = min(held, key=lambda each: each.seconds)
-        if best.seconds < quickest * FASTER:
-            case.choose(best.plan)
+        if len(case.looks) == LOOKS:
+            trial.seconds, trial.is_known = statistics.median(case.looks), True
+            case.looks = []
 
     def _note_odd(self, case: Case, what: str) -> None:
         """Count a step that was not as planned; record one if there were too many."""

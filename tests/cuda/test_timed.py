@@ -52,7 +52,7 @@ print(json.dumps(steps(lambda: layers(x).backward(x))))
 OFFLOAD = """
 swapkit.install(device="cuda")
 layers = torch.nn.Sequential(*(torch.nn.GELU() for _ in range(8))).cuda()
-x = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+x = torch.randn(8192, 8192, device="cuda", requires_grad=True)
 def train():
     y = x
     with swapkit.offload():
@@ -112,7 +112,7 @@ def test_plain_step_when_products_are_most_of_it_then_takes_what_they_take() -> 
 
 def test_offload_when_everything_moves_then_the_link_takes_the_time() -> None:
     step = quiet_run(OFFLOAD)
-    tensor = 4096 * 4096 * 4
+    tensor = 8192 * 8192 * 4
     assert step["copy_bytes_out"] % tensor == 0 < step["copy_bytes_in"]
     assert 0 <= step["copy_bytes_out"] - step["copy_bytes_in"] <= tensor  # the last one stays
     link_ms = step["copy_bytes_out"] / 54.5e6 + step["copy_bytes_in"] / 54e6
@@ -150,15 +150,18 @@ def test_rates_when_changed_then_the_step_changes_for_as_long() -> None:
 
 
 def test_host_when_rescaled_then_an_allocation_takes_what_the_machines_host_took() -> None:
+    # Within a factor of two: what other programs do meanwhile does not matter, a host that stays
+    # as it is does.
     lines = run(
         """
         machine.rescale()
-        print(abs(machine.host_empty_ns() / machine.parameter("HOST_EMPTY_NS") - 1) < 0.2)
-        machine.rescale(20_000)
-        print(abs(machine.host_empty_ns() / 20_000 - 1) < 0.2)
+        print(machine.host_empty_ns() / machine.parameter("HOST_EMPTY_NS"))
+        for nanoseconds in (10_000, 100_000):
+            machine.rescale(nanoseconds)
+            print(machine.host_empty_ns() / nanoseconds)
         """
     )
-    assert lines == ["True", "True"]
+    assert [0.5 < float(line) < 2 for line in lines] == [True] * 3
 
 
 def test_memory_when_more_than_this_machine_has_then_none_of_it_is_touched() -> None:

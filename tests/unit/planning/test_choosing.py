@@ -119,22 +119,6 @@ def test_search_when_a_plan_for_more_memory_needed_a_rescue_then_the_others_are_
     assert len(asked) == 1
 
 
-def test_chosen_plan_when_another_took_less_than_all_of_its_steps_then_that_has_its_turn() -> None:
-    made = searching(0.7, 0.8)
-    run(made, seconds(1.0, 1.01))
-    assert run(made, seconds(*[1.5] * LOOKS)) == ["0.7"] * LOOKS
-    assert followed(made) == "0.8"
-
-
-def test_chosen_plan_when_its_steps_differ_by_as_much_as_from_another_then_followed_on() -> None:
-    made = searching(0.7, 0.8)
-    run(made, seconds(1.0, 1.01))
-    looks = [1.2, 1.3, 1.1, 1.2, 1.0, 1.2, 1.3, 1.4]
-    assert len(looks) == LOOKS
-    assert run(made, seconds(*looks)) == ["0.7"] * LOOKS
-    assert run(made, seconds(*[1.5] * LOOKS)) == ["0.7"] * LOOKS
-
-
 def test_steps_when_candidates_are_compared_then_the_device_is_waited_for_and_else_not() -> None:
     made = searching(0.7, 0.8)
     outcomes = [*paced(0.7, 1.0, 1.0), *seconds(*[1.0] * LOOKS)]
