@@ -96,7 +96,7 @@ class Checksums:
                 if table is None:
                     return None
                 slot, place = table.next()
-                _sum(storage, table, place)
+                _sum(storage, storage.nbytes(), table, place)
         except torch.OutOfMemoryError:
             return None
         return slot
@@ -128,14 +128,14 @@ class Checksums:
             return None if self._tables is None else made
 
 
-def _sum(storage: torch.UntypedStorage, table: _Table, place: torch.Tensor) -> None:
-    """Put the checksum of a storage into a place: a sum of its words, each mixed with its place.
+def _sum(storage: torch.UntypedStorage, nbytes: int, table: _Table, place: torch.Tensor) -> None:
+    """Put a checksum of a storage's first bytes into a place: their words' sum, mixed with places.
 
     In integers, so that neither the order of additions counts nor what the bits mean. Large ones
     are added up in columns first, of an odd number of rows: a change of all words by one number, or
     of all signs, is not lost.
     """
-    words, rest = divmod(storage.nbytes(), _WORD)
+    words, rest = divmod(nbytes, _WORD)
     bits = _bits(table.device, torch.int64).set_(storage, 0, (words,), (1,))
     sums = table.sums
     end = count = 0
@@ -168,15 +168,16 @@ def _bits(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 class Digest:
     """What the bytes of a storage were. The runtime's lock is held."""
 
-    __slots__ = ("_table", "_value")
+    __slots__ = ("_nbytes", "_table", "_value")
 
-    def __init__(self, table: _Table, value: int) -> None:
+    def __init__(self, table: _Table, nbytes: int, value: int) -> None:
         self._table = table
+        self._nbytes = nbytes
         self._value = value
 
     def is_of(self, storage: torch.UntypedStorage) -> bool:
         """Return whether the bytes of a storage are the same."""
-        return _digest(storage, self._table) == self._value
+        return _digest(storage, self._nbytes, self._table) == self._value
 
 
 class Digests:
@@ -187,20 +188,23 @@ class Digests:
         with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
             self._table = _Table(device)
 
-    def take(self, storage: torch.UntypedStorage) -> Digest | None:
-        """Return one, once all streams have done what they were given; None: that cannot be."""
+    def take(self, storage: torch.UntypedStorage, nbytes: int) -> Digest | None:
+        """Return one of the first bytes, once all streams have done what they were given.
+
+        None: that cannot be.
+        """
         device = self._table.device
         if device.type != "cpu" and (storage.data_ptr() % _WORD or is_capturing(device)):
             return None
         try:
             if device.type != "cpu":
                 torch.get_device_module(device).synchronize(device)
-            return Digest(self._table, _digest(storage, self._table))
+            return Digest(self._table, nbytes, _digest(storage, nbytes, self._table))
         except torch.OutOfMemoryError:
             return None
 
 
-def _digest(storage: torch.UntypedStorage, table: _Table) -> int:
+def _digest(storage: torch.UntypedStorage, nbytes: int, table: _Table) -> int:
     with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
-        _sum(storage, table, table.place)
+        _sum(storage, nbytes, table, table.place)
         return int(table.place)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.adoption import adopt_graphs
-from swapkit._runtime.checksums import Digests
+from swapkit._runtime.checksums import Digest, Digests
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
 
@@ -126,10 +126,17 @@ class Rescue:
             if freed >= needed_bytes or self._digests is None:
                 break
             if group.is_spare and group.state == RESIDENT and group.is_exclusive:
-                digest = None if group.storage is None else self._digests.take(group.storage)
+                digest = self._digest(self._digests, group)
                 if digest is not None and self._mover.drop(group, digest):
                     freed += group.nbytes
         return freed
+
+    @staticmethod
+    def _digest(digests: Digests, group: StorageGroup) -> Digest | None:
+        """Return a digest of what a group's operator has made; None: what it makes is not known."""
+        if group.storage is None or group.made_bytes == 0:
+            return None
+        return digests.take(group.storage, group.made_bytes)
 
     # ---- rescue ---------------------------------------------------------------------------------
 

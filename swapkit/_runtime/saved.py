@@ -113,6 +113,7 @@ class StorageGroup(Protocol):
     is_partial: bool  # the saved views cover too little for all of the storage to move
     is_exclusive: bool  # dropping the storage frees its memory
     is_spare: bool  # it can be dropped without a copy, and computed again
+    made_bytes: int  # at its begin that its operator wrote; 0: none, or with gaps
     is_on_device: bool
     is_kept_by_others: bool  # the storage was given up, but somebody else held it
 

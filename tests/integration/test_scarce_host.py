@@ -61,6 +61,31 @@ def test_training_when_what_is_dropped_was_computed_with_numbers_then_same_bits(
     assert log.session.stats.recomputed_regions > 0
 
 
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss"])
+def test_loss_when_torch_leaves_most_of_its_memory_unwritten_then_computed_again(name: str) -> None:
+    function = getattr(nn.functional, name)
+
+    def gradient(drop: Any = lambda: None) -> torch.Tensor:
+        weight = torch.linspace(-1, 1, MIB // 4, requires_grad=True)
+        loss = function(weight, torch.ones(MIB // 4))
+        assert loss.untyped_storage().nbytes() == MIB
+        square = loss * loss
+        del loss
+        drop()
+        square.backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    def drop() -> None:
+        session.rescue(1 << 40)
+        [torch.full((MIB // 4,), 7.0) for _ in range(COUNT)].clear()  # what lies in free memory
+
+    expected = gradient()
+    with swapkit.budget("1GiB", policy="rescue", host_limit=0) as session:
+        assert torch.equal(gradient(drop), expected)
+        assert session.stats.recomputed_regions > 0
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_states_when_all_is_dropped_then_same_bits(name: str) -> None:
     make = functools.partial(make_stateful, name)

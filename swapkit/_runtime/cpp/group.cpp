@@ -378,6 +378,9 @@ bool is_spare(const Group *group) {
     return group->standby == Standby::spare ||
            (group->standby == Standby::held && group->native == nullptr);
 }
+PyObject *get_made_bytes(PyObject *self, void *) {
+    return PyLong_FromSize_t(made_bytes(reinterpret_cast<Group *>(self)));
+}
 bool is_on_device(const Group *group) { return group->storage != nullptr; }
 
 PyMemberDef handle_members[] = {
@@ -408,6 +411,7 @@ PyGetSetDef group_properties[] = {
     {"state", get_state, nullptr, nullptr, nullptr},
     {"handles", get_handles, nullptr, nullptr, nullptr},
     {"storage", get_storage, nullptr, nullptr, nullptr},
+    {"made_bytes", get_made_bytes, nullptr, nullptr, nullptr},
     {"is_partial", get_bool<group_is_partial>, nullptr, nullptr, nullptr},
     {"is_exclusive", get_bool<group_is_exclusive>, nullptr, nullptr, nullptr},
     {"is_spare", get_bool<is_spare>, nullptr, nullptr, nullptr},

@@ -284,6 +284,7 @@ void consume(Recipe *recipe) {
 Layout layout_of(const at::Tensor &tensor) {
     return {.sizes = tensor.sizes().vec(),
             .strides = tensor.strides().vec(),
+            .offset = tensor.storage_offset(),
             .dtype = tensor.scalar_type()};
 }
 
@@ -409,6 +410,21 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
         groups_out->push_back(std::move(group));
     }
     return true;
+}
+
+std::size_t made_bytes(const Group *group) {
+    const Recipe *recipe = group->recipe;
+    if (recipe == nullptr || group->result >= recipe->layouts.size()) {
+        return 0;
+    }
+    const Layout &layout = recipe->layouts[group->result];
+    std::int64_t count = 1, extent = 1;
+    for (std::size_t at = 0; at < layout.sizes.size(); at++) {
+        count *= layout.sizes[at];
+        extent += (layout.sizes[at] - 1) * layout.strides[at];
+    }
+    bool has_gaps = count != extent || layout.offset != 0;
+    return has_gaps ? 0 : static_cast<std::size_t>(count) * c10::elementSize(layout.dtype);
 }
 
 void recipe_leave(Group *group) {

@@ -67,6 +67,7 @@ struct Operand {
 // How a result looked.
 struct Layout {
     std::vector<std::int64_t> sizes, strides;
+    std::int64_t offset;
     c10::ScalarType dtype;
     bool operator==(const Layout &) const = default;
 };

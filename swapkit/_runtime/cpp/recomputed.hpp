@@ -28,6 +28,9 @@ bool compute_again(Mover *mover, Group *group);
 void forget_computed(Mover *mover, Group *group);
 // Give up what a pass that retains its graph has computed again of a region.
 void forget_retained(Mover *mover);
+// The bytes at the begin of a group's storage that its operator writes: some, such as losses, leave
+// others behind them as they were. 0: it leaves gaps, or there is no recipe.
+std::size_t made_bytes(const Group *group);
 // Let a group that goes have no part in its recipe.
 void recipe_leave(Group *group);
 
