@@ -1,20 +1,21 @@
-"""Which runs of operators a plan captures, as what sees them (`cpp/capturing.hpp`) is told.
+"""Which runs of operators are captured, as what sees them (`cpp/capturing.hpp`) is told.
 
-An operator is seen from the first plan on that names it. What it changes in place is told along:
-results that would be computed again from that are kept before.
+An operator is seen from the first plan, region or choice on that names it. What it changes in place
+is told along: results that would be computed again from that are kept before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from swapkit._runtime.effects import effects_of
-from swapkit._runtime.operators import matches
+from swapkit._runtime.operators import matches, names_known
 from swapkit._runtime.recompute.random_states import may_be_random
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import PlanMismatch
@@ -86,6 +87,50 @@ def numbers_of(names: tuple[object, ...]) -> tuple[int, ...]:
     return tuple(_see(function) for function in _kernels() if is_named(function))
 
 
+@functools.lru_cache(maxsize=256)
+def places_of(pattern: str, known: int) -> tuple[int, ...]:
+    """See what has names that a pattern is for, and all that change a tensor; return the numbers.
+
+    `known`: the shim's number for the operators that there are.
+    """
+    _see_changes_of_all(known)
+    is_meant = re.compile(pattern).fullmatch
+    meant = {each for name, found in names_known(known).items() if is_meant(name) for each in found}
+    return tuple(
+        _see(function)
+        for qualified, overload in sorted(meant)
+        if overload  # else it is of higher order
+        and _has_kernel(qualified, overload)
+        and (function := _find(qualified, overload)) is not None
+    )
+
+
+_BACKENDS = ("CPU", "CUDA", "PrivateUse1")
+
+
+def _has_kernel(qualified: str, overload: str) -> bool:
+    """Return whether an operator has a kernel of its own, rather than run others.
+
+    Some have both: then that of the backend runs.
+    """
+    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    name = f"{qualified}.{overload}".removesuffix(".default")
+    if not torch._C._dispatch_has_kernel(name):  # noqa: SLF001
+        return False
+    is_composite = has_kernel_for(name, "CompositeImplicitAutograd")
+    return not is_composite or any(has_kernel_for(name, each) for each in _BACKENDS)
+
+
+def _find(qualified: str, overload: str) -> OpOverload | None:
+    """Return an operator; None: one that Python cannot call."""
+    namespace, _, base = qualified.partition("::")
+    try:
+        found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except (AttributeError, RuntimeError):
+        return None
+    return found
+
+
 def _kernels() -> Iterator[OpOverload]:
     """Yield the operators that have kernels of their own, rather than run others."""
     has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
@@ -106,6 +151,17 @@ def _see_changes() -> None:
             base, _, overload = qualified.removeprefix("aten::").partition(".")
             function = getattr(getattr(torch.ops.aten, base), overload or "default")
             if effects_of(function).declares_writes:
+                _see(function)
+
+
+@functools.lru_cache(maxsize=1)
+def _see_changes_of_all(known: int) -> None:
+    """See all operators that change a tensor, users' own too. `known`: as in `places_of`."""
+    _see_changes()
+    for qualified, overload in {each for found in names_known(known).values() for each in found}:
+        if overload and not qualified.startswith("aten::"):
+            function = _find(qualified, overload) if _has_kernel(qualified, overload) else None
+            if function is not None and effects_of(function).declares_writes:
                 _see(function)
 
 

@@ -18,7 +18,7 @@ class Action(enum.Enum):
     KEEP = "keep"  # on the device, whatever happens
     SWAP = "swap"  # to the host as soon as it is saved, back ahead of its use
     AUTO = "auto"  # on the device while memory lasts
-    PASS = "pass"  # on the device, but for what a choice for one operator says (`marking.py`)
+    PASS = "pass"  # on the device, but for what choices for operators say (`marking.py`)
 
 
 class Choice(NamedTuple):

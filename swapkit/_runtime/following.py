@@ -19,7 +19,6 @@ from swapkit._runtime.fitting import bytes_before
 from swapkit._runtime.following_tables import Table, compile_plan
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.lending import find_weakly
-from swapkit._runtime.recompute.recipes import settle_changed
 from swapkit._runtime.repeating import Repetition, Repetitions
 from swapkit.errors import SessionError
 from swapkit.ir.traces import EventKind
@@ -211,7 +210,7 @@ class Following:
         """Keep what would be computed again from parameters that change now. Any thread."""
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         changed = [each for each in parameters if torch.is_tensor(each)]
-        settle_changed(changed)
+        self._swapper.runtime.shim.settle(changed, False, False)  # noqa: FBT003 - positional only
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
         """Nothing more is to be done."""

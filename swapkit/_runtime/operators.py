@@ -197,6 +197,16 @@ def _index() -> dict[str, list[tuple[str, str]]]:
     return index
 
 
+@functools.lru_cache(maxsize=1)
+def names_known(_known: int) -> dict[str, list[tuple[str, str]]]:
+    """Return by every name the operators, as qualified name and overload; none: of higher order.
+
+    `_known`: another number after an operator was defined.
+    """
+    _index.cache_clear()
+    return _index()
+
+
 def _lookup(qualified: str, overload: str) -> Operator | None:
     namespace, _, base = qualified.partition("::")
     if not overload:

@@ -1,7 +1,7 @@
 """Parts of a model that choices were made for, and how they run.
 
 A *part* is a module, a class of modules or a function with its rows of the registry. Its `forward`
-runs as these say: in a scope, as a recomputed region, with its operators watched. The rows live on
+runs as these say: in a scope, as a recomputed region, with its operators seen. The rows live on
 the part itself, so they are copied and pickled with it, and go with it.
 
 What a plan has chosen is not here: a session leaves the user's objects as they are

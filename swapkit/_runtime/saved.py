@@ -86,16 +86,6 @@ class SavedTensor(Protocol):
     is_stripped: bool
 
 
-class Version(Protocol):
-    """The version of a tensor, which is not kept."""
-
-    then: int  # when this was made
-
-    @property
-    def now(self) -> int:
-        """The version of this moment."""
-
-
 class StorageGroup(Protocol):
     """One storage at one version, with all saved tensors that view it."""
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.choice import Choice
     from swapkit._runtime.effects import Places
+    from swapkit._runtime.marking import MakeChoices, MakeChoosing
     from swapkit._runtime.operators import Operator
     from swapkit._runtime.saved import (
         Lock,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
         MakeRegion,
         MakeSavedTensor,
         SavedTensor,
-        Version,
     )
 
 
@@ -93,21 +93,20 @@ class Shim:
         self.follower: MakeFollower = module.Follower
         self.region: MakeRegion = module.Region
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
-        self.version: Callable[[torch.Tensor], Version] = module.Version
-        # Keeps the addresses of storages, though not their memory.
-        self.claim: Callable[[Sequence[torch.Tensor]], object] = module.Claim
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
         # Choices for what single operators made (`cpp/marks.hpp`).
-        self.mark: Callable[[torch.Tensor, Choice, object | None, int], bool] = module.mark
+        self.mark: Callable[[torch.Tensor, Choice, int], bool] = module.mark
         self.void_swaps: Callable[[Sequence[torch.Tensor]], None] = module.void_swaps
-        self.send_pending: Callable[[], None] = module.send_pending
-        self.watch: Callable[[bool], None] = module.watch
-        self.storage_of: Callable[[torch.Tensor], int] = module.storage_of
         self.has_marks: Callable[[], bool] = module.has_marks
         self.marks_count: Callable[[], int] = module.marks_count
-        # Operators that plans compute again (`cpp/capturing.hpp`).
+        # Choices for operators of the module that runs (`cpp/chosen.hpp`), and a number that is
+        # another one after an operator was defined.
+        self.choices: MakeChoices = module.Choices
+        self.choosing: MakeChoosing = module.Choosing
+        self.operators_known: Callable[[], int] = module.operators_known
+        # Operators that are computed again (`cpp/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
-        self.settle: Callable[[Sequence[torch.Tensor], bool], None] = module.settle
+        self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
         size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))

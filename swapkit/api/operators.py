@@ -8,7 +8,6 @@ import torch
 
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.device import TYPES
-from swapkit._runtime.recompute.recipes import settle_announced, settle_overwritten
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 
@@ -43,12 +42,12 @@ class Operator:
             raise SessionError(f"op {self.name!r} does not run: use `with swapkit.op(...) as op:`")
         _check_operands(self.name, tensors)
         self._operands += tensors
-        settle_overwritten(tensors)
+        get_runtime().shim.settle(tensors, True, False)  # noqa: FBT003 - positional only
 
     def __enter__(self) -> Self:
         if self._outer_tag is not None or self._is_over:
             raise SessionError(f"op {self.name!r} is entered once: call swapkit.op(...) again")
-        settle_announced(self._operands)  # while their bytes are the old ones
+        _settle_announced(self._operands)  # while their bytes are the old ones
         tag = get_runtime().tracker.enter_operator(self.name)
         self._outer_tag = set_tag(tag)
         self._note(RingKind.OP_BEGIN)
@@ -105,6 +104,15 @@ def op(name: str, *operands: torch.Tensor) -> Operator:
         raise InvalidArgument("op: the name is empty")
     _check_operands(name, operands)
     return Operator(name, operands)
+
+
+def _settle_announced(operands: tuple[torch.Tensor, ...]) -> None:
+    """Keep what would be computed again from operands: the kernel may write to any.
+
+    Not what a session captures: its plan knows by their bytes what kernels change.
+    """
+    runtime = get_runtime()
+    runtime.shim.settle(operands, False, bool(runtime.active))  # noqa: FBT003 - positional only
 
 
 def _check_operands(name: str, operands: tuple[torch.Tensor, ...]) -> None:

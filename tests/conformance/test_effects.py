@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from swapkit._runtime.effects import effects_of, is_repeatable
-from swapkit._runtime.recompute.leaves import tensors_made
-from swapkit._runtime.recompute.random_states import may_be_random
-from swapkit._runtime.recompute.recipes import Call
+from swapkit._runtime.recompute.random_states import RandomState, may_be_random
 from tests.conformance.database import (
     Case,
     module_cases,
@@ -52,6 +51,26 @@ class Seen(NamedTuple):
     effect: str
 
 
+class _Call:
+    """A call to be repeated: with the random numbers that it had, and scratch for what it fills."""
+
+    def __init__(self, function: Any, args: Any, kwargs: Any) -> None:
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self._unread = effects_of(function).unread(args, kwargs)
+        self._random = RandomState(function, tensors_in((args, kwargs)))
+
+    def repeat(self) -> list[torch.Tensor]:
+        """Return what it makes now."""
+        args, kwargs = tree_map(self._scratch, (self._args, self._kwargs))
+        with self._random.again():
+            return tensors_in(self._function(*args, **kwargs))
+
+    def _scratch(self, leaf: Any) -> Any:
+        if not any(leaf is each for each in self._unread):
+            return leaf
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype)
+
+
 class Detector(TorchDispatchMode):
     """Looks at everything that each operator is given, before and after."""
 
@@ -68,13 +87,13 @@ class Detector(TorchDispatchMode):
         given = tensors_in((args, kwargs))
         before = [_content(each) for each in given]
         random_state = torch.get_rng_state()
-        call = Call(func, args, kwargs) if is_repeatable(func, args, kwargs) else None
+        call = _Call(func, args, kwargs) if is_repeatable(func, args, kwargs) else None
         results = func(*args, **kwargs)
         after = torch.get_rng_state()
         self._look_at_arguments(func, args, kwargs, before)
         if not torch.equal(after, random_state) and not may_be_random(func):
             self.unknown[Seen(str(func), "draws random numbers")] += 1
-        made = tensors_made(results)
+        made = tensors_in(results)
         if _shares_memory(func, given, made):
             is_known = effects_of(func).is_unsafe_view
             (self.found if is_known else self.unknown)[Seen(str(func), "gives a view")] += 1
@@ -98,7 +117,7 @@ class Detector(TorchDispatchMode):
             (self.found if id(tensor) in known else self.unknown)[seen] += 1
 
     def _repeat(
-        self, func: Any, call: Call, given: list[torch.Tensor], made: list[torch.Tensor]
+        self, func: Any, call: _Call, given: list[torch.Tensor], made: list[torch.Tensor]
     ) -> None:
         """Repeat a call; nothing may change by it."""
         before = [_content(each) for each in given]

@@ -1,6 +1,7 @@
-// capturing.cpp - kernels that see the operators that a plan names.
+// capturing.cpp - kernels that see the operators that somebody names.
 #include "capturing.hpp"
 
+#include "chosen.hpp"
 #include "following.hpp"
 #include "operators.hpp"
 #include "recipes.hpp"
@@ -80,20 +81,6 @@ std::size_t Cursor::count(const Named *named) {
 
 // ---- one run ------------------------------------------------------------------------------------
 
-// Torch runs an operator whose capture failed: as if it had not been named. Its exception belongs
-// to nobody, but an interruption waits for the next instruction of Python.
-void swallow(const Named *named) {
-    if (PyErr_Occurred() == nullptr) {
-        return;
-    }
-    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
-        PyErr_Clear();
-        PyErr_SetInterrupt();
-    } else {
-        PyErr_WriteUnraisable(named->function);
-    }
-}
-
 // The hooks whose follower has set the cursor and expects what comes now, borrowed; null: none.
 Packer *expecting() {
     Packer *packer = innermost_packer();
@@ -110,17 +97,20 @@ Packer *expecting() {
     return packer;
 }
 
-// One run of an operator that is captured, from before it to after it. `row`: none if no plan says
-// so.
+// Who captures a run.
+struct Claim {
+    Captor captor;
+    std::size_t row = 0;      // of the cursor's table, if a plan does
+    Region *region = nullptr; // if one does
+};
+
+// One run of an operator that is captured, from before it to after it.
 class Capture {
   public:
-    Capture(const Named *named, std::optional<std::size_t> row, Region *region,
-            c10::DispatchKeySet keys, const Stack &stack)
-        : table_(row ? cursor.table : nullptr), row_(row.value_or(0)), region_(region) {
+    Capture(const Named *named, Claim claim, c10::DispatchKeySet keys, const Stack &stack)
+        : claim_(claim), table_(claim.captor == Captor::plan ? cursor.table : nullptr) {
         WithPython python;
-        Packer *packer = region != nullptr ? region_rest(region)
-                         : row             ? expecting()
-                                           : standing_by();
+        Packer *packer = asked();
         if (packer == nullptr) {
             return;
         }
@@ -129,9 +119,9 @@ class Capture {
         packer_ = Ref<Packer>::share(packer);
         Locked lock(packer->mover);
         try {
-            recipe_ =
-                lock ? recipe_begin(named, keys, stack, packer, region == nullptr && !row, region)
-                     : std::nullopt;
+            if (lock) {
+                begin(named, keys, stack);
+            }
         } catch (const std::exception &) {
             raise_current();
         }
@@ -147,20 +137,12 @@ class Capture {
         OwnOperators unseen;
         RecipeRef recipe = std::move(*recipe_);
         recipe_.reset();
-        Mover *mover = packer_->mover;
-        Locked lock(mover);
+        Locked lock(packer_->mover);
         try {
             std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
             std::vector<Ref<Group>> groups;
-            if (!lock ||
-                !recipe_end(recipe.get(), made, wanted(made.size()), packer_->terms, &groups)) {
-                // As below.
-            } else if (region_ != nullptr) {
-                region_carry(region_, std::move(groups));
-            } else if (table_ == nullptr) {
-                carry_captured(mover, std::move(groups));
-            } else {
-                follower_carry(mover->follower, table_.get(), row_, std::move(groups));
+            if (lock && recipe_end(recipe.get(), made, wanted(made.size()), terms(), &groups)) {
+                carry(std::move(groups));
             }
         } catch (const std::exception &) {
             raise_current();
@@ -180,20 +162,74 @@ class Capture {
     Capture &operator=(const Capture &) = delete;
 
   private:
+    // The hooks of whoever captures it; null: it does not after all.
+    Packer *asked() const {
+        switch (claim_.captor) {
+        case Captor::region:
+            return region_rest(claim_.region);
+        case Captor::user:
+            return choosing_packer();
+        case Captor::plan:
+            return expecting();
+        default:
+            return standing_by();
+        }
+    }
+
+    void begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack) {
+        Keeping keeping = {.mover = packer_->mover,
+                           .terms = &packer_->terms,
+                           .captor = claim_.captor,
+                           .region = claim_.region};
+        Ref<Mover> mover; // of the device that it runs on
+        if (claim_.captor == Captor::user) {
+            mover = prepare_chosen(named, packer_->mover, stack);
+            if (!mover) {
+                return;
+            }
+            keeping.mover = mover.get();
+        }
+        recipe_ = recipe_begin(named, keys, stack, keeping);
+    }
+
+    // What holds for the results once they are there again. What nobody moves stays.
+    Terms terms() const {
+        Terms found = packer_->terms;
+        if (claim_.captor == Captor::user && found.action != Action::automatic) {
+            found.action = Action::keep;
+        }
+        return found;
+    }
+
+    void carry(std::vector<Ref<Group>> groups) const {
+        switch (claim_.captor) {
+        case Captor::region:
+            region_carry(claim_.region, std::move(groups));
+            break;
+        case Captor::user:
+            carry_chosen(std::move(groups));
+            break;
+        case Captor::plan:
+            follower_carry(packer_->mover->follower, table_.get(), claim_.row, std::move(groups));
+            break;
+        default:
+            carry_captured(packer_->mover, std::move(groups));
+        }
+    }
+
     // Which of so many results are.
     std::vector<bool> wanted(std::size_t count) const {
         std::vector<bool> results(count, true);
-        if (table_ != nullptr && table_->rows[row_].count == count) {
+        if (table_ != nullptr && table_->rows[claim_.row].count == count) {
             for (std::size_t at = 0; at < count; at++) {
-                results[at] = (table_->rows[row_].results >> at & 1) != 0;
+                results[at] = (table_->rows[claim_.row].results >> at & 1) != 0;
             }
         }
         return results;
     }
 
+    Claim claim_;
     std::shared_ptr<const CaptureTable> table_; // null: of no plan
-    std::size_t row_;
-    Region *region_; // who captures it; null: a plan, or what stands by
     std::optional<RecipeRef> recipe_;
     Ref<Packer> packer_;
 };
@@ -259,35 +295,58 @@ class Kernel final : public c10::OperatorKernel {
             settle_written(named_,
                            stack->data() + (stack->size() - op.schema().arguments().size()));
         }
-        bool stands_by = stands_anyone_by();
-        Region *region = open_region();
-        bool is_idle = cursor.row == cursor.end && !stands_by && region == nullptr;
+        bool is_idle = cursor.row == cursor.end && !stands_anyone_by() &&
+                       open_region() == nullptr && !is_anything_chosen();
         if (C10_LIKELY(is_idle || Deeper::depth() > 0)) {
             named_->run(keys, stack);
             return;
         }
-        if (region != nullptr) {
+        const Chosen *chosen = is_anything_chosen() ? chosen_for(named_, *stack) : nullptr;
+        if (Region *region = open_region()) {
             run_inside(region, keys, stack);
-            return;
+        } else if (chosen == nullptr) {
+            run_unchosen(keys, stack);
+        } else if (!chosen->recomputes) {
+            run_marked(*chosen, keys, stack);
+        } else if (named_->can_repeat) {
+            capture({.captor = Captor::user}, keys, stack);
+        } else {
+            run_unchosen(keys, stack);
         }
-        std::optional<std::size_t> row;
-        if (named_->can_repeat && cursor.row != cursor.end) {
-            row = cursor.count(named_);
-            row = row == cursor.end ? std::nullopt : row;
-        }
-        if (!row && !(stands_by && named_->can_repeat)) {
-            Deeper inside;
-            named_->run(keys, stack);
-            return;
-        }
-        capture(row, nullptr, keys, stack);
     }
 
   private:
-    void capture(std::optional<std::size_t> row, Region *region, c10::DispatchKeySet keys,
-                 Stack *stack) const {
-        Capture capture(named_, row, region, keys, *stack);
-        if (region != nullptr) {
+    // Run it where no user has chosen anything for it.
+    void run_unchosen(c10::DispatchKeySet keys, Stack *stack) const {
+        if (named_->can_repeat && cursor.row != cursor.end) {
+            std::size_t row = cursor.count(named_);
+            if (row != cursor.end) {
+                capture({.captor = Captor::plan, .row = row}, keys, stack);
+                return;
+            }
+        }
+        if (named_->can_repeat && stands_anyone_by()) {
+            capture({.captor = Captor::standby}, keys, stack);
+            return;
+        }
+        Deeper inside;
+        named_->run(keys, stack);
+    }
+
+    // Run it, and mark what it makes.
+    void run_marked(const Chosen &chosen, c10::DispatchKeySet keys, Stack *stack) const {
+        std::vector<at::Tensor> viewed; // by what it makes
+        if (named_->gives_view) {
+            viewed = tensors_given(named_, *stack);
+        }
+        run_unchosen(keys, stack);
+        WithPython python;
+        mark_chosen(chosen, named_, viewed, *stack);
+    }
+
+    void capture(Claim claim, c10::DispatchKeySet keys, Stack *stack) const {
+        Capture capture(named_, claim, keys, *stack);
+        if (claim.captor == Captor::region || claim.captor == Captor::user) {
             count_run(); // after what its operands are: events
         }
         {
@@ -297,7 +356,7 @@ class Kernel final : public c10::OperatorKernel {
         capture.end(*stack);
     }
 
-    // Count a run that a plan does not capture, since a region has it.
+    // Count a run that a plan does not capture, since a user has it captured.
     void count_run() const {
         if (named_->can_repeat && cursor.row != cursor.end) {
             (void)cursor.count(named_);
@@ -308,7 +367,7 @@ class Kernel final : public c10::OperatorKernel {
     void run_inside(Region *region, c10::DispatchKeySet keys, Stack *stack) const {
         bool is_kept = region_keeps(region, named_);
         if (!is_kept && named_->can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
-            capture(std::nullopt, region, keys, stack);
+            capture({.captor = Captor::region, .region = region}, keys, stack);
             return;
         }
         count_run();
@@ -334,6 +393,12 @@ class Silent : public c10::WarningHandler {
 
 // Guarded by the interpreter; kept for good, like the kernels.
 auto &names = *new std::deque<Named>;
+
+bool returns_alias(const c10::OperatorHandle &op) {
+    const auto &returned = op.schema().returns();
+    return std::any_of(returned.begin(), returned.end(),
+                       [](const c10::Argument &each) { return each.alias_info() != nullptr; });
+}
 
 bool read_places(PyObject *tuple, std::vector<std::size_t> *out) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tuple); at++) {
@@ -369,7 +434,8 @@ PyObject *name_operator(PyObject *, PyObject *args) {
                    .flag = flag,
                    .chance = chance,
                    .can_repeat = can_repeat != 0,
-                   .may_be_random = may_be_random != 0};
+                   .may_be_random = may_be_random != 0,
+                   .gives_view = PyTuple_GET_SIZE(declared) == 0 && returns_alias(*op)};
     if (!read_places(declared, &named.declared) || !read_places(undeclared, &named.undeclared) ||
         !read_places(barred, &named.barred)) {
         return nullptr;
@@ -386,17 +452,19 @@ PyObject *name_operator(PyObject *, PyObject *args) {
     registered.push_back(dispatcher.registerImpl(
         {name, overload}, c10::DispatchKey::BackendSelect,
         c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(&kept)), std::nullopt,
-        nullptr, "swapkit: operators that a plan computes again"));
+        nullptr, "swapkit: operators that are computed again"));
     return PyLong_FromSize_t(names.size() - 1);
 }
 
-// settle(tensors, is_over): settle the recipes of what lies in these tensors' memory.
+// settle(tensors, is_over, only_chosen): settle the recipes of what lies in these tensors' memory;
+// or of these only those that users have chosen for operators.
 PyObject *settle_tensors(PyObject *, PyObject *args) {
     PyObject *argument;
-    int is_over;
-    if (PyArg_ParseTuple(args, "Op:settle", &argument, &is_over) == 0) {
+    int is_over, only_chosen;
+    if (PyArg_ParseTuple(args, "Opp:settle", &argument, &is_over, &only_chosen) == 0) {
         return nullptr;
     }
+    Settled which = only_chosen != 0 ? Settled::chosen : Settled::all;
     Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "a sequence of tensors is needed"));
     std::vector<c10::StorageImpl *> changed;
     for (Py_ssize_t at = 0; tensors && at < PySequence_Fast_GET_SIZE(tensors.get()); at++) {
@@ -410,11 +478,23 @@ PyObject *settle_tensors(PyObject *, PyObject *args) {
         }
     }
     Deeper ours;
-    bool is_done = tensors && (changed.empty() || settle(changed, is_over != 0));
+    bool is_done = tensors && (changed.empty() || settle(changed, is_over != 0, which));
     return is_done ? Py_NewRef(Py_None) : nullptr;
 }
 
 } // namespace
+
+void swallow(const Named *named) {
+    if (PyErr_Occurred() == nullptr) {
+        return;
+    }
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
+        PyErr_Clear();
+        PyErr_SetInterrupt();
+    } else {
+        PyErr_WriteUnraisable(named->function);
+    }
+}
 
 int &Deeper::depth() {
     static thread_local int depth = 0;

@@ -1,10 +1,14 @@
-// capturing.hpp - operators that a plan computes again, captured where they run.
+// capturing.hpp - operators that are computed again, captured where they run.
 //
-// Operators that a plan names have a kernel of ours at the dispatcher's key `BackendSelect`. That
+// Operators that somebody names have a kernel of ours at the dispatcher's key `BackendSelect`. That
 // lies below autograd, autocast, function transforms and Python's modes, and right above the
 // backend: the kernel sees what runs in the end, with the operands that it gets, and captures the
 // result before autograd saves it. Other operators are not touched. A kernel stays for as long as
-// the process; where nothing is captured it costs a look at a variable of the thread.
+// the process; where nothing is captured it costs a look at a few variables of the thread.
+//
+// Who wants a run captured is, in this order: the user's region that is open (`regions.hpp`); the
+// user's choices for operators of the module that runs (`chosen.hpp`); a plan; hooks that stand by
+// (`standby.hpp`).
 //
 // A plan says of each event of a step which runs of which operators after it, and before the next,
 // are captured. So a thread has a *cursor*: what is wanted after its latest event.
@@ -34,6 +38,10 @@ struct Named;
 
 // The operator of a number. Null: there is none, and an exception is set.
 const Named *named_at(std::size_t number);
+
+// Let an exception that is set be nobody's: torch runs an operator whose capture failed as if it
+// had not been named. An interruption waits for the next instruction of Python.
+void swallow(const Named *named);
 
 // How many rows a table has.
 std::size_t capture_count(const CaptureTable &table);

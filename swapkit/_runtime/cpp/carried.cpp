@@ -24,7 +24,8 @@ void Carried::sweep() {
     for (Ref<Group> &group : former) {
         bool is_there =
             group->weak != nullptr && c10::raw::intrusive_ptr::use_count(group->weak) > 0;
-        if (group->nhandles == 0 && is_there && group->recipe != nullptr) {
+        bool is_wanted = keeps_used_ || group->nhandles == 0;
+        if (is_wanted && is_there && group->recipe != nullptr) {
             groups_.push_back(std::move(group));
         }
     }

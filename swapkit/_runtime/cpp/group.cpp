@@ -298,6 +298,9 @@ void handle_free(PyObject *self) {
     if (handle->group != nullptr) {
         handle_part(handle);
         handle->group->mover->books->captured.sweep();
+        if (handle->group->nhandles == 0) {
+            sweep_retained(handle->group->mover);
+        }
     }
     if (handle->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);

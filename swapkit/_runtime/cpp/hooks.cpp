@@ -63,16 +63,6 @@ bool terms_read(PyObject *choice, Terms *out) {
     return true;
 }
 
-bool Packer::is_following() const {
-    return follows != 0 && is_inert == 0 && swapkit::is_following(mover);
-}
-
-namespace {
-
-// Whether what this thread's pack saved last was new: the first of its group.
-thread_local bool saved_new = false;
-
-// Who moves the tensors of a device; null: nobody, or an exception is set.
 Ref<Mover> mover_for(Mover *mover, c10::Device device) {
     if (device == mover->device()) {
         return Ref<Mover>::share(mover);
@@ -84,6 +74,15 @@ Ref<Mover> mover_for(Mover *mover, c10::Device device) {
     bool is_one = other && Py_TYPE(other.get()) == &mover_type;
     return is_one ? Ref<Mover>::steal(reinterpret_cast<Mover *>(other.release())) : Ref<Mover>();
 }
+
+bool Packer::is_following() const {
+    return follows != 0 && is_inert == 0 && swapkit::is_following(mover);
+}
+
+namespace {
+
+// Whether what this thread's pack saved last was new: the first of its group.
+thread_local bool saved_new = false;
 
 // Whether a tensor's memory may be moved, as far as the tensor says. -1: an exception is set.
 int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
@@ -262,13 +261,14 @@ PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::Tenso
 }
 
 // The handle of a tensor whose bytes are computed again. None without an exception: they are not.
-Ref<> pack_recomputed(Mover *mover, c10::TensorImpl *impl) {
-    if (mover->books->recomputed == 0) {
+Ref<> pack_recomputed(Mover *around, c10::TensorImpl *impl) {
+    Ref<Mover> mover = mover_for(around, impl->device());
+    if (!mover || mover->books->recomputed == 0) {
         return {};
     }
-    Locked lock(mover);
-    Ref<Group> group = lock ? find_recomputed(mover, key_of(*impl)) : Ref<Group>();
-    return group && group->standby == Standby::none
+    Locked lock(mover.get());
+    Ref<Group> group = lock ? find_recomputed(mover.get(), key_of(*impl)) : Ref<Group>();
+    return group && group->standby == Standby::none && recipe_may_serve(group.get())
                ? Ref<>::steal(as_object(handle_new(impl, group.get())))
                : Ref<>();
 }
@@ -288,9 +288,6 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
         return recomputed.release();
     }
     Mark mark = marks_are_empty() ? Mark{} : find_mark(key_of(*impl));
-    if (mark.recipe) {
-        return call_method<"pack">(mark.recipe.get(), tensor).release();
-    }
     bool is_marked = mark.choice && packer->terms.action != Action::keep;
     const Terms &terms = is_marked ? mark.terms : packer->terms;
     if (terms.action == Action::keep || terms.action == Action::pass) {
@@ -316,8 +313,11 @@ PyObject *packer_pack_plain(PyObject *self, PyObject *tensor) {
 
 PyObject *pack_now(PyObject *self, PyObject *tensor) {
     auto *packer = reinterpret_cast<Packer *>(self);
+    if (!send_passed()) {
+        return nullptr;
+    }
     bool is_kept = packer->terms.action == Action::keep || packer->terms.action == Action::pass;
-    if (packer->is_inert != 0 || (is_kept && marks_are_empty()) ||
+    if (packer->is_inert != 0 || (is_kept && marks_are_empty() && !is_any_recomputed()) ||
         as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
@@ -541,7 +541,7 @@ PyObject *unpack(PyObject *, PyObject *argument) {
         if (PyObject_HasAttr(argument, interned<"unpack">()) == 0) {
             return PyErr_Format(PyExc_TypeError, "a SavedTensor is needed, not %R", argument);
         }
-        return call_method<"unpack">(argument).release(); // its recipe makes it again
+        return call_method<"unpack">(argument).release(); // a recorder's
     }
     // Autograd may let go of it on another thread while this one waits.
     auto handle = Ref<Handle>::share(reinterpret_cast<Handle *>(argument));

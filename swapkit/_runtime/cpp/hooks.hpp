@@ -33,12 +33,26 @@ struct Joined {
 // Let a tensor that is saved join the group of its storage. The lock is held.
 Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const Terms &terms);
 
+// Who captures a run of an operator.
+enum class Captor : std::uint8_t { plan, standby, region, user };
+
+// How the operands of what is captured are kept.
+struct Keeping {
+    Mover *mover; // both borrowed
+    const Terms *terms;
+    Captor captor;
+    Region *region; // null: it is no region's
+};
+
 // What stands for an operand of what is computed again: in its storage's group, as if autograd had
-// saved it. None without an exception: it has no plain memory; or, if the recipe is `spare`, nobody
-// else would keep it. `region`: that captures it, if one does. The lock is held.
-Ref<> keep_operand(const Packer *packer, c10::TensorImpl *tensor, bool spare, Region *region);
+// saved it. None without an exception: it has no plain memory; or, for hooks that stand by, nobody
+// else would keep it. The lock is held.
+Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *tensor);
 // What stands for memory of a tensor's form, whatever its bytes.
 Ref<> scratch_of(c10::TensorImpl *tensor);
+
+// Who moves the tensors of a device; null: nobody, or an exception is set.
+Ref<Mover> mover_for(Mover *mover, c10::Device device);
 
 // The unpack hook of a `Packer`.
 PyObject *packer_use(PyObject *packer, PyObject *packed);

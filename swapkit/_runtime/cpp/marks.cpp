@@ -3,6 +3,9 @@
 
 #include "behind.hpp"
 
+#include <ATen/SequenceNumber.h>
+
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -11,24 +14,26 @@ namespace swapkit {
 
 namespace {
 
-constexpr std::size_t least_sweep = 64; // marks before dead ones are looked for
+constexpr std::size_t least_marks = 64; // marks before dead ones are looked for
 
 struct Entry {
     c10::StorageImpl *weak; // referred to weakly: no other object gets its address
-    Ref<> recipe;           // a weak reference to it
     Ref<> choice;
     Terms terms;
 };
 
 // Guarded by the interpreter, and kept for good: at the process's end there is none to let go in.
 auto &entries = *new std::unordered_map<Key, Entry, KeyHash>;
-std::size_t next_sweep = least_sweep;
+std::size_t next_sweep = least_marks;
 
 struct Pending {
     Ref<Group> group;
     Ref<> choice;
     Terms base;
+    std::uint64_t nodes; // that autograd had made on this thread
 };
+
+constexpr std::uint64_t nodes_ahead = 2; // of what may make a swap void
 
 // What a thread that watches its operators has saved since its latest one.
 thread_local int watches = 0;
@@ -54,7 +59,7 @@ void sweep() {
             ++each;
         }
     }
-    next_sweep = std::max(least_sweep, 2 * entries.size());
+    next_sweep = std::max(least_marks, 2 * entries.size());
     for (Entry &entry : dead) {
         let_go(entry);
     }
@@ -121,36 +126,23 @@ bool spare_pending(Key key) {
 
 // ---- for Python ---------------------------------------------------------------------------------
 
-// mark(tensor, choice, recipe, changes): let a choice, or a recipe if it is not None, hold for a
-// storage, once it has been changed so many times more.
+// mark(tensor, choice, changes): let a choice hold for a storage, once it has been changed so many
+// times more.
 PyObject *mark(PyObject *, PyObject *args) {
-    PyObject *tensor, *choice, *recipe;
+    PyObject *tensor, *choice;
     unsigned int changes;
-    if (PyArg_ParseTuple(args, "OOOI:mark", &tensor, &choice, &recipe, &changes) == 0) {
+    Terms terms = {};
+    if (PyArg_ParseTuple(args, "OOI:mark", &tensor, &choice, &changes) == 0 ||
+        !terms_read(choice, &terms)) {
         return nullptr;
     }
-    Entry entry = {};
-    if (!terms_read(choice, &entry.terms)) {
-        return nullptr;
-    }
-    entry.choice = Ref<>::steal(entry.terms.choice);
-    if (recipe != Py_None) {
-        entry.recipe = Ref<>::steal(PyWeakref_NewRef(recipe, nullptr));
-        if (!entry.recipe) {
-            return nullptr;
-        }
-    }
+    auto owned = Ref<>::steal(terms.choice);
     Key key = key_of_object(tensor);
     if (key.storage == nullptr) {
         return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_False);
     }
     key.version += changes;
-    if (entries.size() >= next_sweep) {
-        sweep();
-    }
-    forget(key);
-    entry.weak = c10::raw::intrusive_ptr::make_weak(key.storage);
-    entries.emplace(key, std::move(entry));
+    add_mark(key, terms);
     return Py_NewRef(Py_True);
 }
 
@@ -165,43 +157,11 @@ PyObject *void_swaps(PyObject *, PyObject *argument) {
         if (PyErr_Occurred() != nullptr) {
             return nullptr;
         }
-        auto found = entries.find(key);
-        if (found != entries.end() && !found->second.recipe) {
-            forget(key);
-        }
-        if (!spare_pending(key)) {
+        if (!void_swap(key)) {
             return nullptr;
         }
     }
     Py_RETURN_NONE;
-}
-
-// send_pending(): send what was saved before this thread's operator, and is not void.
-PyObject *send_pending(PyObject *, PyObject *) {
-    std::vector<Pending> due = std::exchange(pending, {});
-    for (Pending &saved : due) {
-        if (!send_locked(saved.group.get())) {
-            return nullptr;
-        }
-    }
-    Py_RETURN_NONE;
-}
-
-// watch(on): this thread's operators are seen from now on, or (calls nest) not any more.
-PyObject *watch(PyObject *, PyObject *argument) {
-    int on = PyObject_IsTrue(argument);
-    if (on < 0) {
-        return nullptr;
-    }
-    watches += on == 1 ? 1 : -1;
-    SWAPKIT_ASSERT(watches >= 0);
-    return watches == 0 ? send_pending(nullptr, nullptr) : Py_NewRef(Py_None);
-}
-
-// storage_of(tensor): the address of its storage; 0: it has no plain memory.
-PyObject *storage_of(PyObject *, PyObject *tensor) {
-    Key key = key_of_object(tensor);
-    return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromVoidPtr(key.storage);
 }
 
 PyObject *has_marks(PyObject *, PyObject *) { return PyBool_FromLong(!entries.empty()); }
@@ -232,13 +192,50 @@ Mark find_mark(Key key) {
     }
     const Entry &entry = at->second;
     SWAPKIT_ASSERT(is_sound(at->first, entry));
-    if (!entry.recipe) {
-        found.terms = entry.terms;
-        found.choice = Ref<>::share(entry.choice.get());
-    } else if (PyObject *recipe = PyWeakref_GetObject(entry.recipe.get()); recipe != Py_None) {
-        found.recipe = Ref<>::share(recipe);
-    }
+    found.terms = entry.terms;
+    found.choice = Ref<>::share(entry.choice.get());
     return found;
+}
+
+void add_mark(Key key, const Terms &terms) {
+    if (entries.size() >= next_sweep) {
+        sweep();
+    }
+    forget(key);
+    entries.emplace(key, Entry{.weak = c10::raw::intrusive_ptr::make_weak(key.storage),
+                               .choice = Ref<>::share(terms.choice),
+                               .terms = terms});
+}
+
+bool void_swap(Key key) {
+    forget(key);
+    return spare_pending(key);
+}
+
+void watch_begin() { watches++; }
+
+bool watch_end() {
+    watches--;
+    SWAPKIT_ASSERT(watches >= 0);
+    return watches > 0 || send_pending();
+}
+
+bool send_pending() {
+    std::vector<Pending> due = std::exchange(pending, {});
+    return std::all_of(due.begin(), due.end(),
+                       [](const Pending &saved) { return send_locked(saved.group.get()); });
+}
+
+bool send_passed() {
+    // In the order in which they were saved.
+    while (!pending.empty() && pending.front().nodes + nodes_ahead <= at::sequence_number::peek()) {
+        Pending due = std::move(pending.front());
+        pending.erase(pending.begin());
+        if (!send_locked(due.group.get())) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool send_marked(Mover *mover, Group *group, const Terms &base, bool is_new) {
@@ -251,16 +248,16 @@ bool send_marked(Mover *mover, Group *group, const Terms &base, bool is_new) {
     if (watches == 0 || !is_new) {
         return send(mover, group);
     }
-    pending.push_back({Ref<Group>::share(group), Ref<>::share(base.choice), base});
+    pending.push_back({.group = Ref<Group>::share(group),
+                       .choice = Ref<>::share(base.choice),
+                       .base = base,
+                       .nodes = at::sequence_number::peek()});
     return true;
 }
 
 PyMethodDef mark_functions[] = {
     {"mark", shielded<mark>, METH_VARARGS, nullptr},
     {"void_swaps", shielded<void_swaps>, METH_O, nullptr},
-    {"send_pending", shielded<send_pending>, METH_NOARGS, nullptr},
-    {"watch", shielded<watch>, METH_O, nullptr},
-    {"storage_of", shielded<storage_of>, METH_O, nullptr},
     {"has_marks", has_marks, METH_NOARGS, nullptr},
     {"marks_count", shielded<count>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

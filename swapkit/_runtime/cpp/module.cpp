@@ -2,6 +2,7 @@
 #include "aside.hpp"
 #include "behind.hpp"
 #include "capturing.hpp"
+#include "chosen.hpp"
 #include "following.hpp"
 #include "hiding.hpp"
 #include "marks.hpp"
@@ -474,6 +475,7 @@ PyMODINIT_FUNC PyInit__shim() {
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
     if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
         PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
         PyModule_AddFunctions(made.get(), rest_functions) != 0) {
         return nullptr;
     }
@@ -490,9 +492,9 @@ PyMODINIT_FUNC PyInit__shim() {
     if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
         return nullptr;
     }
-    PyTypeObject *types[] = {&handle_type, &group_type,  &version_type,     &claim_type,
-                             &mover_type,  &packer_type, &follower_type,    &region_type,
-                             &lock_type,   &rest_type,   &first_table_type, &last_table_type,
+    PyTypeObject *types[] = {&handle_type,   &group_type,    &mover_type,       &packer_type,
+                             &follower_type, &region_type,   &lock_type,        &rest_type,
+                             &choices_type,  &choosing_type, &first_table_type, &last_table_type,
                              &hidden_type};
     for (PyTypeObject *type : types) {
         if (PyModule_AddType(made.get(), type) != 0) {

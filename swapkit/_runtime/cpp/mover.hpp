@@ -34,6 +34,7 @@ struct Books {
     std::size_t recomputed = 0;                      // groups that a recipe makes
     Carried captured;                                // and that no plan has named (`standby.hpp`),
     const void *retained_run = nullptr;              // the region that was computed again last,
+    std::int64_t retained_task = -1;                 // in which backward pass,
     std::vector<Ref<Group>> retained; // and what a pass that retains its graph has of it
     bool has_dropped = false;         // some of which may need others in this step
     std::uint64_t serials = 0;

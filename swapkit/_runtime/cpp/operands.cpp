@@ -1,6 +1,7 @@
 // operands.cpp - what stands for the operands of what is computed again.
 #include "hooks.hpp"
 #include "marks.hpp"
+#include "recomputed.hpp"
 #include "regions.hpp"
 #include "standby.hpp"
 #include "streams.hpp"
@@ -38,13 +39,15 @@ static Ref<> copy_statistics(c10::TensorImpl *impl) {
 }
 
 // A handle in the group of an operand's storage, or of its own if it stays where it is.
-static Ref<> keep_in_group(const Packer *packer, c10::TensorImpl *impl, Key key, Span span) {
-    Mover *mover = packer->mover;
-    bool is_moved =
-        impl->device() == mover->device() && key.storage->nbytes() >= packer->terms.min_bytes;
+static Ref<> keep_in_group(const Keeping &keeping, c10::TensorImpl *impl, Key key, Span span) {
+    Mover *mover = keeping.mover;
+    // Only a budget may move what nobody has chosen to move.
+    bool may_move = keeping.captor != Captor::user || keeping.terms->action == Action::automatic;
+    bool is_moved = may_move && impl->device() == mover->device() &&
+                    key.storage->nbytes() >= keeping.terms->min_bytes;
     Joined joined = {Ref<Group>(), false};
     if (is_moved) {
-        joined = join_group(mover, impl, key, span, packer->terms);
+        joined = join_group(mover, impl, key, span, *keeping.terms);
     }
     Group *group = joined.group.get();
     if (group == nullptr) {
@@ -58,13 +61,8 @@ static Ref<> keep_in_group(const Packer *packer, c10::TensorImpl *impl, Key key,
     return Ref<>::steal(as_object(handle_new(impl, group)));
 }
 
-// What the recipe of a user's choice for the operator that made it keeps of an operand.
-static Ref<> keep_recipe(const Mark &mark, c10::TensorImpl *impl) {
-    Ref<> tensor = Ref<>::steal(wrap(impl));
-    return tensor ? call_method<"pack">(mark.recipe.get(), tensor.get()) : Ref<>();
-}
-
-Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Region *region) {
+Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
+    Region *region = keeping.region;
     Span span = {};
     bool is_empty = impl->numel() == 0;
     if (!is_empty && look(*impl, 0, &span) == nullptr) {
@@ -84,21 +82,18 @@ Ref<> keep_operand(const Packer *packer, c10::TensorImpl *impl, bool spare, Regi
     if (region != nullptr && region_tells(region)) {
         return region_operand(region, impl, key, span);
     }
-    if (Ref<Group> group = find_recomputed(packer->mover, key)) {
-        return Ref<>::steal(as_object(handle_new(impl, group.get())));
-    }
-    Mark mark = marks_are_empty() ? Mark{} : find_mark(key);
-    if (mark.recipe) {
-        return keep_recipe(mark, impl);
+    Ref<Group> computed = find_recomputed(keeping.mover, key);
+    if (computed && recipe_may_serve(computed.get())) {
+        return Ref<>::steal(as_object(handle_new(impl, computed.get())));
     }
     if (region != nullptr) {
         return region_operand(region, impl, key, span);
     }
-    if (spare && !find_group(packer->mover, impl, key, span) &&
-        may_keep(packer->mover, key.storage) != 1) {
+    if (keeping.captor == Captor::standby && !find_group(keeping.mover, impl, key, span) &&
+        may_keep(keeping.mover, key.storage) != 1) {
         return {};
     }
-    return keep_in_group(packer, impl, key, span);
+    return keep_in_group(keeping, impl, key, span);
 }
 
 Ref<> scratch_of(c10::TensorImpl *impl) {

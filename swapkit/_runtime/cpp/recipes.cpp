@@ -31,6 +31,8 @@ const c10::StorageImpl *storage_of(const Operand &operand) {
                                         : nullptr;
 }
 
+std::size_t recomputed_count = 0; // groups, of all movers. Guarded by the interpreter
+
 // ---- lives --------------------------------------------------------------------------------------
 
 // The state of the generators before an operator that may draw random numbers.
@@ -72,6 +74,7 @@ void leave(Group *group) {
         group->standby = Standby::none;
     }
     recipe->mover->books->recomputed--;
+    recomputed_count--;
     RecipeRef::drop(recipe);
 }
 
@@ -82,12 +85,10 @@ bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
 }
 
 // Take one tensor out; false: an exception is set, or it cannot be.
-bool take_operand(Recipe *recipe, const Packer *packer, const at::Tensor &tensor,
+bool take_operand(Recipe *recipe, const Keeping &keeping, const at::Tensor &tensor,
                   std::size_t argument, std::ptrdiff_t place, bool is_scratch) {
     c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
-    Region *region = recipe->run ? open_region() : nullptr;
-    Ref<> packed =
-        is_scratch ? scratch_of(impl) : keep_operand(packer, impl, recipe->is_spare, region);
+    Ref<> packed = is_scratch ? scratch_of(impl) : keep_operand(keeping, impl);
     if (!packed) {
         return false;
     }
@@ -103,7 +104,7 @@ bool take_operand(Recipe *recipe, const Packer *packer, const at::Tensor &tensor
 }
 
 // Take the tensors out of a list, which is made anew without them.
-bool take_list(Recipe *recipe, const Packer *packer, const c10::IValue &value,
+bool take_list(Recipe *recipe, const Keeping &keeping, const c10::IValue &value,
                std::size_t argument) {
     c10::List<c10::IValue> given = value.toList();
     c10::impl::GenericList rest(given.elementType());
@@ -111,7 +112,7 @@ bool take_list(Recipe *recipe, const Packer *packer, const c10::IValue &value,
         const c10::IValue &each = given.get(place);
         bool is_operand = each.isTensor() && each.toTensor().defined();
         rest.push_back(is_operand ? c10::IValue() : each);
-        if (is_operand && !take_operand(recipe, packer, each.toTensor(), argument,
+        if (is_operand && !take_operand(recipe, keeping, each.toTensor(), argument,
                                         static_cast<std::ptrdiff_t>(place), false)) {
             return false;
         }
@@ -120,7 +121,7 @@ bool take_list(Recipe *recipe, const Packer *packer, const c10::IValue &value,
     return true;
 }
 
-bool take_arguments(Recipe *recipe, const Packer *packer, const Stack &stack) {
+bool take_arguments(Recipe *recipe, const Keeping &keeping, const Stack &stack) {
     const Named &named = *recipe->named;
     std::size_t count = named.op.schema().arguments().size();
     const c10::IValue *values = stack.data() + (stack.size() - count);
@@ -130,12 +131,12 @@ bool take_arguments(Recipe *recipe, const Packer *packer, const Stack &stack) {
         const c10::IValue &value = values[at];
         if (value.isTensor() && value.toTensor().defined()) {
             bool is_scratch = is_training && has(named.undeclared, at);
-            if (!take_operand(recipe, packer, value.toTensor(), at, -1, is_scratch)) {
+            if (!take_operand(recipe, keeping, value.toTensor(), at, -1, is_scratch)) {
                 return false;
             }
             recipe->arguments.emplace_back();
         } else if (value.isList()) {
-            if (!take_list(recipe, packer, value, at)) {
+            if (!take_list(recipe, keeping, value, at)) {
                 return false;
             }
         } else {
@@ -240,7 +241,8 @@ std::vector<Key> result_keys(const Recipe *recipe, const std::vector<at::Tensor>
                        recipe->reads.end();
         bool is_plain = key.storage == nullptr ? tensor.numel() == 0 : tensor.storage_offset() == 0;
         // Settings and random numbers are those of the mover's device.
-        bool is_here = !recipe->run || tensor.device() == recipe->mover->device();
+        bool is_bound = recipe->run || recipe->is_chosen;
+        bool is_here = !is_bound || tensor.device() == recipe->mover->device();
         if (is_view || !is_plain || !is_here) {
             return {};
         }
@@ -325,8 +327,9 @@ static c10::impl::LocalDispatchKeySet local_keys(bool alone) {
 }
 
 std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Packer *packer, bool spare,
-                                      Region *region) {
+                                      const Stack &stack, const Keeping &keeping) {
+    Region *region = keeping.region;
+    bool is_chosen = keeping.captor == Captor::user;
     std::size_t count = named->op.schema().arguments().size();
     const c10::IValue *values = stack.data() + (stack.size() - count);
     for (std::size_t at : named->barred) {
@@ -336,15 +339,16 @@ std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet ke
     }
     std::uint64_t word = settings_word();
     RecipeRef recipe(new Recipe{.named = named,
-                                .mover = Ref<Mover>::share(packer->mover),
+                                .mover = Ref<Mover>::share(keeping.mover),
                                 .run = region == nullptr ? nullptr : region_run(region),
                                 .keys = keys,
-                                .local = local_keys(region != nullptr),
+                                .local = local_keys(region != nullptr || is_chosen),
                                 .wants_gradients = c10::GradMode::is_enabled(),
-                                .is_spare = spare,
+                                .is_spare = keeping.captor == Captor::standby,
+                                .is_chosen = is_chosen,
                                 .settings_word = word,
                                 .settings = settings_now(word)});
-    bool is_taken = recipe->settings && take_arguments(recipe.get(), packer, stack) &&
+    bool is_taken = recipe->settings && take_arguments(recipe.get(), keeping, stack) &&
                     !shares_scratch(recipe.get(), stack);
     if (is_taken && named->is_random(values)) {
         recipe->random = random_state(recipe.get());
@@ -353,18 +357,26 @@ std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet ke
     return is_taken ? std::optional(std::move(recipe)) : std::nullopt;
 }
 
-std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack) {
-    std::size_t count = named->op.schema().returns().size();
-    std::vector<at::Tensor> made;
+// The tensors among the last values of a stack.
+static std::vector<at::Tensor> last_tensors(const Stack &stack, std::size_t count) {
+    std::vector<at::Tensor> found;
     for (std::size_t at = stack.size() - count; at < stack.size(); at++) {
         if (stack[at].isTensor() && stack[at].toTensor().defined()) {
-            made.push_back(stack[at].toTensor());
+            found.push_back(stack[at].toTensor());
         } else if (stack[at].isTensorList()) {
             std::vector<at::Tensor> listed = stack[at].toTensorVector();
-            made.insert(made.end(), listed.begin(), listed.end());
+            found.insert(found.end(), listed.begin(), listed.end());
         }
     }
-    return made;
+    return found;
+}
+
+std::vector<at::Tensor> tensors_given(const Named *named, const Stack &stack) {
+    return last_tensors(stack, named->op.schema().arguments().size());
+}
+
+std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack) {
+    return last_tensors(stack, named->op.schema().returns().size());
 }
 
 static void join(Recipe *recipe, Group *group, std::size_t result) {
@@ -407,6 +419,7 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
         group->stream = current_stream(recipe->mover->device());
         add_reader(recipe, keys[at].storage); // as one who may lose what it has made
         enroll_recomputed(recipe->mover.get(), group.get());
+        recomputed_count++;
         groups_out->push_back(std::move(group));
     }
     return true;
@@ -437,8 +450,25 @@ void recipe_leave(Group *group) {
     }
 }
 
-bool settle(const std::vector<c10::StorageImpl *> &changed, bool is_over) {
+bool is_any_recomputed() { return recomputed_count != 0; }
+
+bool recipe_may_serve(const Group *group) {
+    const Recipe *recipe = group->recipe;
+    if (recipe == nullptr || !recipe->is_chosen) {
+        return true;
+    }
+    return !recipe->is_over && std::all_of(recipe->operands.begin(), recipe->operands.end(),
+                                           [](const Operand &operand) {
+                                               const Handle *handle = handle_in(operand);
+                                               return handle == nullptr || handle_is_intact(handle);
+                                           });
+}
+
+bool settle(const std::vector<c10::StorageImpl *> &changed, bool is_over, Settled which) {
     std::vector<RecipeRef> found = find_readers(changed);
+    if (which == Settled::chosen) {
+        std::erase_if(found, [](const RecipeRef &each) { return !each->is_chosen; });
+    }
     // Who reads them first: a result that is written may be another one's operand.
     for (const RecipeRef &each : found) {
         Locked lock(each->mover.get());

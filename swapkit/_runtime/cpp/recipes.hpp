@@ -47,6 +47,7 @@ struct Named {
     std::ptrdiff_t flag;                 // the argument; -1: there is none
     std::ptrdiff_t chance;               // the argument without which nothing is random; likewise
     bool can_repeat, may_be_random;
+    bool gives_view; // a result is memory of an argument
 
     // Run it as if it were not seen.
     void run(c10::DispatchKeySet keys, Stack *stack) const;
@@ -60,7 +61,7 @@ struct Named {
 struct Operand {
     std::uint32_t argument; // of the operator,
     std::int32_t place;     // and where in its list; -1: it is the argument
-    Ref<> packed;           // a handle, or what stands for one (`marks.hpp`)
+    Ref<> packed;           // a handle, or what a recorder has instead
     bool is_scratch;        // it is written and not read: any memory will do
 };
 
@@ -87,6 +88,7 @@ struct Recipe {
     c10::impl::LocalDispatchKeySet local;
     bool wants_gradients;
     bool is_spare;   // what it makes is kept as long as there is memory (`standby.hpp`)
+    bool is_chosen;  // a user has chosen it (`chosen.hpp`)
     bool is_over;    // an operand's bytes were overwritten unseen
     Stack arguments; // without tensors
     std::vector<Operand> operands;
@@ -134,12 +136,11 @@ class Deeper {
 };
 
 // Begin a recipe before its operator runs: take the tensors out of its arguments. None without an
-// exception: this run cannot be repeated. `spare`: it is for the case that memory runs out.
-// `region`: that it runs in, if a region captures it.
+// exception: this run cannot be repeated.
 std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Packer *packer, bool spare,
-                                      Region *region);
-// The tensors among what an operator returned.
+                                      const Stack &stack, const Keeping &keeping);
+// The tensors among what an operator is given, which has not run, and what it returned.
+std::vector<at::Tensor> tensors_given(const Named *named, const Stack &stack);
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);
 // Let groups have what the operator made, which has run now: those of `wanted`.
 bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,

@@ -10,6 +10,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <utility>
 
 // As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
@@ -205,7 +206,8 @@ bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t re
     return true;
 }
 
-// Let what a region computed again be given up where the pass ends, which retains its graph.
+// Let what was computed again be given up where the pass ends, which retains its graph: what no
+// plan has named.
 bool retain(const Recipe *recipe) {
     Books &books = *recipe->mover->books;
     bool is_first = books.retained.empty();
@@ -296,7 +298,7 @@ bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing
                    !torch::autograd::get_current_graph_task_keep_graph();
     if (is_last && !recipe->is_spare && !is_passed) { // a rescue may drop it once more
         consume(recipe);
-    } else if (!is_last && recipe->run) {
+    } else if (!is_last && (recipe->run || recipe->is_chosen)) {
         return retain(recipe);
     }
     if (is_passed) {
@@ -328,9 +330,13 @@ void begin_run(Mover *mover, const Run *run) {
     while (run != nullptr && run->outer) {
         run = run->outer.get();
     }
-    if (run != nullptr && run != mover->books->retained_run) {
-        forget_retained(mover); // of another region
-        mover->books->retained_run = run;
+    Books &books = *mover->books;
+    std::int64_t task = torch::autograd::get_current_graph_task_id();
+    bool is_other = run != nullptr && run != books.retained_run;
+    if (is_other || task != books.retained_task) {
+        forget_retained(mover); // of another region, or of a pass that has raised
+        books.retained_run = is_other ? run : books.retained_run;
+        books.retained_task = task;
     }
 }
 
@@ -371,6 +377,21 @@ bool compute_again(Mover *mover, Group *group) {
         }
     }
     return true;
+}
+
+void sweep_retained(Mover *mover) {
+    std::vector<Ref<Group>> &retained = mover->books->retained;
+    auto is_used = [](const Ref<Group> &each) { return each->nhandles > 0; };
+    if (std::all_of(retained.begin(), retained.end(), is_used)) {
+        return;
+    }
+    // What goes may end others, which come here.
+    std::vector<Ref<Group>> former = std::exchange(retained, {});
+    for (Ref<Group> &each : former) {
+        if (is_used(each)) {
+            retained.push_back(std::move(each));
+        }
+    }
 }
 
 void forget_retained(Mover *mover) { forget(mover, std::exchange(mover->books->retained, {})); }

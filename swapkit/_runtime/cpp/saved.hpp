@@ -167,8 +167,6 @@ struct Group {
 };
 
 extern PyTypeObject handle_type, group_type;
-// What is left of a tensor that is not kept (`trackers.cpp`).
-extern PyTypeObject version_type, claim_type;
 
 // A handle of a tensor, which is kept. `itself`: the tensor, not an alias. Null: an exception is
 // set.

@@ -47,11 +47,10 @@ def _again(then: Settings | RandomState) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def operands_of(function: Operator) -> Iterator[None]:
-    """Say of a tensor that is refused meanwhile that it is an operand of a repeated operator."""
+@untraced
+def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
     try:
-        yield
+        refuse_modified(handle)
     except SavedTensorModified as error:
         raise SavedTensorModified(
             f"{error} It is an operand of {function}, which was chosen to be computed again: "
@@ -60,24 +59,8 @@ def operands_of(function: Operator) -> Iterator[None]:
 
 
 @untraced
-def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
-    with operands_of(function):
-        refuse_modified(handle)
-    raise AssertionError
-
-
-@untraced
 def _refuse_emptied(handle: SavedTensor, function: Operator) -> NoReturn:
-    refuse_emptied(handle.alias, function)
-
-
-@untraced
-def refuse_emptied(operand: torch.Tensor, function: Operator) -> NoReturn:
-    """Refuse to repeat an operator that has an operand without memory.
-
-    Raises:
-        SavedTensorModified: always.
-    """
+    operand = handle.alias
     raise SavedTensorModified(
         f"an operand of {function}, whose result is computed again, has no memory: {operand.dtype} "
         f"{list(operand.size())}. Whoever took its storage away (FSDP, `resize_(0)`) must bring it "
@@ -87,12 +70,7 @@ def refuse_emptied(operand: torch.Tensor, function: Operator) -> NoReturn:
 
 
 @untraced
-def refuse_overwritten(function: Operator) -> NoReturn:
-    """Refuse to repeat an operator whose operands were overwritten unseen.
-
-    Raises:
-        SavedTensorModified: always.
-    """
+def _refuse_overwritten(function: Operator) -> NoReturn:
     raise SavedTensorModified(
         f"an operand of {function}, whose result is computed again, was overwritten by a kernel "
         "that named it only afterwards: give it to `swapkit.op(...)` itself, which keeps the "
@@ -146,7 +124,7 @@ FUNCTIONS: dict[str, Any] = {
     "pass_retains": _pass_retains,
     "refuse_operand": _refuse_operand,
     "refuse_emptied": _refuse_emptied,
-    "refuse_overwritten": refuse_overwritten,
+    "refuse_overwritten": _refuse_overwritten,
     "refuse_mismatch": _refuse_mismatch,
     "compare_digest": _compare_digest,
 }

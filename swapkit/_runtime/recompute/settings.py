@@ -121,18 +121,3 @@ class Settings:
 
 
 _latest = [Settings(_read())]  # as some thread has read them last
-
-
-@contextlib.contextmanager
-def below_autograd() -> Iterator[None]:
-    """Let operators run as they did in forward below autograd, which wanted gradients.
-
-    What some of them make depends on whether gradients are wanted.
-    """
-    with (
-        torch.enable_grad(),
-        torch._C._AutoDispatchBelowAutograd(),  # noqa: SLF001
-        torch._C._SetExcludeDispatchKeyGuard(VERSIONS, True),  # noqa: FBT003, SLF001
-        torch._C._DisableAutocast(),  # noqa: SLF001
-    ):
-        yield

@@ -13,15 +13,13 @@ from swapkit._native.sched import State
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.marking import OperatorRows, carrying, mark_operators, rows_for_operator
 from swapkit._runtime.parts import carry_marks, make_part
-from swapkit._runtime.recompute.recipes import Call, Recipe, Recomputed
 from swapkit._runtime.runtime import get_runtime
 from swapkit.registry import Exclude, Recompute, Row, Source, Swap
+from tests.support.captured import choosing, is_captured, pack
 from tests.support.threads import on_thread
 from tests.unit._runtime.rig import AUTO, KEEP, SWAP, group_of, make_swapper, numbers, state_of
 
 if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     from swapkit._runtime.installation import Installation
     from swapkit.registry import What
 
@@ -36,7 +34,7 @@ def row(operator: str, what: What, meaning: str = "") -> Row:
 
 
 def mark(tensor: torch.Tensor, choice: Choice = SWAP, changes: int = 0) -> bool:
-    return get_runtime().shim.mark(tensor, choice, None, changes)
+    return get_runtime().shim.mark(tensor, choice, changes)
 
 
 def saved(swapper: Any, tensor: torch.Tensor, choice: Choice = PASS) -> Any:
@@ -76,15 +74,10 @@ def test_mark_when_a_tensor_has_no_plain_memory_then_refused_and_harmless() -> N
     own: torch.Tensor = torch.ones(3).as_subclass(type("Own", (torch.Tensor,), {}))
     for tensor in (torch.eye(3).to_sparse(), torch.empty(0), own):
         assert not mark(tensor)
-        assert shim.storage_of(tensor) == 0
     with torch.inference_mode():
         assert not mark(torch.ones(8))
-    plain = torch.ones(8)
-    assert shim.storage_of(plain) == shim.storage_of(plain[2:].view(2, 3)) != 0
     with pytest.raises(AttributeError, match="action"):
-        shim.mark(plain, "swap", None, 0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        shim.mark(plain, SWAP, 3, 0)  # no weak reference to a number
+        shim.mark(torch.ones(8), "swap", 0)  # type: ignore[arg-type]
     assert shim.marks_count() == 0
 
 
@@ -136,20 +129,6 @@ def test_mark_when_it_moves_only_larger_storages_then_a_smaller_one_stays() -> N
     assert is_moved(saved(swapper, large))
 
 
-def test_recipe_when_marked_then_asked_for_what_stands_for_the_tensor_and_not_kept_alive() -> None:
-    swapper = make_swapper()
-    operand = numbers(64 * KIB)
-    made = operand * 2
-    recipe = Recipe(Call(aten.mul.Tensor, (operand, 2.0), {}), [made])
-    get_runtime().shim.mark(made, PASS, recipe, 0)
-    packed = saved(swapper, made)
-    assert isinstance(packed, Recomputed)
-    assert torch.equal(swapper.unpack(packed), made)  # type: ignore[arg-type]
-    recipe.forget()
-    del recipe, packed
-    assert not isinstance(saved(swapper, made), Recomputed)
-
-
 @pytest.mark.parametrize("wrong", [None, 3, object()])
 def test_unpack_when_given_what_is_no_saved_tensor_then_a_type_error(wrong: Any) -> None:
     with pytest.raises(TypeError, match="a SavedTensor is needed"):
@@ -159,24 +138,36 @@ def test_unpack_when_given_what_is_no_saved_tensor_then_a_type_error(wrong: Any)
 # ---- swaps that wait -----------------------------------------------------------------------------
 
 
-def test_swap_when_operators_are_watched_then_sent_at_the_next_one_or_at_the_end() -> None:
-    shim, swapper = get_runtime().shim, make_swapper()
+def test_swap_when_operators_are_seen_then_sent_at_the_next_chosen_one_or_at_the_end() -> None:
+    swapper = make_swapper()
     first, second = numbers(64 * KIB), numbers(64 * KIB)
     mark(first)
     mark(second)
-    shim.watch(True)
-    shim.watch(True)
-    one = saved(swapper, first)
-    again = saved(swapper, first.view(2, -1))
-    assert group_of(one) is group_of(again)
-    assert not is_moved(one)
-    shim.send_pending()
-    assert is_moved(one)
-    other = saved(swapper, second)
-    shim.watch(False)
-    assert not is_moved(other)
-    shim.watch(False)
+    with choosing("exp|sin"), choosing("exp"):
+        one = saved(swapper, first)
+        again = saved(swapper, first.view(2, -1))
+        assert group_of(one) is group_of(again)
+        assert not is_moved(one)
+        numbers(4 * KIB).cos()
+        assert not is_moved(one), "not chosen"
+        numbers(4 * KIB).exp()
+        assert is_moved(one)
+        other = saved(swapper, second)
+        assert not is_moved(other)
     assert is_moved(other)
+
+
+def test_swap_when_two_nodes_were_made_since_then_sent_where_something_else_is_saved() -> None:
+    swapper = make_swapper()
+    first = numbers(64 * KIB)
+    mark(first)
+    x = torch.ones(2, requires_grad=True)
+    with choosing("exp"):
+        one = saved(swapper, first)
+        x.sin()
+        assert not is_moved(one), "what is saved now may be this one's operand"
+        x.sin()
+        assert is_moved(one)
 
 
 @pytest.mark.parametrize(("base", "moves"), [(PASS, False), (AUTO, False), (SWAP, True)])
@@ -184,10 +175,9 @@ def test_swap_when_void_then_the_scope_around_decides(base: Choice, moves: bool)
     shim, swapper = get_runtime().shim, make_swapper()
     tensor = numbers(64 * KIB)
     mark(tensor, Choice(Action.SWAP, prefetch=3))
-    shim.watch(True)
-    handle = saved(swapper, tensor, base)
-    shim.void_swaps([numbers(4 * KIB), tensor.view(2, -1)])
-    shim.watch(False)
+    with choosing("exp"):
+        handle = saved(swapper, tensor, base)
+        shim.void_swaps([numbers(4 * KIB), tensor.view(2, -1)])
     assert is_moved(handle) == moves
     assert group_of(handle).choice.prefetch is None
     later = saved(swapper, tensor, base)
@@ -208,15 +198,35 @@ def test_void_swaps_when_given_what_are_no_tensors_then_an_error() -> None:
 def test_rows_when_an_operator_is_looked_up_then_by_all_its_names_and_judged_together() -> None:
     chosen = (row("mul", Swap(prefetch=1)), row("matmul", Recompute()), row("norm", Swap(), ".*"))
     rows = OperatorRows((*chosen, row("mul", Exclude())))
-    found = rows.look_up(aten.mul_.Tensor)
+    found = rows.judged(aten.mul_.Tensor)
     assert found is not None
     assert found.swap == Swap()
-    product = rows.look_up(aten.addmm.default)
+    product = rows.judged(aten.addmm.default)
     assert product is not None
     assert product.recompute == Recompute()
     assert product.swap is None
+    assert OperatorRows((row("mul", Swap()),)).judged(aten.exp.default) is None
+    x = torch.ones(4, 4)
+    with mark_operators(rows):
+        x.mul_(2)
+        torch.addmm(x, x, x)
     assert [rows.seen[each] for each in chosen] == [1, 1, 2]
-    assert OperatorRows((row("mul", Swap()),)).look_up(aten.exp.default) is None
+
+
+def test_rows_when_an_operator_is_defined_later_then_they_are_for_it_too() -> None:
+    rows = OperatorRows((row("later|exp", Recompute()),))
+    x = torch.ones(2)
+    with mark_operators(rows):
+        x.exp()
+    library = torch.library.Library("swapkit_marking", "FRAGMENT")
+    try:
+        library.define("later(Tensor x) -> Tensor")
+        library.impl("later", torch.clone, "CPU")
+        with mark_operators(rows):
+            torch.ops.swapkit_marking.later(x).exp()
+    finally:
+        library._destroy()
+    assert list(rows.seen.values()) == [3]
 
 
 class Outer(nn.Module):
@@ -237,18 +247,11 @@ class Outer(nn.Module):
         return result
 
 
-def test_operators_when_they_run_on_a_thread_of_autograds_then_none_is_chosen() -> None:
-    """A device's backward runs on another thread, with the modes of the thread that called it."""
+def test_operators_when_they_run_on_another_thread_then_none_is_chosen() -> None:
     rows = OperatorRows((row("exp", Recompute()),))
-
-    def run(mode: TorchDispatchMode) -> torch.Tensor:
-        with mode:
-            return torch.ones(2).exp()
-
     with mark_operators(rows):
-        mode = torch._C._get_dispatch_stack_at(0)
-        on_thread(lambda: run(mode))
-    assert set(rows.seen.values()) <= {0}
+        on_thread(lambda: torch.ones(2).exp())
+    assert list(rows.seen.values()) == [0]
 
 
 def test_rows_for_a_function_when_asked_for_then_only_in_the_modules_own_forward() -> None:
@@ -262,28 +265,48 @@ def test_rows_for_a_function_when_asked_for_then_only_in_the_modules_own_forward
     assert rows_for_operator("PipeExpert") == ()
 
 
-# ---- the mode ------------------------------------------------------------------------------------
+# ---- where they hold -----------------------------------------------------------------------------
 
 
-def test_mode_when_gradients_are_off_or_others_hooks_are_there_then_not_entered() -> None:
-    rows = OperatorRows((row(".*", Recompute()),))
-    depth = torch._C._len_torch_dispatch_stack
-    with torch.no_grad(), mark_operators(rows):
-        assert depth() == 0
-    with torch.autograd.graph.save_on_cpu(), mark_operators(rows):
-        assert depth() == 0
-    with mark_operators(rows):
-        assert depth() == 1
-    assert depth() == 0
+def test_choice_when_gradients_are_off_or_others_hooks_are_there_then_it_does_not_hold() -> None:
+    x = numbers(64 * KIB)
+    with torch.no_grad(), choosing() as rows:
+        assert not is_captured(pack(x + 1))
+        assert sum(rows.seen.values()) == 0
+    with torch.autograd.graph.save_on_cpu(), choosing():
+        assert not is_captured(pack(x + 1))
+    with choosing():
+        assert is_captured(pack(x + 1))
+        with torch.no_grad():
+            assert not is_captured(pack(x + 1))
+        with torch.autograd.graph.save_on_cpu():
+            assert not is_captured(pack(x + 1))
+    assert not is_captured(pack(x + 1))
+
+
+def test_choosing_when_it_ends_out_of_order_or_is_forgotten_then_nothing_holds_any_more() -> None:
+    runtime = get_runtime()
+    choices = OperatorRows((row(".*", Recompute()),)).choices()
+    one, other = (runtime.shim.choosing(choices, runtime.tracker, True) for _ in range(2))
+    one.__enter__()
+    with pytest.raises(RuntimeError, match="it holds already"):
+        one.__enter__()
+    other.__enter__()
+    assert other.runs()
+    assert not one.runs()
+    one.__exit__(None, None, None)
+    assert other.runs()
+    del other
+    torch.ones(2).exp()
+    assert sum(choices.seen()) == 0
 
 
 def test_marks_when_another_thread_saves_then_its_swaps_do_not_wait_for_this_one() -> None:
-    shim, swapper = get_runtime().shim, make_swapper()
+    swapper = make_swapper()
     tensor = numbers(64 * KIB)
     mark(tensor)
-    shim.watch(True)
-    assert is_moved(on_thread(lambda: saved(swapper, tensor)))
-    shim.watch(False)
+    with choosing("exp"):
+        assert is_moved(on_thread(lambda: saved(swapper, tensor)))
 
 
 def test_carrier_when_it_ends_then_what_it_made_is_no_longer_found() -> None:
@@ -292,10 +315,8 @@ def test_carrier_when_it_ends_then_what_it_made_is_no_longer_found() -> None:
         with mark_operators(OperatorRows((row("add", Recompute()),))):
             made = x + 1
         assert isinstance((made * made).grad_fn, torch.autograd.graph.Node)
-        packed = saved(get_runtime().current_swapper(), made)
-        assert isinstance(packed, Recomputed)
-    del packed
-    assert not isinstance(saved(get_runtime().current_swapper(), made), Recomputed)
+        assert is_captured(pack(made))
+    assert not is_captured(pack(made))
 
 
 def test_parts_when_no_row_for_an_operator_is_left_then_the_module_is_as_before(

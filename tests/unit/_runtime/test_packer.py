@@ -108,7 +108,7 @@ def test_choice_when_its_action_is_unknown_then_refused_by_name(swapper: Swapper
     with pytest.raises(ValueError, match="keep, swap, auto or pass, not 'automatic'"):
         swapper.packer(choice)
     with pytest.raises(ValueError, match="not 'automatic'"):
-        get_runtime().shim.mark(torch.ones(64), choice, None, 0)
+        get_runtime().shim.mark(torch.ones(64), choice, 0)
 
 
 @pytest.mark.parametrize("action", list(Action))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from swapkit._runtime.recompute.recipes import Call, Recipe, Recomputed
+from tests.support.captured import capture, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +37,9 @@ class Users:
         self._library._destroy()
 
 
+pytestmark = pytest.mark.usefixtures("installation")
+
+
 @pytest.fixture
 def users() -> Iterator[Users]:
     made = Users()
@@ -59,14 +62,10 @@ def states() -> list[Any]:
     return [random.getstate(), str(numpy), torch.get_rng_state().tolist()]
 
 
-def saved(operator: Any) -> tuple[Call, Recomputed, torch.Tensor]:
+def saved(operator: Any) -> tuple[Any, torch.Tensor]:
     """Return what a graph keeps of an operator's result, and that."""
-    x = torch.ones(160, 160)
-    call = Call(operator, (x,), {})
-    made = operator(x)
-    packed = Recipe(call, [made]).pack(made)
-    assert isinstance(packed, Recomputed)
-    return call, packed, made.clone()
+    (packed,), (made,) = capture(operator, torch.ones(160, 160))
+    return packed, made.clone()
 
 
 @pytest.mark.parametrize("drawn", [*DRAWS, "all"])
@@ -75,9 +74,9 @@ def test_users_operator_when_repeated_then_it_draws_the_same_from_global_generat
 ) -> None:
     draws = list(DRAWS.values()) if drawn == "all" else [DRAWS[drawn]]
     operator = users.define("noisy", lambda x: x * sum(draw() for draw in draws))
-    _, packed, expected = saved(operator)
+    packed, expected = saved(operator)
     after = states()
-    assert torch.equal(packed.unpack(), expected)
+    assert torch.equal(unpack(packed), expected)
     assert states() == after
 
 
@@ -88,9 +87,9 @@ def test_users_operator_when_numpys_generator_is_of_a_newer_kind_then_the_same_a
     operator = users.define("noisy", lambda x: x * DRAWS["numpy"]())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, packed, expected = saved(operator)
+        packed, expected = saved(operator)
         after = states()
-        assert torch.equal(packed.unpack(), expected)
+        assert torch.equal(unpack(packed), expected)
     assert states() == after
 
 
@@ -108,12 +107,11 @@ def test_users_operator_when_it_draws_nothing_then_others_draws_meanwhile_stay(
         other_thread_draws()
         return x * 2
 
-    call, packed, expected = saved(users.define("plain", plain))
+    packed, expected = saved(users.define("plain", plain))
     before = states()
     is_repeated = True
-    assert torch.equal(packed.unpack(), expected)
+    assert torch.equal(unpack(packed), expected)
     assert all(one != other for one, other in zip(states(), before, strict=True))
-    assert call._random is None  # which would be 25 KB
 
 
 def test_users_operator_when_it_draws_from_one_generator_then_only_that_one_is_wound_back(
@@ -126,9 +124,9 @@ def test_users_operator_when_it_draws_from_one_generator_then_only_that_one_is_w
             DRAWS["numpy"]()  # as another thread does
         return x * DRAWS["python"]()
 
-    _, packed, expected = saved(users.define("noisy", draw))
+    packed, expected = saved(users.define("noisy", draw))
     python, numpy, _ = states()
     is_repeated = True
-    assert torch.equal(packed.unpack(), expected)
+    assert torch.equal(unpack(packed), expected)
     assert states()[0] == python
     assert states()[1] != numpy
