@@ -100,6 +100,28 @@ def test_states_when_all_is_dropped_then_same_bits(name: str) -> None:
     assert log.session.stats.swapped_out_bytes == 0
 
 
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_backward_when_what_a_scope_would_bring_back_was_dropped_then_computed_again(
+    prefetch: int | None,
+) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            y = x.sin()
+            u = y.cos()  # saves it, as what can be dropped
+            with swapkit.offload(prefetch=prefetch):
+                x = u + y.exp() * y  # saves it once more, with a moment to come back at
+        return x.sum()
+
+    weight = torch.linspace(-1, 1, MIB // 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(forward(weight), weight)
+    with swapkit.budget("64MiB", policy="rescue", host_limit=0) as session:
+        loss = forward(weight)
+        session.rescue(1 << 40)
+        (found,) = torch.autograd.grad(loss, weight)
+        assert session.stats.recomputed_regions > 0
+    assert torch.equal(found, expected)
+
+
 def test_memory_when_nothing_has_to_be_dropped_then_recipes_keep_none_of_it() -> None:
     peaks = []
     for host_limit in (None, 0):

@@ -222,7 +222,8 @@ int release_next_copied(Mover *mover) {
 // Start bringing a group back, which does not leave any more then; what was copied by now makes
 // room for it. 0: there is none yet.
 int bring(Mover *mover, Group *group) {
-    int started = group->storage != nullptr ? 1 : 0, is_released = 1;
+    // What is computed again has no copy that could come.
+    int started = group->storage != nullptr || is_recomputed(group) ? 1 : 0, is_released = 1;
     const bool is_room_planned = is_planned(group);
     while (started == 0 && is_released == 1) {
         started = is_room_planned ? bring_planned(mover, group) : bring_early(mover, group);
@@ -416,7 +417,7 @@ int agenda_bring_due(Mover *mover, std::uint64_t clock, std::int64_t number) {
             return 1;
         }
         auto group = Ref<Group>::share(arrivals.begin()->second);
-        const bool was_out = group->storage == nullptr;
+        const bool was_out = group->storage == nullptr && !is_recomputed(group.get());
         int started = bring(mover, group.get());
         if (started != 1) {
             return started;

@@ -304,11 +304,9 @@ class Kernel final : public c10::OperatorKernel {
         const Chosen *chosen = is_anything_chosen() ? chosen_for(named_, *stack) : nullptr;
         if (Region *region = open_region()) {
             run_inside(region, keys, stack);
-        } else if (chosen == nullptr) {
-            run_unchosen(keys, stack);
-        } else if (!chosen->recomputes) {
+        } else if (chosen != nullptr && !chosen->recomputes) {
             run_marked(*chosen, keys, stack);
-        } else if (named_->can_repeat) {
+        } else if (chosen != nullptr && named_->can_repeat) {
             capture({.captor = Captor::user}, keys, stack);
         } else {
             run_unchosen(keys, stack);

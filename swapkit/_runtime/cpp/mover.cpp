@@ -240,6 +240,7 @@ bool finish_in(Mover *mover, Group *group) {
 // Start bringing a group that is out back. 0: only effort could get the memory, and it is
 // `tentative`.
 static int copy_in(Mover *mover, Group *group, bool tentative) {
+    SWAPKIT_ASSERT(group->native != nullptr);
     c10::StorageImpl *storage = nullptr;
     bool previous = tentative && links.sk_tentative_set(true);
     {

@@ -1,7 +1,9 @@
 // standby.cpp - recipes for the case that memory runs out.
 #include "standby.hpp"
 
+#include "agenda.hpp"
 #include "recipes.hpp"
+#include "timing.hpp"
 
 #include <c10/core/GradMode.h>
 
@@ -127,6 +129,8 @@ bool drop_spare(Mover *mover, Group *group, PyObject *digest) {
     Py_XDECREF(std::exchange(group->digest, Py_NewRef(digest)));
     group->standby = is_held ? Standby::region : Standby::captured;
     mover->books->has_dropped = mover->books->has_dropped || !is_held;
+    timing_forget(group); // it has no copy that could come back early
+    agenda_forget(mover, group);
     forget_computed(mover, group);
     return true;
 }

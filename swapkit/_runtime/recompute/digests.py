@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.tracking import ModuleTracker
 
 _UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")
-_FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*")
+_FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*", "*_ctc_loss*")
 _UNSEEN = ("detach*", "alias", "lift_fresh*")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 16  # elements at a time: there may be little memory to work in

@@ -56,6 +56,25 @@ def backward_of(function: Any) -> None:
     run_region(CHECKED, function, (value * 1,), {}).sum().backward()
 
 
+def test_check_when_torch_leaves_some_of_a_result_unwritten_then_not_looked_at() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        # Of the paths of the shorter ones torch writes a part.
+        names, lengths = torch.ones(4, 12, dtype=torch.long), torch.tensor([12, 5, 3, 9])
+        rows = torch.tensor([30, 20, 10, 28])
+        loss = torch.nn.functional.ctc_loss(x.log_softmax(-1), names, rows, lengths)
+        [torch.full((1 << power,), 7.0) for power in range(4, 16)].clear()  # lies in free memory
+        return loss
+
+    found, expected = (torch.linspace(-1, 1, 1200).view(30, 4, 10) for _ in range(2))
+    loss(expected.requires_grad_()).backward()
+    result = run_region(CHECKED, loss, (found.requires_grad_(),), {})
+    [torch.full((1 << power,), 3.0) for power in range(4, 16)].clear()
+    result.backward()
+    assert found.grad is not None
+    assert expected.grad is not None
+    assert torch.equal(found.grad, expected.grad)
+
+
 def test_check_when_an_operator_gives_other_values_then_it_is_named() -> None:
     factors = iter([2.0, 3.0])
 
