@@ -128,6 +128,7 @@ class Recorder:
         self._seconds: list[float] = []
         self._looks_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
+        self._undo = contextlib.ExitStack()
 
     def is_here(self) -> bool:
         """Return whether this thread is recorded: autograd's have the modes of their caller."""
@@ -159,16 +160,25 @@ class Recorder:
 
     def start(self) -> None:
         """Begin to see this thread's operators, and those of its backward passes."""
+        undo = self._undo  # all of it, though an interruption comes in between
+        for end in (self.storages.stop, self.bytes.stop, self.savings.stop, self._read_times):
+            undo.callback(end)
         if self.setting.root is not None:
             for module in self.setting.root.modules():
                 self._meet(module)
+        undo.callback(self.optimizers.stop)
         self.optimizers.start()
+        if self._pool is not None:
+            undo.callback(self._pool.unwatch, self.timer)
+        undo.callback(self.workspaces.stop)
         if self.setting.pool is not None:
             self.in_use_bytes = self.setting.pool.in_use_bytes()
         self.workspaces.start()
         if self._pool is not None:
             self._pool.watch(self.timer)
+        undo.callback(self.calls.stop)
         self.calls.start()
+        undo.callback(self._mode.leave)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
@@ -177,16 +187,10 @@ class Recorder:
         An operator that runs meanwhile on another thread may still be noted: it has no time in
         `_seconds`, and so is in no trace.
         """
-        self._mode.leave()
-        self.calls.stop()
-        self.workspaces.stop()
-        if self._pool is not None:
-            self._pool.unwatch(self.timer)
-        self.optimizers.stop()
+        self._undo.close()
+
+    def _read_times(self) -> None:
         self._seconds = self.timer.seconds([row.taken for row in self.rows])
-        self.savings.stop()
-        self.bytes.stop()
-        self.storages.stop()
 
     def trace(
         self,

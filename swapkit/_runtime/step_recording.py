@@ -67,7 +67,7 @@ class StepRecording:
             if recorder is None:
                 return None
             self._packer.observer = None
-        recorder.stop()
+        recorder.stop()  # without the lock: it waits for the device
         return recorder
 
     def drop(self) -> None:

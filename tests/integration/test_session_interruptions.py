@@ -1,0 +1,52 @@
+"""A session whose recorded step is interrupted while it ends: nothing of it stays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+import swapkit
+from swapkit._runtime import global_hooks
+from swapkit._runtime.recorder import Recorder
+from tests.support.sessions import make_training, train_plainly
+
+pytestmark = [pytest.mark.usefixtures("installation", "steady_machine"), pytest.mark.promise("C5")]
+
+PARTS = ("calls", "workspaces", "optimizers", "savings", "bytes", "storages")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_recording_when_its_end_is_interrupted_then_the_rest_of_it_ends(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Recorder.start
+
+    def start_doomed(recorder: Recorder) -> None:
+        def interrupt() -> None:
+            stop()
+            raise KeyboardInterrupt
+
+        owner = getattr(recorder, part)
+        stop = owner.stop
+        owner.stop = interrupt
+        start(recorder)
+
+    monkeypatch.setattr(Recorder, "start", start_doomed)
+    limit = train_plainly(make_training, 1).budget(2.0)
+    listeners = len(global_hooks.calls.now), len(global_hooks.steps.now)
+    training = make_training()
+    with swapkit.budget(limit, training.model, training.optimizer):
+        training.step()
+        with pytest.raises(KeyboardInterrupt):
+            training.step()
+    assert (len(global_hooks.calls.now), len(global_hooks.steps.now)) == listeners
+    assert not is_in_torch_dispatch_mode()
+    model = weakref.ref(training.model)
+    del training
+    gc.collect()
+    assert model() is None
+    assert torch.ones(2, requires_grad=True).exp().sum().requires_grad
