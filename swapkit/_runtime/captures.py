@@ -140,8 +140,9 @@ def _kernels() -> Iterator[OpOverload]:
         if not has_kernel_for(qualified, "CompositeImplicitAutograd"):
             namespace, _, name = qualified.partition("::")
             base, _, overload = name.partition(".")
-            with contextlib.suppress(AttributeError):  # one that Python cannot call
-                yield getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+            function = _find(f"{namespace}::{base}", overload or "default")
+            if function is not None:
+                yield function
 
 
 @functools.cache

@@ -35,6 +35,7 @@ from swapkit._runtime.effects import can_keep
 from swapkit._runtime.guards import untraced
 from swapkit._runtime.modes import Mode
 from swapkit._runtime.operators import is_random, matches
+from swapkit._runtime.recompute.settings import VERSIONS
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
@@ -203,13 +204,10 @@ class _Kept:
         self.generator = generator
         leaves, self.spec = pytree.tree_flatten(results)
         # The aliases kept must share the results' versions, which below autograd they would not.
-        with torch._C._SetExcludeDispatchKeyGuard(_VERSIONS, False):  # noqa: FBT003, SLF001
+        with torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False):  # noqa: FBT003, SLF001
             self.parts: list[SavedTensor | object] = [
                 pack(leaf) if _is_tensor(leaf) else leaf for leaf in leaves
             ]
-
-
-_VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
 
 
 class Keeper(NamedTuple):
