@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch._C import _len_torch_dispatch_stack
 
 import swapkit
 from swapkit._runtime import global_hooks
@@ -44,7 +44,7 @@ def test_recording_when_its_end_is_interrupted_then_the_rest_of_it_ends(
         with pytest.raises(KeyboardInterrupt):
             training.step()
     assert (len(global_hooks.calls.now), len(global_hooks.steps.now)) == listeners
-    assert not is_in_torch_dispatch_mode()
+    assert _len_torch_dispatch_stack() == 0
     model = weakref.ref(training.model)
     del training
     gc.collect()
