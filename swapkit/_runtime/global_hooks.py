@@ -31,9 +31,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from swapkit._runtime import resting
+from swapkit._runtime import resting, threads
 from swapkit._runtime.guards import untraced
-from swapkit._runtime.threads import others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,7 +112,7 @@ class Listeners(Generic[_Listener]):
         with self._lock:
             self.now = tuple(other for other in self.now if other is not listener)
             resting.interrupt()
-            if not self.now and self._handles and others_wait() and not _are_called():
+            if not self.now and self._handles and threads.others_wait() and not _are_called():
                 handles, self._handles = self._handles, ()
                 for handle in handles:
                     handle.remove()
@@ -139,7 +138,8 @@ def _are_called() -> bool:
 
     This one, when a session ends in a hook; or another, which waits in a hook.
     """
-    return any(running_steps(frame) for frame in sys._current_frames().values())  # noqa: SLF001
+    others = any(code is _STEP for stack in threads.stacks() for code, _ in stack)
+    return others or bool(running_steps(sys._getframe(1)))  # noqa: SLF001
 
 
 class Call:

@@ -12,7 +12,6 @@ hooks is inert then, and goes when the thread next enters or leaves a session.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from swapkit._runtime import global_hooks
+from swapkit._runtime import global_hooks, resting, threads
 from swapkit._runtime.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -126,10 +125,8 @@ class Lending:
 
     def _is_running(self, loan: _Loan) -> bool:
         """Whether the call goes on: another thread may be in the middle of it."""
-        frame = sys._current_frames().get(loan.thread)  # noqa: SLF001
-        return any(
-            is_call_of(each, self._find_model()) for each in global_hooks.running_modules(frame)
-        )
+        running = threads.receivers(loan.thread, resting.AROUND)
+        return any(is_call_of(each, self._find_model()) for each in running)
 
     def _end(self, loan: _Loan) -> None:
         try:

@@ -22,7 +22,7 @@ from swapkit._native.lib import (
     note_failure,
     raise_interruption,
 )
-from swapkit._runtime import guards, resting
+from swapkit._runtime import guards, resting, threads
 from swapkit._runtime.cache import cache_folder, find_cached
 from swapkit._runtime.guards import hide, untraced
 from swapkit._runtime.recompute import again
@@ -123,6 +123,7 @@ class Shim:
         self.rest_at: Callable[[int], None] = module.rest_at
         self.clock_rings: Callable[[], int] = module.clock_rings
         resting.connect(module)
+        threads.connect(module.stacks, module.receivers)
 
     @property
     def drop_address(self) -> int:

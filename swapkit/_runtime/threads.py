@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-import threading
-import traceback
 from itertools import islice
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
 _Item = TypeVar("_Item")
 _Place: TypeAlias = "tuple[str, str]"  # file, function
+_Stack: TypeAlias = "list[tuple[CodeType, dict[str, object]]]"  # with globals; innermost first
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
 # Where a Python thread is that waits for another thread, another process or a peer.
@@ -54,6 +53,32 @@ _ENGINE = (torch.autograd.graph.__file__, "_engine_run_backward")
 _NO_TASK = -1
 
 
+# By the shim (`cpp/stacks.cpp`): in Python another thread could go on between two frames.
+_read_stacks: Callable[[], list[_Stack]]
+_read_receivers: Callable[[int, CodeType], list[Any]]
+
+
+def connect(
+    read_stacks: Callable[[], list[_Stack]], read_receivers: Callable[[int, CodeType], list[Any]]
+) -> None:
+    """Look at threads with the help of the shim. Before, nothing here can be asked."""
+    global _read_stacks, _read_receivers
+    _read_stacks, _read_receivers = read_stacks, read_receivers
+
+
+def stacks() -> list[_Stack]:
+    """Return what runs on every other thread. Any thread; no lock."""
+    return _read_stacks()
+
+
+def receivers(thread: int, code: CodeType) -> list[Any]:
+    """Return `self` of each call of a function on a thread's stack, innermost first.
+
+    Of functions that never rebind a local: older values would be freed here.
+    """
+    return _read_receivers(thread, code)
+
+
 def others_wait(*, in_backward: bool = False) -> bool:
     """Return whether every other Python thread that knows torch waits in the standard library.
 
@@ -66,8 +91,8 @@ def others_wait(*, in_backward: bool = False) -> bool:
     """
     at_work = [
         place
-        for frame in _frames_of_others()
-        if (place := _place(frame)) not in _WAITS and _knows_torch(frame)
+        for stack in stacks()
+        if (place := _place(stack[0][0])) not in _WAITS and _knows_torch(stack)
     ]
     return not at_work or (in_backward and _is_for(at_work))
 
@@ -78,10 +103,7 @@ def backward_runs_elsewhere() -> bool:
     As `others_wait`: any thread, no lock, and a pass may begin right after.
     """
     passes = [
-        place
-        for frame in _frames_of_others()
-        for each, _ in traceback.walk_stack(frame)
-        if (place := _place(each)) == _ENGINE
+        place for stack in stacks() for code, _ in stack if (place := _place(code)) == _ENGINE
     ]
     return bool(passes) and not _is_for(passes)
 
@@ -104,20 +126,20 @@ def _is_for(places: list[_Place]) -> bool:
 def _runs_backward() -> bool:
     """Return whether this thread has begun a backward pass: autograd's own threads do not."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - 0 would hold itself
-    while frame is not None and _place(frame) != _ENGINE:
+    while frame is not None and _place(frame.f_code) != _ENGINE:
         frame = frame.f_back
     return frame is not None
 
 
-def _knows_torch(frame: FrameType) -> bool:
+def _knows_torch(stack: _Stack) -> bool:
     """Return whether any code on a thread's stack has something of torch's at hand.
 
     Threads of others wait in code of their own: of a kernel for notebooks, a logger, a debugger.
     """
     return any(
         _is_torchs(value)
-        for each, _ in traceback.walk_stack(frame)
-        for value in tuple(each.f_globals.values())
+        for _, names in stack
+        for value in dict.copy(names).values()  # in one go: other threads may define one
     )
 
 
@@ -132,11 +154,5 @@ def _is_torchs(value: object) -> bool:
     return isinstance(name, str) and name.partition(".")[0] == "torch"
 
 
-def _frames_of_others() -> list[FrameType]:
-    frames = sys._current_frames()  # noqa: SLF001 - the documented way to see other threads
-    frames.pop(threading.get_ident(), None)  # our own, which would hold itself, and all below it
-    return list(frames.values())
-
-
-def _place(frame: FrameType) -> _Place:
-    return frame.f_code.co_filename, frame.f_code.co_name
+def _place(code: CodeType) -> _Place:
+    return code.co_filename, code.co_name

@@ -9,6 +9,7 @@
 #include "recomputed.hpp"
 #include "regions.hpp"
 #include "resting.hpp"
+#include "stacks.hpp"
 #include "standby.hpp"
 #include "streams.hpp"
 #include "timing.hpp"
@@ -476,7 +477,8 @@ PyMODINIT_FUNC PyInit__shim() {
     if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
         PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
         PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), rest_functions) != 0) {
+        PyModule_AddFunctions(made.get(), rest_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), stack_functions) != 0) {
         return nullptr;
     }
 #define SWAPKIT_NAME(name) #name,

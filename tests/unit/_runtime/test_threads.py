@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from typing import Any
 
+import pytest
 import torch
 
-from swapkit._runtime.threads import backward_runs_elsewhere, others_wait, take_while
-from tests.support.threads import busy_thread
+from swapkit._runtime.threads import (
+    backward_runs_elsewhere,
+    others_wait,
+    receivers,
+    stacks,
+    take_while,
+)
+from tests.support.threads import Worker, busy_thread
+
+pytestmark = pytest.mark.usefixtures("installation")  # the shim reads stacks
 
 
 def test_threads_when_they_wait_for_one_another_then_they_are_known_to() -> None:
@@ -77,3 +88,55 @@ def test_threads_when_one_computes_without_torch_then_it_does_not_count() -> Non
     finally:
         namespace["stop"].append(True)
         thread.join()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="there no call starts the collector")
+def test_stacks_when_the_collector_is_due_then_it_waits_until_they_are_read() -> None:
+    """Its finalizers let others run; a frame that had gone meanwhile was read, which crashed."""
+    is_reading, runs = False, []
+    thresholds = gc.get_threshold()
+
+    def note(_phase: str, _info: object) -> None:
+        runs.append(is_reading)
+
+    gc.callbacks.append(note)
+    with busy_thread():
+        gc.set_threshold(1)
+        try:
+            for _ in range(100):
+                is_reading = True
+                found = stacks()
+                is_reading = False
+                assert [found, [], []]  # which are due for collection
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(note)
+    assert runs
+    assert True not in runs
+    assert gc.isenabled()
+
+
+class _Waiter:
+    """Waits on a thread, four calls deep."""
+
+    def __init__(self) -> None:
+        self.is_there, self.go_on = threading.Event(), threading.Event()
+
+    def wait(self, depth: int = 3) -> None:
+        if depth:
+            self.wait(depth - 1)
+        else:
+            self.is_there.set()
+            assert self.go_on.wait(10)
+
+
+def test_receivers_when_a_thread_runs_methods_then_their_objects_are_found() -> None:
+    waiter = _Waiter()
+    worker = Worker(waiter.wait)
+    assert waiter.is_there.wait(10)
+    thread = worker.thread.ident or 0
+    assert receivers(thread, _Waiter.wait.__code__) == [waiter] * 4
+    assert receivers(thread, Worker.finish.__code__) == []
+    assert receivers(0, _Waiter.wait.__code__) == []
+    waiter.go_on.set()
+    worker.finish()
