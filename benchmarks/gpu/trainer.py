@@ -7,9 +7,11 @@ deterministic operators, whose gradients are identified; then, without them, ste
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -256,6 +258,9 @@ def run(setup: Setup, probe: Probe | None = None) -> Figures:
 def main(probe: Probe | None = None) -> None:
     """Do what the command line says."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the device is used
+    faulthandler.enable()
+    # One that is stopped for want of time says in its log where its threads were.
+    faulthandler.register(signal.SIGTERM, chain=True)
     text, result = sys.argv[1:]
     figures = run(Setup.load(text), probe)
     gc.collect()

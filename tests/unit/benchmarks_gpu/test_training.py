@@ -17,6 +17,7 @@ from benchmarks.gpu.configurations import METHODS, Setup
 from benchmarks.gpu.llama import SHAPES, build_model, make_tokens
 from benchmarks.gpu.measure import CHUNK, Peaks, digest, median_of, spread_of, time_steps
 from benchmarks.gpu.probe import OF_ALLOCATOR, OF_SESSION
+from benchmarks.gpu.process import python, run_process
 from benchmarks.gpu.reference import SwapReference
 from tests.meta.sources import ROOT
 
@@ -201,3 +202,26 @@ def test_results_when_runs_differ_in_bits_then_said() -> None:
     results.add("plain", run | {"digest": "c"})
     assert results.bits("same", "plain") == "plain differs"
     assert results.step_ms("plain") == 2.0
+
+
+def test_trainer_when_it_hangs_and_is_stopped_then_its_log_says_where(tmp_path: Path) -> None:
+    ready, log = tmp_path / "ready", tmp_path / "log"
+    code = (
+        "import pathlib, sys, time\n"
+        "from benchmarks.gpu import trainer\n"
+        "def hang_here(*_):\n"
+        f"    pathlib.Path({str(ready)!r}).touch()\n"
+        "    time.sleep(600)\n"
+        "trainer.run = hang_here\n"
+        f"sys.argv = ['trainer', {PLAIN.dump()!r}, 'result']\n"
+        "trainer.main()"
+    )
+    done = run_process(
+        python("-c", code),
+        seconds=60.0,
+        log=log,
+        cwd=ROOT,
+        watch=lambda _pid: "it hangs" if ready.exists() else "",
+    )
+    assert done.describe() == "stopped: it hangs"
+    assert "in hang_here" in log.read_text(encoding="utf-8")
