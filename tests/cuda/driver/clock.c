@@ -125,11 +125,12 @@ static void sample(void) {
     }
     double took = sim_speed_sample_ns();
     double quiet = sim_speed_quiet_ns();
-    if (took < SLOWEST * quiet) { /* else it was interrupted */
+    /* Else it was interrupted; or a virtual machine's clock of threads has stood still. */
+    if (took < SLOWEST * quiet && took > quiet / SLOWEST) {
         slowness = (slowness + asked_slowness * quiet / took) / 2;
     }
     count(computed);
-    counted_ns += (uint64_t)took;
+    counted_ns += took > 0 ? (uint64_t)took : 0;
     next_sample_ns = computed + SAMPLE_EVERY_NS;
 }
 
