@@ -14,6 +14,8 @@ from swapkit.planning.learning import MARGIN, Learner
 from swapkit.planning.planner import Limits, find_floor, make_plans
 
 if TYPE_CHECKING:
+    import torch
+
     from swapkit._runtime.aim import Aim
     from swapkit._runtime.device import Device
     from swapkit._runtime.ranks import Ranks
@@ -57,9 +59,9 @@ class PlanMaker:
     def _spare_bytes(self) -> int:
         return SPARE_GRANULES * self._device.backend.granule_bytes
 
-    def join_ranks(self) -> None:
+    def join_ranks(self, model: torch.nn.Module | None) -> None:
         """Find out with whom to agree."""
-        self._ranks = join_ranks()
+        self._ranks = join_ranks(model)
 
     # ---- what plans are for --------------------------------------------------------------------
 
@@ -95,11 +97,13 @@ class PlanMaker:
             floor.give_up()
 
     def stop(self) -> None:
-        """Likewise, and wait for the thread. Any thread."""
+        """Likewise, and wait for the thread; other ranks need not wait for this one. Any thread."""
         self.give_up()
         floor = self._floor
         if floor is not None:
             floor.wait()
+        if self._ranks is not None:
+            self._ranks.leave()
 
     def _measure(self, budget_bytes: int) -> Machine:
         aim = self._aim

@@ -3,35 +3,32 @@
 Each rank says once, in the store of the default process group, what its own budget is, and which
 is the smallest that has a plan for the step that it recorded. What the others say is looked for as
 each recorded step ends; nothing here waits, and nothing is a collective: ranks may be in different
-steps, where one that waited for another would wait forever.
+steps, where one that waited for another would wait forever. Which sessions belong together is for
+`places.py` to tell.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed
-
+from swapkit._runtime.places import find_places
 from swapkit.errors import InfeasibleBudget, InvalidDocument
 from swapkit.units import MOST_BYTES, format_bytes, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Store
+    import torch
+
+    from swapkit._runtime.places import Places
 
 _log = logging.getLogger(__name__)
 PATIENCE_STEPS = 8  # recorded ones, until a rank goes on without those that have said nothing
 MOST_NAMED = 8  # ranks, in one message
 _SAID = re.compile(rb"([1-9][0-9]{0,18}) (0|[1-9][0-9]{0,18})")
-# Of this process, in whatever process group: another group may come to have the same store. All
-# ranks enter their sessions in the same order.
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +62,9 @@ def parse_figures(said: bytes, rank: int) -> Figures:
 class Ranks:
     """All ranks, as one session of this one sees them."""
 
-    def __init__(self, find_store: Callable[[], Store], *, rank: int, count: int) -> None:
-        """Begin with nothing said.
-
-        Args:
-            find_store: returns what the sessions of all ranks that belong together share.
-            rank: this one.
-            count: how many there are.
-        """
-        self._find_store = find_store
-        self._rank = rank
-        self._keys = [f"rank-{number}" for number in range(count)]
+    def __init__(self, places: Places, kind: str) -> None:
+        """Take a place to speak at, among the sessions of a kind; nothing is said yet."""
+        self._place = places.take(kind, self)
         self._own: Figures | None = None
         self._all: list[Figures] = []  # once all have said it
         self._steps = 0
@@ -103,10 +92,9 @@ class Ranks:
             self._own = Figures(budget_bytes=budget_bytes, floor_bytes=find_floor())
         self._steps += 1
         try:
-            store = self._find_store()
             if is_new:
-                store.set(self._keys[self._rank], self._own.text())
-            said, silent = self._listen(store)
+                self._place.begin(self)
+            said, silent = self._listen(self._own.text())
         except (RuntimeError, ValueError) as error:  # such as: there is no process group any more
             self._is_settled = True
             _log.warning("other ranks cannot be asked for their budgets, so none counts: %s", error)
@@ -140,13 +128,19 @@ class Ranks:
             )
         return budget_bytes
 
-    def _listen(self, store: Store) -> tuple[list[bytes], list[int]]:
+    def leave(self) -> None:
+        """End: what this rank has said counts no more, unless all have heard it. Any thread."""
+        self._is_settled = True
+        self._place.leave(self)
+
+    def _listen(self, text: str) -> tuple[list[bytes], list[int]]:
         """Return what all ranks say, if all do; or those that do not, once it was asked enough."""
-        has_all, silent = store.check(self._keys), []
-        if not has_all and self._steps >= PATIENCE_STEPS:
-            silent = [rank for rank, key in enumerate(self._keys) if not store.check([key])]
-            has_all = not silent  # the last ones said it just now
-        return (store.multi_get(self._keys) if has_all else []), silent
+        said, silent = self._place.meet(self, text), []
+        if not said and self._steps >= PATIENCE_STEPS:
+            silent = self._place.find_silent()
+            if not silent:  # the last ones said it just now
+                said = self._place.meet(self, text)
+        return said, silent
 
     def _find_smallest(self) -> int:
         """Return the rank with the smallest budget."""
@@ -172,7 +166,7 @@ class Ranks:
         _log.warning(
             "rank %d plans for its own budget: in %d recorded steps nothing came from %s %s%s, "
             "which may have no session that plans",
-            self._rank,
+            self._place.rank,
             self._steps,
             "rank" if len(silent) == 1 else "ranks",
             ", ".join(map(str, silent[:MOST_NAMED])),
@@ -180,20 +174,12 @@ class Ranks:
         )
 
 
-def join_ranks() -> Ranks | None:
-    """Return the ranks of a session that begins; None if there are no others."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    count = distributed.get_world_size()
-    if count < 2:
-        return None
-    from torch._C._distributed_c10d import PrefixStore
+def join_ranks(model: torch.nn.Module | None) -> Ranks | None:
+    """Return the ranks of a session that begins; None if there are no others.
 
-    name = f"swapkit/session-{next(_numbers)}"
-
-    def find_store() -> Store:
-        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
-        return PrefixStore(name, store)
-
-    return Ranks(find_store, rank=distributed.get_rank(), count=count)
+    By the class of its model it belongs to those of other ranks, and by how many for that class are
+    open here: what else the ranks know of a model may differ, such as its layers in a pipeline.
+    """
+    kind = "" if model is None else type(model).__qualname__
+    places = find_places()
+    return None if places is None else Ranks(places, kind)

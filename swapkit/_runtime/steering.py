@@ -121,9 +121,9 @@ class Steering:
         Raises:
             PlanMismatch: the plan that was saved cannot be for this model or budget.
         """
-        self._plans.join_ranks()
         if self._aim.saved_plan is not None:
             self._adopt(*self._aim.saved_plan)
+        self._plans.join_ranks(self._find_model())
         with ExitStack() as undo:
             model = self._find_model()
             if model is not None:

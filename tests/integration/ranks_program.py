@@ -31,10 +31,10 @@ class Scenario:
     tokens: tuple[int, int] = (TOKENS, TOKENS)
 
 
-SCENARIOS = {
+SCENARIOS = {  # in this order: the sessions of one rank alone come before those of both
+    "alone": Scenario((0.6, 0.0)),
     "agreed": Scenario((0.9, 0.6)),
     "too little": Scenario((0.5, 0.9), tokens=(TOKENS // 2, 2 * TOKENS)),
-    "alone": Scenario((0.6, 0.0)),
 }
 
 

@@ -11,7 +11,7 @@ from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "ranks_program.py"
-SCENARIOS = ("agreed", "too little", "alone")
+SCENARIOS = ("alone", "agreed", "too little")
 
 
 def found() -> dict[str, list[dict[str, Any]]]:
@@ -57,3 +57,12 @@ def test_plan_when_the_other_rank_has_no_session_then_one_is_made_after_a_while(
     assert alone["stages"][-1] == "stable"
     assert 0 < alone["planned"] <= alone["limit"]
     assert any("nothing came from rank 1," in text for text in alone["messages"])
+
+
+def test_session_when_only_one_rank_had_one_before_then_all_ranks_agree_again() -> None:
+    alone, without = found()["alone"]
+    assert alone["planned"]
+    assert "planned" not in without
+    for rank in found()["agreed"]:
+        assert any(text.startswith("all 2 ranks agree: ") for text in rank["messages"])
+        assert not any("nothing came from" in text for text in rank["messages"])

@@ -10,6 +10,7 @@ import torch.distributed
 
 import swapkit
 from swapkit._runtime import plan_making
+from swapkit._runtime.places import Places
 from swapkit._runtime.ranks import PATIENCE_STEPS, Ranks
 from swapkit.errors import InvalidDocument, PlanMismatch
 from swapkit.planning.beside import at_once
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 SEARCH_STEPS = 2
-OTHER = "rank-1"
+OWN, OTHER = (f"swapkit/any/0/0/rank-{rank}" for rank in range(2))
 
 
 @pytest.fixture
@@ -38,7 +39,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     distributed: Any = torch.distributed
     shared = distributed.HashStore()
     monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
-    monkeypatch.setattr(plan_making, "join_ranks", lambda: Ranks(lambda: shared, rank=0, count=2))
+    places = Places(lambda: shared, rank=0, count=2)
+    monkeypatch.setattr(plan_making, "join_ranks", lambda _model: Ranks(places, "any"))
     return shared
 
 
@@ -70,7 +72,7 @@ def test_session_when_the_other_rank_is_late_then_warm_up_lasts_and_the_plan_is_
     limit, other = plain.budget(0.9), plain.budget(0.6)
     with open_session(training, limit) as session:
         assert run(session, training, 5) == ["warmup"] * 5
-        budget, floor = map(int, store.get("rank-0").split())
+        budget, floor = map(int, store.get(OWN).split())
         assert budget == limit
         assert 0 < floor < other
         assert session.trace is None
@@ -105,7 +107,7 @@ def test_session_when_the_other_rank_never_comes_then_it_plans_alone(
         assert run(session, training, SEARCH_STEPS + 2)[-1] == "stable"
         assert session.plan is not None
     assert "nothing came from rank 1," in caplog.text
-    assert store.check(["rank-0"])
+    assert store.check([OWN])
 
 
 class Plans:
@@ -124,7 +126,7 @@ def test_policy_when_it_is_a_users_own_then_it_gets_the_budget_and_has_no_floor(
     with open_session(training, plain.budget(0.9), policy=Plans()) as session:
         assert run(session, training, 2) == ["warmup", "stable"]
         assert session.plan.budget_bytes <= other
-    assert store.get("rank-0").split()[1] == b"0"
+    assert store.get(OWN).split()[1] == b"0"
 
 
 def test_saved_plan_when_followed_then_nothing_is_asked(
@@ -137,11 +139,11 @@ def test_saved_plan_when_followed_then_nothing_is_asked(
     with open_session(training, limit) as session:
         run(session, training, SEARCH_STEPS + 3)
         session.save_plan(path)
-    store.delete_key("rank-0")
+    store.delete_key(OWN)
     training = make_training()
     with open_session(training, limit, plan=path) as session:
         assert run(session, training, 2) == ["stable", "stable"]
-    assert not store.check(["rank-0"])
+    assert not store.check([OWN])
     with pytest.raises(PlanMismatch):
         open_session(training, plain.budget(0.3), plan=path).__enter__()
 
@@ -174,11 +176,11 @@ def test_floor_when_it_takes_long_then_steps_go_on_unrecorded_until_the_other_ra
     store.set(OTHER, f"{plain.budget(0.9)} 0")
     with at_once(value=False), open_session(training, plain.budget(0.9)) as session:
         assert run(session, training, 4) == ["warmup"] * 4
-        assert not store.check(["rank-0"])
+        assert not store.check([OWN])
         assert session._active.steering._recording.recorder is None
         gate.set()
         threads[0].join(20)
         run(session, training, 2)
-        assert int(store.get("rank-0").split()[1]) > 0
+        assert int(store.get(OWN).split()[1]) > 0
         assert threads[0] is not threading.current_thread()
         assert len(threads) == 1
