@@ -12,7 +12,8 @@ import itertools
 import logging
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 import torch.distributed
@@ -24,6 +25,40 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 ALL, LEFT = "all", "left"  # how a round ends
+ANSWER_SECONDS = 10.0  # until a store counts as gone: torch's waits forever for a host that hangs
+_T = TypeVar("_T")
+
+
+class _Answer(Generic[_T]):
+    """What a store is asked for, on a thread that ends when it does."""
+
+    def __init__(self, ask: Callable[[], _T]) -> None:
+        self._ask = ask
+        self._answers: list[_T] = []
+        self._error: BaseException | None = None
+        # A daemon: one that is never answered must not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, name="swapkit-store", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nothing has come, as yet."""
+        return not self._answers and self._error is None
+
+    def take(self) -> _T:
+        """Wait for it; return what came, or raise what was raised."""
+        self._thread.join(ANSWER_SECONDS)
+        if self._error is not None:
+            raise self._error
+        if not self._answers:
+            raise RuntimeError(f"their store has not answered for {ANSWER_SECONDS:.0f} seconds")
+        return self._answers[0]
+
+    def _run(self) -> None:
+        try:
+            self._answers.append(self._ask())
+        except BaseException as error:  # noqa: BLE001 - raised again by `take`
+            self._error = error
 
 
 class Place:
@@ -44,7 +79,8 @@ class Place:
         self._find_store = find_store
         self._count = count
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held where the store is asked, perhaps for ever
+        self._is_mute = False  # the store has not answered once
         self._round = -1  # all before it are over
         self._go_on()
         # Weakly: a session that is dropped gives nothing back.
@@ -64,29 +100,41 @@ class Place:
 
     def take(self, holder: object) -> None:
         """Let a session have it."""
-        with self._lock:
-            self._find_holder = weakref.ref(holder)
+        self._find_holder = weakref.ref(holder)
 
     def leave(self, holder: object) -> None:
         """Give it back; what the session has said counts no more, unless all have heard it."""
-        with self._lock:
-            if self._find_holder() is not holder:
-                return
-            self._find_holder = lambda: None
-            try:
-                self._end()
-            except (RuntimeError, ValueError) as error:  # the group may end before its sessions
-                _log.debug("other ranks do not hear of a session's end: %s", error)
+        if self._find_holder() is not holder:
+            return
+        try:
+            if self._has_said:
+                self._ask(self._end)
+        except (RuntimeError, ValueError) as error:  # the group may end before its sessions
+            _log.debug("other ranks do not hear of a session's end: %s", error)
+        self._find_holder = lambda: None
 
-    def begin(self, holder: object) -> None:
+    def begin(self) -> None:
         """Let a session speak from here on, and not the one before, should it have been dropped.
 
         Raises:
             RuntimeError, ValueError: there is no store any more.
         """
-        with self._lock:
-            if self._find_holder() is holder:
-                self._end()
+        if self._has_said:
+            self._ask(self._end)
+
+    def _ask(self, ask: Callable[[], _T]) -> _T:
+        if self._is_mute:
+            raise RuntimeError("their store did not answer before")
+
+        def ask_alone() -> _T:
+            with self._lock:
+                return ask()
+
+        answer = _Answer(ask_alone)
+        try:
+            return answer.take()
+        finally:
+            self._is_mute = answer.is_awaited
 
     def _end(self) -> None:
         """Leave the round if this rank has spoken in it."""
@@ -100,21 +148,23 @@ class Place:
         Raises:
             RuntimeError, ValueError: there is no store any more.
         """
-        with self._lock:
-            while self._find_holder() is holder:
-                store = self._find_store()
-                if store.check([self._over]):
-                    if self._has_said and store.get(self._over) == ALL.encode():
-                        return store.multi_get(self._keys)
-                    self._go_on()
-                    continue
-                if not self._has_said:
-                    store.set(self._keys[self.rank], text)
-                    self._has_said = True
-                if not store.check(self._keys):
-                    break
-                store.compare_set(self._over, "", ALL)  # another rank may leave meanwhile
-            return []
+        return self._ask(partial(self._meet, holder, text))
+
+    def _meet(self, holder: object, text: str) -> list[bytes]:
+        store = self._find_store()
+        while self._find_holder() is holder:
+            if store.check([self._over]):
+                if self._has_said and store.get(self._over) == ALL.encode():
+                    return store.multi_get(self._keys)
+                self._go_on()
+                continue
+            if not self._has_said:
+                store.set(self._keys[self.rank], text)
+                self._has_said = True
+            if not store.check(self._keys):
+                break
+            store.compare_set(self._over, "", ALL)  # another rank may leave meanwhile
+        return []
 
     def find_silent(self) -> list[int]:
         """Return the ranks that have not spoken in the round.
@@ -122,9 +172,11 @@ class Place:
         Raises:
             RuntimeError, ValueError: there is no store any more.
         """
-        with self._lock:
-            store = self._find_store()
-            return [rank for rank, key in enumerate(self._keys) if not store.check([key])]
+        return self._ask(self._find_silent)
+
+    def _find_silent(self) -> list[int]:
+        store = self._find_store()
+        return [rank for rank, key in enumerate(self._keys) if not store.check([key])]
 
 
 class Places:
@@ -141,16 +193,17 @@ class Places:
     def take(self, kind: str, holder: object) -> Place:
         """Let a session have the first free place of its kind, and return it."""
         with self._lock:
-            for number in itertools.count():
-                name = f"swapkit/{kind}/{number}"
-                place = self._places.get(name)
-                if place is None:
-                    place = Place(self._find_store, rank=self._rank, count=self._count, name=name)
-                    self._places[name] = place
-                if place.is_free:
-                    place.take(holder)
-                    break
+            names = (f"swapkit/{kind}/{number}" for number in itertools.count())
+            place = next(each for each in map(self._find, names) if each.is_free)
+            place.take(holder)
             return place
+
+    def _find(self, name: str) -> Place:
+        if name not in self._places:
+            self._places[name] = Place(
+                self._find_store, rank=self._rank, count=self._count, name=name
+            )
+        return self._places[name]
 
 
 _finding = threading.Lock()

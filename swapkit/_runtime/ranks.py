@@ -93,7 +93,7 @@ class Ranks:
         self._steps += 1
         try:
             if is_new:
-                self._place.begin(self)
+                self._place.begin()
             said, silent = self._listen(self._own.text())
         except (RuntimeError, ValueError) as error:  # such as: there is no process group any more
             self._is_settled = True

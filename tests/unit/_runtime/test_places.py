@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from typing import Any
 
 import pytest
 import torch.distributed
 
+from swapkit._runtime import places
 from swapkit._runtime.places import Places
 from swapkit._runtime.ranks import PATIENCE_STEPS, Ranks
 from tests.support import MIB
@@ -179,3 +181,35 @@ def test_sessions_when_ranks_have_others_at_random_then_those_after_agree(seed: 
             ranks.leave()
         assert_in_step(processes)
         assert_in_step(processes, "Other")
+
+
+class Hung:
+    """A store whose host hangs, as soon as it is to."""
+
+    def __init__(self) -> None:
+        self.store = distributed.HashStore()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def __getattr__(self, name: str) -> Any:
+        assert self.goes_on.wait(20)
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_session_when_the_store_s_host_hangs_then_it_goes_on_alone_and_ends_without_waiting(
+    steps_before: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(places, "ANSWER_SECONDS", 0.05)
+    hung = Hung()
+    first = start(2, hung)[0]
+    ranks = first.enter()
+    for _ in range(steps_before):
+        assert not agree(ranks, 4)
+    hung.goes_on.clear()
+    assert agree(ranks, 4)
+    assert ranks.find_budget(4 * MIB) == 4 * MIB
+    assert "so none counts: their store has not answered for 0 seconds" in caplog.text
+    ranks.leave()
+    assert agree(first.enter(), 4)
+    hung.goes_on.set()
