@@ -166,6 +166,19 @@ def _see_changes_of_all(known: int) -> None:
                 _see(function)
 
 
+@functools.lru_cache(maxsize=1)
+def see_writes(known: int) -> None:
+    """See all that change a tensor, declared or not, but for those that meet other ranks.
+
+    `known`: as in `places_of`.
+    """
+    _see_changes_of_all(known)
+    for function in _kernels():
+        effects = effects_of(function)
+        if effects.may_write and not effects.is_communication:
+            _see(function)
+
+
 def see(name: str) -> int:
     """See the runs of an operator from now on; return its number.
 

@@ -113,6 +113,8 @@ class Effects:
         can_keep: its results are memory of their own. Not if it changes a tensor in place, nor if
             it gives a view: then results are their arguments' memory. Those always run again, which
             for a view costs nothing.
+        fills_saved: it may write to an argument that autograd has saved by then, as the noise of
+            `rrelu` is, and which is no result.
         is_communication: it meets other ranks.
         declares_writes: its schema says that it changes an argument.
         is_unsafe_view: its results are memory of its first argument, and it does not say so.
@@ -129,6 +131,7 @@ class Effects:
         "_undeclared",
         "can_keep",
         "declares_writes",
+        "fills_saved",
         "is_communication",
         "is_unsafe_view",
     )
@@ -145,6 +148,7 @@ class Effects:
         self._chance: _Argument | None = None
         self.is_communication = False
         self.declares_writes = False
+        self.fills_saved = False
         if isinstance(operator, HigherOrderOperator):
             self.can_keep = True
             self._has_own_state = True  # it runs functions, which may do anything
@@ -157,6 +161,9 @@ class Effects:
         self.is_communication = _meets_others(operator)
         self._has_own_state = self.is_communication or _has_own_state(operator)
         self._look_at_arguments(operator)
+        written: tuple[_Argument, ...] = self._declared + self._undeclared
+        may_be_saved = any(_may_be_saved(schema, argument) for argument in written)
+        self.fills_saved = may_be_saved and not self.is_communication
 
     def _look_at_arguments(self, operator: Any) -> None:  # noqa: ANN401 - an overload
         schema = operator._schema  # noqa: SLF001
@@ -181,6 +188,11 @@ class Effects:
     def may_be_repeatable(self) -> bool:
         """Whether some calls can be repeated."""
         return not self._has_own_state and self.can_keep and not self.is_unsafe_view
+
+    @property
+    def may_write(self) -> bool:
+        """Whether some calls change an argument."""
+        return bool(self._declared or self._undeclared)
 
     def places(self) -> Places:
         """Return where the arguments are that `written`, `unread` and `is_repeatable` look at."""
@@ -317,6 +329,17 @@ def _is_registered(operator: Any) -> bool:  # noqa: ANN401 - an overload
     entry = simple_registry.singleton.find(operator._schema.name)  # noqa: SLF001
     holder = getattr(entry, "effect", None)  # not in every version of torch
     return getattr(holder, "effect", None) is not None
+
+
+def _may_be_saved(schema: Any, argument: _Argument) -> bool:  # noqa: ANN401
+    """Whether backward may need what an operator writes there: no result, and no statistics."""
+    alias = schema.arguments[argument.position].alias_info
+    if alias is None:
+        return argument.name == _NOISE
+    results = {
+        name for each in schema.returns if each.alias_info for name in each.alias_info.before_set
+    }
+    return argument.name not in _STATISTICS and not results & alias.before_set
 
 
 def _is_written_silently(operator: Any, name: str) -> bool:  # noqa: ANN401 - an overload

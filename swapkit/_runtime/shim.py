@@ -60,6 +60,13 @@ class NameOperator(Protocol):
         """
 
 
+class WatchesWrites(Protocol):
+    """Is told of what operators are about to change."""
+
+    def __call__(self, function: Operator | None, tensors: Sequence[torch.Tensor], /) -> None:
+        """Note it. `tensors`: those that it changes. No function: one in a region inside did."""
+
+
 class CudaOwner(Protocol):
     """Who opens GPUs, as `cpp/cuda.cpp` sees it."""
 
@@ -107,6 +114,9 @@ class Shim:
         # Operators that are computed again (`cpp/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
+        # Who is told of what this thread's operators change (`cpp/writes.hpp`); who was.
+        self.watch_writes: Callable[[WatchesWrites | None], WatchesWrites | None]
+        self.watch_writes = module.watch_writes
         size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))

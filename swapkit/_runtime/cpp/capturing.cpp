@@ -7,6 +7,7 @@
 #include "recipes.hpp"
 #include "regions.hpp"
 #include "standby.hpp"
+#include "writes.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -291,9 +292,8 @@ class Kernel final : public c10::OperatorKernel {
             return;
         }
         keys = named_->former ? keys : keys & below_select;
-        if (named_->may_write() && may_settle_any()) {
-            settle_written(named_,
-                           stack->data() + (stack->size() - op.schema().arguments().size()));
+        if (named_->may_write()) {
+            about_to_write(stack->data() + (stack->size() - named_->arguments));
         }
         bool is_idle = cursor.row == cursor.end && !stands_anyone_by() &&
                        open_region() == nullptr && !is_anything_chosen();
@@ -314,6 +314,15 @@ class Kernel final : public c10::OperatorKernel {
     }
 
   private:
+    void about_to_write(const c10::IValue *arguments) const {
+        if (may_settle_any()) {
+            settle_written(named_, arguments);
+        }
+        if (is_watched()) {
+            tell_writes(named_, arguments);
+        }
+    }
+
     // Run it where no user has chosen anything for it.
     void run_unchosen(c10::DispatchKeySet keys, Stack *stack) const {
         if (named_->can_repeat && cursor.row != cursor.end) {

@@ -173,3 +173,11 @@ def test_custom_operators_when_torch_knows_of_effects_then_not_repeatable() -> N
     assert found == {
         "pure": True, "logged": False, "tagged": False, "grouped": False, "norm": False
     }  # fmt: skip
+
+
+def test_operators_when_they_fill_what_autograd_has_saved_then_that_is_known() -> None:
+    filling = [aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default]
+    assert all(effects_of(each).fills_saved for each in filling)
+    others = [aten.relu_.default, aten.add.out, aten.mm.default, aten.bernoulli_.float]
+    others += [aten.native_batch_norm.default, aten._native_batch_norm_legit.default]
+    assert not any(effects_of(each).fills_saved for each in others)
