@@ -14,6 +14,7 @@ import contextlib
 import copy
 import functools
 import pickle
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from swapkit._runtime import resting
 from swapkit._runtime.choice import Action, Choice, choice_of
 from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.marking import OperatorRows, carrying, mark_operators
@@ -37,7 +39,10 @@ from swapkit.registry import Row, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
 
+# Torch's frames between the call of a module and its `forward`, where it has hooks or is traced.
+_MOST_BETWEEN = 4
 _KEEP = Scope(Choice(Action.KEEP))
 _NOTHING = contextlib.nullcontext()
 
@@ -149,6 +154,7 @@ class PartForward:
 
     It refers to the module weakly: else each module with choices would be in a cycle, and the
     memory of a copy would wait for the garbage collector (as that of one from a pickle still does).
+    A shallow copy of the module has this very `forward`, too, until it is called: see `_rebound`.
     Where swapkit is not installed, a pickle loads as the `forward` that was there before.
     """
 
@@ -197,6 +203,20 @@ class PartForward:
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
+    def _rebound(self) -> PartForward:
+        """Return the `forward` of the module that torch calls, which gets one of its own.
+
+        `copy.copy` and `DataParallel` copy the attributes of a module without a word to them. In
+        the middle of `_run`.
+        """
+        module = _find_called()
+        if module is None or module is self._module() or vars(module).get("forward") is not self:
+            return self
+        twin: PartForward = object.__new__(PartForward)
+        vars(twin).update(vars(self), _module=weakref.ref(module), keeper=None)
+        module.forward = twin
+        return twin
+
     def _get_module(self) -> torch.nn.Module:
         module = self._module()
         if module is None:
@@ -222,6 +242,22 @@ class PartForward:
         owner = Call(getattr, module, "__init__")
         plain = Call(getattr, module, "forward") if self.former is None else self.former
         return loader(__name__, load_forward.__name__), ((_dump(self.part), owner), plain)
+
+
+_BEGIN = PartForward.__call__.__code__
+
+
+def _find_called() -> torch.nn.Module | None:
+    """Return the module whose `forward` this thread has just begun; None: not by calling it."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code is not _BEGIN:
+        frame = frame.f_back
+    for _ in range(_MOST_BETWEEN):
+        frame = frame and frame.f_back
+        if frame is not None and frame.f_code is resting.AROUND:
+            module: torch.nn.Module = frame.f_locals["self"]
+            return module
+    return None
 
 
 _OWN = frozenset({"former", "keeper", "part", "class_rows", "_module", "_function", "_other"})
@@ -352,5 +388,5 @@ def _run(
     part: Part, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     if isinstance(function, PartForward):
-        function = function.__wrapped__
+        function = function._rebound().__wrapped__  # noqa: SLF001
     return part.run(function, args, kwargs)

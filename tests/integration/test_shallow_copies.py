@@ -1,0 +1,48 @@
+"""Shallow copies of modules with choices run themselves, not what they are copies of."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+import swapkit
+from tests.integration.test_session_objects import CHOICES, choose, make_plain_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("installation")
+
+
+def halve(model: nn.Module, copy_of: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Return a shallow copy, with shallow copies of the modules inside and half their weights."""
+    twin = copy_of(model)
+    vars(twin)["_modules"] = {name: halve(each, copy_of) for name, each in model.named_children()}
+    vars(twin)["_parameters"] = {
+        name: nn.Parameter(each.detach() / 2)
+        for name, each in model.named_parameters(recurse=False)
+    }
+    return twin
+
+
+@pytest.mark.parametrize(
+    "copy_of", [copy.copy, nn.Module._replicate_for_data_parallel], ids=["copy", "replica"]
+)
+@pytest.mark.parametrize("name", CHOICES)
+def test_model_with_choices_when_copied_shallowly_then_the_copy_runs_itself(
+    name: str, copy_of: Callable[[nn.Module], nn.Module]
+) -> None:
+    x = torch.ones(2, 8)
+    plain, model = make_plain_model(), choose(name)
+    expected, halved = plain(x), halve(plain, copy_of)(x)
+    twin = halve(model, copy_of)
+    assert torch.equal(twin(x), halved)
+    assert torch.equal(model(x), expected)
+    assert torch.equal(twin.forward(x), halved)
+    assert len(swapkit.choices(twin)) == len(swapkit.choices(model))
+    del model
+    assert torch.equal(twin(x), halved)
