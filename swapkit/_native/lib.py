@@ -40,6 +40,7 @@ __all__ = [
     "ffi",
     "interruptions",
     "lib",
+    "note_interruption",
     "raise_interruption",
     "text_of",
 ]
@@ -147,11 +148,18 @@ def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) ->
 
 def note_failure(owner: object, error: BaseException) -> bool:
     """Note what a callback raised; return whether a signal handler did, and it may try again."""
-    if _is_from_a_handler(error):
-        interruptions.append(error)
+    if note_interruption(error):
         return True
     _log.error("a native callback of %r failed", owner, exc_info=error)
     return False
+
+
+def note_interruption(error: BaseException) -> bool:
+    """Keep an error for `raise_interruption` if a signal handler raised it; return whether."""
+    is_one = _is_from_a_handler(error)
+    if is_one:
+        defer_interruption(error)
+    return is_one
 
 
 def _is_from_a_handler(error: BaseException) -> bool:

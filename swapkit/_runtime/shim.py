@@ -20,6 +20,7 @@ from swapkit._native.lib import (
     error_of,
     interruptions,
     note_failure,
+    note_interruption,
     raise_interruption,
 )
 from swapkit._runtime import guards, resting, threads
@@ -217,6 +218,7 @@ def _load(library: Path) -> ModuleType:
             "wrap_storage": torch.UntypedStorage._new_with_weak_ptr,  # noqa: SLF001
             "error_of": untraced(error_of),
             "note_failure": _note_failure,
+            "note_interruption": untraced(note_interruption),
             "interruptions": interruptions,
             "raise_interruption": untraced(raise_interruption),
             "refuse_modified": refuse_modified,

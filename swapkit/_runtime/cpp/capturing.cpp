@@ -491,14 +491,46 @@ PyObject *settle_tensors(PyObject *, PyObject *args) {
 
 } // namespace
 
+// The exception that is set, which is not any more.
+static Ref<> take_exception() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) {
+        PyException_SetTraceback(value, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return Ref<>::steal(value);
+}
+
+// Whether a signal handler raised it: then it waits for its turn. `tries`: of what others interrupt
+// again.
+static bool note_interruption(PyObject *error, int tries) {
+    for (; tries > 0; tries--) {
+        Ref<> is_noted = Ref<>::steal(PyObject_CallOneArg(links.note_interruption, error));
+        if (is_noted) {
+            return is_noted.get() == Py_True;
+        }
+        Ref<> other = take_exception();
+        (void)note_interruption(other.get(), tries - 1);
+    }
+    return false;
+}
+
+// A pending call of Python, which the main thread makes, as it runs handlers.
+static int raise_next(void *) { return raise_interruption() ? 0 : -1; }
+
 void swallow(const Named *named) {
+    constexpr int most_tries = 8;
     if (PyErr_Occurred() == nullptr) {
         return;
     }
-    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
-        PyErr_Clear();
-        PyErr_SetInterrupt();
+    Ref<> error = take_exception();
+    if (note_interruption(error.get(), most_tries)) {
+        (void)Py_AddPendingCall(&raise_next, nullptr); // if there are too many: at the next hook
     } else {
+        PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
         PyErr_WriteUnraisable(named->function);
     }
 }

@@ -40,7 +40,8 @@ struct Named;
 const Named *named_at(std::size_t number);
 
 // Let an exception that is set be nobody's: torch runs an operator whose capture failed as if it
-// had not been named. An interruption waits for the next instruction of Python.
+// had not been named. What a signal handler raised waits for the main thread's next instruction of
+// Python.
 void swallow(const Named *named);
 
 // How many rows a table has.

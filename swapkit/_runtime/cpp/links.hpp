@@ -45,6 +45,7 @@ namespace swapkit {
     X(wrap_storage)       /* (address) -> torch.UntypedStorage */                                  \
     X(error_of)           /* (status) -> the exception that it stands for */                       \
     X(note_failure)       /* (exception) -> whether a signal handler raised it; it is noted */     \
+    X(note_interruption)  /* likewise; of what is not from one nothing is said */                  \
     X(interruptions)      /* list: what signal handlers raised where nothing may be raised */      \
     X(raise_interruption) /* () -> None; raises the first of them */                               \
     X(refuse_modified)    /* (handle): raises SavedTensorModified */                               \

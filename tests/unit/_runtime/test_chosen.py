@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from typing import Any
 
 import pytest
@@ -31,6 +32,47 @@ def repeats() -> int:
 def in_use_bytes() -> int:
     gc.collect()
     return swapkit.memory_stats()["allocated_bytes.all.current"]
+
+
+# ---- being interrupted ---------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
+def test_operator_when_a_signal_handler_raises_while_it_is_looked_up_then_that_is_raised(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        calls.append(number)
+        raise error
+
+    def current() -> int:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)
+        raise AssertionError
+
+    def run() -> None:
+        with choosing():
+            monkeypatch.setattr(get_runtime().tracker, "current", current)
+            x * 2.0
+            for _ in range(2):  # as soon as Python goes on
+                len(calls)
+
+    former = signal.signal(signal.SIGUSR1, stop)
+    x = numbers()
+    try:
+        with pytest.raises(error):
+            run()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert calls == [signal.SIGUSR1]
+    (packed,), (made,) = capture(aten.mul.Tensor, x, 2.0)
+    assert torch.equal(unpack(packed), made)
 
 
 # ---- repeating -----------------------------------------------------------------------------------
