@@ -4,13 +4,16 @@
 
 #include "links.hpp"
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 
 namespace swapkit {
 
-// Torch's settings that decide which bits an operator makes, as one number. `settings.py` reads and
-// sets them, and names the same ones.
-std::uint64_t settings_word();
+// Torch's settings that decide which bits an operator makes on a device, as one number. The
+// thread's own count for the CPU only: autograd's threads, which run the backward of other devices,
+// often have another one. `settings.py` reads and sets them, and names the same ones.
+std::uint64_t settings_word(c10::Device device);
 // The settings of this moment in Python, whose number this is: one object for as long as they stay.
 // None: an exception is set.
 Ref<> settings_now(std::uint64_t word);

@@ -337,7 +337,7 @@ std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet ke
             return std::nullopt;
         }
     }
-    std::uint64_t word = settings_word();
+    std::uint64_t word = settings_word(keeping.mover->device());
     RecipeRef recipe(new Recipe{.named = named,
                                 .mover = Ref<Mover>::share(keeping.mover),
                                 .run = region == nullptr ? nullptr : region_run(region),

@@ -100,7 +100,8 @@ bool fill_arguments(const Recipe *recipe, Stack *stack) {
 
 bool run_again(const Recipe *recipe, Stack *stack) {
     Again settings, random;
-    if (settings_word() != recipe->settings_word && !settings.enter(recipe->settings.get())) {
+    std::uint64_t now = settings_word(recipe->mover->device());
+    if (now != recipe->settings_word && !settings.enter(recipe->settings.get())) {
         return false;
     }
     if (recipe->random && !random.enter(recipe->random.get())) {

@@ -24,11 +24,18 @@ _PRECISIONS = [
 ]
 _SWITCHES = {
     "_get_float32_matmul_precision": "_set_float32_matmul_precision",  # sets precisions, too
+    "get_num_threads": "set_num_threads",  # this thread's
+    "get_default_dtype": "_set_default_dtype",
+    "_get_deterministic_fill_uninitialized_memory": "_set_deterministic_fill_uninitialized_memory",
+    "_get_nnpack_enabled": "_set_nnpack_enabled",
     "_get_mkldnn_enabled": "_set_mkldnn_enabled",
     "_get_mkldnn_deterministic": "_set_mkldnn_deterministic",
     "_get_cudnn_enabled": "_set_cudnn_enabled",
     "_get_cudnn_benchmark": "_set_cudnn_benchmark",
     "_get_cudnn_deterministic": "_set_cudnn_deterministic",
+    "_get_cudnn_depthwise_kernel": "_set_cudnn_depthwise_kernel",
+    "_get_linalg_preferred_backend": "_set_linalg_preferred_backend",
+    "_get_blas_preferred_backend": "_set_blas_preferred_backend",
     "_get_cublas_allow_fp16_accumulation": "_set_cublas_allow_fp16_accumulation",
     "_get_cublas_allow_fp16_reduced_precision_reduction": (
         "_set_cublas_allow_fp16_reduced_precision_reduction"
@@ -40,16 +47,41 @@ _SWITCHES = {
         "_set_cpu_allow_fp16_reduced_precision_reduction"
     ),
     "_get_flash_sdp_enabled": "_set_sdp_use_flash",
+    "_get_fa3_sdp_enabled": "_set_sdp_use_fa3",
     "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
     "_get_math_sdp_enabled": "_set_sdp_use_math",
     "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+    "_get_overrideable_sdp_enabled": "_set_sdp_use_overrideable",
+    "_get_sdp_priority_order": "_set_sdp_priority_order",
     "_get_math_sdp_allow_fp16_bf16_reduction": "_set_math_sdp_allow_fp16_bf16_reduction",
 }
+
+
+_DENORMAL = 5e-324
 
 
 class _Setting(NamedTuple):
     get: Callable[[], Any]
     put: Callable[..., Any]  # parts of a value one by one
+
+
+def _get_deterministic() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _set_deterministic(is_on: bool, warns_only: bool) -> None:  # noqa: FBT001 - as it is read
+    torch._C._set_deterministic_algorithms(is_on, warn_only=warns_only)  # noqa: SLF001
+
+
+def _flushes_denormals() -> bool:
+    """Return whether this thread takes numbers below the normal ones for zero.
+
+    Torch can set that, not tell; Python's numbers are the processor's.
+    """
+    return _DENORMAL == 0.0
 
 
 def _find() -> list[_Setting]:
@@ -60,6 +92,8 @@ def _find() -> list[_Setting]:
         for get, put in _SWITCHES.items()
         if get in functions and put in functions
     ]
+    found.append(_Setting(_get_deterministic, _set_deterministic))
+    found.append(_Setting(_flushes_denormals, torch.set_flush_denormal))
     get = functions.get("_get_fp32_precision_getter")
     put = functions.get("_set_fp32_precision_setter")
     if get is not None and put is not None:
