@@ -1,9 +1,9 @@
 """Where sessions of several ranks meet: which belong together, though some ranks have more.
 
-The sessions of one kind meet in rounds. A round is over once all ranks have spoken in it, or once
-a session that spoke there has ended before. Which of the two is decided in the store by whoever
-comes first, and never again. So all ranks pass through the same rounds: a session that only some
-have costs one, and those that follow meet in the next.
+Sessions meet in rounds, and those that are open at once each in their own. A round is over once all
+ranks have spoken in it, or once a session that spoke there has ended before. Which of the two is
+decided in the store by whoever comes first, and never again. So all ranks pass through the same
+rounds: a session that only some have costs one, and those that follow meet in the next.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Answer(Generic[_T]):
 
 
 class Place:
-    """Where a rank's sessions of one kind speak, one at a time. Any thread."""
+    """Where a rank's sessions speak, one at a time. Any thread."""
 
     def __init__(
         self, find_store: Callable[[], Store], *, rank: int, count: int, name: str
@@ -133,8 +133,9 @@ class Place:
         answer = _Answer(ask_alone)
         try:
             return answer.take()
-        finally:
+        except RuntimeError:  # an interruption of this thread says nothing of the store
             self._is_mute = answer.is_awaited
+            raise
 
     def _end(self) -> None:
         """Leave the round if this rank has spoken in it."""
@@ -190,10 +191,10 @@ class Places:
         self._lock = threading.Lock()
         self._places: dict[str, Place] = {}
 
-    def take(self, kind: str, holder: object) -> Place:
-        """Let a session have the first free place of its kind, and return it."""
+    def take(self, holder: object) -> Place:
+        """Let a session have the first free place, and return it."""
         with self._lock:
-            names = (f"swapkit/{kind}/{number}" for number in itertools.count())
+            names = (f"swapkit/{number}" for number in itertools.count())
             place = next(each for each in map(self._find, names) if each.is_free)
             place.take(holder)
             return place

@@ -14,8 +14,6 @@ from swapkit.planning.learning import MARGIN, Learner
 from swapkit.planning.planner import Limits, find_floor, make_plans
 
 if TYPE_CHECKING:
-    import torch
-
     from swapkit._runtime.aim import Aim
     from swapkit._runtime.device import Device
     from swapkit._runtime.ranks import Ranks
@@ -59,9 +57,9 @@ class PlanMaker:
     def _spare_bytes(self) -> int:
         return SPARE_GRANULES * self._device.backend.granule_bytes
 
-    def join_ranks(self, model: torch.nn.Module | None) -> None:
+    def join_ranks(self) -> None:
         """Find out with whom to agree."""
-        self._ranks = join_ranks(model)
+        self._ranks = join_ranks()
 
     # ---- what plans are for --------------------------------------------------------------------
 

@@ -21,8 +21,6 @@ from swapkit.units import MOST_BYTES, format_bytes, show
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from swapkit._runtime.places import Places
 
 _log = logging.getLogger(__name__)
@@ -62,9 +60,9 @@ def parse_figures(said: bytes, rank: int) -> Figures:
 class Ranks:
     """All ranks, as one session of this one sees them."""
 
-    def __init__(self, places: Places, kind: str) -> None:
-        """Take a place to speak at, among the sessions of a kind; nothing is said yet."""
-        self._place = places.take(kind, self)
+    def __init__(self, places: Places) -> None:
+        """Take a place to speak at; nothing is said yet."""
+        self._place = places.take(self)
         self._own: Figures | None = None
         self._all: list[Figures] = []  # once all have said it
         self._steps = 0
@@ -174,12 +172,10 @@ class Ranks:
         )
 
 
-def join_ranks(model: torch.nn.Module | None) -> Ranks | None:
+def join_ranks() -> Ranks | None:
     """Return the ranks of a session that begins; None if there are no others.
 
-    By the class of its model it belongs to those of other ranks, and by how many for that class are
-    open here: what else the ranks know of a model may differ, such as its layers in a pipeline.
+    It belongs to those that were entered on other ranks while as many were open there.
     """
-    kind = "" if model is None else type(model).__qualname__
     places = find_places()
-    return None if places is None else Ranks(places, kind)
+    return None if places is None else Ranks(places)

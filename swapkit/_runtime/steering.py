@@ -123,7 +123,7 @@ class Steering:
         """
         if self._aim.saved_plan is not None:
             self._adopt(*self._aim.saved_plan)
-        self._plans.join_ranks(self._find_model())
+        self._plans.join_ranks()
         with ExitStack() as undo:
             model = self._find_model()
             if model is not None:

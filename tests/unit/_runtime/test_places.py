@@ -25,12 +25,12 @@ class Process:
         self.rank = rank
         self.places = Places(lambda: store, rank=rank, count=count)
 
-    def enter(self, kind: str = "Model") -> Ranks:
-        return Ranks(self.places, kind)
+    def enter(self) -> Ranks:
+        return Ranks(self.places)
 
-    def spend_alone(self, steps: int, kind: str = "Model") -> None:
+    def spend_alone(self, steps: int) -> None:
         """Have a session that the other ranks do not have."""
-        alone = self.enter(kind)
+        alone = self.enter()
         for _ in range(steps):
             agree(alone, 1)
         alone.leave()
@@ -54,10 +54,10 @@ def assert_agreed(sessions: list[Ranks], budget: int = 4) -> None:
         assert ranks.find_budget(9 * MIB) == budget * MIB
 
 
-def assert_in_step(processes: list[Process], kind: str = "Model") -> None:
+def assert_in_step(processes: list[Process]) -> None:
     """Have all ranks enter a session and agree, twice."""
     for budget in 4, 3:
-        sessions = [process.enter(kind) for process in processes]
+        sessions = [process.enter() for process in processes]
         assert_agreed(sessions, budget)
         for ranks in sessions:
             ranks.leave()
@@ -76,18 +76,7 @@ def test_sessions_when_one_rank_had_more_before_then_those_of_all_agree(
         assert_in_step(processes)
 
 
-def test_sessions_when_one_rank_has_another_kind_open_then_those_of_all_agree() -> None:
-    first, second = start()
-    other = first.enter("Other")
-    assert not agree(other, 1)
-    assert_in_step([first, second])
-    other.leave()
-    assert_in_step([first, second], "Other")
-
-
-def test_sessions_when_two_of_a_kind_are_open_then_each_agrees_with_the_one_entered_as_early() -> (
-    None
-):
+def test_sessions_when_two_are_open_then_each_agrees_with_the_one_entered_as_early() -> None:
     first, second = start()
     early, late = ([process.enter() for process in (first, second)] for _ in range(2))
     assert not agree(late[0], 7)
@@ -97,7 +86,7 @@ def test_sessions_when_two_of_a_kind_are_open_then_each_agrees_with_the_one_ente
     assert [each.find_budget(9 * MIB) for each in (early[0], late[1])] == [5 * MIB, 7 * MIB]
 
 
-def test_sessions_when_one_of_a_kind_is_only_here_then_those_after_it_agree() -> None:
+def test_sessions_when_one_is_only_here_then_those_after_it_agree() -> None:
     first, second = start()
     alone, ours, theirs = first.enter(), first.enter(), second.enter()
     assert not agree(alone, 1)
@@ -176,11 +165,10 @@ def test_sessions_when_ranks_have_others_at_random_then_those_after_agree(seed: 
                 if chance.random() < 0.3:
                     ranks.leave()
             else:
-                opened.append(chance.choice(processes).enter(chance.choice(["Model", "Other"])))
+                opened.append(chance.choice(processes).enter())
         for ranks in opened:
             ranks.leave()
         assert_in_step(processes)
-        assert_in_step(processes, "Other")
 
 
 class Hung:

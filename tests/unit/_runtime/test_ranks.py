@@ -37,7 +37,7 @@ def group() -> Iterator[None]:
 
 def make_ranks(count: int, store: Any = None) -> list[Ranks]:
     shared = distributed.HashStore() if store is None else store
-    return [Ranks(Places(lambda: shared, rank=rank, count=count), "any") for rank in range(count)]
+    return [Ranks(Places(lambda: shared, rank=rank, count=count)) for rank in range(count)]
 
 
 def agree(ranks: Ranks, budget_bytes: int = 8 * MIB, floor_bytes: int = FLOOR_BYTES) -> bool:
@@ -138,7 +138,7 @@ def test_ranks_when_one_says_something_else_then_refused_once_and_this_one_goes_
 ) -> None:
     store = distributed.HashStore()
     first = make_ranks(2, store)[0]
-    store.set("swapkit/any/0/0/rank-1", said)
+    store.set("swapkit/0/0/rank-1", said)
     with pytest.raises(InvalidDocument, match=r"^rank 1 says b.* of its budget: expected two"):
         agree(first)
     assert agree(first)
@@ -167,7 +167,7 @@ def test_ranks_when_a_floor_is_above_the_smallest_budget_then_all_say_whose_and_
 def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ranks = join_ranks(None)
+    ranks = join_ranks()
     assert ranks is not None
     assert not agree(ranks)
     distributed.destroy_process_group()
@@ -182,10 +182,10 @@ def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
 def test_sessions_when_they_follow_each_other_then_each_agrees_anew() -> None:
     shared = distributed.distributed_c10d._get_default_store()
     for number in range(2):
-        ranks = join_ranks(None)
+        ranks = join_ranks()
         assert ranks is not None
         assert not agree(ranks, 4 * MIB)
-        own, other = f"swapkit//0/{number}/rank-0", f"swapkit//0/{number}/rank-1"
+        own, other = f"swapkit/0/{number}/rank-0", f"swapkit/0/{number}/rank-1"
         assert shared.get(own) == f"{4 * MIB} {FLOOR_BYTES}".encode()
         assert not shared.check([other])
         shared.set(other, f"{3 * MIB} 0")
@@ -195,9 +195,9 @@ def test_sessions_when_they_follow_each_other_then_each_agrees_anew() -> None:
 
 
 def test_ranks_when_there_are_no_others_then_none() -> None:
-    assert join_ranks(None) is None
+    assert join_ranks() is None
     distributed.init_process_group("fake", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert join_ranks(None) is None
+        assert join_ranks() is None
     finally:
         distributed.destroy_process_group()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 SEARCH_STEPS = 2
-OWN, OTHER = (f"swapkit/any/0/0/rank-{rank}" for rank in range(2))
+OWN, OTHER = (f"swapkit/0/0/rank-{rank}" for rank in range(2))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     shared = distributed.HashStore()
     monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
     places = Places(lambda: shared, rank=0, count=2)
-    monkeypatch.setattr(plan_making, "join_ranks", lambda _model: Ranks(places, "any"))
+    monkeypatch.setattr(plan_making, "join_ranks", lambda: Ranks(places))
     return shared
 
 
