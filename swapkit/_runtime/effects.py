@@ -77,10 +77,13 @@ _VIEWS = frozenset(
 # that. A repetition would return the memory as it was before. Other results may be overwritten in
 # that way, too: where a step is recorded, `recorder_bytes.py` finds those.
 _UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
-# A repetition has other bits: a part of the results is never written, or, of the last, an argument
-# that is read is overwritten.
+# A repetition has other bits: a part of the results is never written; or, of `lstsq`, LAPACK reads
+# memory that nobody has written; or, of the last, an argument that is read is overwritten.
 _INEXACT = frozenset(
-    {"mkldnn_rnn_layer", "_ctc_loss", "_sparse_mm_reduce_impl", "mkldnn_rnn_layer_backward"}
+    {
+        *("mkldnn_rnn_layer", "_ctc_loss", "_sparse_mm_reduce_impl", "linalg_lstsq"),
+        "mkldnn_rnn_layer_backward",
+    }
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -188,11 +191,6 @@ class Effects:
     def may_be_repeatable(self) -> bool:
         """Whether some calls can be repeated."""
         return not self._has_own_state and self.can_keep and not self.is_unsafe_view
-
-    @property
-    def may_write(self) -> bool:
-        """Whether some calls change an argument."""
-        return bool(self._declared or self._undeclared)
 
     def places(self) -> Places:
         """Return where the arguments are that `written`, `unread` and `is_repeatable` look at."""
