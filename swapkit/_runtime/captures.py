@@ -167,15 +167,11 @@ def _see_changes_of_all(known: int) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def see_writes(known: int) -> None:
-    """See all that change a tensor, declared or not, but for those that meet other ranks.
-
-    `known`: as in `places_of`.
-    """
-    _see_changes_of_all(known)
+def see_fills(known: int) -> None:
+    """See all that fill what autograd has saved by then. `known`: as in `places_of`."""
+    del known
     for function in _kernels():
-        effects = effects_of(function)
-        if effects.may_write and not effects.is_communication:
+        if effects_of(function).fills_saved:
             _see(function)
 
 

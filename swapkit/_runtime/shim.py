@@ -11,7 +11,7 @@ import importlib.machinery
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
@@ -61,11 +61,7 @@ class NameOperator(Protocol):
         """
 
 
-class WatchesWrites(Protocol):
-    """Is told of what operators are about to change."""
-
-    def __call__(self, function: Operator | None, tensors: Sequence[torch.Tensor], /) -> None:
-        """Note it. `tensors`: those that it changes. No function: one in a region inside did."""
+_Watcher: TypeAlias = "Callable[[Operator], None]"
 
 
 class CudaOwner(Protocol):
@@ -115,8 +111,8 @@ class Shim:
         # Operators that are computed again (`cpp/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
-        # Who is told of what this thread's operators change (`cpp/writes.hpp`); who was.
-        self.watch_writes: Callable[[WatchesWrites | None], WatchesWrites | None]
+        # Who is told of this thread's operators that change something (`cpp/writes.hpp`); who was.
+        self.watch_writes: Callable[[_Watcher | None], _Watcher | None]
         self.watch_writes = module.watch_writes
         size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))

@@ -2,6 +2,7 @@
 #include "capturing.hpp"
 
 #include "chosen.hpp"
+#include "failures.hpp"
 #include "following.hpp"
 #include "operators.hpp"
 #include "recipes.hpp"
@@ -319,7 +320,7 @@ class Kernel final : public c10::OperatorKernel {
             settle_written(named_, arguments);
         }
         if (is_watched()) {
-            tell_writes(named_, arguments);
+            tell_write(named_);
         }
     }
 
@@ -490,50 +491,6 @@ PyObject *settle_tensors(PyObject *, PyObject *args) {
 }
 
 } // namespace
-
-// The exception that is set, which is not any more.
-static Ref<> take_exception() {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != nullptr) {
-        PyException_SetTraceback(value, trace);
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return Ref<>::steal(value);
-}
-
-// Whether a signal handler raised it: then it waits for its turn. `tries`: of what others interrupt
-// again.
-static bool note_interruption(PyObject *error, int tries) {
-    for (; tries > 0; tries--) {
-        Ref<> is_noted = Ref<>::steal(PyObject_CallOneArg(links.note_interruption, error));
-        if (is_noted) {
-            return is_noted.get() == Py_True;
-        }
-        Ref<> other = take_exception();
-        (void)note_interruption(other.get(), tries - 1);
-    }
-    return false;
-}
-
-// A pending call of Python, which the main thread makes, as it runs handlers.
-static int raise_next(void *) { return raise_interruption() ? 0 : -1; }
-
-void swallow(const Named *named) {
-    constexpr int most_tries = 8;
-    if (PyErr_Occurred() == nullptr) {
-        return;
-    }
-    Ref<> error = take_exception();
-    if (note_interruption(error.get(), most_tries)) {
-        (void)Py_AddPendingCall(&raise_next, nullptr); // if there are too many: at the next hook
-    } else {
-        PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
-        PyErr_WriteUnraisable(named->function);
-    }
-}
 
 int &Deeper::depth() {
     static thread_local int depth = 0;

@@ -39,11 +39,6 @@ struct Named;
 // The operator of a number. Null: there is none, and an exception is set.
 const Named *named_at(std::size_t number);
 
-// Let an exception that is set be nobody's: torch runs an operator whose capture failed as if it
-// had not been named. What a signal handler raised waits for the main thread's next instruction of
-// Python.
-void swallow(const Named *named);
-
 // How many rows a table has.
 std::size_t capture_count(const CaptureTable &table);
 

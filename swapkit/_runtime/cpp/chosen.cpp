@@ -3,6 +3,7 @@
 
 #include "capturing.hpp"
 #include "carried.hpp"
+#include "failures.hpp"
 #include "marks.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,15 +1,11 @@
-// writes.cpp - what operators are about to change in place.
+// writes.cpp - who is told of operators that change something in place.
 #include "writes.hpp"
 
-#include "capturing.hpp"
+#include "failures.hpp"
 #include "links.hpp"
 #include "operators.hpp"
-#include "tensors.hpp"
-
-#include <ATen/core/Tensor.h>
 
 #include <utility>
-#include <vector>
 
 namespace swapkit {
 
@@ -31,55 +27,7 @@ class Unwatched {
     PyObject *former_;
 };
 
-bool append(PyObject *list, const at::Tensor &tensor) {
-    if (!tensor.defined()) {
-        return true;
-    }
-    Ref<> wrapped = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
-    return wrapped && PyList_Append(list, wrapped.get()) == 0;
-}
-
-bool append_value(PyObject *list, const c10::IValue &value) {
-    if (value.isTensor()) {
-        return append(list, value.toTensor());
-    }
-    if (value.isTensorList()) {
-        for (const at::Tensor &each : value.toTensorVector()) {
-            if (!append(list, each)) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-bool append_written(const Named *named, const c10::IValue *arguments, PyObject *list) {
-    for (std::size_t at : named->declared) {
-        if (!append_value(list, arguments[at])) {
-            return false;
-        }
-    }
-    if (!named->undeclared.empty() && named->is_training(arguments)) {
-        for (std::size_t at : named->undeclared) {
-            if (!append_value(list, arguments[at])) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-bool tell(const Named *named, const c10::IValue *arguments, PyObject *whom) {
-    Ref<> tensors = Ref<>::steal(PyList_New(0));
-    if (!tensors || !append_written(named, arguments, tensors.get())) {
-        return false;
-    }
-    PyObject *stack[] = {nullptr, named->function, tensors.get()};
-    return bool(Ref<>::steal(
-        PyObject_Vectorcall(whom, stack + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)));
-}
-
-// watch_writes(watcher): let it be told on this thread from now on, as watcher(function, tensors);
+// watch_writes(watcher): let it be told on this thread from now on, as watcher(function);
 // None: nobody is. Who was until now.
 PyObject *watch_writes(PyObject *, PyObject *argument) {
     PyObject *next = argument == Py_None ? nullptr : Py_NewRef(argument);
@@ -91,20 +39,17 @@ PyObject *watch_writes(PyObject *, PyObject *argument) {
 
 bool is_watched() { return watcher != nullptr; }
 
-void tell_writes(const Named *named, const c10::IValue *arguments) {
+void tell_write(const Named *named) {
     WithPython python;
     Deeper ours;
     OwnOperators unseen;
     Unwatched meanwhile;
-    if (tell(named, arguments, meanwhile.get())) {
+    if (Ref<>::steal(PyObject_CallOneArg(meanwhile.get(), named->function))) {
         return;
     }
-    bool is_out_of_memory = PyErr_ExceptionMatches(links.out_of_memory) != 0;
     swallow(named);
-    TORCH_CHECK_WITH(OutOfMemoryError, !is_out_of_memory, "swapkit: no memory to keep what ",
-                     named->op.schema().name(), " is about to change in a part that runs twice");
     TORCH_CHECK(false, "swapkit: what ", named->op.schema().name(),
-                " is about to change in a part that runs twice could not be kept");
+                " changes in a part that runs twice could not be noted");
 }
 
 PyMethodDef writes_functions[] = {

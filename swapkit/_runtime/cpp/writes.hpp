@@ -1,4 +1,4 @@
-// writes.hpp - who is told of what this thread's operators are about to change in place.
+// writes.hpp - who is told of this thread's operators that change something in place.
 //
 // Operators are seen that somebody has named (`capturing.hpp`).
 #ifndef SWAPKIT_WRITES_HPP
@@ -10,8 +10,8 @@ namespace swapkit {
 
 // Whether anybody on this thread is told. Without the interpreter.
 bool is_watched();
-// Tell of one run that is about to begin. Throws what was raised.
-void tell_writes(const Named *named, const c10::IValue *arguments);
+// Tell of one run that is about to begin. Throws if that raised.
+void tell_write(const Named *named);
 
 extern PyMethodDef writes_functions[];
 

@@ -78,7 +78,6 @@ class Captured:
         self._is_first = is_first
         self._look: Evidence | None = None  # of its own
         self._evidence: Evidence | None = None  # that or, of a region inside, the one around it
-        self._since = 0  # operators that had run by then, if somebody looks
 
     @untraced_itself
     def run(self) -> Any:  # noqa: ANN401 - whatever the function returns
@@ -105,8 +104,6 @@ class Captured:
         if self._is_first and _looks.evidence is None:
             self._look = Evidence()
             _looks.begin(self._look)
-        if _looks.evidence is not None:
-            self._since = _looks.evidence.count_run
 
     @untraced
     def _may_drop(self) -> bool:
@@ -127,21 +124,17 @@ class Captured:
     @untraced
     def _learn(self, sums: tuple[int, int, int], *, has_changed: bool) -> None:
         kept_bytes, again_bytes, moved = sums
-        if self._evidence is not None and self._must_run_once(self._evidence):
-            _known.note_once(self._call)
+        if self._evidence is not None and self._evidence.draws:
+            _known.note_draws(self._call)
         reason = ""
         if has_changed:
             reason = UNSEEN
-        elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes) and not _known.once(self._call):
+        elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes) and not _known.draws(self._call):
             reason = f"{format_bytes(kept_bytes)} of it cannot be computed again by operators alone"
         # Nobody has looked at what was moved.
         is_sure = self._evidence is not None and not moved
         if reason or is_sure:
             _known.note(self._call, reason)
-
-    def _must_run_once(self, evidence: Evidence) -> bool:
-        """Whether a second run would draw other numbers, or write what is there once more."""
-        return evidence.draws or evidence.writes_older(self._since)
 
 
 class _Looks(threading.local):
@@ -219,9 +212,8 @@ class _Known:
         self._found: OrderedDict[Hashable, str] = OrderedDict()
         self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._alike: OrderedDict[Hashable, str] = OrderedDict()  # of modules that are made alike
-        # Those that draw numbers from a generator of the user's: twice they would draw others. And
-        # those that change what outlives them, such as the statistics of a batch norm.
-        self._once: OrderedDict[Hashable, str] = OrderedDict()
+        # Those that draw numbers from a generator of the user's: twice they would draw others.
+        self._drawing: OrderedDict[Hashable, str] = OrderedDict()
 
     def find(self, call: Call) -> str | None:
         """Return why such calls run twice; None: nothing is known."""
@@ -241,13 +233,13 @@ class _Known:
             except TypeError:
                 return
 
-    def note_once(self, call: Call) -> None:
-        """Note that a call runs once, however much it keeps, unless something unseen writes."""
-        _put(self._once, call.key, "")
+    def note_draws(self, call: Call) -> None:
+        """Note that a call draws from a generator that only the user has."""
+        _put(self._drawing, call.key, "")
 
-    def once(self, call: Call) -> bool:
+    def draws(self, call: Call) -> bool:
         """Return whether that was noted of such calls."""
-        return call.key in self._once
+        return call.key in self._drawing
 
     def reason_for(self, owner: object) -> str:
         """Return why calls of a module or function have run twice; no text: none has."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.operators import Operator
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_BEFORE = -1  # all operators that were looked at
 _TORCH = "aten"  # whose changes are seen where they happen (`captures.py`)
 
 
@@ -64,9 +63,6 @@ class Evidence(OwnMode):
         self._eras: dict[int, _Era] = {}  # by the storage
         self._pairs: list[tuple[Slot | None, Slot | None]] = []  # that have to be the same
         self._is_unsure = False
-        self.count_run = 0  # operators
-        self._births: dict[int, int] = {}  # of storages: operators that had run
-        self._written: list[tuple[int, int]] = []  # when, and when that storage was made
         self.draws = False  # numbers from a generator that an operator was handed
 
     @untraced
@@ -84,17 +80,11 @@ class Evidence(OwnMode):
         self._look(leaves)
         results = func(*args, **kwargs)
         written = effects.written(args, kwargs)
-        self._note_written(written)
         if written and getattr(func, "namespace", "") != _TORCH:
             self._is_unsure = True
         self._begin(written)
         self._begin(tree_leaves(results), only_new=True)
-        self.count_run += 1
         return results
-
-    def writes_older(self, since: int) -> bool:
-        """Return whether an operator changed what had been made before so many had run."""
-        return any(when >= since > birth for when, birth in self._written)
 
     def has_changed(self) -> bool:
         """Return whether memory was changed unseen until now, as far as can be told."""
@@ -105,7 +95,6 @@ class Evidence(OwnMode):
         pairs, self._pairs = self._pairs, []
         self._checksums = Checksums()
         self._eras = {key: _Era(found, self._take(found)) for key, found in there.items()}
-        self._births = {key: birth for key, birth in self._births.items() if key in there}
         self._is_unsure = self._is_unsure or any(
             one is None or values.get(one) != values.get(other) for one, other in pairs
         )
@@ -127,19 +116,10 @@ class Evidence(OwnMode):
                 self._pairs.append((era.last, now))
                 era.last = now
 
-    def _note_written(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.numel():
-                key = tensor.untyped_storage()._cdata  # noqa: SLF001
-                birth = self._births.get(key, _BEFORE) if key in self._eras else _BEFORE
-                self._written.append((self.count_run, birth))
-
     def _begin(self, leaves: Iterable[object], *, only_new: bool = False) -> None:
         for tensor in filter(_is_looked_at, leaves):
             assert isinstance(tensor, torch.Tensor)
             storage = tensor.untyped_storage()
-            if only_new and storage._cdata not in self._eras:  # noqa: SLF001
-                self._births[storage._cdata] = self.count_run  # noqa: SLF001
             if not (only_new and storage._cdata in self._eras):  # noqa: SLF001
                 now = self._checksums.take(tensor)
                 self._eras[storage._cdata] = _Era(storage, now)  # noqa: SLF001

@@ -8,9 +8,9 @@ user has put them: so they are saved tensors like any others, which scopes and b
 nothing else holds them. The first run sees the very objects of the user's call; a recomputation
 sees copies of the containers that held tensors.
 
-What runs in such a region runs twice. The buffers of its module are put back then (`writes.py`), so
-a batch norm counts its batch once; whatever else the function changes happens twice. Where no
-gradient is recorded, and inside of function transforms and tracers, a region is a plain call.
+What runs in such a region runs twice. As with torch's checkpoint a batch norm counts its batch
+twice, and so does whatever else the function changes. Where no gradient is recorded, and inside of
+function transforms and tracers, a region is a plain call.
 
 A kept operator (`selection.py`) runs once; `digests.py` checks that all do the same in the second
 run; `collectives.py` and `slices.py` are about several ranks.
@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from swapkit._runtime.guards import hidden, untraced, untraced_itself
+from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.caches import find_caches
 from swapkit._runtime.recompute.captured import capture
+from swapkit._runtime.recompute.fills import Fills
 from swapkit._runtime.recompute.settings import Settings
 from swapkit._runtime.recompute.watching import make_watcher
-from swapkit._runtime.recompute.writes import Writes
 from swapkit._runtime.runtime import get_runtime
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _autograd = torch._C._autograd  # noqa: SLF001
 _disabled_message = _autograd._saved_tensors_hooks_get_disabled_error_message  # noqa: SLF001
-_top_hooks = _autograd._top_saved_tensors_default_hooks  # noqa: SLF001
 _innermost_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
 _dispatch_mode = torch._C._get_dispatch_mode  # noqa: SLF001
 _PROXY = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001
@@ -119,12 +118,11 @@ class Region:
         self._first: _Call | None = _Call(function, args, kwargs)
         self._caches = find_caches(args, kwargs)
         self._template = Template((function, args, kwargs))
-        module = _module_of(function, args)
-        self._watcher = make_watcher(terms, self._swapper, module)
+        self._watcher = make_watcher(terms, self._swapper, _module_of(function, args))
         self._slices: Slices | None = None
         self._group = terms.slice_group
         self._settings = Settings.note()
-        self._writes = Writes(module)
+        self._fills = Fills()
 
     @untraced
     def take_tensors(self) -> list[torch.Tensor]:
@@ -139,21 +137,17 @@ class Region:
     @untraced_itself
     def __call__(self, *tensors: torch.Tensor) -> Any:  # noqa: ANN401 - of the user's function
         """Run at first, with the user's own objects; and again, with these tensors."""
-        save = _pack_of_torchs_checkpoint()
         first, self._first = self._first, None
-        if first is None:
-            self._run_again(tensors)
-            result = None
-        else:
-            watched = (
-                contextlib.nullcontext() if self._watcher is None else self._watcher.watching()
-            )
-            with watched, self._writes.noting():
-                result = first.function(*first.args, **first.kwargs)
-            if self._caches is not None:
-                self._caches.end()
-        if self._writes.must_end:
-            _save_nothing(save)
+        with self._fills.ending():
+            return self._run_again(tensors) if first is None else self._run_first(first)
+
+    @untraced_itself
+    def _run_first(self, first: _Call) -> Any:  # noqa: ANN401 - of the user's function
+        watched = contextlib.nullcontext() if self._watcher is None else self._watcher.watching()
+        with watched, self._fills.noting():
+            result = first.function(*first.args, **first.kwargs)
+        if self._caches is not None:
+            self._caches.end()
         return result
 
     @untraced_itself
@@ -166,25 +160,8 @@ class Region:
         if self._caches is not None:
             args, kwargs = self._caches.replace(args, kwargs)
         watched = contextlib.nullcontext() if self._watcher is None else self._watcher.replaying()
-        with self._settings.again(), self._writes.undone(), watched:
+        with self._settings.again(), watched:
             function(*args, **kwargs)
-
-
-@untraced
-def _pack_of_torchs_checkpoint() -> Callable[[torch.Tensor], object]:
-    """Return what it has autograd save by. It has just begun a run, so its hooks are on top."""
-    pair = _top_hooks(True)  # noqa: FBT003
-    assert pair is not None
-    pack: Callable[[torch.Tensor], object] = pair[0]
-    return pack
-
-
-@untraced
-def _save_nothing(pack: Callable[[torch.Tensor], object]) -> None:
-    """Save a tensor that nobody needs, last: a second run stops where it does so."""
-    with hidden():
-        nothing = torch.empty(0)
-    pack(nothing)
 
 
 def _module_of(function: Callable[..., Any], args: tuple[Any, ...]) -> torch.nn.Module | None:

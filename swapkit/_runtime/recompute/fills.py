@@ -1,0 +1,63 @@
+"""What operators fill after autograd has saved it, as `rrelu` its noise.
+
+Torch's checkpoint stops a second run at what is saved last, which would then never be filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.captures import see_fills
+from swapkit._runtime.effects import effects_of
+from swapkit._runtime.guards import hidden, untraced
+from swapkit._runtime.runtime import get_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.operators import Operator
+
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001
+
+
+class Fills:
+    """Whether the first run of a region has filled what was saved: a second one has to end then."""
+
+    def __init__(self) -> None:
+        """Nothing has run yet."""
+        self._must_end = False
+        self._around: Callable[[Operator], None] | None = None
+
+    @contextlib.contextmanager
+    @untraced
+    def noting(self) -> Iterator[None]:
+        """Look at what the first run fills."""
+        shim = get_runtime().shim
+        see_fills(shim.operators_known())
+        self._around = shim.watch_writes(self._note)
+        try:
+            yield
+        finally:
+            shim.watch_writes(self._around)
+            self._around = None
+
+    @contextlib.contextmanager
+    @untraced
+    def ending(self) -> Iterator[None]:
+        """Let a run of the region, which has just begun, end with what is saved last."""
+        pair = _top_hooks(True)  # noqa: FBT003
+        assert pair is not None  # torch's checkpoint has put its own on top
+        yield
+        if self._must_end:
+            with hidden():
+                nothing = torch.empty(0)
+            pair[0](nothing)
+
+    @untraced
+    def _note(self, function: Operator) -> None:
+        self._must_end = self._must_end or effects_of(function).fills_saved
+        if self._around is not None:  # a region in a region
+            self._around(function)
