@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed
+import torch.testing._internal.distributed.fake_pg  # knows the backend "fake"
 
 from swapkit._runtime.places import Places
 from swapkit._runtime.ranks import MOST_NAMED, PATIENCE_STEPS, Ranks, join_ranks
