@@ -309,7 +309,9 @@ void agenda_needed(Mover *mover, Group *group) {
 }
 
 void agenda_unplan(Mover *mover, Group *group) {
-    if (!is_planned(group)) {
+    const Departure &departure = group->departure;
+    const bool is_ended = departure.has_end && departure.end.clock == plan_clock; // by the plan
+    if (!is_planned(group) && !is_ended) {
         return;
     }
     stay(mover, group);
@@ -346,8 +348,10 @@ bool send(Mover *mover, Group *group) {
     if (group->terms.prefetch != no_prefetch && !timing_saved(mover, group, &departure, &arrival)) {
         return false;
     }
+    // A plan's group leaves as the scope says from now on, and no more as the plan does.
     const bool is_leaving =
-        group->line == Line::starts || group->line == Line::leaves || group->line == Line::bound;
+        !is_planned(group) &&
+        (group->line == Line::starts || group->line == Line::leaves || group->line == Line::bound);
     agenda_arrive(mover, group, arrival);
     if (!is_leaving && !agenda_depart(mover, group, departure)) {
         return false;

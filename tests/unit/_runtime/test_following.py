@@ -8,7 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from torch import nn
 
+import swapkit
 from swapkit._native.backend import Backend
 from swapkit._native.sched import State
 from swapkit._runtime.following import Following
@@ -17,8 +20,10 @@ from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import EventKind
 from tests.support import MIB
 from tests.unit._runtime.following_rig import (
+    Apply,
     Course,
     States,
+    Twice,
     assert_same,
     event_of,
     forward_end,
@@ -29,7 +34,7 @@ from tests.unit._runtime.following_rig import (
 )
 
 if TYPE_CHECKING:
-    import torch
+    from swapkit.ir.traces import Trace
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -302,3 +307,71 @@ def test_following_when_the_swapper_is_of_no_session_then_refused() -> None:
         course.swapper.events = None
         with pytest.raises(SessionError):
             Following(course.swapper, course.model, trace, Plan(decisions=(), budget_bytes=1))
+
+
+# ---- scopes --------------------------------------------------------------------------------------
+
+
+class SaveAgain:
+    """A function that also saves in a scope what it has saved before, once that is on."""
+
+    is_on = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        z = y.cos()
+        with swapkit.offload(min_bytes=1):
+            again = (y if self.is_on else y.detach()).square()
+        return z + again
+
+
+def save_again(course: Course) -> None:
+    course.model[0].function.is_on = True  # type: ignore[index]
+
+
+def late_release_of(trace: Trace) -> Decision:
+    return Decision(
+        storage=made_by(trace, "aten.sin")[0], action=Action.SWAP, release=forward_end(trace)
+    )
+
+
+def test_storage_when_saved_again_in_a_scope_then_it_leaves_as_the_scope_says() -> None:
+    course = Course(nn.Sequential(Apply(SaveAgain()), Twice()))
+    expected = plain(course, Course.step, save_again, Course.step)
+    with course.running():
+        trace = course.record()
+        late = late_release_of(trace)
+        saved = event_of(trace, late.storage, EventKind.SAVE)
+        save_again(course)
+        with course.following_plan(trace, late) as following:
+            states = watch(course, saved)
+            assert following.end_step().deviation is None
+    ends = [n for n, event in enumerate(trace.events) if event.operator <= forward_end(trace)]
+    assert State.OUT in states[: ends[-1] - saved]
+    assert_same(course, expected)
+
+
+def test_storage_when_saved_again_in_a_scope_and_the_plan_ends_then_it_leaves_all_the_same() -> (
+    None
+):
+    held = Backend.delay(Backend.cpu())
+    course = Course(nn.Sequential(Apply(SaveAgain()), Twice()), backend=held)
+    with course.running():
+        trace = course.record()
+        late = late_release_of(trace)
+        saved = event_of(trace, late.storage, EventKind.SAVE)
+        save_again(course)
+        with course.following_plan(trace, late):
+            states = States(course, [saved])
+            course.hooks.packer.observer = states
+            states.drain = lambda: None
+            y = course.model(course.batch())  # not the loss, where the plan would wait for it
+            course.hooks.packer.observer = None
+        packed = states.groups[saved]
+        assert States.state_of(packed) is State.COPYING_OUT
+        held.release_copies()
+        course.swapper.scheduler.drain()
+        with swapkit.offload(min_bytes=1):  # at whose end all that scopes send out leaves
+            pass
+        assert States.state_of(packed) is State.OUT
+        y.sum().backward()
