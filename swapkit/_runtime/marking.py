@@ -67,7 +67,7 @@ class Choosing(Protocol):
         """Begin."""
 
     def __exit__(self, *_: object) -> None:
-        """End, on the same thread."""
+        """End: on another thread than it began on, where that one next looks."""
 
 
 class MakeChoosing(Protocol):
@@ -205,12 +205,13 @@ def mark_operators(rows: OperatorRows) -> Iterator[None]:
         runtime = get_runtime()
         choosing = runtime.shim.choosing(rows.choices(), runtime.tracker, not has_foreign_mode())
         entry = rows, choosing
-        _running.stack.append(entry)
+        stack = _running.stack  # another thread may close this generator
+        stack.append(entry)
         try:
             with choosing:
                 yield
         finally:
-            _running.stack.remove(entry)
+            stack.remove(entry)
 
 
 @contextlib.contextmanager

@@ -37,15 +37,23 @@ struct Choices {
     ChoiceTable *table;
 };
 
-// Entered and left on one thread.
+// What a thread has open, on its own list, which only that thread changes. Others may end it: then
+// it is over, and the thread takes it out where it next looks.
+struct Open {
+    Choices *choices;  // owned; null: it only carries
+    PyObject *tracker; // owned: who knows which module runs
+    Open *outer;       // of the same thread
+    long tag;          // of the module
+    bool may_recompute;
+    std::atomic<bool> is_over; // set with the interpreter, read without
+};
+
 struct Choosing {
     PyObject ob_base;
-    Choices *choices;     // owned; null: it only carries
-    PyObject *tracker;    // owned: who knows which module runs
-    Choosing *outer;      // borrowed, while it is open: of the same thread
-    unsigned long thread; // on which it is open
-    long tag;             // of the module
-    char is_open, may_recompute;
+    Choices *choices;  // owned; null: it only carries
+    PyObject *tracker; // owned
+    Open *open;        // null: it is not, or no more
+    bool may_recompute;
 };
 
 // What was captured on a thread since its outermost carrier began.
@@ -56,7 +64,8 @@ struct Carrier {
 };
 
 // The thread's own. Not objects: a thread may end where there is no interpreter.
-thread_local Choosing *choosing_here = nullptr; // that has a table
+thread_local Open *open_here = nullptr;     // all
+thread_local Open *choosing_here = nullptr; // the innermost that has a table
 thread_local Carrier *carrier = nullptr;
 
 Choices *as_choices(PyObject *self) { return reinterpret_cast<Choices *>(self); }
@@ -186,27 +195,46 @@ bool carry_end() {
     return true;
 }
 
-void take_out(Choosing *choosing) {
-    for (Choosing **at = &choosing_here; *at != nullptr; at = &(*at)->outer) {
-        if (*at == choosing) {
-            *at = choosing->outer;
-            return;
-        }
+void find_choosing() {
+    choosing_here = open_here;
+    while (choosing_here != nullptr && choosing_here->choices == nullptr) {
+        choosing_here = choosing_here->outer;
     }
 }
 
-// Let it hold no more. False: an exception is set.
+// Take the innermost that is over off this thread's list; null: none is.
+Open *take_over() {
+    Open **at = &open_here;
+    while (*at != nullptr && !(*at)->is_over) {
+        at = &(*at)->outer;
+    }
+    Open *over = *at;
+    if (over != nullptr) {
+        *at = over->outer;
+        find_choosing();
+    }
+    return over;
+}
+
+// Let what is over hold no more on this thread. False: an exception is set.
+bool clear_over() {
+    bool is_done = true;
+    for (Open *over = take_over(); over != nullptr; over = is_done ? take_over() : nullptr) {
+        is_done = over->choices == nullptr || watch_end();
+        is_done = carry_end() && is_done;
+        Py_XDECREF(as_object(over->choices));
+        Py_DECREF(over->tracker);
+        delete over;
+    }
+    return is_done;
+}
+
+// Let it hold no more, at once if this thread has it open. False: an exception is set.
 bool close_choosing(Choosing *choosing) {
-    if (choosing->is_open == 0) {
-        return true;
+    if (Open *open = std::exchange(choosing->open, nullptr)) {
+        open->is_over = true;
     }
-    choosing->is_open = 0;
-    bool is_sent = true;
-    if (choosing->choices != nullptr) {
-        take_out(choosing);
-        is_sent = watch_end();
-    }
-    return carry_end() && is_sent;
+    return clear_over();
 }
 
 // Choosing(table or None, tracker, may_recompute)
@@ -224,28 +252,35 @@ PyObject *choosing_make(PyTypeObject *type, PyObject *args, PyObject *) {
         Choosing *choosing = as_choosing(made.get());
         choosing->choices = choices == Py_None ? nullptr : as_choices(Py_NewRef(choices));
         choosing->tracker = Py_NewRef(tracker);
-        choosing->may_recompute = static_cast<char>(may_recompute);
+        choosing->may_recompute = may_recompute != 0;
     }
     return made.release();
 }
 
 PyObject *choosing_enter(PyObject *self, PyObject *) {
     Choosing *choosing = as_choosing(self);
-    if (choosing->is_open != 0) {
+    if (choosing->open != nullptr) {
         PyErr_SetString(PyExc_RuntimeError, "it holds already");
         return nullptr;
     }
-    if (choosing->choices != nullptr) {
-        choosing->tag = current_tag(choosing->tracker); // of the module, which has just begun
-        if (PyErr_Occurred() != nullptr) {
-            return nullptr;
-        }
-        choosing->outer = std::exchange(choosing_here, choosing);
+    bool has_table = choosing->choices != nullptr;
+    long tag =
+        has_table ? current_tag(choosing->tracker) : 0; // of the module, which has just begun
+    if (PyErr_Occurred() != nullptr || !clear_over()) {
+        return nullptr;
+    }
+    Py_XINCREF(as_object(choosing->choices));
+    choosing->open = open_here = new Open{.choices = choosing->choices,
+                                          .tracker = Py_NewRef(choosing->tracker),
+                                          .outer = open_here,
+                                          .tag = tag,
+                                          .may_recompute = choosing->may_recompute,
+                                          .is_over = false};
+    if (has_table) {
+        choosing_here = choosing->open;
         watch_begin();
     }
     carry_begin();
-    choosing->thread = PyThread_get_thread_ident();
-    choosing->is_open = 1;
     return Py_NewRef(self);
 }
 
@@ -255,9 +290,7 @@ PyObject *choosing_exit(PyObject *self, PyObject *) {
 
 void choosing_free(PyObject *self) {
     Choosing *choosing = as_choosing(self);
-    // An interruption may have been why nobody has left it. Another thread's is not this one's to
-    // leave; it goes with what refers to it.
-    if (choosing->is_open != 0 && choosing->thread == PyThread_get_thread_ident()) {
+    if (choosing->open != nullptr) { // an interruption may have been why nobody has left it
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         if (!close_choosing(choosing)) {
@@ -273,11 +306,15 @@ void choosing_free(PyObject *self) {
 // runs(): whether the module's own operators run here, and not those of one inside.
 PyObject *choosing_runs(PyObject *self, PyObject *) {
     Choosing *choosing = as_choosing(self);
-    if (choosing_here != choosing) {
+    if (!clear_over()) {
+        return nullptr;
+    }
+    const Open *open = choosing->open;
+    if (open == nullptr || choosing_here != open) {
         Py_RETURN_FALSE;
     }
-    long tag = current_tag(choosing->tracker);
-    return PyErr_Occurred() != nullptr ? nullptr : PyBool_FromLong(tag == choosing->tag);
+    long wanted = open->tag, tag = current_tag(choosing->tracker);
+    return PyErr_Occurred() != nullptr ? nullptr : PyBool_FromLong(tag == wanted);
 }
 
 PyMethodDef choosing_methods[] = {
@@ -332,7 +369,16 @@ Packer *choosing_packer() {
 }
 
 const Chosen *chosen_for(const Named *named, const Stack &stack) {
-    const Choosing *here = choosing_here;
+    if (choosing_here->is_over) {
+        WithPython python;
+        if (!clear_over()) {
+            swallow(named);
+        }
+    }
+    const Open *here = choosing_here;
+    if (here == nullptr || here->is_over) {
+        return nullptr;
+    }
     auto found = here->choices->table->kind_of.find(named);
     if (found == here->choices->table->kind_of.end()) {
         return nullptr;
@@ -352,7 +398,7 @@ const Chosen *chosen_for(const Named *named, const Stack &stack) {
     }
     Chosen &kind = here->choices->table->kinds[found->second];
     kind.seen++;
-    bool holds = kind.swaps || (kind.recomputes && here->may_recompute != 0);
+    bool holds = kind.swaps || (kind.recomputes && here->may_recompute);
     if (!holds || choosing_packer() == nullptr) {
         return nullptr;
     }

@@ -9,7 +9,8 @@
 // The operators of a module inside are none of its own; nor does anything hold in backward, where
 // gradients are off, in regions, and where hooks of others see what is saved.
 //
-// What a thread has open is its own; the counts of a table are guarded by the interpreter.
+// What a thread has open is its own, and what another thread ends, as a generator's that it closes,
+// it takes down itself. The counts of a table are guarded by the interpreter.
 #ifndef SWAPKIT_CHOSEN_HPP
 #define SWAPKIT_CHOSEN_HPP
 
