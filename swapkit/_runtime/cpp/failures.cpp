@@ -4,6 +4,8 @@
 #include "links.hpp"
 #include "operators.hpp"
 
+#include <vector>
+
 namespace swapkit {
 
 namespace {
@@ -21,18 +23,9 @@ Ref<> take_exception() {
     return Ref<>::steal(value);
 }
 
-// Whether a signal handler raised it: then it waits for its turn. Another handler may interrupt
-// that, so often.
-bool keep_interruption(PyObject *error, int tries) {
-    for (; tries > 0; tries--) {
-        Ref<> is_kept = Ref<>::steal(PyObject_CallOneArg(links.note_interruption, error));
-        if (is_kept) {
-            return is_kept.get() == Py_True;
-        }
-        Ref<> other = take_exception();
-        (void)keep_interruption(other.get(), tries - 1);
-    }
-    return false;
+void report(const Named *named, const Ref<> &error) {
+    PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
+    PyErr_WriteUnraisable(named->function);
 }
 
 // A pending call of Python, which the main thread makes, as it runs handlers.
@@ -41,16 +34,28 @@ int raise_next(void *) { return raise_interruption() ? 0 : -1; }
 } // namespace
 
 void swallow(const Named *named) {
-    constexpr int most_tries = 8;
+    constexpr int most_tries = 16;
     if (PyErr_Occurred() == nullptr) {
         return;
     }
-    Ref<> error = take_exception();
-    if (keep_interruption(error.get(), most_tries)) {
-        (void)Py_AddPendingCall(&raise_next, nullptr); // if there are too many: at the next hook
-    } else {
-        PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
-        PyErr_WriteUnraisable(named->function);
+    std::vector<Ref<>> left;
+    left.push_back(take_exception());
+    for (int tries = 0; !left.empty() && tries < most_tries; tries++) {
+        Ref<> is_kept =
+            Ref<>::steal(PyObject_CallOneArg(links.note_interruption, left.back().get()));
+        if (!is_kept) { // a signal handler has raised in there
+            left.push_back(take_exception());
+            continue;
+        }
+        if (is_kept.get() == Py_True) {
+            (void)Py_AddPendingCall(&raise_next, nullptr); // if they are too many: at the next hook
+        } else {
+            report(named, left.back());
+        }
+        left.pop_back();
+    }
+    for (const Ref<> &each : left) {
+        report(named, each);
     }
 }
 
