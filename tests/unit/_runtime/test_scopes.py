@@ -278,3 +278,22 @@ def test_scope_when_its_graphs_are_dropped_then_nothing_is_left() -> None:
     gc.collect()
     swapper.scheduler.drain()
     assert swapper.scheduler.stats().host_bytes == before
+
+
+# ---- what is saved -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", [swapkit.keep, partial(swapkit.offload, min_bytes=1)])
+def test_tensor_when_its_data_are_replaced_after_it_was_saved_then_those_of_the_save_are_used(
+    scope: Callable[[], Any],
+) -> None:
+    def run(*, replaces: bool) -> torch.Tensor:
+        x = leaf()
+        with scope():
+            y = x.exp()
+            z = y.sin()
+            if replaces:
+                y.data = torch.zeros_like(y)
+        return torch.autograd.grad(z.sum(), x)[0]
+
+    assert torch.equal(run(replaces=True), run(replaces=False))
