@@ -192,7 +192,7 @@ def _see(function: OpOverload) -> int:
     return get_runtime().shim.name_operator(
         function,
         (schema.name, schema.overload_name),
-        (effects.may_be_repeatable, may_be_random(function)),
+        (effects.may_be_repeatable, may_be_random(function), effects.fills_saved),
         effects.places(),
     )
 

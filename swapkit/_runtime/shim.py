@@ -11,7 +11,7 @@ import importlib.machinery
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -53,15 +53,18 @@ class NameOperator(Protocol):
     """Sees the runs of an operator from now on."""
 
     def __call__(
-        self, function: Operator, name: tuple[str, str], kind: tuple[bool, bool], places: Places, /
+        self,
+        function: Operator,
+        name: tuple[str, str],
+        kind: tuple[bool, bool, bool],
+        places: Places,
+        /,
     ) -> int:
         """Return its number.
 
-        `name`: with its overload. `kind`: whether calls can be repeated, and may be random.
+        `name`: with its overload. `kind`: whether calls can be repeated, may be random, and may
+        fill what autograd has saved by then.
         """
-
-
-_Watcher: TypeAlias = "Callable[[Operator], None]"
 
 
 class CudaOwner(Protocol):
@@ -111,9 +114,8 @@ class Shim:
         # Operators that are computed again (`cpp/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
-        # Who is told of this thread's operators that change something (`cpp/writes.hpp`); who was.
-        self.watch_writes: Callable[[_Watcher | None], _Watcher | None]
-        self.watch_writes = module.watch_writes
+        # How many operators this thread has run that fill what autograd has saved by then.
+        self.fills_run: Callable[[], int] = module.fills_run
         size = ctypes.c_size_t
         self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
         self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))

@@ -8,7 +8,6 @@
 #include "recipes.hpp"
 #include "regions.hpp"
 #include "standby.hpp"
-#include "writes.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -64,6 +63,9 @@ struct Cursor {
 };
 
 thread_local Cursor cursor;
+
+// How many operators this thread has run that fill what autograd has saved by then.
+thread_local std::uint64_t fills = 0;
 
 std::size_t Cursor::count(const Named *named) {
     auto known = std::find_if(counts.begin(), counts.end(),
@@ -319,9 +321,7 @@ class Kernel final : public c10::OperatorKernel {
         if (may_settle_any()) {
             settle_written(named_, arguments);
         }
-        if (is_watched()) {
-            tell_write(named_);
-        }
+        fills += named_->fills_saved ? 1 : 0;
     }
 
     // Run it where no user has chosen anything for it.
@@ -415,16 +415,17 @@ bool read_places(PyObject *tuple, std::vector<std::size_t> *out) {
     return PyErr_Occurred() == nullptr;
 }
 
-// name_operator(function, (name, overload), (can_repeat, may_be_random), (declared, undeclared,
-// barred, flag, chance)): see the runs of an operator from now on; its number. Once for each.
+// name_operator(function, (name, overload), (can_repeat, may_be_random, fills_saved), (declared,
+// undeclared, barred, flag, chance)): see the runs of an operator from now on; its number. Once for
+// each.
 PyObject *name_operator(PyObject *, PyObject *args) {
     PyObject *function, *declared, *undeclared, *barred;
     const char *name, *overload;
-    int can_repeat, may_be_random;
+    int can_repeat, may_be_random, fills_saved;
     Py_ssize_t flag, chance;
-    if (PyArg_ParseTuple(args, "O(ss)(pp)(O!O!O!nn):name_operator", &function, &name, &overload,
-                         &can_repeat, &may_be_random, &PyTuple_Type, &declared, &PyTuple_Type,
-                         &undeclared, &PyTuple_Type, &barred, &flag, &chance) == 0) {
+    if (PyArg_ParseTuple(args, "O(ss)(ppp)(O!O!O!nn):name_operator", &function, &name, &overload,
+                         &can_repeat, &may_be_random, &fills_saved, &PyTuple_Type, &declared,
+                         &PyTuple_Type, &undeclared, &PyTuple_Type, &barred, &flag, &chance) == 0) {
         return nullptr;
     }
     auto &dispatcher = c10::Dispatcher::singleton();
@@ -443,6 +444,7 @@ PyObject *name_operator(PyObject *, PyObject *args) {
                    .chance = chance,
                    .can_repeat = can_repeat != 0,
                    .may_be_random = may_be_random != 0,
+                   .fills_saved = fills_saved != 0,
                    .gives_view = PyTuple_GET_SIZE(declared) == 0 && returns_alias(*op)};
     if (!read_places(declared, &named.declared) || !read_places(undeclared, &named.undeclared) ||
         !read_places(barred, &named.barred)) {
@@ -463,6 +465,10 @@ PyObject *name_operator(PyObject *, PyObject *args) {
         nullptr, "swapkit: operators that are computed again"));
     return PyLong_FromSize_t(names.size() - 1);
 }
+
+// fills_run(): how many operators that fill what autograd has saved by then, as rrelu its noise,
+// this thread has run so far, of those that are seen.
+PyObject *fills_run(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(fills); }
 
 // settle(tensors, is_over, only_chosen): settle the recipes of what lies in these tensors' memory;
 // or of these only those that users have chosen for operators.
@@ -563,6 +569,7 @@ std::size_t capture_count(const CaptureTable &table) { return table.rows.size();
 PyMethodDef capture_functions[] = {
     {"name_operator", shielded<name_operator>, METH_VARARGS, nullptr},
     {"settle", shielded<settle_tensors>, METH_VARARGS, nullptr},
+    {"fills_run", shielded<fills_run>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -13,7 +13,6 @@
 #include "standby.hpp"
 #include "streams.hpp"
 #include "timing.hpp"
-#include "writes.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -477,7 +476,6 @@ PyMODINIT_FUNC PyInit__shim() {
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
     if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
         PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), writes_functions) != 0 ||
         PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
         PyModule_AddFunctions(made.get(), rest_functions) != 0 ||
         PyModule_AddFunctions(made.get(), stack_functions) != 0) {

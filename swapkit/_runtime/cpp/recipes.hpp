@@ -47,7 +47,8 @@ struct Named {
     std::ptrdiff_t flag;                 // the argument; -1: there is none
     std::ptrdiff_t chance;               // the argument without which nothing is random; likewise
     bool can_repeat, may_be_random;
-    bool gives_view; // a result is memory of an argument
+    bool fills_saved; // it may fill what autograd has saved by then
+    bool gives_view;  // a result is memory of an argument
 
     // Run it as if it were not seen.
     void run(c10::DispatchKeySet keys, Stack *stack) const;

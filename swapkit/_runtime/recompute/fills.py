@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.captures import see_fills
-from swapkit._runtime.effects import effects_of
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.runtime import get_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from swapkit._runtime.operators import Operator
+    from collections.abc import Iterator
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001
 
@@ -29,7 +26,6 @@ class Fills:
     def __init__(self) -> None:
         """Nothing has run yet."""
         self._must_end = False
-        self._around: Callable[[Operator], None] | None = None
 
     @contextlib.contextmanager
     @untraced
@@ -37,12 +33,9 @@ class Fills:
         """Look at what the first run fills."""
         shim = get_runtime().shim
         see_fills(shim.operators_known())
-        self._around = shim.watch_writes(self._note)
-        try:
-            yield
-        finally:
-            shim.watch_writes(self._around)
-            self._around = None
+        before = shim.fills_run()
+        yield
+        self._must_end = shim.fills_run() != before
 
     @contextlib.contextmanager
     @untraced
@@ -55,9 +48,3 @@ class Fills:
             with hidden():
                 nothing = torch.empty(0)
             pair[0](nothing)
-
-    @untraced
-    def _note(self, function: Operator) -> None:
-        self._must_end = self._must_end or effects_of(function).fills_saved
-        if self._around is not None:  # a region in a region
-            self._around(function)
