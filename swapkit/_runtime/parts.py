@@ -389,4 +389,6 @@ def _run(
 ) -> object:
     if isinstance(function, PartForward):
         function = function._rebound().__wrapped__  # noqa: SLF001
+    if torch._C._is_tracing():  # noqa: SLF001 - torch.jit.trace: what it calls runs without autograd's
+        return function(*args, **kwargs)
     return part.run(function, args, kwargs)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class _Entered(NamedTuple):
     """A scope that a thread has open."""
 
+    scope: Scope
     hooks: Hooks
     is_alone: bool  # it began outside of any session, whose figures name modules
 
@@ -56,7 +57,7 @@ class Scope:
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
             )
         hooks = Hooks(swapper, choice)
-        entered = _Entered(hooks, is_alone=not runtime.active)
+        entered = _Entered(self, hooks, is_alone=not runtime.active)
         runtime.tracker.start(is_scope=entered.is_alone)
         try:
             hooks.enter()
@@ -75,14 +76,17 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not _open.stack:
+        stack = _open.stack
+        entered = next((each for each in reversed(stack) if each.scope is self), None)
+        if entered is None:
             raise SessionError("a scope must end on the thread that it began on")
-        hooks, is_alone = _open.stack.pop()
+        stack.remove(entered)
+        hooks = entered.hooks
         try:
             hooks.leave()
         finally:
-            get_runtime().tracker.stop(is_scope=is_alone)
-        if all(scope.hooks.choice.action is not Action.SWAP for scope in _open.stack):
+            get_runtime().tracker.stop(is_scope=entered.is_alone)
+        if all(each.hooks.choice.action is not Action.SWAP for each in stack):
             hooks.swapper.end_scope()
 
 

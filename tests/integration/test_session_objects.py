@@ -314,7 +314,7 @@ def test_model_when_exported_in_every_stage_then_as_outside(compile_it: Any) -> 
 
 
 @ignores
-@pytest.mark.parametrize("compile_it", [export, script])
+@pytest.mark.parametrize("compile_it", COMPILERS)
 @pytest.mark.parametrize("name", CHOICES)
 def test_model_with_choices_when_exported_then_as_without(name: str, compile_it: Any) -> None:
     model, x = choose(name), torch.ones(2, 8)

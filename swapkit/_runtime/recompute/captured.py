@@ -33,7 +33,7 @@ from swapkit._runtime.hooks import Hooks, around_region
 from swapkit._runtime.modes import has_foreign_mode
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.evidence import Evidence
-from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of
+from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
 from swapkit._runtime.recompute.watching import check_operators
 from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.scopes import innermost_choice, resting_choice
@@ -266,7 +266,9 @@ def _form(owner: object) -> Hashable:
         return kind_of(owner)
     form = _forms.get(owner)
     if form is None:
-        form = _forms[owner] = tuple(number_of(type(each)) for each in owner.modules())
+        form = _forms[owner] = tuple(
+            (number_of(type(each)), options_of(each)) for each in owner.modules()
+        )
     return form
 
 

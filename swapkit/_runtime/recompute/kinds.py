@@ -37,7 +37,7 @@ def kind_of(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401 - anyt
     elif isinstance(thing, torch.Tensor):
         found = type(thing).__qualname__
     elif isinstance(thing, torch.nn.Module):
-        found = (number_of(thing), _modes(thing), _options(thing))
+        found = (number_of(thing), _modes(thing), options_of(thing))
     elif depth == 0:
         found = _type_of(thing)
     elif callable(thing):
@@ -61,11 +61,11 @@ def _kind_of_callable(thing: Any, depth: int) -> Hashable:  # noqa: ANN401
     if isinstance(thing, (MethodType, BuiltinMethodType)):
         owner = thing.__self__
         is_module = isinstance(owner, torch.nn.Module)
-        own = kind_of(owner) if is_module else (number_of(owner), _options(owner))
+        own = kind_of(owner) if is_module else (number_of(owner), options_of(owner))
         return own, kind_of(getattr(thing, "__func__", None), depth - 1), thing.__name__
     if isinstance(thing, FunctionType):
         return _kind_of_function(thing, depth)
-    return (number_of(thing),) if isinstance(thing, type) else (number_of(thing), _options(thing))
+    return (number_of(thing),) if isinstance(thing, type) else (number_of(thing), options_of(thing))
 
 
 def _kind_of_function(function: FunctionType, depth: int) -> Hashable:
@@ -92,7 +92,7 @@ def _kind_of_object(thing: Any, depth: int) -> Hashable:  # noqa: ANN401
     if isinstance(thing, dict):
         items = itertools.islice(list(thing.items()), _MOST_ITEMS)
         return _type_of(thing), len(thing), _kinds_of(items, depth)
-    return _type_of(thing), _options(thing)
+    return _type_of(thing), options_of(thing)
 
 
 def _kinds_of(things: Iterable[object], depth: int) -> tuple[Hashable, ...]:
@@ -114,7 +114,7 @@ def number_of(thing: Any) -> Hashable:  # noqa: ANN401
     return found
 
 
-def _options(thing: object) -> Hashable:
+def options_of(thing: object) -> Hashable:
     """Return the switches among an object's attributes."""
     values = getattr(thing, "__dict__", None)
     if not isinstance(values, dict):

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime import hooks as hooks_module
 from swapkit._runtime import resting
+from swapkit._runtime.choice import Action
 from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import _open
+from swapkit._runtime.scopes import _open, innermost_choice
 from swapkit.errors import SessionError
 from tests.support.threads import on_thread, on_threads
 from tests.unit._runtime.rig import interrupts
@@ -213,6 +214,22 @@ def test_scope_when_it_ends_on_another_thread_then_refused_and_its_own_is_untouc
     assert_gone()
 
 
+def test_scope_when_it_ends_on_a_thread_that_has_another_open_then_refused_and_both_stay() -> None:
+    scope = swapkit.offload()
+
+    def end() -> None:
+        with swapkit.keep():
+            with pytest.raises(SessionError, match="on the thread that it began on"):
+                scope.__exit__(None, None, None)
+            assert len(_open.stack) == 1
+        assert not _open.stack
+
+    with scope:
+        on_thread(end)
+        assert len(_open.stack) == 1
+    assert_gone()
+
+
 def test_scopes_when_left_in_odd_order_then_none_stays() -> None:
     def hold(scope: Any) -> Any:
         with scope:
@@ -222,7 +239,10 @@ def test_scopes_when_left_in_odd_order_then_none_stays() -> None:
     next(first)
     next(second)
     first.close()
+    choice = innermost_choice()
     assert len(_open.stack) == 1
+    assert choice is not None
+    assert choice.action is Action.KEEP
     second.close()
     assert_gone()
 
