@@ -5,6 +5,7 @@ Every other module of this package uses `ffi`, `lib` and `check` from here; none
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import threading
@@ -22,6 +23,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
 
     from swapkit._native._lib import CData
 
@@ -148,15 +150,30 @@ def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) ->
 
 def note_failure(owner: object, error: BaseException) -> bool:
     """Note what a callback raised; return whether a signal handler did, and it may try again."""
-    if note_interruption(error):
+    if _keep_interruption(error):
         return True
     _log.error("a native callback of %r failed", owner, exc_info=error)
     return False
 
 
-def note_interruption(error: BaseException) -> bool:
+def note_interruption(error: BaseException, is_foreign: bool) -> bool | None:  # noqa: FBT001 - from C++
+    """Note what was raised where nothing may be raised; return who is to raise it.
+
+    Args:
+        error: a signal handler may have raised it, or another thread have set it for this one.
+        is_foreign: one of these is sure.
+
+    Returns:
+        Whether it was kept for `raise_interruption`; None: this thread, which is not the main one.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return _keep_interruption(error, is_foreign=is_foreign)
+    return None if is_foreign or isinstance(error, KeyboardInterrupt) else False
+
+
+def _keep_interruption(error: BaseException, *, is_foreign: bool = False) -> bool:
     """Keep an error for `raise_interruption` if a signal handler raised it; return whether."""
-    is_one = _is_from_a_handler(error)
+    is_one = is_foreign or _is_from_a_handler(error)
     if is_one:
         defer_interruption(error)
     return is_one
@@ -166,11 +183,20 @@ def _is_from_a_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised `error`, rather than the code it interrupted."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = {
-        getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()
-    }
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code in handlers for frame, _ in frames)
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that a signal handler runs; None: none of Python's."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    is_object = callable(handler) and not hasattr(handler, "__code__")
+    code: CodeType | None = getattr(
+        type(handler).__call__ if is_object else handler, "__code__", None
+    )
+    return code
 
 
 @ffi.def_extern()

@@ -228,6 +228,7 @@ class Following:
         self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"
         self._swapper.curve = Curve(self._swapper, self._table, int(self._follower.moved_bytes))
         self._swapper.rescue.resume()
+        self._swapper.rescue.set_standby(is_on=True)
 
     def _expected(self, position: int) -> str:
         events = self._trace.events

@@ -24,7 +24,7 @@ from swapkit._runtime.hooks import innermost, is_foreign
 from swapkit._runtime.modes import has_foreign_mode
 from swapkit._runtime.operators import operator_names
 from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import Scope
+from swapkit._runtime.scopes import Entered, Scope
 from swapkit.registry import Judgement, Row, judge
 
 if TYPE_CHECKING:
@@ -227,8 +227,10 @@ def carrying() -> Iterator[None]:
         yield
 
 
-def _seeing() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if innermost() is not None or is_foreign() else _PASS
+def _seeing() -> contextlib.AbstractContextManager[object]:
+    if innermost() is not None or is_foreign():
+        return contextlib.nullcontext()
+    return contextlib.closing(Entered(_PASS))  # this one, on whichever thread the generator ends
 
 
 def _may_mark() -> bool:

@@ -209,6 +209,8 @@ class PartForward:
         `copy.copy` and `DataParallel` copy the attributes of a module without a word to them. In
         the middle of `_run`.
         """
+        if self.former is not None:  # what the user has put there is bound as it is
+            return self
         module = _find_called()
         if module is None or module is self._module() or vars(module).get("forward") is not self:
             return self

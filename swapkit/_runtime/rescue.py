@@ -104,7 +104,7 @@ class Rescue:
     def set_standby(self, *, is_on: bool) -> None:
         """Capture what is saved from now on, if that was prepared, or not any more.
 
-        A plan that has settled needs no rescue; what was captured can be dropped as before.
+        What was captured can be dropped as before.
         """
         self._stands_by = is_on and self._digests is not None
         self._stand_by()

@@ -7,7 +7,7 @@ active there, or with the process's own outside any session.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from swapkit._native.sched import Tier
 from swapkit._runtime.choice import Action, Choice
@@ -22,22 +22,48 @@ if TYPE_CHECKING:
     from swapkit._runtime.swapper import Swapper
 
 
-class _Entered(NamedTuple):
-    """A scope that a thread has open."""
-
-    scope: Scope
-    hooks: Hooks
-    is_alone: bool  # it began outside of any session, whose figures name modules
-
-
 class _Open(threading.local):
     """The scopes that this thread has open, innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[_Entered] = []
+        self.stack: list[Entered] = []
 
 
 _open = _Open()
+
+
+class Entered:
+    """A scope that a thread has open, from when this is made until it is closed."""
+
+    def __init__(self, scope: Scope) -> None:
+        """Open it on this thread."""
+        runtime = get_runtime()
+        self.scope = scope
+        self.hooks = Hooks(runtime.current_swapper(), scope.choice)
+        self._is_alone = not runtime.active  # outside of any session, whose figures name modules
+        self._stack = _open.stack
+        self._tracker = runtime.tracker
+        self._tracker.start(is_scope=self._is_alone)
+        try:
+            self.hooks.enter()
+            self._stack.append(self)
+        except BaseException:
+            self._leave()
+            raise
+
+    def close(self) -> None:
+        """End it; any thread may. What another thread leaves on torch's stack of hooks is inert."""
+        self._leave()
+        if all(each.hooks.choice.action is not Action.SWAP for each in self._stack):
+            self.hooks.swapper.end_scope()
+
+    def _leave(self) -> None:
+        if self in self._stack:
+            self._stack.remove(self)
+        try:
+            self.hooks.leave()
+        finally:
+            self._tracker.stop(is_scope=self._is_alone)
 
 
 class Scope:
@@ -48,26 +74,13 @@ class Scope:
 
     @untraced
     def __enter__(self) -> None:
-        runtime = get_runtime()
-        swapper = runtime.current_swapper()
         choice = self.choice
         to_disk = choice.action is Action.SWAP and choice.tier is Tier.DISK
-        if to_disk and not swapper.scheduler.has_disk:
+        if to_disk and not get_runtime().current_swapper().scheduler.has_disk:
             raise InvalidArgument(
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
             )
-        hooks = Hooks(swapper, choice)
-        entered = _Entered(self, hooks, is_alone=not runtime.active)
-        runtime.tracker.start(is_scope=entered.is_alone)
-        try:
-            hooks.enter()
-            _open.stack.append(entered)
-        except BaseException:
-            if entered in _open.stack:
-                _open.stack.remove(entered)
-            hooks.leave()
-            runtime.tracker.stop(is_scope=entered.is_alone)
-            raise
+        Entered(self)
 
     @untraced
     def __exit__(
@@ -76,18 +89,10 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        stack = _open.stack
-        entered = next((each for each in reversed(stack) if each.scope is self), None)
+        entered = next((each for each in reversed(_open.stack) if each.scope is self), None)
         if entered is None:
             raise SessionError("a scope must end on the thread that it began on")
-        stack.remove(entered)
-        hooks = entered.hooks
-        try:
-            hooks.leave()
-        finally:
-            get_runtime().tracker.stop(is_scope=entered.is_alone)
-        if all(each.hooks.choice.action is not Action.SWAP for each in stack):
-            hooks.swapper.end_scope()
+        entered.close()
 
 
 @untraced

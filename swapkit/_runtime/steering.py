@@ -242,6 +242,9 @@ class Steering:
             self._follow(instruction)
         else:
             self._stop_following()
+        # A settled plan needs no rescue, unless the step goes another way (`Following.deviated`).
+        is_settled = self._following is not None and self._learner.stage is Stage.STABLE
+        self._swapper.rescue.set_standby(is_on=not is_settled)
         if not self._calls_model:
             self._is_late = not can_stay()
             self._begin_step(None)
@@ -370,6 +373,4 @@ class Steering:
             what = outcome.deviation or f"{outcome.rescues} rescues"
             _log.debug("the plan is kept after a step that was not as planned: %s", what)
         if self._learner.stage is not former:
-            is_stable = self._learner.stage is Stage.STABLE
-            self._swapper.rescue.set_standby(is_on=not is_stable)
             tell_stage(_log, self.course())

@@ -51,6 +51,32 @@ def test_training_when_the_host_has_little_room_then_same_bits_within_both_limit
         assert log.stages[-1] == "stable"
 
 
+class Turning(Training):
+    """Runs its blocks the other way round in each other step, once its plan has settled."""
+
+    def forward(self) -> torch.Tensor:
+        x = torch.randn(self.tokens, WIDTH)
+        is_other = self.steps_done >= STEPS and self.steps_done % 2 == 0
+        blocks = list(self.model.children())
+        for block in reversed(blocks) if is_other else blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("host_limit", HOSTS)
+@pytest.mark.parametrize("policy", ["auto", "recompute"])
+def test_step_when_it_goes_another_way_than_a_settled_plan_then_same_bits_within_both_limits(
+    policy: str, host_limit: int
+) -> None:
+    def make() -> Turning:
+        training = make_training()
+        return Turning(training.model, training.optimizer)
+
+    log = train_both(make, SHARE, STEPS + 6, policy=policy, host_limit=host_limit)
+    assert log.stages[STEPS - 1] == "stable"
+    assert log.session.stats.host_peak_bytes <= host_limit
+
+
 def test_training_when_what_is_dropped_was_computed_with_numbers_then_same_bits() -> None:
     def make() -> Training:
         torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,3 +47,19 @@ def test_model_with_choices_when_copied_shallowly_then_the_copy_runs_itself(
     assert len(swapkit.choices(twin)) == len(swapkit.choices(model))
     del model
     assert torch.equal(twin(x), halved)
+
+
+def test_copy_when_the_user_has_replaced_forward_then_that_is_bound_as_it_was() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    module = Scaled(2.0)
+    module.forward = types.MethodType(Scaled.forward, module)  # type: ignore[method-assign]
+    twin = copy.copy(swapkit.checkpoint(module))
+    twin.scale = 3.0
+    assert twin(torch.ones(1)).item() == 2.0

@@ -304,7 +304,16 @@ class Kernel final : public c10::OperatorKernel {
             named_->run(keys, stack);
             return;
         }
-        const Chosen *chosen = is_anything_chosen() ? chosen_for(named_, *stack) : nullptr;
+        if (is_anything_chosen()) {
+            UsingChosen use(named_);
+            run_as_chosen(chosen_for(named_, *stack), keys, stack);
+        } else {
+            run_as_chosen(nullptr, keys, stack);
+        }
+    }
+
+  private:
+    void run_as_chosen(const Chosen *chosen, c10::DispatchKeySet keys, Stack *stack) const {
         if (Region *region = open_region()) {
             run_inside(region, keys, stack);
         } else if (chosen != nullptr && !chosen->recomputes) {
@@ -316,7 +325,6 @@ class Kernel final : public c10::OperatorKernel {
         }
     }
 
-  private:
     void about_to_write(const c10::IValue *arguments) const {
         if (may_settle_any()) {
             settle_written(named_, arguments);

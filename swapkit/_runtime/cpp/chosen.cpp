@@ -67,6 +67,7 @@ struct Carrier {
 thread_local Open *open_here = nullptr;     // all
 thread_local Open *choosing_here = nullptr; // the innermost that has a table
 thread_local Carrier *carrier = nullptr;
+thread_local unsigned uses = 0; // of what is open here, by kernels
 
 Choices *as_choices(PyObject *self) { return reinterpret_cast<Choices *>(self); }
 Choosing *as_choosing(PyObject *self) { return reinterpret_cast<Choosing *>(self); }
@@ -216,8 +217,12 @@ Open *take_over() {
     return over;
 }
 
-// Let what is over hold no more on this thread. False: an exception is set.
+// Let what is over hold no more on this thread, unless a kernel uses it: then where one next looks.
+// False: an exception is set.
 bool clear_over() {
+    if (uses > 0) {
+        return true;
+    }
     bool is_done = true;
     for (Open *over = take_over(); over != nullptr; over = is_done ? take_over() : nullptr) {
         is_done = over->choices == nullptr || watch_end();
@@ -360,6 +365,17 @@ PyObject *operators_known(PyObject *, PyObject *) {
 
 bool is_anything_chosen() { return choosing_here != nullptr; }
 
+UsingChosen::UsingChosen(const Named *named) {
+    if (uses == 0 && choosing_here->is_over) {
+        WithPython python;
+        if (!clear_over()) {
+            put_off(named);
+        }
+    }
+    uses++;
+}
+UsingChosen::~UsingChosen() { uses--; }
+
 Packer *choosing_packer() {
     if (!c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() != -1) {
         return nullptr;
@@ -369,12 +385,6 @@ Packer *choosing_packer() {
 }
 
 const Chosen *chosen_for(const Named *named, const Stack &stack) {
-    if (choosing_here->is_over) {
-        WithPython python;
-        if (!clear_over()) {
-            swallow(named);
-        }
-    }
     const Open *here = choosing_here;
     if (here == nullptr || here->is_over) {
         return nullptr;
@@ -390,10 +400,10 @@ const Chosen *chosen_for(const Named *named, const Stack &stack) {
     WithPython python;
     long tag = current_tag(here->tracker);
     if (PyErr_Occurred() != nullptr) {
-        swallow(named);
+        put_off(named);
         return nullptr;
     }
-    if (tag != here->tag) {
+    if (tag != here->tag || here->is_over) {
         return nullptr;
     }
     Chosen &kind = here->choices->table->kinds[found->second];

@@ -34,8 +34,18 @@ extern PyTypeObject choices_type, choosing_type;
 
 // Whether anything may be chosen for what this thread runs. Without the interpreter.
 bool is_anything_chosen();
-// What holds for an operator that runs now, which is counted; null: nothing. Lives as long as the
-// module runs. Takes the interpreter only if the operator is in the table.
+// While a kernel has one of these, what holds here stays where it is: Python that runs meanwhile,
+// of signal handlers or finalizers, may end it. Where something may be chosen.
+class UsingChosen {
+  public:
+    explicit UsingChosen(const Named *named);
+    ~UsingChosen();
+    UsingChosen(const UsingChosen &) = delete;
+    UsingChosen &operator=(const UsingChosen &) = delete;
+};
+
+// What holds for an operator that runs now, which is counted; null: nothing. Lives as long as its
+// `UsingChosen`. Takes the interpreter only if the operator is in the table.
 const Chosen *chosen_for(const Named *named, const Stack &stack);
 
 // All of these need the interpreter.

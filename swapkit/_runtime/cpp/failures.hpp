@@ -10,6 +10,9 @@ namespace swapkit {
 // had not been named. What a signal handler raised waits for the main thread's next instruction of
 // Python.
 void swallow(const Named *named);
+// Likewise where no code of ours raises: a signal handler has, or another thread has set it for
+// this one (`PyThreadState_SetAsyncExc`), where it waits for the next instruction of Python, too.
+void put_off(const Named *named);
 
 } // namespace swapkit
 

@@ -45,7 +45,8 @@ namespace swapkit {
     X(wrap_storage)       /* (address) -> torch.UntypedStorage */                                  \
     X(error_of)           /* (status) -> the exception that it stands for */                       \
     X(note_failure)       /* (exception) -> whether a signal handler raised it; it is noted */     \
-    X(note_interruption)  /* likewise; of what is not from one nothing is said */                  \
+    X(note_interruption)  /* (exception, is foreign) -> True: the main thread raises it; None: */  \
+                          /* this one, by its class; False: it is a failure */                     \
     X(interruptions)      /* list: what signal handlers raised where nothing may be raised */      \
     X(raise_interruption) /* () -> None; raises the first of them */                               \
     X(refuse_modified)    /* (handle): raises SavedTensorModified */                               \

@@ -7,6 +7,7 @@ A program may change them for a part of its forward, as `torch.backends.mkldnn.f
 from __future__ import annotations
 
 import contextlib
+import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +58,8 @@ _SWITCHES = {
 }
 
 
-_DENORMAL = 5e-324
+# From bytes: decimals would become zero where this is compiled while such numbers are flushed.
+_DENORMAL: float = struct.unpack("<d", b"\1" + bytes(7))[0]
 
 
 class _Setting(NamedTuple):

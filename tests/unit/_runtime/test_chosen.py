@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import gc
-import signal
 from typing import Any
 
 import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.marking import OperatorRows, mark_operators
 from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import SavedTensorModified
-from swapkit.registry import Recompute
 from tests.support import MIB
 from tests.support.captured import capture, choosing, is_captured, pack, unpack
-from tests.support.operators import rows_of
-from tests.support.threads import on_thread, on_threads
+from tests.support.threads import on_threads
 
 aten: Any = torch.ops.aten
 SIDE = 32
@@ -35,68 +31,6 @@ def repeats() -> int:
 def in_use_bytes() -> int:
     gc.collect()
     return swapkit.memory_stats()["allocated_bytes.all.current"]
-
-
-# ---- being interrupted ---------------------------------------------------------------------------
-
-
-class Stopped(Exception):
-    """What a signal handler raises."""
-
-
-@pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
-def test_operator_when_a_signal_handler_raises_while_it_is_looked_up_then_that_is_raised(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-
-    def stop(number: int, _frame: object) -> None:
-        calls.append(number)
-        raise error
-
-    def current() -> int:
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGUSR1)
-        raise AssertionError
-
-    def run() -> None:
-        with choosing():
-            monkeypatch.setattr(get_runtime().tracker, "current", current)
-            x * 2.0
-            for _ in range(2):  # as soon as Python goes on
-                len(calls)
-
-    former = signal.signal(signal.SIGUSR1, stop)
-    x = numbers()
-    try:
-        with pytest.raises(error):
-            run()
-    finally:
-        signal.signal(signal.SIGUSR1, former)
-    assert calls == [signal.SIGUSR1]
-    (packed,), (made,) = capture(aten.mul.Tensor, x, 2.0)
-    assert torch.equal(unpack(packed), made)
-
-
-# ---- ending --------------------------------------------------------------------------------------
-
-
-def test_choosing_when_another_thread_ends_it_then_it_holds_no_more_and_the_others_do() -> None:
-    x = numbers()
-    rows = OperatorRows(rows_of({".*": Recompute()}))
-
-    def end() -> None:
-        with choosing():
-            forgotten.__exit__(None, None, None)
-            assert is_captured(pack(x + 1))
-
-    with choosing() as outer:
-        forgotten = mark_operators(rows)
-        forgotten.__enter__()
-        on_thread(end)
-        assert is_captured(pack(x + 1))
-        assert (sum(rows.seen.values()), sum(outer.seen.values())) == (0, 1)
-    assert not is_captured(pack(x + 1))
 
 
 # ---- repeating -----------------------------------------------------------------------------------

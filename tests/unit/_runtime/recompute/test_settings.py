@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,6 +88,18 @@ def test_settings_of_torch_when_changed_since_then_hold_again_and_afterwards_as_
     with then.again():
         assert of_torch() == first
     assert of_torch() == changed
+
+
+def test_settings_when_compiled_while_tiny_numbers_are_zero_then_they_know_when_these_are_not() -> (
+    None
+):
+    path = Path(settings.__file__)
+    torch.set_flush_denormal(True)
+    code = compile(path.read_text(encoding="utf-8"), path, "exec")
+    torch.set_flush_denormal(False)
+    found: dict[str, Any] = {"__name__": settings.__name__}
+    exec(code, found)
+    assert found["_flushes_denormals"]() is False
 
 
 def test_settings_when_the_run_fails_then_as_before_all_the_same() -> None:
