@@ -2,7 +2,9 @@
 
 Under memory pressure their saved tensors are given hooks after the fact, and can be moved like any
 others. Autograd allows that once for each saved tensor, and not for those that have hooks already,
-were freed, or were changed in place; all of these stay as they are.
+were freed, or were changed in place; all of these stay as they are. So do tensors of subclasses and
+of function transforms: torch would hand the hooks a plain tensor without memory in their place, or
+fail half-way, which leaves hooks without anything saved.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from swapkit._native.lib import defer_interruption
+from swapkit._native.lib import note_failure
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.threads import backward_runs_elsewhere, others_wait, take_while
@@ -49,12 +51,13 @@ def adopt_graphs(swapper: Swapper) -> int:
     if not _is_alone():
         return 0
     choice = Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
-    pack = _careful(swapper.packer(choice), swapper.runtime.shim.saved_tensor)
+    shim = swapper.runtime.shim
+    pack = _careful(swapper.packer(choice), shim.saved_tensor)
     adopted = 0
     with hidden():
         for node in take_while(_is_alone, _walk(_roots())):
             for name in _saved_names(node.__class__):
-                for saved in _look(node, name):
+                for saved in _look(node, name, shim.has_plain_memory):
                     adopted += _adopt(saved, pack, swapper.unpack)
     return adopted
 
@@ -66,36 +69,43 @@ def _careful(
 
     @untraced
     def careful(tensor: torch.Tensor) -> SavedTensor:
-        # Small ones are kept themselves: numbers that torch wrapped in tensors are among them, and
-        # an alias of one would not be one.
-        if tensor.numel() * tensor.element_size() < MIN_SWAP_BYTES:
-            return saved_tensor(tensor, itself=True)
         try:
             return pack(tensor)
         except BaseException as error:  # noqa: BLE001 - raised where it can be
-            defer_interruption(error)
+            note_failure("taking in a graph", error)
             return saved_tensor(tensor, itself=True)
 
     return careful
 
 
-def _look(node: torch.autograd.graph.Node, name: str) -> Sequence[_Saved | None]:
-    """Return what a node saved under a name and nobody has changed, without hooks so far."""
+def _look(
+    node: torch.autograd.graph.Node, name: str, has_plain_memory: Callable[[object, int], bool]
+) -> Sequence[_Saved]:
+    """Return what a node saved under a name and nobody has changed, without hooks so far.
+
+    Not small ones: numbers that torch wrapped in tensors are among them, and an alias of one would
+    not be one.
+    """
     try:
         saved = getattr(node, name)
         each = saved if isinstance(saved, tuple) else (saved,)
         if all(one is None or one.unpack_hook is None for one in each):
             # Autograd compares versions here, and no more once there are hooks.
-            getattr(node, "saved_tensors" if name == TENSORS else name.replace("_raw", "", 1))
-            return each
+            found = getattr(
+                node, "saved_tensors" if name == TENSORS else name.replace("_raw", "", 1)
+            )
+            values = found if isinstance(found, tuple) else (found,)
+            return [
+                one
+                for one, value in zip(each, values, strict=True)
+                if one is not None and has_plain_memory(value, MIN_SWAP_BYTES)
+            ]
     except RuntimeError:  # freed: its backward has run; or changed in place
         pass
     return ()
 
 
-def _adopt(saved: _Saved | None, pack: Callable[..., Any], unpack: Callable[..., Any]) -> bool:
-    if saved is None:
-        return False
+def _adopt(saved: _Saved, pack: Callable[..., Any], unpack: Callable[..., Any]) -> bool:
     try:
         saved.register_hooks(pack, unpack)
     except RuntimeError:  # it is nobody's any more

@@ -114,6 +114,8 @@ class Shim:
         # Operators that are computed again (`cpp/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
+        # Whether a tensor is a plain one with a storage of so many bytes (`cpp/tensors.cpp`).
+        self.has_plain_memory: Callable[[object, int], bool] = module.has_plain_memory
         # How many operators this thread has run that fill what autograd has saved by then.
         self.fills_run: Callable[[], int] = module.fills_run
         size = ctypes.c_size_t

@@ -476,6 +476,7 @@ PyMODINIT_FUNC PyInit__shim() {
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
     if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
         PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), tensor_functions) != 0 ||
         PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
         PyModule_AddFunctions(made.get(), rest_functions) != 0 ||
         PyModule_AddFunctions(made.get(), stack_functions) != 0) {

@@ -52,7 +52,7 @@ thread_local bool storage_is_out_of_memory = false;
 
 bool is_plain(c10::TensorImpl &tensor) {
     return !tensor.key_set().has_any(foreign) && tensor.layout() == c10::kStrided &&
-           !tensor.is_inference() && tensor.has_storage();
+           !tensor.is_inference() && tensor.has_storage() && !tensor.has_symbolic_sizes_strides();
 }
 
 // Newer torch keeps a storage's wrapper in Python for as long as the storage lives, and it counts

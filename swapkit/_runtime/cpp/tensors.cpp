@@ -2,6 +2,7 @@
 #include "tensors.hpp"
 
 #include "links.hpp"
+#include "storages.hpp"
 #include "streams.hpp"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -173,5 +174,31 @@ c10::TensorImpl *detached(c10::TensorImpl *tensor) {
     c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
     return tensor->shallow_copy_and_detach(tensor->version_counter(), true).release();
 }
+
+// has_plain_memory(tensor, least_bytes): whether a tensor is a plain one, no subclass, with a
+// storage of at least so many bytes that are there. What stands for a tensor, as in a trace, has
+// none.
+static PyObject *has_plain_memory(PyObject *, PyObject *args) {
+    PyObject *tensor;
+    Py_ssize_t least_bytes;
+    c10::TensorImpl *impl;
+    if (PyArg_ParseTuple(args, "On:has_plain_memory", &tensor, &least_bytes) == 0) {
+        return nullptr;
+    }
+    PyObject *type = as_object(Py_TYPE(tensor));
+    if (type != links.tensor && type != links.parameter) {
+        Py_RETURN_FALSE;
+    }
+    if (!impl_of(tensor, &impl)) {
+        return nullptr;
+    }
+    const c10::StorageImpl *storage = plain_storage(*impl, static_cast<std::size_t>(least_bytes));
+    return PyBool_FromLong(storage != nullptr && storage->data() != nullptr);
+}
+
+PyMethodDef tensor_functions[] = {
+    {"has_plain_memory", shielded<has_plain_memory>, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 } // namespace swapkit

@@ -37,6 +37,8 @@ bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other);
 // tensor is plain (`storages.hpp`): the operator of this name would do no more, seen by nobody.
 c10::TensorImpl *detached(c10::TensorImpl *tensor);
 
+extern PyMethodDef tensor_functions[];
+
 } // namespace swapkit
 
 #endif

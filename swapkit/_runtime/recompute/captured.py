@@ -220,18 +220,20 @@ class _Known:
         found = self._found.get(call.key)
         if found is None:
             found = self._alike.get(_form(call.owner))
+            if found:
+                self._note_reason(call.owner, found)
         return found
 
     def note(self, call: Call, reason: str) -> None:
         """Note what was found of a call."""
         _put(self._found, call.key, reason)
         if reason:
-            owner = call.owner
-            _put(self._alike, _form(owner), reason)
-            try:
-                self._reasons[owner] = reason
-            except TypeError:
-                return
+            _put(self._alike, _form(call.owner), reason)
+            self._note_reason(call.owner, reason)
+
+    def _note_reason(self, owner: Any, reason: str) -> None:  # noqa: ANN401
+        with contextlib.suppress(TypeError):  # nothing refers to it weakly
+            self._reasons[owner] = reason
 
     def note_draws(self, call: Call) -> None:
         """Note that a call draws from a generator that only the user has."""

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.testing._internal.two_tensor import TwoTensor
 
 import swapkit
 from swapkit._runtime import adoption
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("installation")
 
 ROOMY = 1 << 40
+SIDE = 512
 
 
 def make_loss(nbytes: int = MIB) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,6 +111,74 @@ def test_graph_when_it_cannot_be_taken_in_then_it_stays_as_it_is(
         else:
             with pytest.raises(RuntimeError, match=r"modified by an inplace|second time"):
                 loss.backward()
+
+
+def in_two() -> tuple[torch.Tensor, torch.Tensor]:
+    x = TwoTensor(torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)).requires_grad_()
+    return x, (x * x).tanh().sum()
+
+
+def without_bytes() -> tuple[torch.Tensor, torch.Tensor]:
+    with FakeTensorMode():
+        x = torch.ones(SIDE, SIDE, requires_grad=True)
+        return x, (x * x).tanh().sum()
+
+
+def without_sizes() -> tuple[torch.Tensor, torch.Tensor]:
+    sizes: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.ones(SIDE, SIDE, requires_grad=True), symbolic_context=sizes)
+    return x, (x * x).tanh().sum()
+
+
+def ragged() -> tuple[torch.Tensor, torch.Tensor]:
+    parts = [torch.ones(SIDE, SIDE), torch.ones(SIDE // 2, SIDE)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    return x, (x * x).sin().values().sum()
+
+
+@pytest.mark.parametrize("make", [in_two, without_bytes, without_sizes, ragged])
+def test_graph_when_of_a_subclass_then_it_stays_as_it_is_and_others_move(
+    make: Callable[[], tuple[torch.Tensor, torch.Tensor]], caplog: pytest.LogCaptureFixture
+) -> None:
+    x, loss = make()
+    others = make_loss()
+    with swapkit.budget(ROOMY) as session:
+        for _ in range(2):
+            session.rescue(EVERYTHING)
+        assert session.stats.swapped_out_bytes == MIB
+        loss.backward()
+    del others
+    expected, plain = make()
+    plain.backward()
+    assert x.grad is not None
+    assert expected.grad is not None
+    assert type(x.grad) is type(expected.grad)
+    if make is in_two or make is ragged:
+        assert torch.equal(content(x.grad), content(expected.grad))
+    assert all(each.levelno < logging.ERROR for each in caplog.records)
+
+
+def content(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.a if isinstance(tensor, TwoTensor) else tensor.values()
+    return found
+
+
+def test_graph_when_inside_a_function_transform_then_it_stays_as_it_is() -> None:
+    def gradients(inside: Callable[[], object]) -> torch.Tensor:
+        def function(row: torch.Tensor) -> torch.Tensor:
+            hidden = row.exp()
+            inside()
+            return hidden.sin().sum()
+
+        rows = torch.linspace(0, 1, SIDE * SIDE).view(SIDE, SIDE)
+        found: torch.Tensor = torch.func.vmap(torch.func.grad(function))(rows)
+        return found
+
+    expected = gradients(lambda: None)
+    with swapkit.budget(ROOMY) as session:
+        found = gradients(lambda: [session.rescue(EVERYTHING) for _ in range(2)])
+    assert torch.equal(found, expected)
 
 
 def test_graph_when_another_thread_runs_it_back_then_none_is_touched() -> None:

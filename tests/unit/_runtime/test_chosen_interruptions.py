@@ -20,6 +20,7 @@ from swapkit.registry import Recompute
 from tests.support.captured import capture, choosing, is_captured, pack, unpack
 from tests.support.operators import rows_of
 from tests.support.threads import on_thread
+from tests.unit.scoped import assert_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,3 +176,6 @@ def test_choosing_when_a_thread_with_a_scope_ends_it_then_that_scope_stays() -> 
 
     on_thread(end)
     assert innermost_choice() is None
+    with choosing():  # what is left of it goes where this thread next looks
+        pass
+    assert_gone()

@@ -341,45 +341,6 @@ def test_kernel_when_announced_in_a_later_run_then_what_it_writes_is_kept() -> N
         assert_same_bits([gradient(by_us, function)], [expected])
 
 
-class InPlace(torch.nn.Module):
-    """Saves what is changed in place, which no operator alone makes again."""
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        for _ in range(3):
-            value = (value * 2).relu_()
-        return value
-
-
-def test_region_when_much_cannot_be_computed_again_then_others_like_it_run_twice() -> None:
-    expected = gradient(plainly, InPlace())
-    first, other = (swapkit.checkpoint(InPlace()) for _ in range(2))
-    assert_same_bits([gradient(plainly, each) for each in (first, other)], [expected] * 2)
-    assert "2.00 MiB of it cannot be computed again" in why_twice(FULL, first)
-    assert why_twice(FULL, other) == ""  # nobody has looked at it
-    assert memory_of(plainly, other)[0][0] <= memory_of(by_torch, InPlace())[0][0] + MIB // 8
-
-
-class Activation(torch.nn.Module):
-    """An activation that may change what it is handed, as torch's with `inplace` do."""
-
-    def __init__(self, *, inplace: bool) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        value = torch.relu_(value) if self.inplace else torch.relu(value)
-        for _ in range(3):
-            value = (value * 2).relu_()
-        return value.exp()
-
-
-def test_region_when_another_of_its_class_with_other_options_runs_twice_then_looked_at() -> None:
-    gradient(plainly, swapkit.checkpoint(Activation(inplace=False)))
-    part = swapkit.checkpoint(Activation(inplace=True))  # twice would be refused, as by torch's
-    expected = gradient(plainly, Activation(inplace=True))
-    assert_same_bits([gradient(plainly, part)], [expected])
-
-
 @pytest.mark.parametrize(
     "terms",
     [Recompute(offload=("tanh",)), Recompute(check_values=True), Recompute(policy=lambda *_: True)],
