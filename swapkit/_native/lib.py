@@ -166,7 +166,7 @@ def note_interruption(error: BaseException, is_foreign: bool) -> bool | None:  #
     Returns:
         Whether it was kept for `raise_interruption`; None: this thread, which is not the main one.
     """
-    if threading.current_thread() is threading.main_thread():
+    if threading.get_ident() == threading.main_thread().ident:
         return _keep_interruption(error, is_foreign=is_foreign)
     return None if is_foreign or isinstance(error, KeyboardInterrupt) else False
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from swapkit._native.lib import note_failure
+from swapkit._native.lib import defer_interruption, note_failure
 from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.threads import backward_runs_elsewhere, others_wait, take_while
@@ -69,11 +69,15 @@ def _careful(
 
     @untraced
     def careful(tensor: torch.Tensor) -> SavedTensor:
+        kept = saved_tensor(tensor, itself=True)
         try:
-            return pack(tensor)
-        except BaseException as error:  # noqa: BLE001 - raised where it can be
-            note_failure("taking in a graph", error)
-            return saved_tensor(tensor, itself=True)
+            try:
+                return pack(tensor)
+            except BaseException as error:  # noqa: BLE001 - raised where it can be
+                note_failure("taking in a graph", error)
+        except BaseException as error:  # noqa: BLE001 - another one meanwhile
+            defer_interruption(error)
+        return kept
 
     return careful
 
@@ -156,5 +160,11 @@ def _walk(roots: Iterator[Any]) -> Iterator[Any]:
 
 @functools.cache
 def _saved_names(kind: Hashable) -> tuple[str, ...]:
-    """Return the names of what nodes of a kind save: every operator has a kind of its own."""
+    """Return the names of what nodes of a kind save: every operator has a kind of its own.
+
+    None of a function in Python that shows what it has saved only once.
+    """
+    function = getattr(kind, "_forward_cls", None)
+    if getattr(function, "clear_saved_tensors_on_access", False):
+        return ()
     return tuple(name for name in dir(kind) if name.startswith(PREFIX))

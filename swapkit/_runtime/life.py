@@ -266,7 +266,7 @@ class Life:
         if self._config.is_host_scarce and not (model and is_fsdp(model)):
             rescue = self.swapper.rescue
             see_everything()
-            self._of_process.add(functools.partial(rescue.set_standby, is_on=False))
+            self._of_process.add(rescue.end_standby)
             rescue.prepare_standby()
         if self._config.plans:
             steering = Steering(

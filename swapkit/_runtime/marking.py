@@ -230,7 +230,7 @@ def carrying() -> Iterator[None]:
 def _seeing() -> contextlib.AbstractContextManager[object]:
     if innermost() is not None or is_foreign():
         return contextlib.nullcontext()
-    return contextlib.closing(Entered(_PASS))  # this one, on whichever thread the generator ends
+    return Entered(_PASS)  # which ends on whichever thread the generator does
 
 
 def _may_mark() -> bool:

@@ -62,7 +62,7 @@ class Rescue:
         self._count = 0
         self._count_before = self._count_elsewhere()
         self._digests: Digests | None = None  # of what is dropped without a copy; None: nothing is
-        self._stands_by = False  # operators are captured now
+        self._may_stand_by = False  # in a session that has prepared it
 
     @property
     def count(self) -> int:
@@ -89,7 +89,7 @@ class Rescue:
         if not self._device.sets_aside:
             self._mover.ahead_bytes = int(self._step_evicted_bytes * AHEAD)
         self._step_evicted_bytes = 0
-        self._stand_by()  # anew
+        self._mover.end_captures()
 
     # ---- without the host -----------------------------------------------------------------------
 
@@ -99,19 +99,21 @@ class Rescue:
         Operators have to be seen (`captures.see_everything`).
         """
         self._digests = Digests(self._device.name)
+        self._may_stand_by = True
         self.set_standby(is_on=True)
+
+    def end_standby(self) -> None:
+        """Capture nothing more, whatever a thread that still runs a step asks for."""
+        self.set_standby(is_on=False)
+        self._may_stand_by = False
 
     def set_standby(self, *, is_on: bool) -> None:
         """Capture what is saved from now on, if that was prepared, or not any more.
 
         What was captured can be dropped as before.
         """
-        self._stands_by = is_on and self._digests is not None
-        self._stand_by()
-
-    def _stand_by(self) -> None:
-        if self._digests is not None and self._swapper.events is not None:
-            self._swapper.events.stand_by(self._stands_by)
+        if self._may_stand_by and self._swapper.events is not None:
+            self._swapper.events.stand_by(is_on)
 
     def _forget_captured(self) -> int:
         """Let go of what only recipes keep that nobody needs; return the bytes that were freed."""

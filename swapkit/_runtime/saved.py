@@ -238,6 +238,9 @@ class Mover(Protocol):
     def sweep_captured(self) -> None:
         """Forget what was captured and not saved, and is gone: operands of that may go with it."""
 
+    def end_captures(self) -> None:
+        """Forget all that was captured and not saved: a step has ended. Takes the lock itself."""
+
     def forget_retained(self) -> None:
         """Give up what a pass that retains its graph has computed again of a user's region.
 

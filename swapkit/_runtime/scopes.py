@@ -33,37 +33,44 @@ _open = _Open()
 
 
 class Entered:
-    """A scope that a thread has open, from when this is made until it is closed."""
+    """A scope that a thread opens once; any thread may end it."""
 
     def __init__(self, scope: Scope) -> None:
-        """Open it on this thread."""
+        """Prepare it for this thread."""
         runtime = get_runtime()
         self.scope = scope
         self.hooks = Hooks(runtime.current_swapper(), scope.choice)
         self._is_alone = not runtime.active  # outside of any session, whose figures name modules
         self._stack = _open.stack
         self._tracker = runtime.tracker
-        self._tracker.start(is_scope=self._is_alone)
+        self._is_tracked = False
+
+    def __enter__(self) -> None:
         try:
+            self._tracker.start(is_scope=self._is_alone)
+            self._is_tracked = True
             self.hooks.enter()
             self._stack.append(self)
         except BaseException:
-            self._leave()
+            self.leave()
             raise
 
-    def close(self) -> None:
-        """End it; any thread may. What another thread leaves on torch's stack of hooks is inert."""
-        self._leave()
-        if all(each.hooks.choice.action is not Action.SWAP for each in self._stack):
+    def __exit__(self, *_: object) -> None:
+        """End it. What another thread leaves on torch's stack of hooks is inert."""
+        self.leave()
+        if all(each.hooks.choice.action is not Action.SWAP for each in self._stack[:]):
             self.hooks.swapper.end_scope()
 
-    def _leave(self) -> None:
-        if self in self._stack:
-            self._stack.remove(self)
+    def leave(self) -> None:
+        """Undo `__enter__`, as far as that came and an interruption has left it."""
         try:
             self.hooks.leave()
         finally:
-            self._tracker.stop(is_scope=self._is_alone)
+            if self._is_tracked:
+                self._is_tracked = False
+                self._tracker.stop(is_scope=self._is_alone)
+            if self in self._stack:
+                self._stack.remove(self)
 
 
 class Scope:
@@ -80,7 +87,12 @@ class Scope:
             raise InvalidArgument(
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
             )
-        Entered(self)
+        entered = Entered(self)
+        try:
+            entered.__enter__()
+        except BaseException:  # an interruption, when that had been done
+            entered.leave()
+            raise
 
     @untraced
     def __exit__(
@@ -89,16 +101,19 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        entered = next((each for each in reversed(_open.stack) if each.scope is self), None)
+        # A copy: other threads may end what they have taken over.
+        entered = next((each for each in _open.stack[::-1] if each.scope is self), None)
         if entered is None:
             raise SessionError("a scope must end on the thread that it began on")
-        entered.close()
+        entered.__exit__()
 
 
 @untraced
 def innermost_choice() -> Choice | None:
     """Return the choice of the scope that this thread has opened last, if one is open."""
-    return _open.stack[-1].hooks.choice if _open.stack else None
+    for innermost in _open.stack[-1:]:  # one look: other threads may end it
+        return innermost.hooks.choice
+    return None
 
 
 @untraced

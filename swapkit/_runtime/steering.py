@@ -242,9 +242,6 @@ class Steering:
             self._follow(instruction)
         else:
             self._stop_following()
-        # A settled plan needs no rescue, unless the step goes another way (`Following.deviated`).
-        is_settled = self._following is not None and self._learner.stage is Stage.STABLE
-        self._swapper.rescue.set_standby(is_on=not is_settled)
         if not self._calls_model:
             self._is_late = not can_stay()
             self._begin_step(None)
@@ -257,6 +254,9 @@ class Steering:
         assert self._instruction is not None
         if self._following is not None and self._following.now() != 0:
             self._following.end_step()  # what was saved before the first forward is not of a plan
+        # A settled plan needs no rescue, unless the step goes another way (`Following.deviated`).
+        is_settled = self._following is not None and self._learner.stage is Stage.STABLE
+        self._swapper.rescue.set_standby(is_on=not is_settled)
         if self._instruction.mode is Mode.RECORD and self._recording.recorder is None:
             self._record(root)
         if not is_again:

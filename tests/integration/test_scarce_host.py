@@ -6,13 +6,14 @@ Also before there is a plan: operators are captured, and a rescue drops what the
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch
 from tests.support.regions import Numbers
 from tests.support.sessions import (
@@ -24,6 +25,9 @@ from tests.support.sessions import (
     train_plainly,
 )
 from tests.support.stateful import MODELS, make_stateful
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KIB, MIB = 1 << 10, 1 << 20
 HOSTS = (0, 256 * KIB, MIB)
@@ -75,6 +79,28 @@ def test_step_when_it_goes_another_way_than_a_settled_plan_then_same_bits_within
     log = train_both(make, SHARE, STEPS + 6, policy=policy, host_limit=host_limit)
     assert log.stages[STEPS - 1] == "stable"
     assert log.session.stats.host_peak_bytes <= host_limit
+
+
+def test_operand_when_changed_after_a_drop_and_another_way_then_the_result_is_as_it_was() -> None:
+    def gradient(between: Callable[[], object]) -> torch.Tensor:
+        weight = torch.linspace(-1, 1, MIB // 4, requires_grad=True)
+        operand = weight * 2
+        loss = operand.exp().sum()  # saves the result
+        between()
+        operand.add_(1)
+        loss.backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    def drop() -> None:
+        session.rescue(1 << 40)
+        # As where a step goes another way than its plan.
+        get_runtime().current_swapper().rescue.set_standby(is_on=True)
+
+    expected = gradient(lambda: None)
+    with swapkit.budget("64MiB", policy="rescue", host_limit=0) as session:
+        assert torch.equal(gradient(drop), expected)
+        assert session.stats.recomputed_regions > 0
 
 
 def test_training_when_what_is_dropped_was_computed_with_numbers_then_same_bits() -> None:

@@ -369,7 +369,7 @@ UsingChosen::UsingChosen(const Named *named) {
     if (uses == 0 && choosing_here->is_over) {
         WithPython python;
         if (!clear_over()) {
-            put_off(named);
+            swallow(named);
         }
     }
     uses++;

@@ -4,8 +4,6 @@
 #include "links.hpp"
 #include "operators.hpp"
 
-#include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,34 +32,13 @@ void report(const Named *named, const Ref<> &error) {
 // A pending call of Python, which the main thread makes, as it runs handlers.
 int raise_next(void *) { return raise_interruption() ? 0 : -1; }
 
-// What becomes of an exception from here on.
-enum class Fate : std::uint8_t { reported, raised_on_main, raised_here };
-
-// None: a signal handler has raised in there, which is set.
-std::optional<Fate> note(const Ref<> &error, bool is_foreign) {
-    Ref<> flag = Ref<>::steal(PyBool_FromLong(is_foreign));
-    Ref<> is_kept = Ref<>::steal(
-        PyObject_CallFunctionObjArgs(links.note_interruption, error.get(), flag.get(), nullptr));
-    if (!is_kept) {
-        return std::nullopt;
-    }
-    if (is_kept.get() == Py_None) {
-        return Fate::raised_here;
-    }
-    return is_kept.get() == Py_True ? Fate::raised_on_main : Fate::reported;
-}
-
-void settle_fate(Fate fate, const Named *named, const Ref<> &error) {
-    switch (fate) {
-    case Fate::raised_on_main:
+// Raise it where Python goes on: on the main thread, if it is kept for that; else here.
+void raise_later(const Ref<> &error, bool is_kept) {
+    if (is_kept) {
         (void)Py_AddPendingCall(&raise_next, nullptr); // if they are too many: at the next hook
-        break;
-    case Fate::raised_here: // by its class, as another thread has set it
+    } else {                                           // by its class, as another thread has set it
         (void)PyThreadState_SetAsyncExc(PyThread_get_thread_ident(),
                                         as_object(Py_TYPE(error.get())));
-        break;
-    default:
-        report(named, error);
     }
 }
 
@@ -69,33 +46,39 @@ void settle_fate(Fate fate, const Named *named, const Ref<> &error) {
 void dispose(const Named *named, bool is_foreign) {
     struct Left {
         Ref<> error;
-        bool is_foreign;
-    };
-    struct Settled {
-        Ref<> error;
-        Fate fate;
+        bool flag;
     };
     constexpr int most_tries = 16;
     if (PyErr_Occurred() == nullptr) {
         return;
     }
-    std::vector<Left> left;
-    std::vector<Settled> settled; // to be raised once no Python of ours runs any more
-    left.push_back({.error = take_exception(), .is_foreign = is_foreign});
+    std::vector<Left> left, later; // whether it is foreign; whether it is kept for the main thread
+    left.push_back({.error = take_exception(), .flag = is_foreign});
+    std::vector<Ref<>> failures;
     for (int tries = 0; !left.empty() && tries < most_tries; tries++) {
-        std::optional<Fate> fate = note(left.back().error, left.back().is_foreign);
-        if (!fate) {
-            left.push_back({.error = take_exception(), .is_foreign = true});
+        Ref<> is_sure = Ref<>::steal(PyBool_FromLong(left.back().flag));
+        Ref<> is_kept = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.note_interruption, left.back().error.get(), is_sure.get(), nullptr));
+        if (!is_kept) { // a signal handler has raised in there
+            left.push_back({.error = take_exception(), .flag = true});
             continue;
         }
-        settled.push_back({.error = std::move(left.back().error), .fate = *fate});
+        if (is_kept.get() == Py_False) {
+            failures.push_back(std::move(left.back().error));
+        } else {
+            later.push_back(
+                {.error = std::move(left.back().error), .flag = is_kept.get() == Py_True});
+        }
         left.pop_back();
     }
     for (const Left &each : left) {
         report(named, each.error);
     }
-    for (const Settled &each : settled) {
-        settle_fate(each.fate, named, each.error);
+    for (const Ref<> &each : failures) {
+        report(named, each);
+    }
+    for (const Left &each : later) { // last: Python that reports would be interrupted
+        raise_later(each.error, each.flag);
     }
 }
 

@@ -148,6 +148,14 @@ PyObject *mover_sweep_captured(PyObject *self, PyObject *) {
     return Py_NewRef(Py_None);
 }
 
+PyObject *mover_end_captures(PyObject *self, PyObject *) {
+    Locked lock(as_mover(self));
+    if (lock) {
+        end_captures(as_mover(self));
+    }
+    return nothing(static_cast<bool>(lock));
+}
+
 PyObject *mover_forget_retained(PyObject *self, PyObject *) {
     Locked lock(as_mover(self));
     if (lock) {
@@ -268,6 +276,7 @@ PyMethodDef mover_methods[] = {
     {"resume_copies", shielded<mover_resume_copies>, METH_NOARGS, nullptr},
     {"forget_retained", shielded<mover_forget_retained>, METH_NOARGS, nullptr},
     {"sweep_captured", shielded<mover_sweep_captured>, METH_NOARGS, nullptr},
+    {"end_captures", shielded<mover_end_captures>, METH_NOARGS, nullptr},
     {"drop", shielded<mover_drop>, METH_VARARGS, nullptr},
     {"release", shielded<do_move<release_group>>, METH_O, nullptr},
     {"set_aside", shielded<try_move<set_aside>>, METH_O, nullptr},

@@ -73,14 +73,19 @@ bool stands_anyone_by() { return standing.load(std::memory_order_relaxed) != 0; 
 
 void stand_by(Packer *packer, bool is_on) {
     SWAPKIT_ASSERT(has_python());
-    if (is_on && packer->stands_by == 0) {
-        standing++;
-    } else if (!is_on && packer->stands_by != 0) {
-        standing--;
+    if (is_on == (packer->stands_by != 0)) {
+        return;
     }
+    is_on ? standing++ : standing--;
     packer->stands_by = is_on ? 1 : 0;
-    packer->mover->books->captured.drop();
-    packer->mover->books->has_dropped = false;
+    if (!is_on) {
+        packer->mover->books->captured.drop();
+    }
+}
+
+void end_captures(Mover *mover) {
+    mover->books->captured.drop();
+    mover->books->has_dropped = false;
 }
 
 Packer *standing_by() {

@@ -19,9 +19,11 @@ namespace swapkit {
 
 // Whether any hooks stand by; on any thread, and without the interpreter.
 bool stands_anyone_by();
-// Let hooks stand by, or not any more; the lock is held. What was captured and is not saved is
-// forgotten.
+// Let hooks stand by, or not any more: then what was captured and is not saved is forgotten. The
+// lock is held, also here:
 void stand_by(Packer *packer, bool is_on);
+// A step has ended: likewise, and nothing that was dropped in it needs the operands of others.
+void end_captures(Mover *mover);
 
 // The hooks that what this thread's operator makes meets, if they stand by; borrowed. Null: none.
 Packer *standing_by();

@@ -221,7 +221,7 @@ class _Known:
         if found is None:
             found = self._alike.get(_form(call.owner))
             if found:
-                self._note_reason(call.owner, found)
+                self.note(call, found)
         return found
 
     def note(self, call: Call, reason: str) -> None:
@@ -259,19 +259,13 @@ def _put(found: OrderedDict[Hashable, str], key: Hashable, reason: str) -> None:
 
 
 _known = _Known()
-_forms: weakref.WeakKeyDictionary[torch.nn.Module, Hashable] = weakref.WeakKeyDictionary()
 
 
 def _form(owner: object) -> Hashable:
     """Return how a module is made: of another one that is made alike the same is expected."""
     if not isinstance(owner, torch.nn.Module):
         return kind_of(owner)
-    form = _forms.get(owner)
-    if form is None:
-        form = _forms[owner] = tuple(
-            (number_of(type(each)), options_of(each)) for each in owner.modules()
-        )
-    return form
+    return tuple((number_of(type(each)), options_of(each)) for each in owner.modules())
 
 
 def why_twice(terms: Recompute, owner: object) -> str:

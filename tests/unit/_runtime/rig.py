@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tests.support import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from swapkit._native.backend import Backend
     from swapkit._runtime.installation import Installation
@@ -115,13 +117,18 @@ class Interruption(KeyboardInterrupt):
 def interrupts(nth: int, function: Callable[[], object]) -> bool:
     """Call a function, and raise where Python looks for signals for the `nth` time.
 
-    It does so as calls begin and as they return. Returns False if the function ended before.
+    It does so as calls begin and as they return, but for the function itself, what a `with` calls,
+    and generators that yield. Returns False if the function ended before.
     """
     count = 0
+    own = sys._getframe()
 
-    def profile(_frame: object, event: str, _argument: object) -> None:
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal count
-        if event in {"call", "c_return"}:
+        code = frame.f_code
+        is_looked_at = code.co_name != "__enter__" and not code.co_flags & inspect.CO_GENERATOR
+        is_return = event == "return" and is_looked_at and frame.f_back is not own
+        if event in {"call", "c_return"} or is_return:
             count += 1
             if count == nth:
                 sys.setprofile(None)

@@ -222,6 +222,30 @@ def test_custom_function_when_it_saved_before_then_its_tensors_move() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
+def test_custom_function_when_it_shows_what_it_saved_only_once_then_it_stays_as_it_is() -> None:
+    class Once(torch.autograd.Function):
+        clear_saved_tensors_on_access = True
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            made: torch.Tensor = grads[0] * x.exp()
+            return made
+
+    x = torch.linspace(0, 1, MIB // 4, requires_grad=True)
+    loss = Once.apply(x * 1).sum()
+    with swapkit.budget(ROOMY) as session:
+        for _ in range(2):
+            session.rescue(EVERYTHING)
+        loss.backward()
+    assert torch.equal(x.grad, x.detach().exp())  # type: ignore[arg-type]
+
+
 def test_search_when_done_then_it_leaves_no_cycle_behind() -> None:
     assert adoption._is_alone()
     assert gc.collect() == 0
