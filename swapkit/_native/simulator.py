@@ -84,7 +84,7 @@ class Simulator:
     def simulate(
         self,
         links: Links,
-        request: tuple[Any, Any | None, int],
+        request: tuple[Any, Any | None, Any | None, int],
         floats: Any,
         slots: Any,
     ) -> dict[str, Any]:
@@ -92,18 +92,20 @@ class Simulator:
 
         Args:
             links: of the machine.
-            request: actions (int8), prefetch slots (int32) or None, window.
+            request: actions (int8), prefetch and release slots (int32) or None, window.
             floats: float64, filled with `SLOT_FLOATS`, then `ITEM_FLOATS`.
             slots: int32, filled with `ITEM_SLOTS`.
 
         Raises:
             InvalidArgument: an action that the item cannot have or the machine cannot do.
         """
-        actions, prefetches, window = request
+        actions, prefetches, releases, window = request
         asked = ffi.new("sk_plan_request *")
         asked.actions = actions = ffi.from_buffer("int8_t[]", actions)
         if prefetches is not None:
             asked.prefetches = prefetches = ffi.from_buffer("int32_t[]", prefetches)
+        if releases is not None:
+            asked.releases = releases = ffi.from_buffer("int32_t[]", releases)
         asked.window = window
         run = ffi.new("sk_plan_run *")
         self._point(run, floats, slots)

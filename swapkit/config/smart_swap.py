@@ -112,9 +112,9 @@ class SmartSwapConfig:
         return self.policy_v2 and is_said
 
     @property
-    def least_bytes(self) -> int | None:
-        """The bytes from which on a tensor is a candidate; None: nothing was said."""
-        return self.tensor_size_filter if self.is_changed("tensor_size_filter") else None
+    def least_bytes(self) -> int:
+        """The bytes from which on a tensor is a candidate; 0: nothing was said."""
+        return self.tensor_size_filter if self.is_changed("tensor_size_filter") else 0
 
     @property
     def limit_bytes(self) -> int | None:

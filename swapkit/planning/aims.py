@@ -32,13 +32,13 @@ class AimedPolicy:
     Attributes:
         policy: `"auto"`, `"swap"` or `"recompute"`.
         reduction_bytes: how far below the peak without a plan the plan is to stay.
-        least_bytes: what is smaller stays where it is; None: what hardly counts.
+        least_bytes: what is smaller stays where it is, and so does what hardly counts.
         stages: who plans where its plan fits.
     """
 
     policy: str = "swap"
     reduction_bytes: int = 0
-    least_bytes: int | None = None
+    least_bytes: int = 0
     stages: StageSwapPolicy | None = None
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
@@ -71,9 +71,16 @@ class AimedPolicy:
         return self._make(trace, least)
 
     def _make(self, trace: Trace, machine: Machine) -> Plan:
-        if self.least_bytes is None:
+        if not self.least_bytes:
             return make_plan(trace, machine, self.policy)
-        problem = restrict(lower(trace, least_bytes=self.least_bytes), self.policy)
+        # The slots and chains of all items: a plan is simulated again with those.
+        problem = restrict(lower(trace), self.policy)
+        is_large = problem.item_bytes >= self.least_bytes
+        problem = replace(
+            problem,
+            can_swap=problem.can_swap & is_large,
+            can_recompute=problem.can_recompute & is_large,
+        )
         solution = solve_or_raise(trace, problem, machine, self.policy)
         trial = solution.trial
         plan = as_plan(trace, problem, machine, trial.actions, trial.run, policy=self.policy)

@@ -81,6 +81,7 @@ def run(
     actions: NDArray[np.int8],
     *,
     prefetches: NDArray[np.int32] | None = None,
+    releases: NDArray[np.int32] | None = None,
     window: int = MOST_SLOTS,
 ) -> Run:
     """Simulate a step.
@@ -91,6 +92,7 @@ def run(
         actions: of each item.
         prefetches: the slot before which each copy back starts at the earliest, -1: not before it
             is needed. None: as early as there is room that computing will not need by then.
+        releases: the slot that waits until each item's memory is free; -1, None: none does.
         window: None only: at most so many slots before the need.
 
     Raises:
@@ -101,10 +103,12 @@ def run(
     chosen = _check_length(np.ascontiguousarray(actions, np.int8), nitems)
     if prefetches is not None:
         prefetches = _check_length(np.ascontiguousarray(prefetches, np.int32), nitems)
+    if releases is not None:
+        releases = _check_length(np.ascontiguousarray(releases, np.int32), nitems)
     floats = np.empty(len(SLOT_FLOATS) * nslots + len(ITEM_FLOATS) * nitems, np.float64)
     slots = np.empty(len(ITEM_SLOTS) * nitems, np.int32)
     results: dict[str, Any] = simulator.simulate(
-        _links_of(machine), (chosen, prefetches, min(window, MOST_SLOTS)), floats, slots
+        _links_of(machine), (chosen, prefetches, releases, min(window, MOST_SLOTS)), floats, slots
     )
     split = len(SLOT_FLOATS) * nslots
     results.update(zip(SLOT_FLOATS, floats[:split].reshape(-1, nslots), strict=True))
@@ -115,7 +119,7 @@ def run(
 
 def _check_length(array: NDArray[Any], nitems: int) -> NDArray[Any]:
     if array.shape != (nitems,):
-        message = f"{array.shape} actions or prefetches for {nitems} items"
+        message = f"{array.shape} actions or slots for {nitems} items"
         raise InvalidArgument(message)
     return array
 

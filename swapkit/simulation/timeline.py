@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,7 +107,8 @@ def as_plan(
 def simulate(trace: Trace, plan: Plan, machine: Machine) -> Schedule:
     """Return what a step under a plan comes to.
 
-    Copies back start where the plan says, or where they are needed if it does not say.
+    Copies back start where the plan says, or where they are needed if it does not say; operators
+    wait for the releases that it names.
 
     Raises:
         InfeasibleBudget: some operator can never begin.
@@ -132,10 +133,12 @@ def _run_plan(
 ) -> tuple[Problem, NDArray[np.int8], Run]:
     problem = _lower_for(trace, plan)
     actions, named = _read_decisions(problem, plan)
-    prefetches = named if is_timed else None
-    result = run(problem, machine, actions, prefetches=prefetches)
+    moments = named if is_timed else _Moments()
+    result = run(
+        problem, machine, actions, prefetches=moments.prefetches, releases=moments.releases
+    )
     if result.stuck_slot >= 0:
-        raise _explain(trace, problem, machine, (actions, prefetches))
+        raise _explain(trace, problem, machine, (actions, moments))
     return problem, actions, result
 
 
@@ -154,11 +157,20 @@ def _lower_for(trace: Trace, plan: Plan) -> Problem:
     return lower(trace, optimizer_states=has_states, least_bytes=least)
 
 
-def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Indexes]:
-    """Return actions and the slots from which copies back may start."""
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """By item: the slot that waits for its release, and the one from which it may come back."""
+
+    releases: Indexes | None = None
+    prefetches: Indexes | None = None
+
+
+def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], _Moments]:
+    """Return actions and moments by item."""
     items = {int(storage): item for item, storage in enumerate(problem.item_storages)}
     actions = np.zeros(len(items), np.int8)
-    prefetches = np.full(len(items), -1, np.int32)
+    releases, prefetches = np.full((2, len(items)), -1, np.int32)
+    starts = problem.slot_operators[:-1]
     for decision in plan.decisions:
         if decision.action is Action.KEEP:
             continue
@@ -170,24 +182,27 @@ def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Ind
             message = f"storage {decision.storage} cannot be recomputed: keep or swap it"
             raise PlanMismatch(message)
         actions[item] = _NUMBERS[decision.action, decision.tier]
+        if decision.release is not None:
+            releases[item] = np.searchsorted(starts, decision.release, side="right") - 1
         if decision.prefetch is not None:
-            starts = problem.slot_operators[:-1]
             prefetches[item] = np.searchsorted(starts, decision.prefetch, side="right") - 1
-    return actions, prefetches
+    return actions, _Moments(releases, prefetches)
 
 
 def _explain(
     trace: Trace,
     problem: Problem,
     machine: Machine,
-    decided: tuple[NDArray[np.int8], Indexes | None],
+    decided: tuple[NDArray[np.int8], _Moments],
 ) -> InfeasibleBudget:
     """Return the error for a plan that gets stuck, with the least budget that is enough."""
-    actions, prefetches = decided
+    actions, moments = decided
 
     def run_with(budget_bytes: int) -> Run:
         there = replace(machine, budget_bytes=budget_bytes)
-        return run(problem, there, actions, prefetches=prefetches)
+        return run(
+            problem, there, actions, prefetches=moments.prefetches, releases=moments.releases
+        )
 
     free = run_with(_UNBOUNDED)
     at = problem.slot_operators[run_with(machine.budget_bytes).stuck_slot]

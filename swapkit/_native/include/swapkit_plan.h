@@ -4,8 +4,8 @@
  * the arrays mean is said in swapkit/simulation/problems.py. Computing, copies out and copies in
  * are three queues; each does one thing at a time, in order:
  *
- *   - Slot k begins when slot k - 1 has ended, every swapped item needed by then is back, and what
- *     it takes fits the budget.
+ *   - Slot k begins when slot k - 1 has ended, every swapped item needed by then is back, every one
+ *     whose *release* is k or before is gone, and what it takes fits the budget.
  *   - Copies out run in the order in which bytes become final (ties: the lower item first), as far
  *     as the host or the disk has room, which an item takes until slot `deaths` has ended. Memory
  *     is free when the copy is done and slot `releases` has ended.
@@ -72,6 +72,9 @@ typedef struct sk_plan_request {
      * computing will take until the item is needed. */
     const int32_t *prefetches;
     int32_t window; /* chosen ones are at most so many slots before the need */
+    /* nitems; the slot that waits until the item's memory is free, at the earliest the first one
+     * in which it can be; -1: none does. NULL: none for any. */
+    const int32_t *releases;
 } sk_plan_request;
 
 /* Times are seconds from the start of the step, NAN where nothing happened; slots are -1 there. */

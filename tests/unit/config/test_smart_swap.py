@@ -162,7 +162,7 @@ def test_aims_when_asked_for_then_less_or_down_to() -> None:
 
 @pytest.mark.promise("C9")
 def test_sizes_when_not_said_then_swapkits_own() -> None:
-    assert SmartSwapConfig().least_bytes is None
+    assert SmartSwapConfig().least_bytes == 0
     assert SmartSwapConfig(tensor_size_filter=4096).least_bytes == 4096
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 from dataclasses import replace
 
@@ -16,6 +18,7 @@ from swapkit.planning.planner import make_plan
 from swapkit.planning.stage_swap import StageSwapPolicy
 from swapkit.simulation.lowering import lower
 from tests.support.layers import UNIT, layered_trace
+from tests.support.random_traces import random_trace
 
 MACHINE = Machine(budget_bytes=1 << 40, out_bytes_per_second=4e9, in_bytes_per_second=4e9)
 TRACE = layered_trace(6)
@@ -72,6 +75,26 @@ def test_plan_when_sizes_are_filtered_then_smaller_ones_stay() -> None:
     assert any(TRACE.storages[each.storage].nbytes < 6 * UNIT for each in free.decisions)
     bound = lower_bound(lower(TRACE), budget)
     assert filtered.bound_seconds == free.bound_seconds == pytest.approx(bound)
+
+
+@pytest.mark.parametrize("policy", ["auto", "swap", "recompute"])
+@pytest.mark.parametrize("seed", [11, 53, 90, 149, 321, 347])
+def test_plan_when_sizes_are_filtered_then_it_is_legal_however_slow_the_link(
+    seed: int, policy: str
+) -> None:
+    trace = random_trace(seed)
+    sizes = sorted(each.nbytes for each in trace.storages if each.is_saved)
+    aimed = AimedPolicy(policy=policy, least_bytes=sizes[len(sizes) // 2])
+    planned = 0
+    for share, speed in itertools.product((0.6, 0.8, 0.9), (30.0, 300.0, 3000.0)):
+        machine = Machine(
+            budget_bytes=int(share * trace.peak_bytes),
+            out_bytes_per_second=speed,
+            in_bytes_per_second=speed,
+        )
+        with contextlib.suppress(InfeasibleBudget):
+            planned += bool(make_plan(trace, machine, aimed).decisions)
+    assert planned or policy == "recompute"
 
 
 @pytest.mark.promise("C10")

@@ -232,6 +232,18 @@ def test_own_policy_when_a_field_of_its_plan_is_wrong_then_error_names_the_field
         make_plan(trace(), machine, Fixed(plan))
 
 
+def test_own_policy_when_copies_are_slower_than_its_releases_then_operators_wait_for_them() -> None:
+    machine = machine_with(0.7)
+    planned = make_plan(trace(), machine, "swap")
+    assert any(each.release is not None for each in planned.decisions)
+    slow = replace(machine, out_bytes_per_second=LINK / 8)
+    own = make_plan(trace(), replace(slow, budget_bytes=1 << 40), Fixed(planned))
+    assert own.decisions == planned.decisions
+    assert own.prediction is not None
+    assert planned.prediction is not None
+    assert own.prediction.stall_seconds > planned.prediction.stall_seconds
+
+
 def test_own_policy_when_it_recomputes_what_is_never_recomputed_then_invalid_argument() -> None:
     machine = machine_with(1.0)
     problem = lower(trace())

@@ -132,6 +132,22 @@ def test_run_when_prefetch_is_given_then_not_before_it_and_never_after_the_need(
         assert result.in_starts[0] == started, asked
 
 
+def test_run_when_release_is_given_then_its_slot_waits_until_the_memory_is_free() -> None:
+    problem = make_problem(8, Item(birth=0, use=7, nbytes=2, release=2))
+    slow = replace(LINK, out_bytes_per_second=0.5)  # the copy runs from 1 to 5
+    at_once = [0, 1, 2, 3, 4, 5, 6]
+    for asked, starts in (
+        (-1, at_once),
+        (0, [0, 1, 2, 5, 6, 7, 8]),  # it is used until slot 2: 3 is the first that can wait
+        (3, [0, 1, 2, 5, 6, 7, 8]),
+        (4, [0, 1, 2, 3, 5, 6, 7]),
+        (6, at_once),
+    ):
+        result = run(problem, slow, actions(SWAP), releases=indexes([asked]))
+        assert result.released[0] == 5
+        assert result.slot_starts[:7].tolist() == starts, asked
+
+
 def test_run_when_given_prefetch_would_take_a_waiting_slots_memory_then_it_waits() -> None:
     # From 2 to 5 slot 2 waits for all 4 bytes; 1 of them would be free for the copy back before.
     problem = make_problem(
@@ -313,6 +329,8 @@ def test_run_when_actions_are_too_many_or_few_then_invalid_argument(wrong: np.nd
         run(problem, LINK, wrong)
     with pytest.raises(InvalidArgument, match="for 1 items"):
         run(problem, LINK, actions(KEEP), prefetches=indexes([1, 2]))
+    with pytest.raises(InvalidArgument, match="slots for 1 items"):
+        run(problem, LINK, actions(KEEP), releases=indexes([1, 2]))
 
 
 def test_run_when_item_cannot_have_the_action_then_invalid_argument() -> None:

@@ -102,11 +102,13 @@ def peak_of(problem: Problem, actions: np.ndarray, result: Run) -> int:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_follow_when_prefetches_are_those_of_a_free_run_then_everything_is_the_same(
+def test_follow_when_moments_are_those_of_a_free_run_then_everything_is_the_same(
     seed: int,
 ) -> None:
     problem, machine, actions, free = draw_running(seed)
-    followed = run(problem, machine, actions, prefetches=free.prefetch_slots)
+    followed = run(
+        problem, machine, actions, prefetches=free.prefetch_slots, releases=free.release_slots
+    )
     for each in fields(Run):
         np.testing.assert_array_equal(getattr(free, each.name), getattr(followed, each.name))
 

@@ -45,16 +45,16 @@ static int64_t held_between(const sk__plan *plan, int32_t slot) {
 
 /* ---- computing ------------------------------------------------------------------------------- */
 
-static bool has_all_back(const sk__flow *flow) {
+static bool has_all_moved(const sk__flow *flow) {
     const sk__plan *plan = flow->plan;
-    return flow->at_once ? flow->outs_done >= plan->outs_awaited[flow->slot]
-                         : flow->ins_done >= plan->awaited[flow->slot];
+    return flow->outs_done >= plan->outs_awaited[flow->slot] &&
+           (flow->at_once || flow->ins_done >= plan->awaited[flow->slot]);
 }
 
 static void begin_slot(sk__flow *flow) {
     const sk__plan *plan = flow->plan;
     int32_t slot = flow->slot;
-    if (flow->is_computing || slot == plan->problem->nslots || !has_all_back(flow)) {
+    if (flow->is_computing || slot == plan->problem->nslots || !has_all_moved(flow)) {
         return;
     }
     int64_t taken = plan->taken[slot] + (flow->at_once ? plan->back[slot] : 0);

@@ -22,10 +22,10 @@ typedef struct sk__plan {
     int64_t *given;      /* of items, when it ends */
     int64_t *host_given; /* of copies, when it ends */
     int64_t *disk_given;
-    int64_t *released; /* of items whose copy out was done before the slot ended */
-    int64_t *level;    /* in use when it begins, with every copy in at the last moment */
-    int32_t *awaited;  /* how many copies in have to be done before it begins */
-    int32_t *outs_awaited;
+    int64_t *released;     /* of items whose copy out was done before the slot ended */
+    int64_t *level;        /* in use when it begins, with every copy in at the last moment */
+    int32_t *awaited;      /* how many copies in have to be done before it begins */
+    int32_t *outs_awaited; /* and out: with copies in at once, for those; else for releases */
     /* For each item: */
     int32_t *gone;      /* the first slot that begins without it */
     int32_t *prefetch;  /* the slot from which its copy in may start */
@@ -44,6 +44,9 @@ typedef struct sk__plan {
 
 /* Fill everything but `prefetch`, `gone`, `level`, and the run's needs. */
 sk_status sk__plan_prepare(sk__plan *plan);
+
+/* Leave in `outs_awaited` what the request's releases ask for; nothing without any. */
+void sk__plan_await_releases(const sk__plan *plan);
 
 /* Run the step; what happens when is left in plan->run. With `at_once` copies in take no time: then
  * `level` and `gone` are filled, too. */

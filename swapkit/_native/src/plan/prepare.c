@@ -226,6 +226,32 @@ static void sort_by_need(sk__plan *plan) {
     }
 }
 
+/* An item is free with the last slot of forward that runs with it, its copy out being done: an
+ * earlier release can't be kept. */
+static int32_t slot_of_release(const sk__plan *plan, int32_t item) {
+    const int32_t *asked = plan->request->releases;
+    int32_t first = plan->problem->releases[item] + 1;
+    return asked == NULL || asked[item] < 0 ? plan->problem->nslots
+           : asked[item] < first            ? first
+                                            : asked[item];
+}
+
+void sk__plan_await_releases(const sk__plan *plan) {
+    int32_t nslots = plan->problem->nslots;
+    memset(plan->outs_awaited, 0, (size_t)nslots * sizeof plan->outs_awaited[0]);
+    for (int32_t place = 0; place < plan->nswapped; place++) {
+        int32_t slot = slot_of_release(plan, plan->outs[place]);
+        if (slot < nslots) {
+            plan->outs_awaited[slot] = place + 1; /* copies out are done in order */
+        }
+    }
+    for (int32_t slot = 1; slot < nslots; slot++) {
+        if (plan->outs_awaited[slot] < plan->outs_awaited[slot - 1]) {
+            plan->outs_awaited[slot] = plan->outs_awaited[slot - 1];
+        }
+    }
+}
+
 sk_status sk__plan_prepare(sk__plan *plan) {
     const sk_plan_problem *problem = plan->problem;
     sk_status status = check_machine(plan->machine);

@@ -147,6 +147,7 @@ static void run_free(sk__plan *plan) {
         return;
     }
     sk__plan_choose_prefetches(plan);
+    sk__plan_await_releases(plan);
     sk__plan_flow(plan, false);
     if (plan->run->stuck_slot >= 0) {
         /* Links that share their speed, and a host that is full: no copy in ahead of its need. */
@@ -163,6 +164,7 @@ static void run_following(sk__plan *plan) {
             plan->prefetch[item] = prefetches[item];
         }
     }
+    sk__plan_await_releases(plan);
     sk__plan_flow(plan, false);
 }
 
