@@ -21,6 +21,7 @@ from swapkit._runtime.choice import Action, Choice
 from swapkit._runtime.guards import hidden, untraced
 from swapkit._runtime.threads import backward_runs_elsewhere, others_wait, take_while
 from swapkit.config.environment import MIN_SWAP_BYTES
+from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -73,9 +74,9 @@ def _careful(
         try:
             try:
                 return pack(tensor)
-            except BaseException as error:  # noqa: BLE001 - raised where it can be
+            except (RuntimeError, MemoryError, SwapkitError) as error:  # torch's or ours
                 note_failure("taking in a graph", error)
-        except BaseException as error:  # noqa: BLE001 - another one meanwhile
+        except BaseException as error:  # noqa: BLE001 - a signal handler's; raised where it can be
             defer_interruption(error)
         return kept
 

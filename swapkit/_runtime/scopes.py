@@ -63,14 +63,18 @@ class Entered:
 
     def leave(self) -> None:
         """Undo `__enter__`, as far as that came and an interruption has left it."""
+        stack = self._stack
+        if self in stack:  # first: an interruption of the rest must not leave the choice in force
+            stack.remove(self)
         try:
             self.hooks.leave()
+        except BaseException:  # an interruption: the rest of it
+            self.hooks.leave()
+            raise
         finally:
             if self._is_tracked:
                 self._is_tracked = False
                 self._tracker.stop(is_scope=self._is_alone)
-            if self in self._stack:
-                self._stack.remove(self)
 
 
 class Scope:
@@ -102,10 +106,10 @@ class Scope:
         traceback: TracebackType | None,
     ) -> None:
         # A copy: other threads may end what they have taken over.
-        entered = next((each for each in _open.stack[::-1] if each.scope is self), None)
-        if entered is None:
-            raise SessionError("a scope must end on the thread that it began on")
-        entered.__exit__()
+        for entered in _open.stack[::-1]:
+            if entered.scope is self:
+                return entered.__exit__()
+        raise SessionError("a scope must end on the thread that it began on")
 
 
 @untraced

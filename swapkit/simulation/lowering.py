@@ -13,7 +13,7 @@ from swapkit.simulation.items import Touches, find_items
 from swapkit.simulation.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from swapkit.ir.traces import Trace
     from swapkit.simulation.chains import Chain
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def lower(
-    trace: Trace, *, optimizer_states: bool = False, least_bytes: int | None = None
+    trace: Trace,
+    *,
+    optimizer_states: bool = False,
+    least_bytes: int | None = None,
+    boundaries: Collection[int] = (),
 ) -> Problem:
     """Return what there is to decide about a step.
 
@@ -33,6 +37,7 @@ def lower(
         optimizer_states: whether they may be swapped, too.
         least_bytes: what is smaller is no item. None: the smallest ones are none that together
             have half a per cent of all bytes.
+        boundaries: operators with which a slot begins, whatever happens to items there.
 
     Raises:
         InvalidArgument: a trace without operators.
@@ -46,7 +51,7 @@ def lower(
     steps = {operator: step for step, operator in enumerate(sorted(set(join(*rows))))}
     storages, *lives = _columns(items)
     can_recompute = np.array(list(map(bool, rows)), np.bool_)
-    slots = _Slots(trace, lives, can_recompute)
+    slots = _Slots(trace, lives, can_recompute, _indexes(boundaries))
     births, readies, releases, uses, deaths = map(slots.of, lives)
     nbytes = _sizes(trace)
     seconds = np.array([operator.seconds for operator in trace.operators], np.float64)
@@ -75,18 +80,20 @@ def lower(
 
 
 class _Slots:
-    """Operators in a row between which nothing happens to any item.
+    """Operators in a row between which nothing happens to any item, nor is asked for.
 
     An operator before which items are made again is a slot of its own: what that takes beside them
     counts for a whole slot, of which another operator may have the most bytes.
     """
 
-    def __init__(self, trace: Trace, lives: list[Indexes], can_recompute: Flags) -> None:
+    def __init__(
+        self, trace: Trace, lives: list[Indexes], can_recompute: Flags, boundaries: Indexes
+    ) -> None:
         births, readies, releases, uses, deaths = lives
         begins = np.zeros(len(trace.operators) + 1, np.bool_)
         begins[0] = True
         made = uses[can_recompute]  # and what it is made from
-        for firsts in (births, readies + 1, releases + 1, uses, made + 1, deaths + 1):
+        for firsts in (births, readies + 1, releases + 1, uses, made + 1, deaths + 1, boundaries):
             begins[firsts] = True
         self.starts = np.flatnonzero(begins[:-1])
         self._slot_of = np.append(np.cumsum(begins[:-1]) - 1, -1).astype(np.int32)

@@ -143,18 +143,28 @@ def _run_plan(
 
 
 def _lower_for(trace: Trace, plan: Plan) -> Problem:
-    """Return the problem, with everything that the plan moves, however small, among its items."""
-    moved = [each.storage for each in plan.decisions if each.action is not Action.KEEP]
+    """Return the problem, with everything that the plan moves, however small, among its items.
+
+    A slot begins at each moment that the plan names.
+    """
+    decided = [each for each in plan.decisions if each.action is not Action.KEEP]
+    moved = [each.storage for each in decided]
+    moments = {
+        moment
+        for each in decided
+        for moment in (each.release, each.prefetch)
+        if moment is not None and 0 <= moment < len(trace.operators)
+    }
     if not all(0 <= storage < len(trace.storages) for storage in moved):
         message = "the plan decides about storages that the trace has not"
         raise PlanMismatch(message)
     kinds = {trace.storages[storage].kind for storage in moved}
     has_states = Kind.OPTIMIZER_STATE in kinds
-    problem = lower(trace, optimizer_states=has_states)
+    problem = lower(trace, optimizer_states=has_states, boundaries=moments)
     if np.isin(moved, problem.item_storages).all():
         return problem
     least = min(trace.storages[storage].nbytes for storage in moved)
-    return lower(trace, optimizer_states=has_states, least_bytes=least)
+    return lower(trace, optimizer_states=has_states, least_bytes=least, boundaries=moments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,8 +139,7 @@ class Capture {
         WithPython python;
         Deeper ours;
         OwnOperators unseen;
-        RecipeRef recipe = std::move(*recipe_);
-        recipe_.reset();
+        RecipeRef recipe = std::move(recipe_);
         Locked lock(packer_->mover);
         try {
             std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
@@ -158,7 +157,7 @@ class Capture {
     ~Capture() {
         if (packer_) {
             WithPython python;
-            recipe_.reset(); // the operator has raised
+            recipe_ = RecipeRef(); // the operator has raised
             packer_ = Ref<Packer>();
         }
     }
@@ -234,7 +233,7 @@ class Capture {
 
     Claim claim_;
     std::shared_ptr<const CaptureTable> table_; // null: of no plan
-    std::optional<RecipeRef> recipe_;
+    RecipeRef recipe_;
     Ref<Packer> packer_;
 };
 

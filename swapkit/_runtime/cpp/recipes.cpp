@@ -326,15 +326,15 @@ static c10::impl::LocalDispatchKeySet local_keys(bool alone) {
     return keys;
 }
 
-std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Keeping &keeping) {
+RecipeRef recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
+                       const Keeping &keeping) {
     Region *region = keeping.region;
     bool is_chosen = keeping.captor == Captor::user;
     std::size_t count = named->op.schema().arguments().size();
     const c10::IValue *values = stack.data() + (stack.size() - count);
     for (std::size_t at : named->barred) {
         if (!values[at].isNone()) {
-            return std::nullopt;
+            return {};
         }
     }
     std::uint64_t word = settings_word(keeping.mover->device());
@@ -354,7 +354,7 @@ std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet ke
         recipe->random = random_state(recipe.get());
         is_taken = static_cast<bool>(recipe->random);
     }
-    return is_taken ? std::optional(std::move(recipe)) : std::nullopt;
+    return is_taken ? std::move(recipe) : RecipeRef();
 }
 
 // The tensors among the last values of a stack.

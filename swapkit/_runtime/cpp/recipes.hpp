@@ -101,9 +101,10 @@ struct Recipe {
     std::size_t owners = 0; // of the results, and whoever works with it
 };
 
-// A hold on a recipe.
+// A hold on a recipe, or on none.
 class RecipeRef {
   public:
+    RecipeRef() = default;
     explicit RecipeRef(Recipe *recipe) : recipe_(recipe) { recipe_->owners++; }
     ~RecipeRef() {
         if (recipe_ != nullptr) {
@@ -117,12 +118,13 @@ class RecipeRef {
     }
     Recipe *get() const { return recipe_; }
     Recipe *operator->() const { return recipe_; }
+    explicit operator bool() const { return recipe_ != nullptr; }
 
     // One owner less.
     static void drop(Recipe *recipe);
 
   private:
-    Recipe *recipe_;
+    Recipe *recipe_ = nullptr;
 };
 
 // While there is one of these, this thread's operators are parts of another one, or our own:
@@ -138,8 +140,8 @@ class Deeper {
 
 // Begin a recipe before its operator runs: take the tensors out of its arguments. None without an
 // exception: this run cannot be repeated.
-std::optional<RecipeRef> recipe_begin(const Named *named, c10::DispatchKeySet keys,
-                                      const Stack &stack, const Keeping &keeping);
+RecipeRef recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
+                       const Keeping &keeping);
 // The tensors among what an operator is given, which has not run, and what it returned.
 std::vector<at::Tensor> tensors_given(const Named *named, const Stack &stack);
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);

@@ -221,7 +221,6 @@ def test_custom_function_when_it_saved_before_then_its_tensors_move() -> None:
     assert torch.equal(x.grad, x.detach().exp() * x.detach().sin())
 
 
-@pytest.mark.usefixtures("no_collector")
 def test_custom_function_when_it_shows_what_it_saved_only_once_then_it_stays_as_it_is() -> None:
     class Once(torch.autograd.Function):
         clear_saved_tensors_on_access = True
@@ -246,6 +245,7 @@ def test_custom_function_when_it_shows_what_it_saved_only_once_then_it_stays_as_
     assert torch.equal(x.grad, x.detach().exp())  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_search_when_done_then_it_leaves_no_cycle_behind() -> None:
     assert adoption._is_alone()
     assert gc.collect() == 0

@@ -28,6 +28,7 @@ from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations
 from tests.support.layers import layered_trace
 from tests.support.problems import kept_peak
+from tests.support.random_traces import random_trace
 
 LINK = 4e9
 
@@ -242,6 +243,27 @@ def test_own_policy_when_copies_are_slower_than_its_releases_then_operators_wait
     assert own.prediction is not None
     assert planned.prediction is not None
     assert own.prediction.stall_seconds > planned.prediction.stall_seconds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_own_policy_when_a_copy_back_begins_at_any_operator_of_its_gap_then_legal(
+    seed: int,
+) -> None:
+    step = random_trace(seed)
+    problem = lower(step)
+    firsts = problem.slot_operators
+    machine = Machine(budget_bytes=1 << 40, out_bytes_per_second=1e4, in_bytes_per_second=1e4)
+    gaps = zip(
+        problem.item_storages.tolist(),
+        firsts[problem.releases + 1].tolist(),
+        firsts[problem.uses].tolist(),
+        strict=True,
+    )
+    for storage, first, use in gaps:
+        for operator in range(first, use + 1):
+            decision = Decision(storage=storage, action=Action.SWAP, prefetch=operator)
+            plan = Plan(decisions=(decision,), budget_bytes=machine.budget_bytes)
+            assert make_plan(step, machine, Fixed(plan)).decisions == (decision,)
 
 
 def test_own_policy_when_it_recomputes_what_is_never_recomputed_then_invalid_argument() -> None:

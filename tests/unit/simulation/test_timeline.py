@@ -137,7 +137,7 @@ def test_simulate_when_prefetch_is_not_said_then_copied_back_on_demand() -> None
     assert stall.seconds == pytest.approx(problem.item_bytes[1] / 1e10)
 
 
-def test_simulate_when_prefetch_is_inside_a_slot_then_from_its_beginning() -> None:
+def test_simulate_when_prefetch_is_between_what_happens_to_items_then_from_there_on() -> None:
     whole = layered_trace(3)
     some = (replace(each, is_saved="layers.0.mlp" in each.module) for each in whole.storages)
     trace = replace(whole, storages=tuple(some))
@@ -150,7 +150,7 @@ def test_simulate_when_prefetch_is_inside_a_slot_then_from_its_beginning() -> No
         decision = Decision(storage=storage, action=Action.SWAP, prefetch=operator)
         plan = Plan(decisions=(decision,), budget_bytes=1 << 40)
         (transfer,) = simulate(trace, plan, machine).transfers
-        assert transfer.in_start == simulate(trace, plan, machine).starts[first]
+        assert transfer.in_start == simulate(trace, plan, machine).starts[operator]
 
 
 def test_simulate_when_plan_moves_something_small_then_it_is_an_item() -> None:
