@@ -149,12 +149,7 @@ def _lower_for(trace: Trace, plan: Plan) -> Problem:
     """
     decided = [each for each in plan.decisions if each.action is not Action.KEEP]
     moved = [each.storage for each in decided]
-    moments = {
-        moment
-        for each in decided
-        for moment in (each.release, each.prefetch)
-        if moment is not None and 0 <= moment < len(trace.operators)
-    }
+    moments = _moments_of(decided, len(trace.operators))
     if not all(0 <= storage < len(trace.storages) for storage in moved):
         message = "the plan decides about storages that the trace has not"
         raise PlanMismatch(message)
@@ -173,6 +168,12 @@ class _Moments:
 
     releases: Indexes | None = None
     prefetches: Indexes | None = None
+
+
+def _moments_of(decided: list[Decision], count: int) -> set[int]:
+    """Return the operators, of so many, that decisions name as releases or prefetches."""
+    named = {moment for each in decided for moment in (each.release, each.prefetch)}
+    return {moment for moment in named if moment is not None and 0 <= moment < count}
 
 
 def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], _Moments]:

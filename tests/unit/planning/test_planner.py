@@ -253,13 +253,8 @@ def test_own_policy_when_a_copy_back_begins_at_any_operator_of_its_gap_then_lega
     problem = lower(step)
     firsts = problem.slot_operators
     machine = Machine(budget_bytes=1 << 40, out_bytes_per_second=1e4, in_bytes_per_second=1e4)
-    gaps = zip(
-        problem.item_storages.tolist(),
-        firsts[problem.releases + 1].tolist(),
-        firsts[problem.uses].tolist(),
-        strict=True,
-    )
-    for storage, first, use in gaps:
+    begins, uses = firsts[problem.releases + 1].tolist(), firsts[problem.uses].tolist()
+    for storage, first, use in zip(problem.item_storages.tolist(), begins, uses, strict=True):
         for operator in range(first, use + 1):
             decision = Decision(storage=storage, action=Action.SWAP, prefetch=operator)
             plan = Plan(decisions=(decision,), budget_bytes=machine.budget_bytes)
