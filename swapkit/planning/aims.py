@@ -73,14 +73,8 @@ class AimedPolicy:
     def _make(self, trace: Trace, machine: Machine) -> Plan:
         if not self.least_bytes:
             return make_plan(trace, machine, self.policy)
-        # The slots and chains of all items: a plan is simulated again with those.
-        problem = restrict(lower(trace), self.policy)
-        is_large = problem.item_bytes >= self.least_bytes
-        problem = replace(
-            problem,
-            can_swap=problem.can_swap & is_large,
-            can_recompute=problem.can_recompute & is_large,
-        )
+        # With the slots and chains of all items: the plan is simulated again with those.
+        problem = restrict(lower(trace), self.policy, least_bytes=self.least_bytes)
         solution = solve_or_raise(trace, problem, machine, self.policy)
         trial = solution.trial
         plan = as_plan(trace, problem, machine, trial.actions, trial.run, policy=self.policy)

@@ -224,18 +224,19 @@ def find_floor(trace: Trace, machine: Machine, policy: str | Policy) -> int:
     return floor_bytes
 
 
-def restrict(problem: Problem, policy: str) -> Problem:
-    """Return the problem with the actions of a policy only.
+def restrict(problem: Problem, policy: str, *, least_bytes: int = 0) -> Problem:
+    """Return the problem with the actions of a policy only, for items of at least so many bytes.
 
     Raises:
         InvalidArgument: an unknown policy.
     """
     if policy not in POLICIES:
         raise _unknown(policy, POLICIES)
+    is_large = problem.item_bytes >= least_bytes
     return replace(
         problem,
-        can_swap=problem.can_swap & (policy != "recompute"),
-        can_recompute=problem.can_recompute & (policy != "swap"),
+        can_swap=problem.can_swap & is_large & (policy != "recompute"),
+        can_recompute=problem.can_recompute & is_large & (policy != "swap"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,8 @@ from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, Run,
 from swapkit.simulation.schedules import make_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from swapkit.ir.machines import Machine
@@ -132,13 +134,16 @@ def _run_plan(
     trace: Trace, plan: Plan, machine: Machine, *, is_timed: bool
 ) -> tuple[Problem, NDArray[np.int8], Run]:
     problem = _lower_for(trace, plan)
-    actions, named = _read_decisions(problem, plan)
-    moments = named if is_timed else _Moments()
-    result = run(
-        problem, machine, actions, prefetches=moments.prefetches, releases=moments.releases
-    )
+    actions, releases, prefetches = _read_decisions(problem, plan)
+
+    def follow(machine: Machine) -> Run:
+        if not is_timed:
+            return run(problem, machine, actions)
+        return run(problem, machine, actions, releases=releases, prefetches=prefetches)
+
+    result = follow(machine)
     if result.stuck_slot >= 0:
-        raise _explain(trace, problem, machine, (actions, moments))
+        raise _explain(trace, problem, machine, follow)
     return problem, actions, result
 
 
@@ -162,22 +167,14 @@ def _lower_for(trace: Trace, plan: Plan) -> Problem:
     return lower(trace, optimizer_states=has_states, least_bytes=least, boundaries=moments)
 
 
-@dataclass(frozen=True, slots=True)
-class _Moments:
-    """By item: the slot that waits for its release, and the one from which it may come back."""
-
-    releases: Indexes | None = None
-    prefetches: Indexes | None = None
-
-
 def _moments_of(decided: list[Decision], count: int) -> set[int]:
     """Return the operators, of so many, that decisions name as releases or prefetches."""
     named = {moment for each in decided for moment in (each.release, each.prefetch)}
     return {moment for moment in named if moment is not None and 0 <= moment < count}
 
 
-def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], _Moments]:
-    """Return actions and moments by item."""
+def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Indexes, Indexes]:
+    """Return by item: its action, the slot that waits for its release, and that of its prefetch."""
     items = {int(storage): item for item, storage in enumerate(problem.item_storages)}
     actions = np.zeros(len(items), np.int8)
     releases, prefetches = np.full((2, len(items)), -1, np.int32)
@@ -197,23 +194,16 @@ def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], _Mo
             releases[item] = np.searchsorted(starts, decision.release, side="right") - 1
         if decision.prefetch is not None:
             prefetches[item] = np.searchsorted(starts, decision.prefetch, side="right") - 1
-    return actions, _Moments(releases, prefetches)
+    return actions, releases, prefetches
 
 
 def _explain(
-    trace: Trace,
-    problem: Problem,
-    machine: Machine,
-    decided: tuple[NDArray[np.int8], _Moments],
+    trace: Trace, problem: Problem, machine: Machine, follow: Callable[[Machine], Run]
 ) -> InfeasibleBudget:
     """Return the error for a plan that gets stuck, with the least budget that is enough."""
-    actions, moments = decided
 
     def run_with(budget_bytes: int) -> Run:
-        there = replace(machine, budget_bytes=budget_bytes)
-        return run(
-            problem, there, actions, prefetches=moments.prefetches, releases=moments.releases
-        )
+        return follow(replace(machine, budget_bytes=budget_bytes))
 
     free = run_with(_UNBOUNDED)
     at = problem.slot_operators[run_with(machine.budget_bytes).stuck_slot]
