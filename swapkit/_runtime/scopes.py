@@ -63,14 +63,18 @@ class Entered:
 
     def leave(self) -> None:
         """Undo `__enter__`, as far as that came and an interruption has left it."""
+        try:
+            self._leave()
+        except BaseException:  # an interruption: the choice must not stay in force, nor its hooks
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
         stack = self._stack
-        if self in stack:  # first: an interruption of the rest must not leave the choice in force
+        if self in stack:
             stack.remove(self)
         try:
             self.hooks.leave()
-        except BaseException:  # an interruption: the rest of it
-            self.hooks.leave()
-            raise
         finally:
             if self._is_tracked:
                 self._is_tracked = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import swapkit
 from swapkit._runtime import adoption
 from swapkit._runtime.adoption import adopt_graphs
+from swapkit._runtime.runtime import get_runtime
 from tests.support import MIB
 from tests.support.threads import alongside, on_thread
 from tests.unit._runtime.rig import EVERYTHING, in_use, make_swapper
@@ -243,6 +245,38 @@ def test_custom_function_when_it_shows_what_it_saved_only_once_then_it_stays_as_
             session.rescue(EVERYTHING)
         loss.backward()
     assert torch.equal(x.grad, x.detach().exp())  # type: ignore[arg-type]
+
+
+def test_graph_when_a_handler_that_removes_itself_raises_meanwhile_then_it_reaches_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop_once(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise Stopped
+
+    x, loss = make_loss()
+    tracker = get_runtime().tracker
+    find_site = tracker.site
+    former = signal.signal(signal.SIGUSR1, stop_once)
+
+    def interrupted() -> tuple[int, int]:
+        signal.raise_signal(signal.SIGUSR1)
+        return find_site()
+
+    try:
+        with pytest.raises(Stopped), swapkit.budget(ROOMY) as session:
+            with monkeypatch.context() as patched:
+                patched.setattr(tracker, "site", interrupted)
+                session.rescue(EVERYTHING)
+            loss.backward()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    loss.backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, x.detach().exp())
 
 
 @pytest.mark.usefixtures("no_collector")

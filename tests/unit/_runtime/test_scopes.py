@@ -205,6 +205,32 @@ def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
     assert torch.equal(gradient(scope(torch.sin)), gradient(torch.sin))
 
 
+def test_scope_when_its_end_is_interrupted_anywhere_then_it_is_over_or_as_before() -> None:
+    tracker = get_runtime().tracker
+    users = tracker._users
+    interruptions = untouched = 0
+    is_interrupted = True
+    while is_interrupted:
+        scope = swapkit.keep()
+        scope.__enter__()
+        end = partial(scope.__exit__, None, None, None)
+        is_interrupted = interrupts(interruptions + 1, end)
+        if _open.stack:  # before anything was undone: its end can be asked for again
+            assert hooks_module._top() is not None
+            untouched += 1
+            end()
+        interruptions += 1
+        assert innermost_choice() is None
+        assert hooks_module._top() is None
+        assert hooks_module._pushed.stack == []
+    assert interruptions > 20
+    assert untouched < interruptions / 4
+    # Names may stay on: that costs time only.
+    while tracker._users > users:
+        tracker.stop(is_scope=True)
+    assert torch.equal(gradient(scope(torch.sin)), gradient(torch.sin))
+
+
 def test_scope_when_it_ends_on_another_thread_then_refused_and_its_own_is_untouched() -> None:
     scope = swapkit.offload()
     with scope:
