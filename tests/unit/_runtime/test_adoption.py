@@ -266,12 +266,16 @@ def test_graph_when_a_handler_that_removes_itself_raises_meanwhile_then_it_reach
         signal.raise_signal(signal.SIGUSR1)
         return find_site()
 
-    try:
-        with pytest.raises(Stopped), swapkit.budget(ROOMY) as session:
+    def take_in_and_train() -> None:
+        with swapkit.budget(ROOMY) as session:
             with monkeypatch.context() as patched:
                 patched.setattr(tracker, "site", interrupted)
                 session.rescue(EVERYTHING)
             loss.backward()
+
+    try:
+        with pytest.raises(Stopped):
+            take_in_and_train()
     finally:
         signal.signal(signal.SIGUSR1, former)
     loss.backward()
