@@ -89,12 +89,15 @@ def deterministic() -> Iterator[None]:
 
     Attention does not, where torch is told only to warn.
     """
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    settings: Any = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(mode=True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(mode=False)
+        settings.fill_uninitialized_memory = fills
 
 
 @contextlib.contextmanager

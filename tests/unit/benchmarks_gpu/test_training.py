@@ -34,6 +34,17 @@ def plain() -> trainer.Figures:
     return trainer.run(PLAIN)
 
 
+def test_operators_when_they_repeated_themselves_then_torchs_settings_are_as_before() -> None:
+    def settings() -> tuple[bool, bool]:
+        fills = torch._C._get_deterministic_fill_uninitialized_memory()
+        return torch.are_deterministic_algorithms_enabled(), fills
+
+    before = settings()
+    with trainer.deterministic():
+        assert settings() == (True, False)
+    assert settings() == before == (False, True)
+
+
 @pytest.mark.parametrize(
     "method", ["recompute", "selective", "save_on_cpu", "recompute_in_save_on_cpu", "reference"]
 )
