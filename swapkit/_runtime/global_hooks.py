@@ -161,6 +161,28 @@ class _Running(threading.local):
         self.period = 0
         self.told: Call | None = None  # the latest that listeners were told of
 
+    def now(self) -> _Running:
+        """Return itself, without what a thread has noted of hooks that are gone."""
+        if self.period != _period:
+            self.ids, self.calls, self.period = [], [], _period
+        return self
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Tell that a call begins."""
+        self.ids.append(id(module))
+        self.told = call = Call(module)
+        self.calls.append(call)
+        for listener in calls.now:
+            listener.enter(module)
+
+    def leave_call(self, own: int, *, has_raised: bool) -> None:
+        """Tell that the innermost call of a module has ended, if it was told of; by its `id`."""
+        if own not in self.ids:
+            return  # it began before anybody listened
+        while self.ids[-1] != own:
+            self.leave(has_raised=True)  # inside of it, and unseen
+        self.leave(has_raised=has_raised)
+
     def leave(self, *, has_raised: bool) -> None:
         """Tell that the innermost call has ended."""
         resting.end()
@@ -229,33 +251,49 @@ steps: Listeners[StepListener] = Listeners(_install_steps)
 def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
     if torch.compiler.is_compiling():
         return
-    running = _running
-    if running.period != _period:
-        running.ids, running.calls, running.period = [], [], _period
+    running = _running.now()
     if id(module) in running.ids:
         resting.end()
         running.settle(module)
     elif resting.is_resting():
         return  # a module with hooks of its own
-    running.ids.append(id(module))
-    running.told = call = Call(module)
-    running.calls.append(call)
-    for listener in calls.now:
-        listener.enter(module)
+    running.enter(module)
 
 
 @untraced
 def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
     if torch.compiler.is_compiling():
         return
-    running, own = _running, id(module)
-    if running.period != _period or own not in running.ids:
-        return  # it began before anybody listened
-    while running.ids[-1] != own:
-        running.leave(has_raised=True)  # inside of it, and unseen
     # After an exception torch calls the hooks in the outer function itself. What is handled around
     # (`sys.exc_info`) may be an exception of the caller's, and a forward may return None.
-    running.leave(has_raised=sys._getframe(1).f_code is resting.CALL)  # noqa: SLF001
+    has_raised = sys._getframe(1).f_code is resting.CALL  # noqa: SLF001
+    _running.now().leave_call(id(module), has_raised=has_raised)
+
+
+class Running:
+    """Tells listeners that have begun inside of a module's call of that call, as a context manager.
+
+    So a scope that a module's `forward` opens has one call to hear of, in which its thread can
+    rest, instead of one for each module that this one calls.
+    """
+
+    __slots__ = ("_module", "_period")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._period = 0  # of hooks in which it was told; 0: somebody had told them
+
+    @untraced
+    def __enter__(self) -> None:
+        running = _running.now()
+        if id(self._module) not in running.ids and not resting.is_resting():
+            self._period = _period
+            running.enter(self._module)
+
+    @untraced
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._period == _running.period:
+            _running.leave_call(id(self._module), has_raised=kind is not None)
 
 
 def rest() -> resting.Rest | None:

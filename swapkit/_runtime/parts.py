@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from swapkit._runtime import resting
 from swapkit._runtime.choice import Action, Choice, choice_of
+from swapkit._runtime.global_hooks import Running
 from swapkit._runtime.guards import untraced, untraced_itself
 from swapkit._runtime.marking import OperatorRows, carrying, mark_operators
 from swapkit._runtime.pickling import Call, loader
@@ -111,6 +112,9 @@ class Part:
         with contextlib.ExitStack() as stack:
             if self._scope is not None:
                 stack.enter_context(self._scope)
+                module = getattr(function, "__self__", None)
+                if isinstance(module, torch.nn.Module):
+                    stack.enter_context(Running(module))
             stack.enter_context(self._marking())
             return function(*args, **kwargs)
 

@@ -14,6 +14,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 from swapkit._runtime import global_hooks
+from swapkit._runtime.runtime import get_runtime
 from swapkit._runtime.threads import others_wait
 from tests.support.threads import busy_thread, on_thread
 
@@ -26,6 +27,12 @@ TABLES = (
     optimizer_hooks._global_optimizer_pre_hooks,
     optimizer_hooks._global_optimizer_post_hooks,
 )
+
+
+@pytest.fixture(autouse=True)
+def runtime() -> None:
+    """Load the shim, which knows what other threads do."""
+    get_runtime()
 
 
 class Listener:
@@ -107,6 +114,49 @@ class Failing(nn.Module):
     def forward(self, error: Exception | None) -> None:
         if error is not None:
             raise error
+
+
+def test_call_when_listeners_begin_inside_then_they_hear_of_it_once() -> None:
+    listener = Listener()
+    inner = nn.Identity()
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            global_hooks.calls.add(listener)
+            try:
+                with global_hooks.Running(self), global_hooks.Running(self):
+                    result: torch.Tensor = inner(x)
+                return result
+            finally:
+                global_hooks.calls.remove(listener)
+
+    model = Model()
+    with busy_thread():  # torch's hooks stay: the end is the first that torch itself tells of
+        model(torch.ones(1))
+        around = [("enter", model), ("enter", inner), ("leave", inner), ("leave", model)]
+        assert [each[:2] for each in listener.heard] == around
+        listener.heard.clear()
+        model(torch.ones(1))  # of which torch tells now, though nobody listens yet
+        assert [each[:2] for each in listener.heard] == around[1:3]
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
+def test_call_when_listeners_begin_inside_and_it_raises_then_they_hear_of_its_end(
+    listener: Listener, kind: type[BaseException]
+) -> None:
+    module, inner = nn.Identity(), nn.Identity()
+    with suppress(kind), global_hooks.Running(module):
+        global_hooks._enter(inner, ())  # and it is interrupted, unseen
+        raise kind
+    assert [each[:2] for each in listener.heard] == [
+        ("enter", module),
+        ("enter", inner),
+        ("leave", inner),
+        ("leave", module),
+    ]
+    call = global_hooks.this_call()
+    assert call is not None
+    assert call.has_raised
 
 
 def test_call_when_an_error_is_handled_around_it_then_only_its_own_counts() -> None:

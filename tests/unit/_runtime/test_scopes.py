@@ -157,6 +157,32 @@ def test_modules_when_only_scopes_are_open_then_nobody_hears_of_inner_ones(
     assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, z)))
 
 
+def test_modules_when_a_model_is_a_scope_then_its_thread_rests_as_if_the_scope_were_around(
+    named: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "_has_compiled", lambda: False)  # by another test
+    inner = Saving()
+    model = Saving(inner)
+    swapkit.offload(model, prefetch=1000)
+    x = leaf()
+    y = model(x)
+    assert named() == ["Saving#0", "Saving#1", "Saving#2", "Saving#3"]
+    assert model.rested == inner.rested == [True]
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    model.between = fail
+    with pytest.raises(ZeroDivisionError):
+        model(x)
+    assert not resting.is_resting()
+    assert_gone()
+    model.between = lambda: None
+    z = model(x)
+    assert model.rested == [True] * 3
+    assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, z)))
+
+
 def test_scope_when_a_session_is_active_then_modules_are_heard_of() -> None:
     model = Saving(Saving())
     with swapkit.budget(ROOMY), swapkit.offload():
