@@ -36,8 +36,10 @@ WHEELS ?=
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
-SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption aside captured_runs captured_threads captures emptied_storages following following_deviations following_memory following_recompute groups hooks marking mover packer repeating swapper swapper_storages clock timing) \
-	tests/unit/_runtime/recompute/test_recipes.py \
+SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption agenda aside captured_runs captured_threads captures chosen \
+		chosen_interruptions clock emptied_storages following following_deviations following_memory \
+		following_recompute groups hooks lock marking mover packer repeating rescue resting swapper \
+		swapper_storages timing) \
 	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \

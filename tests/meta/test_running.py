@@ -191,3 +191,13 @@ def test_suite_when_it_has_to_be_fast_then_costly_files_are_left_out_and_named(
     assert "not run 1 (costly, make test): 1 of test_example.py" in output
     assert "not run 1 (slow, make test-slow): 1 of test_example.py" in output
     assert re.search(r"\b1 passed", output)
+
+
+def test_sanitised_suite_when_it_names_files_then_they_are_there() -> None:
+    done = subprocess.run(
+        ["make", "-pnq"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    (listed,) = re.findall(r"^SHIM_TESTS := (.*)$", done.stdout, re.MULTILINE)
+    names = listed.split()
+    assert len(names) > 20
+    assert [name for name in names if not (ROOT / name).is_file()] == []
