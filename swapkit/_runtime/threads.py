@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 from itertools import islice
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -53,22 +54,23 @@ _ENGINE = (torch.autograd.graph.__file__, "_engine_run_backward")
 _NO_TASK = -1
 
 
-# By the shim (`cpp/stacks.cpp`): in Python another thread could go on between two frames.
-_read_stacks: Callable[[], list[_Stack]]
+# By the shim (`cpp/stacks.cpp`): in Python another thread could go on between two frames. Who only
+# records a step, as of a model without memory, needs no shim.
+_read_stacks: Callable[[], list[_Stack]] | None = None
 _read_receivers: Callable[[int, CodeType], list[Any]]
 
 
 def connect(
     read_stacks: Callable[[], list[_Stack]], read_receivers: Callable[[int, CodeType], list[Any]]
 ) -> None:
-    """Look at threads with the help of the shim. Before, nothing here can be asked."""
+    """Look at threads with the help of the shim. Before, it is not known what others do."""
     global _read_stacks, _read_receivers
     _read_stacks, _read_receivers = read_stacks, read_receivers
 
 
 def stacks() -> list[_Stack]:
-    """Return what runs on every other thread. Any thread; no lock."""
-    return _read_stacks()
+    """Return what runs on every other thread, as far as that is known. Any thread; no lock."""
+    return [] if _read_stacks is None else _read_stacks()
 
 
 def receivers(thread: int, code: CodeType) -> list[Any]:
@@ -89,6 +91,8 @@ def others_wait(*, in_backward: bool = False) -> bool:
         in_backward: let the thread pass whose backward pass this one, one of autograd's, runs. No
             other thread then runs what is on this device.
     """
+    if _read_stacks is None:
+        return threading.active_count() == 1
     at_work = [
         place
         for stack in stacks()

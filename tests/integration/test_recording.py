@@ -23,7 +23,7 @@ from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.checks import check_trace
 from swapkit.ir.traces import Kind, Phase, Trace
 from tests.programs import assert_same_bits
-from tests.support import installed
+from tests.support import installed, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,6 +278,31 @@ def test_llama_when_it_is_on_meta_then_no_storage_grows_with_the_square_of_the_l
     forward = next(o for o in trace.operators if "flash_attention.default" in o.name)
     assert forward.seconds >= attention_flops / 540e12
     assert math.isclose(forward.seconds, attention_flops / 540e12, rel_tol=0.5) or length < 16384
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_record_when_nothing_of_swapkit_has_run_then_a_trace_and_torchs_hooks_are_gone_or_idle(
+    others: int,
+) -> None:
+    printed = run_python(f"""
+        import threading
+        import torch, swapkit
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        done = threading.Event()
+        for _ in range({others}):
+            threading.Thread(target=done.wait).start()
+        with torch.device("meta"):
+            model = torch.nn.Linear(64, 64)
+            batch = torch.ones(8, 64)
+        for _ in range(2):
+            trace = swapkit.record(lambda: model(batch).sum().backward(), model, hardware="H100")
+            print(len(trace.operators) > 0, len(module._global_forward_hooks),
+                  len(optimizer._global_optimizer_post_hooks))
+        done.set()
+    """)
+    assert printed.splitlines() == [f"True {others} {others}"] * 2
 
 
 def _llama(transformers: Any, *, layers: int, width: int, attention: str = "sdpa") -> Any:
