@@ -36,14 +36,17 @@ WHEELS ?=
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
-SHIM_TESTS := $(patsubst %,tests/unit/_runtime/test_%.py,adoption agenda aside captured_runs captured_threads captures chosen \
-		chosen_interruptions clock emptied_storages following following_deviations following_memory \
-		following_recompute groups hooks lock marking mover packer repeating rescue resting swapper \
-		swapper_storages timing) \
+# What the sanitisers see of the shim.
+SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
+	$(patsubst %,tests/unit/_runtime/%.py,choosing/test_operators execution/test_following \
+		execution/test_following_deviations execution/test_following_memory \
+		execution/test_following_recompute execution/test_repetitions model/test_resting \
+		process/test_captures saved/test_emptied_storages saved/test_eviction \
+		saved/test_existing_graphs saved/test_hooks saved/test_swapper saved/test_swapper_storages) \
 	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
-SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/cpp/*.cpp))
+SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
-	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/cpp/*.hpp))
+	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/shim/cpp/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --no-loadscope-reorder
 SHIM_FLAGS = -std=c++20 -I$(NATIVE)/include $$($(BIN)/python -m tools.shim_includes)
@@ -54,7 +57,7 @@ comma := ,
 # The shim with assertions and a sanitiser; the compiler itself is run without one.
 SANITISED = SWAPKIT_DEBUG=1 XDG_CACHE_HOME=$(CURDIR)/build/$(1)
 BUILD_SANITISED = CXX="g++ -g -fsanitize=$(2)" $(SANITISED) \
-	$(BIN)/python -c "from swapkit._runtime import shim_build; shim_build.build_shim()"
+	$(BIN)/python -c "from swapkit._runtime.shim import build; build.build_shim()"
 TEST_SANITISED = $(SANITISED) LD_PRELOAD="$$(for name in $(2); do gcc -print-file-name=lib$$name.so; done \
 	| xargs)" $(BIN)/python -m pytest -q -p no:cacheprovider $(SHIM_TESTS)
 

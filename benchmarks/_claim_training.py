@@ -21,7 +21,7 @@ from swapkit.demo.training import Training
 from swapkit.testing import planning_at_once, slow_link
 
 if TYPE_CHECKING:
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from swapkit._runtime.session import Session
-    from swapkit._runtime.session_stats import SessionStats
+    from swapkit._runtime.session.session import Session
+    from swapkit._runtime.session.stats import SessionStats
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace

@@ -22,7 +22,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.sched import Group, Scheduler, Tier
-from swapkit._runtime.shim import load_shim
+from swapkit._runtime.shim.library import load_shim
 
 COPIES = 1000
 LEAST_BYTES, MOST_BYTES = 4 << 10, 512 << 10

@@ -30,7 +30,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.demo.model import LanguageModel, next_byte_loss
 from swapkit.demo.sizes import SIZES
 

@@ -30,15 +30,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import swapkit
 from benchmarks._per_saved_tensor import PLAIN, Passing, measure_ways, run_command
-from swapkit._runtime.following import Following
-from swapkit._runtime.recorder import Recorder, Setting
+from swapkit._runtime.execution.following import Following
+from swapkit._runtime.recording.recorder import Recorder, Setting
 from swapkit.ir.plans import Action, Decision, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
     from swapkit.ir.traces import Trace
 
 SAVES = 400

@@ -37,13 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._host_ways import Training, make_size
 from benchmarks.host_ratio import measure_memory
-from swapkit._runtime.recorder import Recorder
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit.testing import planning_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
 
 LAYERS, DIM, TOKENS = 8, 64, 256
 SHARE = 0.7

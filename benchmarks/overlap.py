@@ -31,7 +31,7 @@ from torch import nn
 
 import swapkit
 from swapkit._native.backend import Backend, CopyKind
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.testing import slow_link
 
 if TYPE_CHECKING:

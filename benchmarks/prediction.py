@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import swapkit
-from swapkit._runtime.allocators import installed_pool
+from swapkit._runtime.allocators.installation import installed_pool
 from swapkit.testing import planning_at_once
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -41,7 +41,7 @@ from benchmarks.prediction import measure_plain
 
 if TYPE_CHECKING:
     from benchmarks._session_models import Job
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
 

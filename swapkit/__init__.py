@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
-    from swapkit._runtime.allocators import install, uninstall
-    from swapkit._runtime.session import sessions
+    from swapkit._runtime.allocators.installation import install, uninstall
+    from swapkit._runtime.session.session import sessions
     from swapkit.api.arguments import add_arguments, from_arguments
     from swapkit.api.choosing import choices
     from swapkit.api.configuration import configure
@@ -70,7 +70,7 @@ _LAZY = {
     "choices": "swapkit.api.choosing",
     "configure": "swapkit.api.configuration",
     "from_arguments": "swapkit.api.arguments",
-    "install": "swapkit._runtime.allocators",
+    "install": "swapkit._runtime.allocators.installation",
     "keep": "swapkit.api.scopes",
     "memory_stats": "swapkit.api.statistics",
     "memory_summary": "swapkit.api.statistics",
@@ -79,9 +79,9 @@ _LAZY = {
     "plan": "swapkit.api.planning",
     "record": "swapkit.api.recording",
     "reset_peak_memory_stats": "swapkit.api.statistics",
-    "sessions": "swapkit._runtime.session",
+    "sessions": "swapkit._runtime.session.session",
     "simulate": "swapkit.api.planning",
-    "uninstall": "swapkit._runtime.allocators",
+    "uninstall": "swapkit._runtime.allocators.installation",
 }
 
 

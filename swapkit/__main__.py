@@ -105,9 +105,9 @@ def _run_machine(arguments: argparse.Namespace) -> int:
 
 
 def _find_machine(arguments: argparse.Namespace) -> "Machine":
-    from swapkit._runtime.allocators import choose_device
-    from swapkit._runtime.measuring import measure_machine
-    from swapkit._runtime.runtime import get_runtime
+    from swapkit._runtime.allocators.installation import choose_device
+    from swapkit._runtime.machine.measured_machine import measure_machine
+    from swapkit._runtime.process.runtime import get_runtime
     from swapkit.errors import InvalidArgument, Unsupported
     from swapkit.units import parse_bytes
 
@@ -149,8 +149,8 @@ def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run_build(arguments: argparse.Namespace) -> int:
-    from swapkit._runtime.shim import Shim
-    from swapkit._runtime.shim_build import build_shim
+    from swapkit._runtime.shim.build import build_shim
+    from swapkit._runtime.shim.library import Shim
     from swapkit.errors import SwapkitError
 
     try:

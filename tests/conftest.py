@@ -15,7 +15,7 @@ from tests.support import installed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 # Before torch is loaded: the tensors of tests are small, and threads that share them out only wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,7 +40,7 @@ def has_npu() -> bool:
 
 
 def is_pool_installed() -> bool:
-    allocators = sys.modules.get("swapkit._runtime.allocators")
+    allocators = sys.modules.get("swapkit._runtime.allocators.installation")
     cpu = None if allocators is None else allocators._cpu
     return cpu is not None and cpu.active
 

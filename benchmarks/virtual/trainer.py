@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.gpu.trainer import Figures, Training
-    from swapkit._runtime.recorder_clocks import Timer
+    from swapkit._runtime.recording.tables.clocks import Timer
 
 # Counters of the machine: the figure that says it per step, and how many of it make up its unit.
 OF_MACHINE = {
@@ -128,7 +128,7 @@ def free_host() -> Iterator[None]:
 
 def watch_recorders(times: dict[str, float]) -> None:
     """Let the timer of each recorder be watched, whichever it is."""
-    from swapkit._runtime.recorder import Recorder
+    from swapkit._runtime.recording.recorder import Recorder
 
     start = Recorder.start
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.allocators import choose_device, ensure_installation
-from swapkit._runtime.layers import find_layers
-from swapkit._runtime.parts import carry_marks, make_part
+from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.choosing.layers import find_layers
+from swapkit._runtime.choosing.parts import carry_marks, make_part
 from swapkit.api.contexts import budget
 from swapkit.api.scopes import offload
 from swapkit.config import flags
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
     from swapkit.config.settings import Part
     from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
     from swapkit.planning.planner import Policy

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from swapkit._runtime.parts import (
+from swapkit._runtime.choosing.parts import (
     carry_marks,
     chosen_functions,
     end_part,
@@ -18,8 +18,8 @@ from swapkit._runtime.parts import (
     operator_part,
     part_of,
 )
+from swapkit._runtime.execution.repetitions import repetition_of
 from swapkit._runtime.recompute.captured import why_twice
-from swapkit._runtime.repeating import repetition_of
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute, Source, judge
 from swapkit.reporting.text import format_table
@@ -27,8 +27,8 @@ from swapkit.reporting.text import format_table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from swapkit._runtime.parts import Part
-    from swapkit._runtime.repeating import Repetition
+    from swapkit._runtime.choosing.parts import Part
+    from swapkit._runtime.execution.repetitions import Repetition
     from swapkit.registry import Row, Verdict
 
 HEADINGS = ("where", "what", "by", "holds")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.layers import find_layers, name_layers, runs
-from swapkit._runtime.meshes import check_group, find_tensor_parallel_group
-from swapkit._runtime.parts import carry_marks, end_part, make_part
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.choosing.layers import find_layers, name_layers, runs
+from swapkit._runtime.choosing.parts import carry_marks, end_part, make_part
+from swapkit._runtime.model.device_mesh import check_group, find_tensor_parallel_group
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.api.choosing import choices
 from swapkit.api.remarks import describe, list_unmatched, remark
 from swapkit.api.targets import match_modules
@@ -29,7 +29,7 @@ from swapkit.registry import Collectives, Exclude, Recompute, Row, Source, Swap
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swapkit._runtime.layers import ModuleOperator, ModulePart
+    from swapkit._runtime.choosing.layers import ModuleOperator, ModulePart
     from swapkit.config.mindformers.documents import Document, ModelInputs
     from swapkit.config.mindformers.layer_actions import LayerActions, Settings
     from swapkit.config.mindformers.layouts import Layout, Offset

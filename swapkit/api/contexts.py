@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.allocators import choose_device, ensure_installation
-from swapkit._runtime.life import RESCUE, SessionConfig
-from swapkit._runtime.session import Session
-from swapkit._runtime.wrapped_optimizers import list_optimizers
+from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.optimizer.wrapped import list_optimizers
+from swapkit._runtime.session.life import RESCUE, SessionConfig
+from swapkit._runtime.session.session import Session
 from swapkit.api.files import read_argument
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
@@ -25,7 +25,7 @@ from swapkit.units import parse_bytes, show
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from swapkit._runtime.marking import rows_for_operator
-from swapkit._runtime.parts import Part, operator_part
+from swapkit._runtime.choosing.operators import rows_for_operator
+from swapkit._runtime.choosing.parts import Part, operator_part
 from swapkit.errors import InvalidArgument, InvalidType
 from swapkit.registry import Recompute, Row
 

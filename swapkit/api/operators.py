@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._native.pool import RingKind, set_tag
-from swapkit._runtime.device import TYPES
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.device import TYPES
 from swapkit.errors import InvalidArgument, SessionError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.allocators import KINDS, choose_device
-from swapkit._runtime.measuring import measure_machine
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.allocators.installation import KINDS, choose_device
+from swapkit._runtime.machine.measured_machine import measure_machine
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.api.files import read_argument
 from swapkit.errors import InvalidArgument, InvalidType
 from swapkit.ir.checks import check_machine, check_plan

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from swapkit._runtime.allocators import KINDS, choose_device, installed_pool
-from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.cost_model import hardware_named
-from swapkit._runtime.hooks import Hooks, innermost
-from swapkit._runtime.recorder import Recorder, Setting
-from swapkit._runtime.recorder_meta import standing_for
-from swapkit._runtime.recorder_saving import Watcher
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.tracking import ModuleTracker
-from swapkit._runtime.wrapped_optimizers import list_optimizers
+from swapkit._runtime.allocators.installation import KINDS, choose_device, installed_pool
+from swapkit._runtime.model.tracker import ModuleTracker
+from swapkit._runtime.optimizer.wrapped import list_optimizers
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.recording.meta_operators import standing_for
+from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.saved_events import Watcher
+from swapkit._runtime.recording.tables.roofline import hardware_named
+from swapkit._runtime.saved.hooks import Hooks, innermost
+from swapkit._runtime.shim.placement import Action, Choice
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.traces import Phase
@@ -25,8 +25,8 @@ from swapkit.ir.traces import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.cost_model import Hardware
-    from swapkit._runtime.device import DevicePool
+    from swapkit._runtime.recording.tables.roofline import Hardware
+    from swapkit._runtime.saved.device import DevicePool
     from swapkit.ir.traces import Trace
 
 META = torch.device("meta")

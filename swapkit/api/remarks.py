@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from swapkit._runtime.layers import ModulePart
+    from swapkit._runtime.choosing.layers import ModulePart
     from swapkit.config.mindformers.layer_actions import Settings
     from swapkit.config.mindformers.selections import Selection
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from swapkit._runtime.choice import TIERS, Action, Choice, choice_of
-from swapkit._runtime.copies import HostCopies
-from swapkit._runtime.device import TYPES
-from swapkit._runtime.optimizer import attach
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import Scope
+from swapkit._runtime.optimizer.chunked_step import attach
+from swapkit._runtime.optimizer.host_copies import HostCopies
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.process.scopes import Scope
+from swapkit._runtime.saved.device import TYPES
+from swapkit._runtime.shim.placement import TIERS, Action, Choice, choice_of
 from swapkit.api.targets import apply, choose
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
@@ -21,7 +21,7 @@ from swapkit.units import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.swapper import Swapper
+    from swapkit._runtime.saved.swapper import Swapper
 
 _T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer")
 _Model = TypeVar("_Model", bound=torch.nn.Module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.allocators import choose_device, installed_pool
+from swapkit._runtime.allocators.installation import choose_device, installed_pool
 from swapkit.reporting.text import format_stats
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 import swapkit
 from swapkit._native.pool import Ring
-from swapkit._runtime.allocators import require_installation
+from swapkit._runtime.allocators.installation import require_installation
 from swapkit.demo.curve import thin_out
 from swapkit.demo.messages import STABLE, Finished, SegmentRanges, Series
 from swapkit.testing import planning_at_once, slow_link
 
 if TYPE_CHECKING:
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
 
 _RING_EVENTS = 1 << 17
 _NS_PER_S = 1e9

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from swapkit._native.backend import Backend
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:

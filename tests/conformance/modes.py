@@ -23,18 +23,18 @@ import torch
 import swapkit
 from swapkit._native.backend import Backend
 from swapkit._native.sched import Scheduler
-from swapkit._runtime.device import Device
-from swapkit._runtime.guards import hidden, untraced
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.swapper import Swapper
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.device import Device
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from tests.support.place import DEVICE, ON_CPU, install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from swapkit._runtime.choice import Choice
-    from swapkit._runtime.saved import SavedTensor
+    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.types import SavedTensor
     from tests.programs import Evict
 
 Opener: TypeAlias = "Callable[[], AbstractContextManager[Evict]]"

@@ -61,7 +61,7 @@ def test_native_mode_when_the_user_set_a_fraction_then_it_is_kept() -> None:
 def test_native_mode_when_a_request_was_hopeless_then_memory_still_comes_back_early() -> None:
     lines = run(
         """
-        from swapkit._runtime.runtime import get_runtime
+        from swapkit._runtime.process.runtime import get_runtime
         swapkit.install(device="cuda", allocator="torch")
         device = get_runtime().device(torch.device("cuda", 0))
         with swapkit.budget("200MiB", device="cuda"):
@@ -118,7 +118,7 @@ def test_native_mode_when_memory_is_taken_while_copies_end_then_nobody_waits_for
     lines = run(
         """
         import threading, time
-        from swapkit._runtime.runtime import get_runtime
+        from swapkit._runtime.process.runtime import get_runtime
         swapkit.install(device="cuda", allocator="torch")
         take = get_runtime().shim.native_take
         end = time.monotonic() + 5

@@ -82,7 +82,7 @@ def test_threads_when_they_hold_the_interpreter_under_pressure_then_nothing_hang
 
 TWO_DEVICES = """
 import contextlib
-from swapkit._runtime import plan_making
+from swapkit._runtime.control import plan_maker as plan_making
 from tests.support.sessions import steady_machine_like
 
 # A processor takes minutes for the products that keep a GPU busy while its link is measured.

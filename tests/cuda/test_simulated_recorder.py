@@ -12,9 +12,9 @@ def test_recorder_when_an_operator_is_rescued_then_its_time_is_without_that(slee
     lines = run(
         f"""
         import time
-        from swapkit._runtime.allocators import installed_pool
-        from swapkit._runtime.recorder import Recorder, Setting
-        from swapkit._runtime.tracking import ModuleTracker
+        from swapkit._runtime.allocators.installation import installed_pool
+        from swapkit._runtime.recording.recorder import Recorder, Setting
+        from swapkit._runtime.model.tracker import ModuleTracker
 
         if not {sleeps}:
             del torch.cuda._sleep  # as other devices
@@ -45,8 +45,8 @@ def test_recorder_when_an_operator_is_rescued_then_its_time_is_without_that(slee
 def test_recorder_when_a_graph_is_captured_then_it_adds_nothing_to_that() -> None:
     lines = run(
         """
-        from swapkit._runtime.recorder import Recorder, Setting
-        from swapkit._runtime.tracking import ModuleTracker
+        from swapkit._runtime.recording.recorder import Recorder, Setting
+        from swapkit._runtime.model.tracker import ModuleTracker
 
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).cuda()
         x = torch.ones(4, 8, device="cuda")

@@ -196,8 +196,8 @@ def test_device_when_its_rates_differ_then_it_has_another_name() -> None:
 def test_machine_when_swapkit_measures_it_then_it_is_the_tables() -> None:
     lines = run(
         """
-        from swapkit._runtime.measuring import measure_machine
-        from swapkit._runtime.runtime import get_runtime
+        from swapkit._runtime.machine.measured_machine import measure_machine
+        from swapkit._runtime.process.runtime import get_runtime
         swapkit.install(device="cuda")
         device = get_runtime().device(torch.device("cuda", 0))
         found = measure_machine(device, budget_bytes=1 << 30, fresh=True)

@@ -18,9 +18,9 @@ pytestmark = [
 # Every operator here needs memory that has to be made: first the pool grows for longer than a delay
 # lasts, then a rescue waits for the device and longer than a delay.
 CODE = """
-from swapkit._runtime.allocators import installed_pool
-from swapkit._runtime.recorder import Recorder, Setting
-from swapkit._runtime.tracking import ModuleTracker
+from swapkit._runtime.allocators.installation import installed_pool
+from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.model.tracker import ModuleTracker
 
 GIB = 1 << 30
 swapkit.install(4 * GIB, device="cuda")

@@ -17,9 +17,9 @@ pytestmark = [
 
 CODE = """
 from dataclasses import asdict
-from swapkit._runtime.guards import hidden
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.speeds import measure_speeds
+from swapkit._runtime.torch_compat.isolation import hidden
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.machine.bandwidth import measure_speeds
 
 SLEEPS
 swapkit.install(device="cuda")

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 CLOCK = """
-from swapkit._runtime.step_times import StepClock
+from swapkit._runtime.control.step_times import StepClock
 from swapkit.planning.outcomes import Timing
 
 large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
@@ -134,7 +134,7 @@ def test_copies_when_all_are_due_at_once_then_each_starts_when_its_layer_has_com
 UNSTEADY = """
 from benchmarks.gpu.llama import Shape, build_model, make_tokens
 from swapkit._native.pool import Ring, RingKind
-from swapkit._runtime.allocators import require_installation
+from swapkit._runtime.allocators.installation import require_installation
 
 LARGE = 1 << 20
 shape = Shape(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from swapkit._runtime.optimizer import attach
+from swapkit._runtime.optimizer.chunked_step import attach
 from swapkit.errors import BackendError
 from tests.support import MIB, limit_above_reserved
 from tests.support.offloading import (
@@ -24,7 +24,7 @@ from tests.support.offloading import (
 )
 
 if TYPE_CHECKING:
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 
 @pytest.fixture

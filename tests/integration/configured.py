@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swapkit._runtime import parts
+from swapkit._runtime.choosing import parts
+from swapkit._runtime.process.runtime import Move, get_runtime
 from swapkit._runtime.recompute.regions import run_region
-from swapkit._runtime.runtime import Move, get_runtime
 from tests.programs import assert_same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.saved import StorageGroup
+    from swapkit._runtime.shim.types import StorageGroup
 
 VOCABULARY = 64
 TOKENS = (2, 32)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit._runtime import plan_making
+from swapkit._runtime.control import plan_maker as plan_making
 from tests.support.sessions import steady_machine_like
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from torch.distributed.tensor.parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.regions import run_region
-from swapkit._runtime.runtime import get_runtime
 from swapkit.registry import Collectives, Recompute
 
 SIDE = 256

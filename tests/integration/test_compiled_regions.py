@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 import swapkit
-from swapkit._runtime.modes import Mode
+from swapkit._runtime.torch_compat.dispatch_modes import Mode
 from tests.programs import assert_same_bits
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from tests.integration.configured import (
     assert_same_training,
     count_recomputed,

@@ -31,8 +31,8 @@ from tests.support import MIB, installed, limit_above_reserved, start_python
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.session.session import Session
 
     Errors = type[Exception] | tuple[type[Exception], ...]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import swapkit
 from swapkit import adapt_mem_func_wrapper
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
 from tests.conformance.modes import settle
 from tests.programs import assert_same_bits
@@ -33,7 +33,7 @@ from tests.support.autograd_functions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
     Apply = Callable[..., Any]
 

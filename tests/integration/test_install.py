@@ -20,7 +20,7 @@ from tests.support import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 
 def in_pool(installation: Installation, tensor: torch.Tensor) -> bool:
@@ -369,7 +369,7 @@ def test_install_when_its_limit_is_refused_then_not_installed_and_the_next_uses_
 ):
     output = run_python("""
 import swapkit
-from swapkit._runtime import allocators
+from swapkit._runtime.allocators import installation as allocators
 from swapkit.errors import InvalidArgument, SessionError
 pools = set()
 for _ in range(2):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import swapkit
-from swapkit._runtime.recorder import Recorder
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit.planning.lengths import AHEAD
 from tests.support.sessions import TOKENS, Training, make_training, train, train_plainly
 

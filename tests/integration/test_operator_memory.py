@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 import swapkit
-from swapkit._runtime.parts import carry_marks, make_part
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.choosing.parts import carry_marks, make_part
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.registry import Exclude, Recompute, Row, Source, Swap
 from tests.conformance.modes import settle
 from tests.support import MIB, installed, limit_above_reserved
@@ -20,7 +20,7 @@ from tests.support import MIB, installed, limit_above_reserved
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit.registry import What
 
 SIDE = 512  # 1 MiB a matrix

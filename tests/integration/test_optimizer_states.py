@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.copies import HostCopies
-from swapkit._runtime.optimizer import OptimizerStates, attach
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.optimizer.chunked_step import OptimizerStates, attach
+from swapkit._runtime.optimizer.host_copies import HostCopies
+from swapkit._runtime.process.runtime import get_runtime
 from tests.support import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._native.sched import Scheduler
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 WIDTH = 96
 CHUNK_BYTES = 64 << 10  # less than a layer's states: every step has several chunks

@@ -17,8 +17,8 @@ import pytest
 
 import swapkit
 import swapkit.testing
-from swapkit._runtime import plan_making
-from swapkit._runtime.recorder import Recorder
+from swapkit._runtime.control import plan_maker as plan_making
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit.errors import SessionError
 from swapkit.planning import planner
 from swapkit.planning.beside import THREAD_NAME, GivenUp, at_once, go_on
@@ -293,7 +293,7 @@ PROGRAM = """
 import sys, time
 import swapkit
 import swapkit.testing
-from swapkit._runtime import plan_making
+from swapkit._runtime.control import plan_maker as plan_making
 from swapkit.planning.beside import go_on
 from tests.support.sessions import make_training, steady_machine_like
 

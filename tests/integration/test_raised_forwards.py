@@ -15,7 +15,7 @@ from swapkit.planning.learning import Learner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
     from swapkit.ir.traces import Trace
     from swapkit.planning.outcomes import Outcome
 

@@ -18,15 +18,15 @@ from torch.utils.checkpoint import (
 )
 
 import swapkit
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.regions import run_region
-from swapkit._runtime.runtime import get_runtime
 from swapkit.registry import Recompute
 from tests.support import MIB, installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 SIDE = 512
 NBYTES = SIDE * SIDE * 4  # 1 MiB

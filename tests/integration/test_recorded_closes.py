@@ -9,16 +9,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
-from swapkit._runtime import global_hooks
-from swapkit._runtime.recorder import Recorder
-from swapkit._runtime.steering import Steering
+from swapkit._runtime.control.steering import Steering
+from swapkit._runtime.model import global_hooks
+from swapkit._runtime.recording.recorder import Recorder
 from tests.support.sessions import make_training, train_plainly
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
 
 OPERATORS = 20  # of the step, before the session is closed
 

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
-from swapkit._runtime.allocators import installed_pool
-from swapkit._runtime.device import CPU
-from swapkit._runtime.recorder import Recorder, Setting
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.allocators.installation import installed_pool
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.saved.device import CPU
 from swapkit.api import recording
 from swapkit.api.recording import record
 from swapkit.errors import InvalidArgument, SessionError

@@ -8,8 +8,8 @@ from torch import nn
 from torch._C import _len_torch_dispatch_stack
 
 import swapkit
-from swapkit._runtime import hooks
 from swapkit._runtime.recompute import captured
+from swapkit._runtime.saved import hooks
 from tests.unit._runtime.rig import interrupts
 
 pytestmark = pytest.mark.usefixtures("installation")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import RecomputeMismatch
 from tests.support.regions import Numbers
 from tests.support.sessions import (

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from tests.conformance.modes import settle
 from tests.programs import assert_same_bits
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
-from swapkit._runtime import hooks as hooks_module
-from swapkit._runtime.hooks import innermost
+from swapkit._runtime.saved import hooks as hooks_module
+from swapkit._runtime.saved.hooks import innermost
 from tests.support.sessions import Block, Log, Training, make_training, train_both
 
 BLOCKS = 4

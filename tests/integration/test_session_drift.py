@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
-from swapkit._runtime.recorder import Recorder
-from swapkit._runtime.recorder_clocks import HostTimer
+from swapkit._runtime.recording.recorder import Recorder
+from swapkit._runtime.recording.tables.clocks import HostTimer
 from swapkit.planning.learning import Learner
 from tests.support.sessions import (
     LAYERS,

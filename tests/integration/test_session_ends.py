@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime import global_hooks
+from swapkit._runtime.model import global_hooks
 from swapkit.errors import SessionError
 from tests.support import MIB, installed
 from tests.support.sessions import make_training, train_plainly
@@ -22,7 +22,7 @@ from tests.support.threads import on_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 STEPS = 8
 
@@ -284,7 +284,9 @@ def test_session_when_its_entry_is_interrupted_then_nothing_of_it_stays(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("swapkit._runtime.session._list", interrupted)  # the last that it does
+        patch.setattr(
+            "swapkit._runtime.session.session._list", interrupted
+        )  # the last that it does
         with pytest.raises(KeyboardInterrupt):
             session.__enter__()
     assert budget_bytes() == 0

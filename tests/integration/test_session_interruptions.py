@@ -10,8 +10,8 @@ import torch
 from torch._C import _len_torch_dispatch_stack
 
 import swapkit
-from swapkit._runtime import global_hooks
-from swapkit._runtime.recorder import Recorder
+from swapkit._runtime.model import global_hooks
+from swapkit._runtime.recording.recorder import Recorder
 from tests.support.sessions import make_training, train_plainly
 
 pytestmark = [pytest.mark.usefixtures("installation", "steady_machine"), pytest.mark.promise("C5")]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime import global_hooks, resting
+from swapkit._runtime.model import global_hooks, resting
 from tests.support.sessions import (
     TOKENS,
     Block,

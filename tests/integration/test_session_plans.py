@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
-from swapkit._runtime import fitting
-from swapkit._runtime.allocators import require_installation
+from swapkit._runtime.allocators.installation import require_installation
+from swapkit._runtime.execution import plan_fit as fitting
 from swapkit.errors import PlanMismatch
 from tests.support.sessions import (
     WIDTH,

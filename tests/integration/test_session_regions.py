@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.following import Following
+from swapkit._runtime.execution.following import Following
 from swapkit._runtime.recompute import captured, regions
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase

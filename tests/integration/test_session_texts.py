@@ -16,7 +16,7 @@ from tests.support.sessions import make_training, train_plainly
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
 
 STEPS = 8
 WIDTH = 64

@@ -17,7 +17,7 @@ from tests.support.threads import on_thread, on_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 WIDTH = 128
 ROWS = 2048  # one activation is 1 MiB
@@ -136,7 +136,7 @@ def test_sessions_when_both_bring_back_at_once_then_they_do_not_wait_for_each_ot
     output = run_python(
         """
         import threading, torch, swapkit
-        from swapkit._runtime.allocators import require_installation
+        from swapkit._runtime.allocators.installation import require_installation
         swapkit.install()
         installation = require_installation()
         ready = threading.Barrier(2)

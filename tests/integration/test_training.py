@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.allocators import require_installation
+from swapkit._runtime.allocators.installation import require_installation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

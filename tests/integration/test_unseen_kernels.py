@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.checksums import Checksums
+from swapkit._runtime.operators.checksums import Checksums
 from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime import global_hooks
-from swapkit._runtime.lending import Lending
+from swapkit._runtime.model import global_hooks
+from swapkit._runtime.saved.lent_hooks import Lending
 from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 WIDTH = 256
 ROWS = 1024  # one activation is 1 MiB

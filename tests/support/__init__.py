@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 ROOT = Path(__file__).parent.parent.parent
 MIB = 1 << 20
@@ -25,7 +25,7 @@ MIB = 1 << 20
 @functools.cache
 def _compile_shim() -> None:
     """Compile the shim before a process that is to be silent would, and say so."""
-    from swapkit._runtime.shim_build import build_shim
+    from swapkit._runtime.shim.build import build_shim
 
     build_shim()
 
@@ -66,7 +66,7 @@ def run_python(code: str, *, timeout_s: float = 60, **environment: str) -> str:
 def installed() -> Iterator[Installation]:
     """Put the pool below torch for a while; afterwards everything is as it was before."""
     import swapkit
-    from swapkit._runtime.allocators import require_installation
+    from swapkit._runtime.allocators.installation import require_installation
     from swapkit.errors import SessionError
 
     try:

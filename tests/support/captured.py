@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.marking import OperatorRows, carrying, mark_operators
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.choosing.operators import OperatorRows, carrying, mark_operators
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.shim.placement import Action, Choice
 from swapkit.registry import Recompute
 from tests.support.operators import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit._runtime.saved import SavedTensor
+    from swapkit._runtime.shim.types import SavedTensor
     from swapkit.registry import What
 
 PASS = Choice(Action.PASS, min_bytes=0)

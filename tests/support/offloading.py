@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.copies import HostCopies
-from swapkit._runtime.states import find_slots
+from swapkit._runtime.optimizer.host_copies import HostCopies
+from swapkit._runtime.optimizer.state_mover import find_slots
 from swapkit.errors import BackendError
 
 if TYPE_CHECKING:
-    from swapkit._runtime.copies import Copy, HostBuffer
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.optimizer.host_copies import Copy, HostBuffer
 
 KIB = 1 << 10
 STATE = 64 * KIB  # bytes of one state of one parameter

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from swapkit._runtime.parts import carry_marks, make_part
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.choosing.parts import carry_marks, make_part
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.registry import Recompute, Row, Source, Swap
 from tests.conformance.modes import settle
 from tests.programs import leaf

@@ -12,13 +12,13 @@ from torch import nn
 
 import swapkit
 from swapkit._native.pool import Pool
-from swapkit._runtime.allocators import require_installation
+from swapkit._runtime.allocators.installation import require_installation
 from swapkit.ir.machines import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from swapkit._runtime.session import Session
+    from swapkit._runtime.session.session import Session
 
 WIDTH = 64
 TOKENS = 512

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from swapkit._runtime import hooks as hooks_module
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import _open
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.process.scopes import _open
+from swapkit._runtime.saved import hooks as hooks_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit import __main__ as command_line
-from swapkit._runtime import measuring
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.speeds import Speeds
+from swapkit._runtime.machine import measured_machine as measuring
+from swapkit._runtime.machine.bandwidth import Speeds
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.ir.codec import decode_machine, read_machine
 
 if TYPE_CHECKING:

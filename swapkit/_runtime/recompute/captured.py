@@ -1,8 +1,8 @@
 """Regions by capture: the function runs once, and its operators again in backward, one by one.
 
 While a region runs, operators that can be repeated are captured where they run
-(`cpp/regions.hpp`), and what autograd saves of their results is computed again from them. So the
-function itself runs once, and so does what it does besides. What cannot be repeated is kept.
+(`shim/cpp/regions.hpp`), and what autograd saves of their results is computed again from them. So
+the function itself runs once, and so does what it does besides. What cannot be repeated is kept.
 
 In a session, and where a step is recorded, what a region saves that it has not made goes to the
 hooks by which events are counted, with operands of what it computes again; so it moves like other
@@ -11,8 +11,8 @@ again is no event, and a recorder sees it run as a part of backward.
 
 That is not for every function. Kernels that torch does not see may write to memory; and where much
 is kept, running all of it again needs less memory. So the first run of a function, for each kind of
-arguments, is looked at (`evidence.py`) and gives nothing up before its end. What is found then
-holds for the runs after it: they are captured, or run twice, as in torch's checkpoint.
+arguments, is looked at (`operators/evidence.py`) and gives nothing up before its end. What is found
+then holds for the runs after it: they are captured, or run twice, as in torch's checkpoint.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.captures import numbers_of, see_everything
-from swapkit._runtime.choice import Action
-from swapkit._runtime.guards import untraced, untraced_itself
-from swapkit._runtime.hooks import Hooks, around_region
-from swapkit._runtime.modes import has_foreign_mode
+from swapkit._runtime.operators.evidence import Evidence
+from swapkit._runtime.process.captures import numbers_of, see_everything
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.process.scopes import innermost_choice, resting_choice
 from swapkit._runtime.recompute.arguments import Template
-from swapkit._runtime.recompute.evidence import Evidence
 from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
 from swapkit._runtime.recompute.watching import check_operators
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.scopes import innermost_choice, resting_choice
+from swapkit._runtime.saved.hooks import Hooks, around_region
+from swapkit._runtime.shim.placement import Action
+from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
+from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from swapkit._runtime.hooks import Around
+    from swapkit._runtime.saved.hooks import Around
     from swapkit.registry import Recompute
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001

@@ -15,12 +15,12 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
-from swapkit._runtime.effects import FUNCTIONAL, can_keep
-from swapkit._runtime.operators import operator_names
+from swapkit._runtime.operators.effects import FUNCTIONAL, can_keep
+from swapkit._runtime.operators.names import operator_names
 
 if TYPE_CHECKING:
-    from swapkit._runtime.operators import Operator
-    from swapkit._runtime.swapper import Swapper
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.saved.swapper import Swapper
     from swapkit.registry import Collectives
 
 _OTHERS = ("_dtensor::shard_dim_alltoall",)

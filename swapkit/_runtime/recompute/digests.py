@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from swapkit._runtime.effects import can_keep, effects_of
-from swapkit._runtime.guards import hidden
-from swapkit._runtime.operators import operator_names
+from swapkit._runtime.operators.effects import can_keep, effects_of
+from swapkit._runtime.operators.names import operator_names
 from swapkit._runtime.recompute.collectives import may_be_under_way
 from swapkit._runtime.recompute.selection import CAUSES, OperatorMode, inspect
+from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import RecomputeMismatch
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from swapkit._runtime.operators import Operator
-    from swapkit._runtime.tracking import ModuleTracker
+    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit._runtime.operators.names import Operator
 
 _UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")
 _FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*", "*_ctc_loss*")

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy
 
-from swapkit._runtime.effects import can_keep
-from swapkit._runtime.operators import operator_names
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.operators.effects import can_keep
+from swapkit._runtime.operators.names import operator_names
+from swapkit._runtime.process.runtime import get_runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

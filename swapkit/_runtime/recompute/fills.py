@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.captures import see_fills
-from swapkit._runtime.guards import hidden, untraced
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.captures import see_fills
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.torch_compat.isolation import hidden, untraced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

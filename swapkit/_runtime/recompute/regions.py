@@ -2,9 +2,9 @@
 
 Where that can be, its operators are captured, and run again one by one (`captured.py`). Else the
 function itself runs again: then a region stands on torch's own non-reentrant checkpoint, which
-restores random numbers, autocast and the device, and stops early; `settings.py` restores other
-settings. What torch keeps of a region is handed to it here as tensors, by position, wherever the
-user has put them: so they are saved tensors like any others, which scopes and budgets move, and
+restores random numbers, autocast and the device, and stops early; `operators/settings.py` restores
+other settings. What torch keeps of a region is handed to it here as tensors, by position, wherever
+the user has put them: so they are saved tensors like any others, which scopes and budgets move, and
 nothing else holds them. The first run sees the very objects of the user's call; a recomputation
 sees copies of the containers that held tensors.
 
@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from swapkit._runtime.guards import untraced, untraced_itself
+from swapkit._runtime.operators.settings import Settings
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.caches import find_caches
 from swapkit._runtime.recompute.captured import capture
 from swapkit._runtime.recompute.fills import Fills
-from swapkit._runtime.recompute.settings import Settings
 from swapkit._runtime.recompute.watching import make_watcher
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,18 +31,18 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-from swapkit._runtime.effects import can_keep
-from swapkit._runtime.guards import untraced
-from swapkit._runtime.modes import Mode
-from swapkit._runtime.operators import is_random, matches
-from swapkit._runtime.recompute.settings import VERSIONS
+from swapkit._runtime.operators.effects import can_keep
+from swapkit._runtime.operators.names import is_random, matches
+from swapkit._runtime.operators.settings import VERSIONS
+from swapkit._runtime.torch_compat.dispatch_modes import Mode
+from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.operators import Operator
-    from swapkit._runtime.saved import SavedTensor
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.shim.types import SavedTensor
     from swapkit.registry import Recompute
 
 

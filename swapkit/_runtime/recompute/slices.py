@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from swapkit._runtime.guards import hidden
+from swapkit._runtime.torch_compat.isolation import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.effects import can_keep
-from swapkit._runtime.guards import untraced
-from swapkit._runtime.operators import find_operators, matches
+from swapkit._runtime.operators.effects import can_keep
+from swapkit._runtime.operators.names import find_operators, matches
+from swapkit._runtime.process.scopes import resting_choice
 from swapkit._runtime.recompute.collectives import Repetition, is_collective
 from swapkit._runtime.recompute.digests import Digests
 from swapkit._runtime.recompute.selection import (
@@ -25,7 +24,8 @@ from swapkit._runtime.recompute.selection import (
     Replaying,
     Selection,
 )
-from swapkit._runtime.scopes import resting_choice
+from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from swapkit._runtime.operators import Operator
-    from swapkit._runtime.swapper import Swapper
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.saved.swapper import Swapper
     from swapkit.registry import Collectives, Recompute
 
 

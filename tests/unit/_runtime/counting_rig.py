@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from swapkit._runtime.step_counting import StepCounter
-from swapkit._runtime.tracking import ModuleTracker
+from swapkit._runtime.control.step_counter import StepCounter
+from swapkit._runtime.model.tracker import ModuleTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from swapkit._native.sched import Scheduler, State
-from swapkit._runtime.allocators import require_installation
-from swapkit._runtime.choice import Action as Wish
-from swapkit._runtime.choice import Choice
-from swapkit._runtime.following import Following
-from swapkit._runtime.hooks import Hooks
-from swapkit._runtime.recorder import Recorder, Setting
+from swapkit._runtime.allocators.installation import require_installation
+from swapkit._runtime.execution.following import Following
+from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.saved.hooks import Hooks
+from swapkit._runtime.shim.placement import Action as Wish
+from swapkit._runtime.shim.placement import Choice
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import EventKind, Kind, Phase
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from swapkit._native.backend import Backend
-    from swapkit._runtime.swapper import Swapper
+    from swapkit._runtime.saved.swapper import Swapper
     from swapkit.ir.traces import Trace
 
 WIDTH, TOKENS = 64, 256

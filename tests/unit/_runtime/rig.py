@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._native.sched import Scheduler, State
-from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.hooks import Hooks
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.hooks import Hooks
+from swapkit._runtime.shim.placement import Action, Choice
 from tests.support import MIB
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from swapkit._native.backend import Backend
-    from swapkit._runtime.installation import Installation
-    from swapkit._runtime.saved import SavedTensor, StorageGroup
-    from swapkit._runtime.swapper import Swapper
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.saved.swapper import Swapper
+    from swapkit._runtime.shim.types import SavedTensor, StorageGroup
 
 EVERYTHING = 1 << 50
 AUTO = Choice(Action.AUTO)

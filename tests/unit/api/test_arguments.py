@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
 from swapkit.ir.codec import write_planned
 from tests.unit.ir.values import PLAN, TRACE

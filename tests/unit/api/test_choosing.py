@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.parts import make_part
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.choosing.parts import make_part
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute, Row, Source, Swap
 from tests.unit.scoped import Block, Model, copied, gradient, make_model

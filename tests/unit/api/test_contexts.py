@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.course import Course
+from swapkit._runtime.control.course import Course
 from swapkit.errors import DiskError, InvalidArgument, Unsupported
 from swapkit.ir.codec import write_planned
 from swapkit.ir.plans import Plan
@@ -19,8 +19,8 @@ from tests.support import MIB, limit_above_reserved
 from tests.unit.ir.values import PLAN, TRACE
 
 if TYPE_CHECKING:
-    from swapkit._runtime.installation import Installation
-    from swapkit._runtime.life import SessionConfig
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.session.life import SessionConfig
 
 
 def config_of(limit: float | str = "1GiB", **options: Any) -> SessionConfig:

@@ -10,9 +10,9 @@ from torch import nn
 
 import swapkit
 from swapkit._native.pool import Ring, RingKind, set_tag
-from swapkit._runtime.holders import find_holders
-from swapkit._runtime.runtime import get_runtime
-from swapkit._runtime.tracking import NO_MODULE
+from swapkit._runtime.allocators.memory_holders import find_holders
+from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 from tests.support import MIB
 from tests.unit._runtime.rig import EVERYTHING
@@ -20,7 +20,7 @@ from tests.unit._runtime.rig import EVERYTHING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 
 @pytest.fixture

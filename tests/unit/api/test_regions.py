@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.runtime import get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute
 from tests.unit.scoped import Block, copied, gradient, leaf, make_model

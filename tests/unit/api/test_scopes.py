@@ -14,8 +14,8 @@ import torch
 
 import swapkit
 from swapkit._native.sched import Tier
-from swapkit._runtime.choice import Action, Choice
-from swapkit._runtime.parts import PartForward, part_of
+from swapkit._runtime.choosing.parts import PartForward, part_of
+from swapkit._runtime.shim.placement import Action, Choice
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Swap
 from tests.support import MIB

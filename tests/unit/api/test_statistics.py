@@ -14,7 +14,7 @@ from tests.support import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 # Of torch.cuda.memory_stats(), as its documentation lists them.
 TORCH_NAMES = (

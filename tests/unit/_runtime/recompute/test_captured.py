@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import swapkit
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute import captured
 from swapkit._runtime.recompute.captured import UNSEEN, why_twice
 from swapkit._runtime.recompute.regions import run_region
-from swapkit._runtime.runtime import get_runtime
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits
 from tests.support import MIB, installed
@@ -23,7 +23,7 @@ from tests.support.threads import on_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.installation import Installation
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 SIDE = 512
 NBYTES = SIDE * SIDE * 4  # 1 MiB

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
 
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.exclusions import KeepInside, is_same
-from swapkit._runtime.runtime import get_runtime
 
 
 class Asks(nn.Module):

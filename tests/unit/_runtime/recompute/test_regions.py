@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.regions import run_region
-from swapkit._runtime.runtime import get_runtime
 from swapkit.errors import InvalidArgument, RecomputeMismatch
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits

@@ -1,0 +1,213 @@
+"""Which allocator stands below torch on each device: installing ours, and asking for it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._runtime.allocators.cuda_allocator import CudaAllocator
+from swapkit._runtime.allocators.installed_pool import PoolInstallation
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.device import CPU
+from swapkit.errors import InvalidArgument, SessionError, Unsupported
+from swapkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.saved.device import DevicePool
+
+OURS, TORCHS = "swapkit", "torch"
+KINDS = ("cpu", "cuda")
+
+_cpu: PoolInstallation | None = None
+_cuda: CudaAllocator | None = None
+_lock = threading.RLock()
+
+
+def install(
+    limit: int | float | str | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    allocator: str = OURS,
+) -> None:
+    """Put swapkit's pool below every tensor made on the device from now on.
+
+    Calling it again is fine and only changes the limit. Tensors made before stay where they are:
+    they are outside the budget, and a session's summary names them.
+
+    On the CPU only tensors of torch's own allocator are meant; shared memory, files and numpy
+    arrays keep their own memory. On CUDA it has to be called before torch first uses a GPU, and
+    stands for all GPUs, each with a pool of its own. The functions of `torch.cuda` that tell of
+    memory keep working. CUDA graphs, `torch.cuda.MemPool` and sharing CUDA tensors with other
+    processes need torch's own allocator: `allocator="torch"` leaves it in place, at any time. The
+    limit is then its memory fraction, and a session frees memory when torch finds none, which is
+    all it can promise: torch says that memory is needed, not how much (see `docs/cuda.md`).
+
+    Args:
+        limit: most bytes the pool may reserve in this process, whatever sessions ask for: bytes,
+            `"10GiB"`, `"80%"` or a fraction of the device's memory. None: no limit. An allocation
+            that would pass it raises `torch.OutOfMemoryError`.
+        device: `"cpu"`, `"cuda"` for all GPUs (with `allocator="torch"` the current one), or
+            `"cuda:1"`: the limit is that one's.
+        allocator: `"swapkit"`, or on CUDA `"torch"`.
+
+    Raises:
+        InvalidArgument: an argument is not understood.
+        OverBudget: more than the limit is in use already.
+        NativeBuildError: the allocator shim could not be compiled; see the message.
+        SessionError: torch uses the GPU already; the message says how to be in time.
+        Unsupported: another device, or one that is not there.
+
+    Example:
+        >>> import swapkit, torch
+        >>> swapkit.install()
+        >>> x = torch.zeros(1024)
+        >>> swapkit.memory_stats()["allocated_bytes.all.current"] >= 4096
+        True
+    """
+    name = parse_device(device)
+    if allocator not in {OURS, TORCHS}:
+        raise InvalidArgument(f"allocator={allocator!r}: expected 'swapkit' or 'torch'")
+    with _lock:
+        if name.type == "cuda":
+            _install_cuda(limit, name, allocator)
+        elif allocator == TORCHS:
+            raise InvalidArgument("allocator='torch' is for CUDA: give device='cuda', too")
+        else:
+            _install_cpu(limit)
+
+
+def _install_cpu(limit: int | float | str | None) -> None:
+    global _cpu  # noqa: PLW0603 - torch has one allocator a device and process
+    # Kept even if the limit is refused below: its hooks are the process's for good.
+    _cpu = _cpu or PoolInstallation(get_runtime().cpu)
+    limit_bytes = 0
+    if limit is not None:
+        limit_bytes = parse_bytes(limit, whole_bytes=_cpu.total_bytes, name="limit")
+    _cpu.set_limit(limit_bytes)
+    _cpu.runtime.shim.install(_cpu.entry.address)
+    _cpu.active = True
+
+
+def _install_cuda(limit: int | float | str | None, name: torch.device, allocator: str) -> None:
+    global _cuda  # noqa: PLW0603
+    if _cuda is None:
+        _cuda = CudaAllocator(get_runtime(), is_torchs=allocator == TORCHS)
+    elif _cuda.is_torchs != (allocator == TORCHS):
+        present = TORCHS if _cuda.is_torchs else OURS
+        raise SessionError(
+            f"allocator={allocator!r}: this process has swapkit installed on CUDA with "
+            f"allocator={present!r}, which stays for its life"
+        )
+    _cuda.set_limit(limit, name.index)
+
+
+def uninstall(*, force: bool = False) -> None:
+    """Let tensors made from now on go to torch's own allocator again.
+
+    Tensors in the pool stay valid and are freed as usual. On CUDA torch keeps the allocator that it
+    has; only the limits are lifted. Without an installation nothing happens.
+
+    Args:
+        force: end every session that is active, on whichever thread, as `session.close()` does.
+
+    Raises:
+        SessionError: a session is active, and `force` is false.
+    """
+    with _lock:
+        ours = [] if _cuda is None else list(_cuda.installations.values())
+        for installation in [*ours, *([_cpu] if _cpu is not None else [])]:
+            if force:
+                installation.end_sessions()
+            installation.require_no_session()
+        if _cpu is not None and _cpu.active:
+            _cpu.runtime.shim.uninstall()
+            _cpu.active = False
+            _cpu.drop_limit()
+        if _cuda is not None:
+            _cuda.drop_limits()
+
+
+def require_installation(device: torch.device = CPU) -> Installation[Any]:
+    """Return the active installation on a device.
+
+    Raises:
+        SessionError: swapkit is not installed there.
+    """
+    if device.type == "cuda" and _cuda is not None:
+        return _cuda.installation(device.index)
+    if device.type == "cpu" and _cpu is not None and _cpu.active:
+        return _cpu
+    argument = "" if device.type == "cpu" else f"device={device.type!r}"
+    raise SessionError(f"swapkit's pool is not installed: call swapkit.install({argument}) first")
+
+
+def ensure_installation(device: torch.device = CPU) -> Installation[Any]:
+    """Return the active installation on a device, installing it if need be.
+
+    Raises:
+        SessionError: it is too late for that.
+    """
+    with _lock:
+        if device.type == "cuda" and _cuda is None:
+            install(device="cuda")
+        elif device.type == "cpu" and (_cpu is None or not _cpu.active):
+            install()
+    return require_installation(device)
+
+
+def installed_pool(device: str | torch.device | None = None) -> DevicePool:
+    """Return the pool below torch on a device; None: where swapkit is installed, a GPU first.
+
+    Raises:
+        SessionError: swapkit is not installed.
+    """
+    pool: DevicePool = require_installation(choose_device(device)).pool
+    return pool
+
+
+def choose_device(
+    device: str | torch.device | None, model: torch.nn.Module | None = None
+) -> torch.device:
+    """Return the device that is meant: the one named, that of the model, or the installed one.
+
+    Raises:
+        InvalidArgument: it is not understood.
+        Unsupported: swapkit does not serve it.
+    """
+    if device is None and model is not None:
+        devices = (parameter.device for parameter in model.parameters())
+        # Others are such as of a model that has no memory yet.
+        device = next((each for each in devices if each.type in KINDS), None)
+    if device is None:
+        device = CPU if _cuda is None else "cuda"
+    name = parse_device(device)
+    if name == torch.device("cuda"):  # none in particular
+        return torch.device("cuda", torch.cuda.current_device())
+    return name
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """Return a device that swapkit serves.
+
+    Raises:
+        InvalidArgument: it is not understood.
+        Unsupported: swapkit does not serve it, or it is not there.
+    """
+    try:
+        name = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"device={device!r} is not understood: {error}") from None
+    if name.type not in KINDS:
+        raise Unsupported(f"device={str(device)!r}: swapkit serves {' and '.join(KINDS)}")
+    if name.type == "cpu":
+        return CPU
+    count = torch.cuda.device_count()
+    if count == 0:
+        why = "has no CUDA" if torch.version.cuda is None else "sees no GPU"
+        raise Unsupported(f"device={str(device)!r}: this torch ({torch.__version__}) {why}")
+    if name != torch.device("cuda") and name.index >= count:
+        raise Unsupported(f"device={str(device)!r}: there are {count} GPUs, counted from 0")
+    return name

@@ -1,0 +1,177 @@
+"""Who holds the memory: names for blocks in use, and for tensors outside the pool.
+
+Asked for by `explain()` and by errors only, on any thread, with or without the runtime's lock. What
+is looked at depends on what other threads do (`torch_compat/thread_stacks.py` says why):
+
+- While every other thread waits: every tensor that the garbage collector knows of.
+- Otherwise: what this thread's own sessions train. Their parameters, buffers and optimizer states
+  change hands in Python only, that is under the interpreter's lock, which we hold.
+- `.grad` is replaced by whichever thread runs backward, so it is read only while no other thread
+  does, even of an own parameter.
+
+All else has the name of the module that made it: the pool's blocks carry that themselves.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from swapkit._native.pool import BlockState
+from swapkit._runtime.model.tracker import BACKWARD
+from swapkit._runtime.torch_compat.thread_stacks import (
+    backward_runs_elsewhere,
+    others_wait,
+    take_while,
+)
+from swapkit.reporting.text import Holder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit._runtime.saved.device import Device
+
+NESTED = 3  # containers of containers that optimizers' states are looked for in
+
+
+class _Found(NamedTuple):
+    """What may be looked at, as long as `may_look` says so."""
+
+    tensors: list[torch.Tensor]
+    buffers: list[torch.Tensor]
+    states: list[torch.Tensor]
+    may_look: Callable[[], bool]
+
+
+def find_holders(device: Device, tracker: ModuleTracker) -> list[Holder]:
+    """Return who holds the blocks of a device's pool that are in use, the largest first."""
+    assert device.pool is not None
+    names = _name_tensors(_find(device, tracker), device)
+    blocks = [block for block in device.pool.blocks() if block.state is BlockState.IN_USE]
+    return _sum_up(
+        (names.get(block.address) or _name_tag(block.tag, tracker), block.nbytes)
+        for block in blocks
+    )
+
+
+def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
+    """Return a device's tensors whose memory is not its pool's, by name, the largest first.
+
+    They were made before the pool was installed, or share memory with something that is not
+    torch's: numpy, a file, another process. The budget does not cover them. While other threads
+    run, only those that this thread's sessions train are found.
+    """
+    assert device.pool is not None
+    found = _find(device, tracker)
+    names = _name_tensors(found, device)
+    sizes: dict[int, int] = {}
+    for tensor in take_while(found.may_look, found.tensors):
+        storage = _storage_of(tensor, device)
+        if storage is not None and not device.pool.owns(storage.data_ptr()):
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return _sum_up((names.get(address, "other tensors"), n) for address, n in sizes.items())
+
+
+def _sum_up(parts: Iterable[tuple[str, int]]) -> list[Holder]:
+    """Add up what has a name in common; the largest first."""
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for name, nbytes in parts:
+        totals[name][0] += nbytes
+        totals[name][1] += 1
+    holders = [Holder(name, n, count) for name, (n, count) in totals.items()]
+    return sorted(holders, key=lambda holder: (-holder.nbytes, holder.name))
+
+
+def _find(device: Device, tracker: ModuleTracker) -> _Found:
+    if others_wait(in_backward=True):
+        return _find_all(tracker)
+    return _find_own(device)
+
+
+def _find_all(tracker: ModuleTracker) -> _Found:
+    """Return what the garbage collector knows of, from one walk over all objects."""
+    tensors: list[torch.Tensor] = []
+    optimizers: list[torch.optim.Optimizer] = []
+    for item in gc.get_objects():
+        kind = type(item)  # not isinstance(): asking a lazy proxy for its class would run its code
+        if kind is torch.Tensor or issubclass(kind, torch.nn.Parameter):
+            tensors.append(item)
+        elif issubclass(kind, torch.optim.Optimizer):
+            optimizers.append(item)
+    buffers = [each for module in tracker.modules() for each in module.buffers(recurse=False)]
+    return _Found(tensors, buffers, _states_of(optimizers), lambda: others_wait(in_backward=True))
+
+
+def _find_own(device: Device) -> _Found:
+    """Return what the sessions of this thread train, and what their optimizers know."""
+    trained = [each for swapper in device.runtime.entered.stack for each in swapper.trained()]
+    models = [each for each in trained if isinstance(each, torch.nn.Module)]
+    optimizers = [each for each in trained if isinstance(each, torch.optim.Optimizer)]
+    buffers = [buffer for model in models for buffer in model.buffers()]
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    states = _states_of(optimizers)
+    return _Found([*parameters, *buffers, *states], buffers, states, lambda: True)
+
+
+def _states_of(optimizers: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    values = [value for optimizer in optimizers for value in list(optimizer.state.values())]
+    return list(_tensors_in(values))
+
+
+def _tensors_in(values: Iterable[object], depth: int = NESTED) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested containers: LBFGS keeps lists of its former directions."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif depth and isinstance(value, dict):
+            yield from _tensors_in(list(value.values()), depth - 1)
+        elif depth and isinstance(value, (list, tuple)):
+            yield from _tensors_in(list(value), depth - 1)
+
+
+def _name_tag(tag: int, tracker: ModuleTracker) -> str:
+    name = tracker.name(tag)
+    if not name:
+        return "made outside of any module"
+    return f"made in backward of {name}" if tag & BACKWARD else f"made in {name}"
+
+
+def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
+    """Return names by address of parameters, their gradients, buffers and optimizer states."""
+    names: dict[int, str] = {}
+
+    def add(tensor: torch.Tensor | None, name: str) -> None:
+        storage = None if tensor is None else _storage_of(tensor, device)
+        if storage is not None:
+            names[storage.data_ptr()] = name
+
+    for state in take_while(found.may_look, found.states):
+        add(state, "optimizer states")
+    parameters = [each for each in found.tensors if issubclass(type(each), torch.nn.Parameter)]
+    for parameter in take_while(found.may_look, parameters):
+        add(parameter, "parameters")
+    here = [each for each in parameters if each.device == device.name]
+    for parameter in take_while(lambda: found.may_look() and not backward_runs_elsewhere(), here):
+        add(parameter.grad, "gradients of parameters")
+    for buffer in take_while(found.may_look, found.buffers):
+        add(buffer, "buffers")
+    return names
+
+
+def _storage_of(tensor: torch.Tensor, device: Device) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor if it has one with bytes on a device.
+
+    Some have no storage (lazy parameters, wrappers of function transforms), and none may get in the
+    way of a text.
+    """
+    try:
+        if tensor.device != device.name or tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        return storage if storage.nbytes() > 0 and storage.data_ptr() else None
+    except (RuntimeError, ValueError):  # NotImplementedError is a RuntimeError
+        return None

@@ -1,0 +1,168 @@
+"""Torch's own CUDA allocator under our eyes: its statistics, its limit, and its cry for memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._native.pool import BlockInfo, BlockState
+from swapkit._runtime.allocators.installed_pool import Installation
+from swapkit.errors import OverBudget
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from swapkit._native.pool import RingKind
+    from swapkit._runtime.saved.device import Device
+
+STATES = {
+    "active_allocated": BlockState.IN_USE,
+    "active_pending_free": BlockState.PENDING,
+    "active_awaiting_free": BlockState.PENDING,
+    "inactive": BlockState.CACHED,
+}
+# Of the budget; bringing something back early leaves at least this share free for operators,
+ROOM = 1 / 64
+# and what one of backward asks for at least, in requests of the largest size; and what torch's own
+# allocator may lose to each.
+REQUESTS = 2
+TORCHS_SEGMENT_BYTES = 20 << 20
+
+
+class TorchPool:
+    """Torch's own allocator on one GPU, as a pool whose budget is its memory fraction."""
+
+    address = 0  # there is no native pool
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._index = device.index
+        self._usage = device.runtime.shim.device_usage
+        self._budget_bytes = 0
+        self._users_fraction = 1.0  # what was in force before there was a budget
+        self._is_on = False
+        self._seen_peak_bytes = 0
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes more would leave room in the budget for operators.
+
+        What comes back early cannot be taken again by who needs it more.
+        """
+        if self._budget_bytes == 0:
+            return True
+        request_bytes = self._device.largest_bytes + TORCHS_SEGMENT_BYTES
+        spare_bytes = max(int(self._budget_bytes * ROOM), REQUESTS * request_bytes)
+        return self.in_use_bytes() + nbytes <= self._budget_bytes - spare_bytes
+
+    def in_use_bytes(self) -> int:
+        """Return the bytes handed out."""
+        return self._usage(self._device.type, self._index)[0]
+
+    def peak_take(self) -> int:
+        """Return the most bytes reserved since the last call.
+
+        Torch keeps one peak, which is the user's to reset: a lower one after it is taken for what
+        is reserved now, which falls only when torch gives memory back to the device.
+        """
+        stats = torch.cuda.memory_stats(self._index)
+        peak_bytes = int(stats.get("reserved_bytes.all.peak", 0))
+        is_new = peak_bytes > self._seen_peak_bytes
+        self._seen_peak_bytes = peak_bytes
+        return peak_bytes if is_new else int(stats.get("reserved_bytes.all.current", 0))
+
+    def stats(self) -> dict[str, int]:
+        """Return the statistics under torch's flat names, and those of ours."""
+        rescues, rescued_bytes = self._device.runtime.shim.native_rescues(self._index)
+        return {
+            **torch.cuda.memory_stats(self._index),
+            "num_rescues": rescues,
+            "rescued_bytes": rescued_bytes,
+            "budget_bytes": self._budget_bytes,
+        }
+
+    def reset_peak(self) -> None:
+        """Set every peak to the current value."""
+        torch.cuda.reset_peak_memory_stats(self._index)
+        self._seen_peak_bytes = 0
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the memory fraction, emptying the cache first if need be; 0: no budget.
+
+        Raises:
+            OverBudget: more than that is in use; nothing was changed.
+        """
+        total_bytes = self._device.backend.memory_info().total_bytes
+        reserved_bytes = self._usage(self._device.type, self._index)[1]
+        if budget_bytes and reserved_bytes > budget_bytes:
+            self.trim()
+            reserved_bytes = self._usage(self._device.type, self._index)[1]
+            if reserved_bytes > budget_bytes:
+                raise OverBudget(
+                    f"a budget of {format_bytes(budget_bytes)} is not possible: "
+                    f"{format_bytes(reserved_bytes)} are still reserved"
+                )
+        fraction = min(1.0, budget_bytes / total_bytes) if budget_bytes else 1.0
+        if budget_bytes and not self._budget_bytes:
+            self._users_fraction = torch.cuda.get_per_process_memory_fraction(self._index)
+        fraction = min(fraction, self._users_fraction)
+        if budget_bytes or self._budget_bytes:
+            torch.cuda.set_per_process_memory_fraction(fraction, self._index)
+        self._budget_bytes = budget_bytes
+        self._apply()
+
+    def set_rescue(self, rescue: Callable[[int], int] | None) -> None:
+        """Switch rescues on or off; they run in C++, where no interpreter is needed."""
+        self._is_on = rescue is not None
+        self._apply()
+
+    def _apply(self) -> None:
+        self._device.runtime.shim.native_rescue(self._index, self._budget_bytes, self._is_on)
+
+    def trim(self) -> None:
+        """Give all cached memory to the device."""
+        torch.cuda.empty_cache()
+
+    def owns(self, address: int) -> bool:
+        """Return whether memory may be one of its blocks: all CUDA memory is taken for that."""
+        return address != 0
+
+    def blocks(self) -> Sequence[BlockInfo]:
+        """Describe every block."""
+        return [
+            BlockInfo(
+                address=block["address"],
+                nbytes=block["size"],
+                requested_bytes=block.get("requested_size", block["size"]),
+                stream=segment["stream"],
+                tag=0,
+                state=STATES[block["state"]],
+            )
+            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if segment["device"] == self._index
+            for block in segment["blocks"]
+        ]
+
+    def note(self, kind: RingKind, nbytes: int = 0) -> None:
+        """Do nothing: there is no ring."""
+
+
+class NativeInstallation(Installation[TorchPool]):
+    """A GPU whose allocator stays torch's own."""
+
+    def __init__(self, device: Device) -> None:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        device.sets_aside = True
+        super().__init__(device, TorchPool(device))
+        self.active = True
+        # What was asked for and not had is known next time.
+        torch._C._cuda_attach_out_of_memory_observer(  # type: ignore[attr-defined]  # noqa: SLF001
+            lambda index, asked_bytes, *_: _note_failure(device, index, asked_bytes)
+        )
+
+
+def _note_failure(device: Device, index: int, asked_bytes: int) -> None:
+    """Expect what torch could not give, unless it could not under any circumstances."""
+    if index == device.index and asked_bytes <= device.budget_bytes // 2:
+        device.expect(asked_bytes)

@@ -1,0 +1,196 @@
+"""Rows of copies beside matrix products, and how long both take: by whom the device's clock allows.
+
+A device with streams is given both at once, behind a delay, and its own events tell the times: how
+fast the host calls is in none of them. Where the host computes, its clock is the device's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._native.pool import tentative
+from swapkit._runtime.machine.copy_bursts import COPIES
+from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.torch_compat.stream_delays import DELAY_SECONDS, Delays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from swapkit._runtime.machine.copy_bursts import Row
+    from swapkit._runtime.saved.device import Device
+
+# Products: one takes about as long as a small operator, so that the end of a row is seen in time.
+CPU_WIDTH, GPU_WIDTH, LEAST_WIDTH = 256, 2048, 64
+MOST_EARLIER_SECONDS = 0.0005
+LEAST_CHAIN, MOST_CHAIN = 8, 64  # products that are queued at once
+MOST_DELAY_SECONDS = 0.064  # in which that many calls end on any host
+ALONE_SECONDS = 0.015  # of products without copies, where the host computes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What was taken once, in seconds."""
+
+    copying: float  # from the start of all copies to the end of the last; 0: there were none
+    product: float  # of one product; 0: nothing was computed
+    shared: float  # the part of what the products took in which copies ran, from 0 to 1
+    is_sure: bool = True  # the device has not waited for the host
+
+
+class Bench:
+    """Runs rows of copies beside products."""
+
+    def run(self, rows: Sequence[Row]) -> Sample:
+        """Run all copies of some rows at once, and products beside them; none: products alone."""
+        raise NotImplementedError
+
+    def fit(self, seconds: float) -> None:
+        """Compute for about so long in each run from now on, where that is not seen by itself."""
+
+
+class HostBench(Bench):
+    """Where the host computes: products until the copies are over."""
+
+    def __init__(self, device: Device, *, most_bytes: int) -> None:
+        """Take what memory there is for products; if there is none, nothing is computed."""
+        self._factors = _take_factors(device, CPU_WIDTH, torch.float32, most_bytes)
+
+    def run(self, rows: Sequence[Row]) -> Sample:
+        """Compute until all rows are over."""
+        for row in rows:
+            row.prepare()
+        begin = self._looked = time.perf_counter()
+        _queue(rows)
+        is_over = self._watch(rows) if rows else lambda: self._looked - begin >= ALONE_SECONDS
+        count = 0
+        while not is_over():
+            if self._factors is None:
+                os.sched_yield()
+            else:
+                _multiply(self._factors)
+                count += 1
+            self._looked = time.perf_counter()
+        seconds = time.perf_counter() - begin
+        return Sample(
+            copying=self._end - begin if rows else 0.0,
+            product=seconds / count if count else 0.0,
+            shared=1.0 if rows else 0.0,
+        )
+
+    def _watch(self, rows: Sequence[Row]) -> Callable[[], bool]:
+        """Return what tells whether all copies are done, and notes when the last one was."""
+
+        def is_over() -> bool:
+            if not all(row.poll() for row in rows):
+                return False
+            # Since the last look; or this thread itself had to wait, and it is not known when.
+            now = time.perf_counter()
+            self._end = now - min((now - self._looked) / 2, MOST_EARLIER_SECONDS)
+            return True
+
+        return is_over
+
+
+class StreamBench(Bench):
+    """On a device with streams: by events, around what is queued behind a delay."""
+
+    def __init__(self, device: Device, *, most_bytes: int) -> None:
+        """Take what memory there is for products; if there is none, nothing is computed."""
+        self._device = device
+        self._module: Any = getattr(torch, device.name.type)
+        self._chain = LEAST_CHAIN
+        self._delay = DELAY_SECONDS
+        self._delays = Delays(device.name)
+        self._stream = self._module.current_stream(device.name)  # where products run
+        self._waiting = self._module.Stream(device.name)  # for the copies
+        with self._module.stream(self._waiting):
+            self._consumer = device.current_stream()
+        with tentative():
+            self._delays.cover(self._stream)  # whose first one may take memory
+        self._factors = _take_factors(device, GPU_WIDTH, torch.float16, most_bytes)
+
+    def fit(self, seconds: float) -> None:
+        """Choose how many products are queued."""
+        product = self.run([]).product
+        if product > 0:
+            self._chain = max(LEAST_CHAIN, min(MOST_CHAIN, round(seconds / product)))
+
+    def run(self, rows: Sequence[Row]) -> Sample:
+        """Queue copies and products; once more behind a longer delay if the host was too slow."""
+        while True:
+            sample = self._run(rows)
+            if sample.is_sure or self._delay >= MOST_DELAY_SECONDS:
+                return sample
+            self._delay = min(MOST_DELAY_SECONDS, 2 * self._delay)
+
+    def _run(self, rows: Sequence[Row]) -> Sample:
+        for row in rows:
+            row.prepare()
+        begin, computed, copied = (self._module.Event(enable_timing=True) for _ in range(3))
+        self._module.synchronize(self._device.name)  # the delay begins now
+        self._delays.cover(self._stream, self._delay)
+        begin.record(self._stream)
+        _queue(rows, self._device.current_stream())
+        for row in rows:
+            row.finish(self._consumer)
+        copied.record(self._waiting)
+        if self._factors is not None:
+            for _ in range(self._chain):
+                _multiply(self._factors)
+        computed.record(self._stream)
+        is_sure = not begin.query()
+        self._module.synchronize(self._device.name)
+        for row in rows:
+            row.settle()
+        computing = begin.elapsed_time(computed) / 1e3
+        copying = begin.elapsed_time(copied) / 1e3 if rows else 0.0
+        return Sample(
+            copying=copying,
+            product=0.0 if self._factors is None else computing / self._chain,
+            shared=min(1.0, copying / computing) if computing > 0 else 0.0,
+            is_sure=is_sure,
+        )
+
+
+def make_bench(device: Device, *, most_bytes: int) -> Bench:
+    """Return what measures on a device, with products in at most so many bytes."""
+    kind = HostBench if device.name == CPU else StreamBench
+    return kind(device, most_bytes=most_bytes)
+
+
+def _queue(rows: Sequence[Row], producer: int = 0) -> None:
+    """Queue the copies of rows, taking turns, behind what a stream has been given."""
+    for index in range(COPIES):
+        for row in rows:
+            row.queue(index, producer)
+
+
+def _multiply(factors: Sequence[torch.Tensor]) -> None:
+    first, second, product = factors
+    torch.mm(first, second, out=product)
+
+
+def _take_factors(
+    device: Device, width: int, dtype: torch.dtype, most_bytes: int
+) -> list[torch.Tensor] | None:
+    """Return two factors and room for their product; None: there is no memory for them."""
+    while width >= LEAST_WIDTH:
+        if 3 * width * width * dtype.itemsize <= most_bytes:
+            try:
+                with tentative():
+                    shape, value = (width, width), 1 / width
+                    factors = [
+                        torch.full(shape, value, dtype=dtype, device=device.name) for _ in range(3)
+                    ]
+                    _multiply(factors)  # a library may want memory of its own for the first one
+            except torch.OutOfMemoryError:
+                pass
+            else:
+                return factors
+        width //= 2
+    return None

@@ -1,0 +1,210 @@
+"""Checksums of the bytes of storages, taken on the device where these are.
+
+They see that bytes change places, and signs; nothing has to be free on the device for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import torch
+
+from swapkit._runtime.torch_compat.isolation import InferenceMode, hidden
+from swapkit._runtime.torch_compat.stream_delays import is_capturing
+
+_WORD = 8  # bytes
+# Words whose sums are taken apart: bytes that change places change the sums, unless they do so by a
+# multiple of it. A prime, which no layout has for a stride.
+_WIDTH = 1021
+_SLOTS = 512  # checksums in one piece of memory
+# Odd numbers with irregular bits.
+_SPREAD, _MIX = -7046029254386353131, -4658895280553007687
+_SHIFT = 29
+
+
+class Slot(NamedTuple):
+    """Where a checksum is, or will be once the device has computed it."""
+
+    table: _Table
+    number: int
+
+
+class _Table:
+    """The checksums that one thread computes in one stream, and memory for that."""
+
+    def __init__(self, device: torch.device) -> None:
+        count = 3 * _WIDTH + _WORD
+        self.device = device
+        self.sums, self._shifted = _memory(count, device), _memory(count, device)
+        self.weights = _memory(count, device)
+        self.weights.copy_(torch.arange(1, count + 1, device=device))
+        self.mix(self.weights)
+        self.weights.bitwise_or_(1)
+        self.place = _memory(1, device)[0]  # of a single checksum
+        self._pieces: list[torch.Tensor] = []
+        self._count = 0
+
+    def next(self) -> tuple[Slot, torch.Tensor]:
+        """Return a slot and its place."""
+        piece, place = divmod(self._count, _SLOTS)
+        if piece == len(self._pieces):
+            self._pieces.append(_memory(_SLOTS, self.device))
+        self._count += 1
+        return Slot(self, self._count - 1), self._pieces[piece][place]
+
+    def values(self) -> list[int]:
+        """Wait for the device; return the checksums."""
+        if self.device.type != "cpu":  # others than the current stream have computed
+            torch.get_device_module(self.device).synchronize(self.device)
+        return [value for piece in self._pieces for value in piece.tolist()][: self._count]
+
+    def mix(self, words: torch.Tensor) -> None:
+        """Let each bit of a word change many of its bits, the highest one's too.
+
+        In a plain sum the sign bits of an even number of words would cancel.
+        """
+        shifted = self._shifted[: words.numel()]
+        for factor in (_SPREAD, _MIX):
+            torch.bitwise_right_shift(words, _SHIFT, out=shifted)
+            words.bitwise_xor_(shifted).mul_(factor)
+        torch.bitwise_right_shift(words, _SHIFT, out=shifted)
+        words.bitwise_xor_(shifted)
+
+
+class Checksums:
+    """Checksums of storages, on the devices where these are. Any thread."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._lock = threading.Lock()
+        self._tables: dict[object, _Table] | None = {}
+
+    def take(self, tensor: torch.Tensor) -> Slot | None:
+        """Take one of all bytes of a tensor's storage as they are now; None: that cannot be.
+
+        There is no room, the memory lies as no word does, a graph is captured, whose kernels these
+        would be, or all were read.
+        """
+        storage, device = tensor.untyped_storage(), tensor.device
+        if device.type != "cpu" and (storage.data_ptr() % _WORD or is_capturing(device)):
+            return None
+        try:
+            # What is made here has to be usable outside of inference mode as well.
+            with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
+                table = self._table_for(device)
+                if table is None:
+                    return None
+                slot, place = table.next()
+                _sum(storage, storage.nbytes(), table, place)
+        except torch.OutOfMemoryError:
+            return None
+        return slot
+
+    def read(self) -> dict[Slot | None, int]:
+        """Wait for the devices; return the checksums, and let go of all memory."""
+        with self._lock:
+            tables, self._tables = self._tables or {}, None
+        with hidden():
+            return {
+                Slot(table, number): value
+                for table in tables.values()
+                for number, value in enumerate(table.values())
+            }
+
+    def _table_for(self, device: torch.device) -> _Table | None:
+        """Return this thread's table, a new one's too; None: they were read."""
+        key: tuple[object, ...] = (threading.get_ident(), device)
+        current_stream = getattr(getattr(torch, device.type, None), "current_stream", None)
+        if device.type != "cpu" and current_stream is not None:
+            key = (*key, current_stream(device))
+        tables = self._tables
+        table = None if tables is None else tables.get(key)
+        if tables is None or table is not None:
+            return table
+        made = _Table(device)
+        with self._lock:
+            tables[key] = made
+            return None if self._tables is None else made
+
+
+def _sum(storage: torch.UntypedStorage, nbytes: int, table: _Table, place: torch.Tensor) -> None:
+    """Put a checksum of a storage's first bytes into a place: their words' sum, mixed with places.
+
+    In integers, so that neither the order of additions counts nor what the bits mean. Large ones
+    are added up in columns first, of an odd number of rows: a change of all words by one number, or
+    of all signs, is not lost.
+    """
+    words, rest = divmod(nbytes, _WORD)
+    bits = _bits(table.device, torch.int64).set_(storage, 0, (words,), (1,))
+    sums = table.sums
+    end = count = 0
+    if words >= _WIDTH:
+        rows = (words // _WIDTH - 1) | 1
+        end, count = rows * _WIDTH, _WIDTH
+        torch.sum(bits[:end].view(rows, _WIDTH), 0, out=sums[:count])
+    first, count = count, count + words - end
+    sums[first:count].copy_(bits[end:])
+    if rest:
+        first, count = count, count + rest
+        tail = _bits(table.device, torch.uint8).set_(storage, words * _WORD, (rest,), (1,))
+        sums[first:count].copy_(tail)
+    mixed = sums[:count].bitwise_xor_(table.weights[:count])
+    table.mix(mixed)
+    torch.sum(mixed, 0, out=place)
+
+
+def _memory(count: int, device: torch.device) -> torch.Tensor:
+    """Return memory for numbers; on the CPU none of the pool's, which is being measured."""
+    if device.type == "cpu":
+        return torch.frombuffer(bytearray(_WORD * count), dtype=torch.int64)
+    return torch.zeros(count, dtype=torch.int64, device=device)
+
+
+def _bits(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+class Digest:
+    """What the bytes of a storage were. The runtime's lock is held."""
+
+    __slots__ = ("_nbytes", "_table", "_value")
+
+    def __init__(self, table: _Table, nbytes: int, value: int) -> None:
+        self._table = table
+        self._nbytes = nbytes
+        self._value = value
+
+    def is_of(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether the bytes of a storage are the same."""
+        return _digest(storage, self._nbytes, self._table) == self._value
+
+
+class Digests:
+    """Takes digests of storages where there is no memory left. The runtime's lock is held."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take the memory that is needed for it."""
+        with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
+            self._table = _Table(device)
+
+    def take(self, storage: torch.UntypedStorage, nbytes: int) -> Digest | None:
+        """Return one of the first bytes, once all streams have done what they were given.
+
+        None: that cannot be.
+        """
+        device = self._table.device
+        if device.type != "cpu" and (storage.data_ptr() % _WORD or is_capturing(device)):
+            return None
+        try:
+            if device.type != "cpu":
+                torch.get_device_module(device).synchronize(device)
+            return Digest(self._table, nbytes, _digest(storage, nbytes, self._table))
+        except torch.OutOfMemoryError:
+            return None
+
+
+def _digest(storage: torch.UntypedStorage, nbytes: int, table: _Table) -> int:
+    with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
+        _sum(storage, nbytes, table, table.place)
+        return int(table.place)

@@ -1,0 +1,107 @@
+"""Copies of whole storages on the host, for those who read them there: optimizer states.
+
+Over the same scheduler as saved tensors, in host memory that never goes to the disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, OUT, RESIDENT, Group, Tier
+
+if TYPE_CHECKING:
+    import torch
+
+    from swapkit._native.sched import Scheduler
+    from swapkit._runtime.saved.device import Device
+
+# A group's states before a transfer out, and before one in.
+NOT_STARTED = (RESIDENT, OUT)
+
+
+class Start(Protocol):
+    """`Group.copy_out` or `Group.copy_in`."""
+
+    def __call__(self, device: int, *, owner: int, next_use: int, producer: int) -> None:
+        """Queue the copy."""
+
+
+class HostBuffer:
+    """Host memory with the bytes of a storage; given back when the object goes."""
+
+    __slots__ = ("_group", "address", "nbytes")
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.address = 0  # known when the bytes have arrived
+        self.nbytes = group.nbytes
+
+    def lend(self) -> Group:
+        """Return the group, ready to be copied back: an earlier copy back is over."""
+        if self._group.state == COPYING_IN:
+            self._group.finish_in()
+        if self._group.state == CLEAN:
+            self._group.evict()
+        return self._group
+
+
+class Copy:
+    """One copy of one storage, which keeps both ends alive until it is done."""
+
+    __slots__ = ("_group", "_stream", "host")
+
+    def __init__(self, group: Group, host: HostBuffer, stream: int) -> None:
+        self._group = group
+        self._stream = stream  # which gets the device's end again
+        self.host = host
+
+    def wait(self) -> None:
+        """Wait until the copy is done.
+
+        Raises:
+            SwapkitError: it failed.
+        """
+        if self._group.state == COPYING_OUT:
+            self._group.finish_out(self._stream)
+            self.host.address = self._group.host_address
+        elif self._group.state == COPYING_IN:
+            self._group.finish_in(self._stream)
+
+
+class HostCopies:
+    """Copies a device's storages to the host and back. Any thread."""
+
+    def __init__(self, scheduler: Scheduler, device: Device) -> None:
+        self._scheduler = scheduler
+        self._device = device
+        self._shim = device.runtime.shim
+
+    def copy_out(self, storage: torch.UntypedStorage) -> Copy:
+        """Start copying a storage to the host.
+
+        Raises:
+            OutOfHostMemory: there is no room.
+        """
+        group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
+        stream = self._start(group, group.copy_out, storage)
+        return Copy(group, HostBuffer(group), stream)
+
+    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
+        """Start copying host memory into a storage of the same size."""
+        group = host.lend()
+        stream = self._start(group, group.copy_in, storage)
+        return Copy(group, host, stream)
+
+    def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> int:
+        """Start a transfer, which holds the storage until it is done; return its stream."""
+        owner = storage._cdata  # noqa: SLF001
+        stream = self._device.current_stream()
+        try:
+            self._shim.hold(owner)
+            # Of use at once: before anything that is saved for backward.
+            start(storage.data_ptr(), owner=owner, next_use=0, producer=stream)
+        except BaseException:
+            if group.state_at[0] in NOT_STARTED:  # else interrupted with the copy under way
+                self._shim.drop(owner)
+            raise
+        return stream

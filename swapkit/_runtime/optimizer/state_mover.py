@@ -1,0 +1,329 @@
+"""Optimizer states between device and host, tensor by tensor.
+
+A state on the host is an ordinary CPU tensor that views a host buffer and keeps it alive, so that
+reading it, `state_dict()`, `torch.save` and `deepcopy` need nothing of us. Whoever holds such a
+tensor sees the state go on: when the state comes back from the device, the same tensor object
+takes the new bytes.
+
+Moved are plain dense tensors that own their storage alone. A tensor that somebody else holds, or
+views, stays where it is, as does one that the host has no room for: the optimizer works with it
+on the device, and only the saving is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import weakref
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from swapkit._runtime.torch_compat.isolation import InferenceMode, hidden
+from swapkit.errors import OutOfHostMemory
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, MutableMapping
+
+    from swapkit._runtime.optimizer.host_copies import HostBuffer
+
+_log = logging.getLogger(__name__)
+
+
+class Copy(Protocol):
+    """One copy of one storage, which keeps both ends alive until it is done."""
+
+    @property
+    def host(self) -> HostBuffer:
+        """The host's end."""
+
+    def wait(self) -> None:
+        """Wait until the copy is done."""
+
+
+class Executor(Protocol):
+    """Who copies."""
+
+    def copy_out(self, storage: torch.UntypedStorage) -> Copy:
+        """Start copying a storage to the host."""
+
+    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
+        """Start copying host memory into a storage of the same size."""
+
+
+class Slot(NamedTuple):
+    """The place of a state tensor: a parameter's dict of states, or a list in it."""
+
+    container: Any
+    key: Any
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor in it."""
+        tensor: torch.Tensor = self.container[self.key]
+        return tensor
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether this very tensor is still in it."""
+        try:
+            return self.container[self.key] is tensor
+        except (KeyError, IndexError):
+            return False
+
+
+def find_slots(state: object) -> list[Slot]:
+    """Return the places of all tensors in one parameter's states."""
+    if not isinstance(state, dict):
+        return []
+    slots = []
+    for key in state:
+        if isinstance(state[key], torch.Tensor):
+            slots.append(Slot(state, key))
+        elif isinstance(state[key], list):  # LBFGS
+            within = state[key]
+            slots += [Slot(within, i) for i in range(len(within)) if torch.is_tensor(within[i])]
+    return slots
+
+
+class _Hosted(NamedTuple):
+    """Where the bytes of a state on the host are, and where the state belongs."""
+
+    buffer: HostBuffer
+    device: torch.device
+
+
+class Arrival(NamedTuple):
+    """A state on its way to the device."""
+
+    slot: Slot
+    host: torch.Tensor
+    tensor: torch.Tensor
+    copy: Copy
+
+
+class _Departure(NamedTuple):
+    """A state on its way to the host; until it is there the slot has the device's tensor."""
+
+    slot: Slot
+    tensor: torch.Tensor
+    copy: Copy
+    nbytes: int
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Hide what we do from the user's modes, subclasses and transforms, inference mode too."""
+    with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
+        yield
+
+
+def _count_references(slot: Slot) -> int:
+    return sys.getrefcount(slot.container[slot.key])
+
+
+# What is counted for an object that only its container holds.
+_OWN_REFERENCES = _count_references(Slot([object()], 0))
+# The tensor, and the Python object through which we look at its storage.
+_OWN_HOLDERS = 2
+
+
+def _is_held(slot: Slot) -> bool:
+    """Return whether other Python code has the tensor itself."""
+    return _count_references(slot) > _OWN_REFERENCES
+
+
+class StateMover:
+    """Moves the states of one optimizer. One thread at a time."""
+
+    def __init__(self, executor: Executor, *, min_bytes: int, device: torch.device) -> None:
+        self._executor = executor
+        self._min_bytes = min_bytes
+        self._device = device
+        # By the tensor on the host.
+        self._hosted: MutableMapping[torch.Tensor, _Hosted] = WeakIdKeyDictionary()
+        # By the tensor on the device: the one on the host that it came from, as long as that lives.
+        self._former: MutableMapping[torch.Tensor, weakref.ref[torch.Tensor]] = (
+            WeakIdKeyDictionary()
+        )
+        self._departures: deque[_Departure] = deque()
+        self._departing_bytes = 0
+        self._has_warned = False
+
+    def serves(self, device: torch.device) -> bool:
+        """Return whether states of parameters on `device` are moved."""
+        return device == self._device
+
+    def is_hosted(self, slot: Slot) -> bool:
+        """Return whether the state is on the host, where we put it."""
+        hosted = self._hosted.get(slot.tensor)
+        # Its `.data` may be another's by now.
+        return (
+            hosted is not None and slot.tensor.untyped_storage().data_ptr() == hosted.buffer.address
+        )
+
+    def is_movable(self, slot: Slot, device: torch.device) -> bool:
+        """Return whether a state that belongs on `device` is there and can leave it."""
+        tensor = slot.tensor
+        if not _is_plain(tensor) or tensor.device != device or not self.serves(device):
+            return False
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes < self._min_bytes or tensor.storage_offset() != 0 or _is_special(tensor):
+            return False
+        storage = tensor.untyped_storage()
+        holders = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001
+        is_own = storage.nbytes() == nbytes and holders == _OWN_HOLDERS
+        return is_own and not self.is_hosted(slot)
+
+    def find_held(self, slots: Iterable[Slot], device: torch.device) -> set[int]:
+        """Return the ids of the movable states that someone besides the optimizer has."""
+        with _unseen():
+            return {
+                id(slot.tensor)
+                for slot in slots
+                if _is_held(slot) and self.is_movable(slot, device)
+            }
+
+    def count_bytes(self, slots: Iterable[Slot], device: torch.device) -> int:
+        """Return the bytes that those states take on the device in a step that can be moved."""
+        with _unseen():
+            return sum(
+                slot.tensor.untyped_storage().nbytes()
+                for slot in slots
+                if self.is_hosted(slot) or self.is_movable(slot, device)
+            )
+
+    # ---- to the device --------------------------------------------------------------------------
+
+    def fetch(self, slots: Iterable[Slot]) -> list[Arrival]:
+        """Start bringing states back from the host; the others are left out.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room; nothing has changed.
+        """
+        with _unseen():
+            return [self._fetch(slot) for slot in slots if self.is_hosted(slot)]
+
+    def _fetch(self, slot: Slot) -> Arrival:
+        host = slot.tensor
+        hosted: _Hosted = self._hosted[host]
+        flat = torch.empty(hosted.buffer.nbytes, dtype=torch.uint8, device=hosted.device)
+        storage = flat.untyped_storage()
+        tensor = torch.empty(0, dtype=host.dtype, device=hosted.device)
+        tensor.set_(storage, host.storage_offset(), host.size(), host.stride())
+        return Arrival(slot, host, tensor, self._executor.copy_in(hosted.buffer, storage))
+
+    def land(self, arrivals: list[Arrival]) -> None:
+        """Wait for states and put them in their slots; the host's memory is free again."""
+        with _unseen():
+            while arrivals:
+                slot, host, tensor, copy = arrivals.pop()
+                copy.wait()
+                self._former[tensor] = weakref.ref(host)
+                if slot.holds(host):
+                    slot.container[slot.key] = tensor
+
+    # ---- to the host ----------------------------------------------------------------------------
+
+    def send(self, slots: Iterable[Slot], device: torch.device, held: set[int]) -> None:
+        """Start copying the states out that can be moved and are not `held`."""
+        with _unseen():
+            for slot in slots:
+                if id(slot.tensor) in held or not self.is_movable(slot, device):
+                    continue
+                if not self._send(slot):
+                    return
+
+    def _send(self, slot: Slot) -> bool:
+        """Start copying one state out; return False if the host has no room."""
+        tensor = slot.tensor
+        storage = tensor.untyped_storage()
+        try:
+            copy = self._executor.copy_out(storage)
+        except OutOfHostMemory as error:
+            self._warn(error)
+            return False
+        self._departures.append(_Departure(slot, tensor, copy, storage.nbytes()))
+        self._departing_bytes += storage.nbytes()
+        return True
+
+    def _warn(self, error: MemoryError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the host has no room for all optimizer states (%s): %s are there, the rest stays "
+                "on the device. Raise host_limit.",
+                error,
+                format_bytes(self.hosted_bytes()),
+            )
+
+    def settle(self, limit_bytes: int = 0, *, strip: bool = False) -> None:
+        """Wait until at most `limit_bytes` are on their way out; give their device memory back.
+
+        Args:
+            limit_bytes: what may stay under way; the oldest are waited for.
+            strip: empty the device's tensors in place, since the step's variables still name them.
+        """
+        with _unseen():
+            while self._departures and self._departing_bytes > limit_bytes:
+                departure = self._departures.popleft()
+                self._departing_bytes -= departure.nbytes
+                # Whatever interrupts us from here on, the state is where it was: on the device.
+                departure.copy.wait()
+                self._arrive(departure, strip=strip)
+        if not self._departures:
+            self._departing_bytes = 0  # though interrupted between the two lines above
+
+    def _arrive(self, departure: _Departure, *, strip: bool) -> None:
+        """Put a state that has been copied out in its slot."""
+        slot, tensor, copy, _ = departure
+        if not slot.holds(tensor):
+            return  # it has been replaced meanwhile
+        former = self._former.get(tensor)
+        host = former() if former is not None else None
+        view = _view(copy.host, tensor)
+        if host is None or host.dtype != view.dtype:
+            host = view
+        else:
+            host.data = view
+        self._hosted[host] = _Hosted(copy.host, tensor.device)
+        slot.container[slot.key] = host
+        if strip:
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+    def hosted_bytes(self) -> int:
+        """Return the host memory that holds states now."""
+        return sum(hosted.buffer.nbytes for hosted in list(self._hosted.values()))
+
+
+def _view(buffer: HostBuffer, like: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor laid out as `like` that views a buffer and keeps it alive."""
+    memory = (ctypes.c_char * buffer.nbytes).from_address(buffer.address)
+    memory.owner = buffer  # type: ignore[attr-defined]
+    flat = torch.frombuffer(memory, dtype=like.dtype)
+    tensor = torch.empty(0, dtype=like.dtype, device="cpu")
+    return tensor.set_(flat.untyped_storage(), 0, like.size(), like.stride())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    )
+
+
+def _is_special(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no plain memory of its own, or other processes see it."""
+    return (
+        tensor.is_nested
+        or tensor.is_quantized
+        or tensor.is_inference()
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or (tensor.device.type == "cpu" and tensor.untyped_storage().is_shared())
+        or tensor._is_zerotensor()  # noqa: SLF001
+        or bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]  # noqa: SLF001
+    )

@@ -1,0 +1,212 @@
+"""Which runs of operators are captured, as what sees them (`shim/cpp/capturing.hpp`) is told.
+
+An operator is seen from the first plan, region or choice on that names it. What it changes in place
+is told along: results that would be computed again from that are kept before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from swapkit._runtime.operators.effects import effects_of
+from swapkit._runtime.operators.names import matches, names_known
+from swapkit._runtime.operators.random_states import may_be_random
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit.errors import PlanMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch._ops import OpOverload
+
+_MOST_RESULTS = 31  # of one operator; of more, all are computed again
+
+
+class Capture(NamedTuple):
+    """One run of an operator in forward that a plan computes again in backward."""
+
+    position: int  # events before it
+    name: str
+    run: int  # among those of this name since the latest event
+    wanted: tuple[bool, ...]  # of each result
+    module: str  # that ran it
+
+
+def capture_table(captures: Iterable[Capture], operators: tuple[str, ...]) -> bytes:
+    """Return rows of 64-bit numbers for runs, and see the operators from now on.
+
+    Args:
+        captures: the runs, in order.
+        operators: names of all that run in the step.
+    """
+    _see_all(operators)
+    rows = array("q")
+    for each in captures:
+        wanted = each.wanted if len(each.wanted) <= _MOST_RESULTS else ()
+        results = sum(1 << place for place, is_wanted in enumerate(wanted) if is_wanted)
+        rows.extend((each.position, see(each.name), each.run, results, len(wanted)))
+    return rows.tobytes()
+
+
+@functools.lru_cache(maxsize=64)
+def _see_all(names: tuple[str, ...]) -> None:
+    """See the operators of a step, and all of torch's that change a tensor.
+
+    Those, too, that nothing is captured of: what their kernels run is no run of its own.
+    """
+    _see_changes()
+    for name in names:
+        with contextlib.suppress(PlanMismatch):  # some names are a recorder's own
+            see(name)
+
+
+@functools.lru_cache(maxsize=1)
+def see_everything() -> None:
+    """See all operators that can be repeated, and all of torch's that change a tensor."""
+    _see_changes()
+    for function in _kernels():
+        if effects_of(function).may_be_repeatable:
+            _see(function)
+
+
+@functools.lru_cache(maxsize=64)
+def numbers_of(names: tuple[object, ...]) -> tuple[int, ...]:
+    """See everything; return the numbers of the operators that are named.
+
+    Raises:
+        InvalidArgument: a name is no operator's.
+    """
+    see_everything()
+    is_named = matches(names)
+    return tuple(_see(function) for function in _kernels() if is_named(function))
+
+
+@functools.lru_cache(maxsize=256)
+def places_of(pattern: str, known: int) -> tuple[int, ...]:
+    """See what has names that a pattern is for, and all that change a tensor; return the numbers.
+
+    `known`: the shim's number for the operators that there are.
+    """
+    _see_changes_of_all(known)
+    is_meant = re.compile(pattern).fullmatch
+    meant = {each for name, found in names_known(known).items() if is_meant(name) for each in found}
+    return tuple(
+        _see(function)
+        for qualified, overload in sorted(meant)
+        if overload  # else it is of higher order
+        and _has_kernel(qualified, overload)
+        and (function := _find(qualified, overload)) is not None
+    )
+
+
+_BACKENDS = ("CPU", "CUDA", "PrivateUse1")
+
+
+def _has_kernel(qualified: str, overload: str) -> bool:
+    """Return whether an operator has a kernel of its own, rather than run others.
+
+    Some have both: then that of the backend runs.
+    """
+    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    name = f"{qualified}.{overload}".removesuffix(".default")
+    if not torch._C._dispatch_has_kernel(name):  # noqa: SLF001
+        return False
+    is_composite = has_kernel_for(name, "CompositeImplicitAutograd")
+    return not is_composite or any(has_kernel_for(name, each) for each in _BACKENDS)
+
+
+def _find(qualified: str, overload: str) -> OpOverload | None:
+    """Return an operator; None: one that Python cannot call."""
+    namespace, _, base = qualified.partition("::")
+    try:
+        found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except (AttributeError, RuntimeError):
+        return None
+    return found
+
+
+def _kernels() -> Iterator[OpOverload]:
+    """Yield the operators that have kernels of their own, rather than run others."""
+    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    for qualified in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+        if not torch._C._dispatch_has_kernel(qualified):  # noqa: SLF001
+            continue
+        if not has_kernel_for(qualified, "CompositeImplicitAutograd"):
+            namespace, _, name = qualified.partition("::")
+            base, _, overload = name.partition(".")
+            function = _find(f"{namespace}::{base}", overload or "default")
+            if function is not None:
+                yield function
+
+
+@functools.cache
+def _see_changes() -> None:
+    for qualified in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+        if qualified.startswith("aten::") and torch._C._dispatch_has_kernel(qualified):  # noqa: SLF001
+            base, _, overload = qualified.removeprefix("aten::").partition(".")
+            function = getattr(getattr(torch.ops.aten, base), overload or "default")
+            if effects_of(function).declares_writes:
+                _see(function)
+
+
+@functools.lru_cache(maxsize=1)
+def _see_changes_of_all(known: int) -> None:
+    """See all operators that change a tensor, users' own too. `known`: as in `places_of`."""
+    _see_changes()
+    for qualified, overload in {each for found in names_known(known).values() for each in found}:
+        if overload and not qualified.startswith("aten::"):
+            function = _find(qualified, overload) if _has_kernel(qualified, overload) else None
+            if function is not None and effects_of(function).declares_writes:
+                _see(function)
+
+
+@functools.lru_cache(maxsize=1)
+def see_fills(known: int) -> None:
+    """See all that fill what autograd has saved by then. `known`: as in `places_of`."""
+    del known
+    for function in _kernels():
+        if effects_of(function).fills_saved:
+            _see(function)
+
+
+def see(name: str) -> int:
+    """See the runs of an operator from now on; return its number.
+
+    Raises:
+        PlanMismatch: torch has no operator of this name.
+    """
+    return _see(find_operator(name))
+
+
+@functools.cache
+def _see(function: OpOverload) -> int:
+    """By the operator, not by its name: a user's may be defined anew."""
+    effects = effects_of(function)
+    schema = function._schema  # noqa: SLF001
+    return get_runtime().shim.name_operator(
+        function,
+        (schema.name, schema.overload_name),
+        (effects.may_be_repeatable, may_be_random(function), effects.fills_saved),
+        effects.places(),
+    )
+
+
+def find_operator(name: str) -> OpOverload:
+    """Return the operator that a trace names.
+
+    Raises:
+        PlanMismatch: torch has none of this name.
+    """
+    namespace, _, rest = name.partition(".")
+    base, _, overload = rest.rpartition(".")
+    try:
+        found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except AttributeError:
+        raise PlanMismatch(f"the plan repeats {name}, which this torch does not have") from None
+    return found

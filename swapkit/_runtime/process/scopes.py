@@ -1,0 +1,133 @@
+"""Scopes: parts of a program whose saved tensors are treated as the user chose.
+
+A scope is opened where the program runs, on its thread, with the swapper of the session that is
+active there, or with the process's own outside any session.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from swapkit._native.sched import Tier
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.hooks import Hooks
+from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit.errors import InvalidArgument, SessionError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from swapkit._runtime.saved.swapper import Swapper
+
+
+class _Open(threading.local):
+    """The scopes that this thread has open, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Entered] = []
+
+
+_open = _Open()
+
+
+class Entered:
+    """A scope that a thread opens once; any thread may end it."""
+
+    def __init__(self, scope: Scope) -> None:
+        """Prepare it for this thread."""
+        runtime = get_runtime()
+        self.scope = scope
+        self.hooks = Hooks(runtime.current_swapper(), scope.choice)
+        self._is_alone = not runtime.active  # outside of any session, whose figures name modules
+        self._stack = _open.stack
+        self._tracker = runtime.tracker
+        self._is_tracked = False
+
+    def __enter__(self) -> None:
+        try:
+            self._tracker.start(is_scope=self._is_alone)
+            self._is_tracked = True
+            self.hooks.enter()
+            self._stack.append(self)
+        except BaseException:
+            self.leave()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        """End it. What another thread leaves on torch's stack of hooks is inert."""
+        self.leave()
+        if all(each.hooks.choice.action is not Action.SWAP for each in self._stack[:]):
+            self.hooks.swapper.end_scope()
+
+    def leave(self) -> None:
+        """Undo `__enter__`, as far as that came and an interruption has left it."""
+        try:
+            self._leave()
+        except BaseException:  # an interruption: the choice must not stay in force, nor its hooks
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        stack = self._stack
+        if self in stack:
+            stack.remove(self)
+        try:
+            self.hooks.leave()
+        finally:
+            if self._is_tracked:
+                self._is_tracked = False
+                self._tracker.stop(is_scope=self._is_alone)
+
+
+class Scope:
+    """A choice, as a context manager that any thread may enter, again and again, also in itself."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+
+    @untraced
+    def __enter__(self) -> None:
+        choice = self.choice
+        to_disk = choice.action is Action.SWAP and choice.tier is Tier.DISK
+        if to_disk and not get_runtime().current_swapper().scheduler.has_disk:
+            raise InvalidArgument(
+                'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
+            )
+        entered = Entered(self)
+        try:
+            entered.__enter__()
+        except BaseException:  # an interruption, when that had been done
+            entered.leave()
+            raise
+
+    @untraced
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A copy: other threads may end what they have taken over.
+        for entered in _open.stack[::-1]:
+            if entered.scope is self:
+                return entered.__exit__()
+        raise SessionError("a scope must end on the thread that it began on")
+
+
+@untraced
+def innermost_choice() -> Choice | None:
+    """Return the choice of the scope that this thread has opened last, if one is open."""
+    for innermost in _open.stack[-1:]:  # one look: other threads may end it
+        return innermost.hooks.choice
+    return None
+
+
+@untraced
+def resting_choice(swapper: Swapper) -> Choice:
+    """Return what becomes of what is saved now and not swapped: a budget may still move it."""
+    scope = innermost_choice()
+    if swapper not in swapper.runtime.active or (scope and scope.action is Action.KEEP):
+        return Choice(Action.KEEP)
+    return Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)

@@ -1,0 +1,95 @@
+"""Running a recorded operator: what is known of it before, its time, and memory for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch._ops import HigherOrderOperator
+
+from swapkit._runtime.operators.effects import effects_of
+from swapkit._runtime.operators.random_states import may_be_random
+from swapkit._runtime.recording.tables.clocks import NO_WORKSPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.recording.recorder import Recorder
+
+
+class _Form:
+    """What is the same for all runs of an operator."""
+
+    __slots__ = ("effects", "is_view", "name")
+
+    def __init__(self, function: Operator) -> None:
+        self.effects = effects_of(function)
+        self.is_view = False
+        if isinstance(function, HigherOrderOperator):
+            self.name: str = f"higher_order.{function.name()}"  # type: ignore[no-untyped-call]
+            return
+        self.name = str(function)
+        # The latter ask a fake tensor what it is.
+        self.is_view = function.is_view or function.namespace == "prim"
+
+
+form_of = functools.cache(_Form)
+
+
+_Result = TypeVar("_Result")
+
+
+def run_timed(
+    recorder: Recorder,
+    call: tuple[Operator, tuple[Any, ...], dict[str, Any]],
+    run: Callable[[], _Result],
+    *,
+    is_same: bool,
+) -> tuple[_Result, Any, int]:
+    """Run an operator; return its result, and what stands for its time and for its workspace.
+
+    Args:
+        recorder: whose timer takes the time of the run that succeeds.
+        call: the operator and its arguments, as the timer knows them.
+        run: runs it.
+        is_same: a repetition has the same effect, but for random numbers.
+    """
+    workspaces, workspace = recorder.workspaces, NO_WORKSPACE
+    if workspaces.is_on:
+        workspaces.begin()
+    recorder.running += 1
+    try:
+        result, taken = _run_until_it_fits(recorder, call, run, is_same=is_same)
+    finally:
+        recorder.running -= 1
+        if workspaces.is_on:
+            workspace = workspaces.end()
+    return result, taken, workspace
+
+
+def _run_until_it_fits(
+    recorder: Recorder,
+    call: tuple[Operator, tuple[Any, ...], dict[str, Any]],
+    run: Callable[[], _Result],
+    *,
+    is_same: bool,
+) -> tuple[_Result, Any]:
+    """Run it once more where what the recorder can free makes room for it."""
+    function, timer = call[0], recorder.timer
+    make_room = recorder.setting.make_room if is_same and not may_be_random(function) else None
+    while True:
+        timer.expect(function)
+        begun = timer.begin()
+        try:
+            result = run()
+        except torch.OutOfMemoryError:
+            timer.abandon()
+            if make_room is None or make_room() == 0:
+                raise
+        except BaseException:
+            timer.abandon()
+            raise
+        else:
+            return result, timer.end(begun, call, result)

@@ -1,0 +1,128 @@
+"""Parameters, gradients and optimizer states in a recorded step, and when optimizers run."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.model import global_hooks
+from swapkit.ir.traces import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit._runtime.recording.recorder import Recorder
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+
+
+class Optimizers:
+    """Every optimizer that steps on a recorded thread. The recorder's lock is held or taken.
+
+    Those of other threads are left alone: their gradients are replaced without any lock.
+    """
+
+    def __init__(self, recorder: Recorder, known: tuple[torch.optim.Optimizer, ...]) -> None:
+        """Know some optimizers; others are met when they step."""
+        self._recorder: Recorder | None = recorder
+        self._lock = recorder.lock
+        self._storages = recorder.storages
+        self._known: list[torch.optim.Optimizer] = list(known)
+        self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._tasks: list[int] = []  # of the steps under way: the backward pass that each is in
+        self._was_backward = False
+
+    def start(self) -> None:
+        """Look at what is there, and begin to see steps."""
+        with self._lock:
+            for optimizer in self._known:
+                self._meet(optimizer)
+        global_hooks.steps.add(self)
+
+    def stop(self) -> None:
+        """Look for the last time; undo `start`."""
+        global_hooks.steps.remove(self)
+        with self._lock:
+            self.look()
+        self._recorder = None  # which has this
+
+    def add_state(self, tensor: torch.Tensor) -> None:
+        """Note a parameter or buffer."""
+        known = self._parameters.get(id(tensor))
+        if known is not None and known() is tensor:
+            return
+        self._storages.state(tensor, Kind.STATE)
+        if tensor.requires_grad:
+            self._parameters[id(tensor)] = weakref.ref(tensor)
+            if tensor.grad is not None:
+                self._storages.state(tensor.grad, Kind.GRADIENT)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether this thread's operators are an optimizer's."""
+        # A closure computes the loss again in the middle of a step; the step itself has no grad.
+        is_inside = bool(self._tasks) and _graph_task() == self._tasks[-1]
+        return is_inside and not torch.is_grad_enabled()
+
+    def phase(self) -> Phase:
+        """Return what the operator that just ran on this thread was part of."""
+        if self.is_stepping:
+            return Phase.OPTIMIZER
+        task = _graph_task()
+        if task != _NO_TASK:
+            self._was_backward = True
+            return Phase.BACKWARD
+        if self._was_backward:  # the first operator after it
+            self._was_backward = False
+            self.look()
+        return Phase.FORWARD
+
+    def look(self) -> None:
+        """Look for gradients and optimizer states that are new."""
+        for reference in self._parameters.values():
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
+                self._storages.state(parameter.grad, Kind.GRADIENT)
+        for optimizer in self._known:
+            for tensor in _states(optimizer):
+                self._storages.state(tensor, Kind.OPTIMIZER_STATE)
+
+    def _is_here(self) -> bool:
+        recorder = self._recorder  # once: another thread may stop this
+        return recorder is not None and recorder.is_here()
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.add_state(parameter)
+        for tensor in _states(optimizer):
+            self._storages.state(tensor, Kind.OPTIMIZER_STATE)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that a step begins, if it is one of a recorded thread."""
+        if not self._is_here():
+            return
+        with self._lock:
+            if not any(each is optimizer for each in self._known):
+                self._known.append(optimizer)
+                self._meet(optimizer)
+            self.look()
+            self._tasks.append(_graph_task())
+
+    def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
+        """Note that it has ended."""
+        if not self._is_here():
+            return
+        with self._lock:
+            if self._tasks:
+                self._tasks.pop()
+            self.look()
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        values = state.values() if isinstance(state, dict) else ()
+        yield from (value for value in values if isinstance(value, torch.Tensor))

@@ -1,0 +1,398 @@
+"""Recording one step: every operator, every storage's life, every saved tensor, as a `Trace`.
+
+A dispatch mode sees the operators of forward, backward and optimizer. What it notes of each is
+little; `trace` makes the plain values of it afterwards. Saved tensors come from the hooks of a
+session, or from a pair of the recorder's own (`saved_events.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from swapkit._native.pool import Pool
+from swapkit._runtime.operators.evidence import Evidence
+from swapkit._runtime.recording.dispatch_mode import RecordingMode
+from swapkit._runtime.recording.operator_runs import form_of, run_timed
+from swapkit._runtime.recording.optimizer_steps import Optimizers
+from swapkit._runtime.recording.saved_events import Savings
+from swapkit._runtime.recording.tables.clocks import (
+    NO_WORKSPACE,
+    HostTimer,
+    ModelTimer,
+    StreamTimer,
+    Workspaces,
+)
+from swapkit._runtime.recording.tables.kept_bytes import Bytes
+from swapkit._runtime.recording.tables.module_calls import Calls
+from swapkit._runtime.recording.tables.references import Holds
+from swapkit._runtime.recording.tables.storages import Storages, tensors_in
+from swapkit._runtime.recording.trace_builder import build_trace
+from swapkit._runtime.saved.hooks import is_in_region
+from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit.ir.traces import BEFORE, Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.recording.tables.clocks import Timer
+    from swapkit._runtime.recording.tables.kept_bytes import Read
+    from swapkit._runtime.recording.tables.roofline import Hardware
+    from swapkit._runtime.saved.device import DevicePool
+    from swapkit.ir.traces import Trace
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+NO_TASK = -1
+UPDATE = "swapkit.update_statistics"  # the name of what an operator changes besides its results
+EMPTIED = "swapkit.take_memory"  # the name of what FSDP has done when backward begins
+# The name of what a region runs again in forward, where an operand is about to change: what plans
+# capture there is counted by names (`execution/plan_tables.py`), and this is not among it.
+AGAIN = "swapkit.run_again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is recorded, and on what.
+
+    `hardware`: what tensors without memory stand for; None: operators run, and are timed.
+    `pool`: below torch on the device; None: not ours. `root`: the model, if it is known.
+    `stands_for`: the kind of device that tensors without memory stand for. `make_room`: frees
+    memory of the device that the allocator cannot have: recorded storages are known to Python.
+    """
+
+    device: torch.device
+    tracker: ModuleTracker
+    pool: DevicePool | None = None
+    hardware: Hardware | None = None
+    root: torch.nn.Module | None = None
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    stands_for: str = ""
+    make_room: Callable[[], int] | None = None
+
+
+class Row(NamedTuple):
+    """One operator as it was noted. What stands for its time, its timer knows."""
+
+    name: str
+    taken: Any
+    phase: Phase
+    is_inside: bool  # of a module
+    root_calls: int
+    tag: int
+    occurrence: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    workspace: int
+    is_repeatable: bool
+
+
+class Recorder:
+    """Records what one thread does between `start` and `stop`, and autograd's threads for it.
+
+    Torch tells every thread's modules and optimizers to the same hooks: what is not of a recorded
+    thread is ignored. All callbacks take the recorder's lock; `stop` may run on any thread.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        """Prepare; nothing is seen yet."""
+        self.setting = setting
+        self.lock = threading.RLock()  # a finalizer of the user may run operators in between
+        self.rows: list[Row] = []
+        self.running = 0
+        self._task = NO_TASK  # the latest backward pass
+        self.is_paused = False
+        self.storages = Storages(setting.device, setting.pool, self._next_operator)
+        self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
+        self.optimizers = Optimizers(self, setting.optimizers)
+        self.savings = Savings(self)
+        self.holds = Holds(self.storages.lives)
+        has_bytes = setting.hardware is None and setting.device.type != "meta"
+        self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
+        self.workspaces = Workspaces(setting.pool)
+        # Tells what operators wait for; only ours does.
+        self._pool = setting.pool if isinstance(setting.pool, Pool) else None
+        self.timer: Timer = HostTimer()
+        if setting.hardware is not None:
+            self.timer = ModelTimer(setting.hardware)
+        elif setting.device.type not in {"cpu", "meta"}:
+            self.timer = StreamTimer(setting.device)
+        self._mode = RecordingMode(self)
+        self._seconds: list[float] = []
+        self._looks_before = Evidence.count
+        self.in_use_bytes = 0  # of the pool, at the start
+        self._undo = contextlib.ExitStack()
+
+    def is_here(self) -> bool:
+        """Return whether this thread is recorded: autograd's have the modes of their caller."""
+        at = torch._C._get_dispatch_stack_at  # noqa: SLF001
+        count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        return any(at(index) is self._mode for index in range(count))
+
+    @property
+    def operator_count(self) -> int:
+        """How many operators were seen so far."""
+        return len(self.rows)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a region ran for the first time, which keeps more than it does later."""
+        return Evidence.count != self._looks_before
+
+    @property
+    def doubtful(self) -> frozenset[int]:
+        """Operators of the trace whose time may hold more than they take."""
+        return self.timer.doubtful
+
+    @property
+    def has_seen(self) -> bool:
+        """Return whether there is something to make a trace of, once it was stopped."""
+        return bool(self._seconds and self.savings.events)
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to see this thread's operators, and those of its backward passes."""
+        undo = self._undo  # all of it, though an interruption comes in between
+        for end in (self.storages.stop, self.bytes.stop, self.savings.stop, self._read_times):
+            undo.callback(end)
+        if self.setting.root is not None:
+            for module in self.setting.root.modules():
+                self._meet(module)
+        undo.callback(self.optimizers.stop)
+        self.optimizers.start()
+        if self._pool is not None:
+            undo.callback(self._pool.unwatch, self.timer)
+        undo.callback(self.workspaces.stop)
+        if self.setting.pool is not None:
+            self.in_use_bytes = self.setting.pool.in_use_bytes()
+        self.workspaces.start()
+        if self._pool is not None:
+            self._pool.watch(self.timer)
+        undo.callback(self.calls.stop)
+        self.calls.start()
+        undo.callback(self._mode.leave)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Undo `start`; what was seen can be made a trace of.
+
+        An operator that runs meanwhile on another thread may still be noted: it has no time in
+        `_seconds`, and so is in no trace.
+        """
+        self._undo.close()
+
+    def _read_times(self) -> None:
+        self._seconds = self.timer.seconds([row.taken for row in self.rows])
+
+    def trace(
+        self,
+        *,
+        step_seconds: float = 0.0,
+        reserved_ratio: float = 1.0,
+        base_bytes: int | None = None,
+    ) -> Trace:
+        """Return what was seen, once it was stopped.
+
+        Args:
+            step_seconds: what such a step takes unrecorded; 0: not known.
+            reserved_ratio: most bytes reserved by those in use then.
+            base_bytes: in use by nothing that was seen; None: what the pool had in use at the
+                start, without the storages that were seen and there by then.
+        """
+        if base_bytes is None:
+            there = (life.nbytes for life in self.storages.lives if life.birth == BEFORE)
+            base_bytes = max(0, self.in_use_bytes - sum(there))
+        return build_trace(
+            self,
+            self._seconds,
+            step_seconds=step_seconds,
+            reserved_ratio=reserved_ratio,
+            base_bytes=base_bytes,
+        )
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    @untraced
+    def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator and note what it did; return what it returned."""
+        form = form_of(function)
+        if form.is_view:  # touches no memory
+            return function(*args, **kwargs)
+        given: list[torch.Tensor] = []
+        tensors_in((*args, *kwargs.values()), given)
+        unread = form.effects.unread(args, kwargs)
+        given = _without(given, unread)
+        with self.lock:
+            self._look()
+            reads = self._numbers_read(given)
+        # Fake tensors are judged as the real ones that they stand for.
+        judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
+        is_same = form.effects.is_repeatable(args, kwargs, judged)
+        # What the user has computed again, or kept, no plan computes again.
+        can_plan = is_same and not is_in_region()
+        read = self._look_at_bytes(given, is_same=can_plan)
+        call = function, args, kwargs
+        run = functools.partial(function, *args, **kwargs)
+        result, taken, workspace = run_timed(self, call, run, is_same=is_same)
+        made: list[torch.Tensor] = []
+        tensors_in((result,), made)
+        with self.lock:
+            changed = _without(form.effects.written(args, kwargs), unread)
+            writes = self._numbers_written(changed, made)
+            row = len(self.rows)
+            if writes or (reads and not self._is_view(made, reads)):
+                self._note(form.name, taken, (reads, writes), workspace, can_plan)
+            else:
+                read = None
+            if unread:
+                self._note_update(unread)
+        if read is not None:  # without the lock: it takes time, and maybe memory
+            self.bytes.ran(row, read, made)
+        return result
+
+    @untraced
+    def repeat(
+        self, function: Operator, given: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
+    ) -> None:
+        """Run an operator again that a region of the user's needs, and note what it did."""
+        with self.lock:
+            self._look()
+            reads = self._numbers_read(given)
+        made, taken, workspace = run_timed(self, (function, (), {}), run, is_same=True)
+        with self.lock:
+            writes = self._numbers_written([], made)
+            name = AGAIN if _graph_task() == NO_TASK else form_of(function).name
+            self._note(name, taken, (reads, writes), workspace, is_same=False)
+
+    def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
+        """Look at what an operator is about to read that a plan could repeat; None: it cannot.
+
+        A plan repeats operators of modules, in forward.
+        """
+        is_forward = _graph_task() == NO_TASK and not self.optimizers.is_stepping
+        if not (is_same and is_forward and self.bytes.is_on and self.calls.is_inside):
+            return None
+        return self.bytes.before(given)
+
+    def _note_update(self, unread: list[torch.Tensor]) -> None:
+        """Note what an operator changed besides as an operator of its own; the lock is held.
+
+        A repetition leaves that out, so that it needs to be told from what makes the results.
+        """
+        numbers = self._numbers_written(unread, [])
+        self._note(UPDATE, self.timer.nothing(), (numbers, numbers), NO_WORKSPACE, is_same=False)
+
+    def _look(self) -> None:
+        """Note what forward holds no more, and has taken the memory of."""
+        self.holds.look(len(self.rows))
+        task = _graph_task()
+        if task == NO_TASK:
+            return
+        self.holds.finish(len(self.rows), task)
+        if task != self._task:
+            self._task = task
+            emptied = self.storages.emptied()
+            if emptied:  # nothing can be computed from them until they are filled again
+                taken = self.timer.nothing()
+                self._note(EMPTIED, taken, ((), emptied), NO_WORKSPACE, is_same=False)
+
+    def _note(
+        self,
+        name: str,
+        taken: Any,  # noqa: ANN401 - the timer's
+        touched: tuple[tuple[int, ...], tuple[int, ...]],
+        workspace: int,
+        is_same: bool,  # noqa: FBT001
+    ) -> None:
+        reads, writes = touched
+        phase = self.optimizers.phase()
+        calls = self.calls
+        tag, occurrence = calls.count(name, phase)
+        row = Row(
+            name,
+            taken,
+            phase,
+            calls.is_inside,
+            calls.root_calls,
+            tag,
+            occurrence,
+            reads + self.savings.take_used(reads),
+            writes,
+            workspace,
+            is_same,
+        )
+        self.rows.append(row)
+
+    def _is_view(self, made: list[torch.Tensor], reads: tuple[int, ...]) -> bool:
+        """Whether an operator that wrote nothing only made other views of what it was given."""
+        return bool(made) and all(self.storages.known(tensor) in reads for tensor in made)
+
+    def _numbers_read(self, given: list[torch.Tensor]) -> tuple[int, ...]:
+        numbers: dict[int, None] = {}
+        known = self.storages.known
+        for tensor in given:
+            number = known(tensor)
+            if number is None:
+                number = self.meet_unseen(tensor)
+            if number is not None:
+                numbers[number] = None
+        return tuple(numbers)
+
+    def _numbers_written(
+        self, changed: list[torch.Tensor], made: list[torch.Tensor]
+    ) -> tuple[int, ...]:
+        storages, operator = self.storages, len(self.rows)
+        numbers: dict[int, None] = {}
+        for tensor in changed:
+            number = storages.number(tensor, operator)
+            if number is not None:
+                numbers[number] = None
+                storages.resize(number, tensor)
+                self.bytes.written(number)
+        for tensor in made:
+            number = storages.add(tensor, operator)
+            if number is not None:
+                numbers[number] = None
+        return tuple(numbers)
+
+    def meet_unseen(self, tensor: torch.Tensor) -> int | None:
+        """Number a storage that no operator was seen to make. The lock is held."""
+        if isinstance(tensor, torch.nn.Parameter):
+            return self.storages.number(tensor, BEFORE, Kind.STATE)
+        if tensor.grad_fn is not None or _graph_task() != NO_TASK:
+            return self.storages.number(tensor, len(self.rows))  # by something that was not seen
+        return self.storages.number(tensor, BEFORE, Kind.INPUT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note no operators for a while."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+
+    def _next_operator(self) -> int:
+        """Return the first operator that runs without what goes now."""
+        return len(self.rows) + (self.running > 0)
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        """Number the state of a module that is seen for the first time."""
+        for tensor in (*module._parameters.values(), *module._buffers.values()):  # noqa: SLF001
+            if tensor is not None:
+                with self.lock:
+                    self.optimizers.add_state(tensor)
+
+
+def _without(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not others:
+        return tensors
+    return [tensor for tensor in tensors if all(tensor is not each for each in others)]

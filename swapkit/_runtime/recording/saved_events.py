@@ -1,0 +1,247 @@
+"""What autograd saves and uses while a step is recorded.
+
+In a session its packer tells (`saved`, `used`), and says by the group of what it packed whether
+that can be moved. Outside of one the recorder has a pair of hooks of its own, which move nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from swapkit._runtime.operators.settings import VERSIONS
+from swapkit._runtime.saved.swapper import _is_cast_weight
+from swapkit._runtime.shim.placement import Action
+from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit.errors import SavedTensorModified
+from swapkit.ir.traces import EventKind, Kind
+
+if TYPE_CHECKING:
+    from swapkit._runtime.recording.recorder import Recorder
+    from swapkit._runtime.shim.placement import Choice
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+
+
+class SavedEvent(NamedTuple):
+    """One call of a hook. `save`: the index of the event that saved what is used; -1: none."""
+
+    kind: EventKind
+    number: int | None
+    operator: int
+    root_calls: int
+    save: int
+
+
+class Savings:
+    """The events of a recorded step, and which storages can be moved."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of nothing saved."""
+        self.events: list[SavedEvent] = []
+        self._recorder: Recorder | None = recorder
+        self._saves: dict[int, int] = {}  # by what stands for a saved tensor: its event
+        self._used: list[int] = []  # storages that no operator has read since
+
+    @untraced
+    def saved(self, tensor: torch.Tensor, packed: object) -> None:
+        """Note that autograd saved a tensor; `packed` stands for it from now on."""
+        recorder = self._recorder  # once: another thread may stop this
+        if recorder is None:
+            return
+        group = getattr(packed, "group", None)
+        site = None
+        if group is not None and group.choice.action is Action.AUTO:
+            site = recorder.setting.tracker.name(group.tag), group.index
+        self._note_saved(recorder, tensor, packed, site)
+
+    def note_saved(
+        self, tensor: torch.Tensor, packed: object, site: tuple[str, int] | None
+    ) -> None:
+        """As `saved`; with where it was saved, if that can be moved."""
+        recorder = self._recorder
+        if recorder is not None:
+            self._note_saved(recorder, tensor, packed, site)
+
+    def _note_saved(
+        self,
+        recorder: Recorder,
+        tensor: torch.Tensor,
+        packed: object,
+        site: tuple[str, int] | None,
+    ) -> None:
+        with recorder.lock:
+            number = recorder.storages.known(tensor)
+            if number is None:
+                number = recorder.meet_unseen(tensor)
+            is_planned = number is not None and site is not None and not _is_cast_weight(tensor)
+            if is_planned:
+                assert number is not None
+                assert site is not None
+                is_planned = _mark(recorder, number, tensor, site)
+            if is_planned:
+                assert number is not None
+                recorder.holds.add(number, packed, _graph_task())
+            self._saves[id(packed)] = len(self.events)
+            self._add(recorder, EventKind.SAVE, number if is_planned else None, -1)
+        if number is not None:
+            recorder.bytes.saved(number, tensor)
+
+    @untraced
+    def used(self, packed: object, tensor: torch.Tensor) -> None:
+        """Note that autograd was given a saved tensor."""
+        recorder = self._recorder  # once: another thread may stop this
+        if recorder is None:
+            return
+        with recorder.lock:
+            save = self._saves.get(id(packed), -1)
+            number = self.events[save].number if save >= 0 else None
+            if number is not None:
+                recorder.storages.move(number, tensor)
+                self._used.append(number)
+            self._add(recorder, EventKind.USE, number, save)
+        if number is not None:
+            recorder.bytes.used(number, tensor)
+
+    def stop(self) -> None:
+        """Note no more: graphs may outlive the step."""
+        self._recorder = None  # which has this
+
+    def take_used(self, reads: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the storages that were used before this operator and are not read by it."""
+        if not self._used:
+            return ()
+        used, self._used = self._used, []
+        return tuple(number for number in dict.fromkeys(used) if number not in reads)
+
+    def _add(self, recorder: Recorder, kind: EventKind, number: int | None, save: int) -> None:
+        calls = recorder.calls.root_calls
+        self.events.append(SavedEvent(kind, number, recorder.operator_count, calls, save))
+
+
+def _mark(recorder: Recorder, number: int, tensor: torch.Tensor, site: tuple[str, int]) -> bool:
+    """Note that a storage can be moved, unless it is none that a plan moves."""
+    life = recorder.storages.lives[number]
+    if life.kind in {Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE}:
+        return False
+    if not recorder.storages.owns(tensor):
+        return False
+    if not life.is_saved:
+        life.is_saved = True
+        life.module, life.index = site
+    return True
+
+
+class _Kept:
+    """What a graph keeps of a saved tensor outside of a session: an alias with the same memory."""
+
+    __slots__ = ("__weakref__", "_savings", "alias", "version")
+
+    def __init__(self, tensor: torch.Tensor, recorder: Recorder) -> None:
+        self._savings = recorder.savings
+        # Not the tensor itself: an output would keep the graph that keeps this. But a leaf, whose
+        # data may be replaced.
+        if tensor.is_leaf and tensor.requires_grad:
+            self.alias = tensor
+        elif type(tensor) in _PLAIN:
+            # Below autograd, too, where an operand of a region's is kept: the count is shared.
+            counted = torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False)  # noqa: FBT003, SLF001
+            with hidden(), counted:
+                self.alias = tensor.detach()
+        else:  # made of others, or fake: who makes it has to see it
+            with recorder.paused():
+                self.alias = tensor.detach()
+        self.version = _version_of(tensor)
+
+    def unpack(self) -> torch.Tensor:
+        """Give it back, whoever asks for it: a region's hooks may."""
+        if _version_of(self.alias) != self.version:
+            raise SavedTensorModified(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {self.alias.dtype} {list(self.alias.size())} is at version "
+                f"{_version_of(self.alias)}; expected version {self.version} instead."
+            )
+        self._savings.used(self, self.alias)
+        return self.alias
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+class Watcher:
+    """A pair of hooks that moves nothing, where `hooks.Hooks` expects a swapper."""
+
+    rests = False  # backward passes do not go without it
+    is_inert = False
+
+    def __init__(self, recorder: Recorder, min_bytes: int) -> None:
+        """Let storages of fewer than `min_bytes` be none that a plan moves."""
+        self._recorder = recorder
+        self._min_bytes = min_bytes
+        self._sites: dict[tuple[int, int], tuple[str, int]] = {}  # by storage and version
+
+    def stop(self) -> None:
+        """Only give back what was saved, from now on."""
+        del self._recorder
+
+    @property
+    def mover(self) -> Watcher:
+        """Itself: nothing is moved."""
+        return self
+
+    @property
+    def events(self) -> Watcher:
+        """Itself, by whose calls a step is known."""
+        return self
+
+    def packer(self, _choice: Choice) -> Watcher:
+        """Return the pair of hooks."""
+        return self
+
+    @untraced
+    def unpack(self, packed: _Kept) -> torch.Tensor:
+        """Give a saved tensor back.
+
+        Raises:
+            SavedTensorModified: it was changed in place since it was saved.
+        """
+        return packed.unpack()
+
+    @untraced
+    def pack(self, tensor: torch.Tensor) -> _Kept:
+        """Return what the graph keeps of a tensor."""
+        packed = _Kept(tensor, self._recorder)
+        self._recorder.savings.note_saved(tensor, packed, self._site(tensor))
+        return packed
+
+    def _site(self, tensor: torch.Tensor) -> tuple[str, int] | None:
+        """Return where a storage was first saved at its version; None: it would not be moved."""
+        if not _may_move(tensor) or tensor.untyped_storage().nbytes() < self._min_bytes:
+            return None
+        recorder = self._recorder
+        with recorder.lock:
+            number = recorder.storages.known(tensor)
+            if number is None:
+                number = recorder.meet_unseen(tensor)
+            if number is None or recorder.storages.lives[number].kind is Kind.STATE:
+                return None
+            key = number, _version_of(tensor)
+            if key not in self._sites:
+                self._sites[key] = recorder.calls.site()
+            return self._sites[key]
+
+
+def _may_move(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is plain memory, and no weight's, as far as it says itself."""
+    is_plain = type(tensor) in (*_PLAIN, FakeTensor) and tensor.layout is torch.strided
+    if not is_plain or tensor.numel() == 0:
+        return False
+    # Such as weight.t().
+    return not isinstance(tensor, torch.nn.Parameter) and not isinstance(
+        tensor._base,  # noqa: SLF001
+        torch.nn.Parameter,
+    )

@@ -1,0 +1,120 @@
+"""In which call of which module the operators of a recorded step run."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.tracker import NO_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit.ir.traces import Phase
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+
+
+class _Call:
+    """One call of a module, and how often each operator has run in it."""
+
+    __slots__ = ("counts", "module")
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        self.module = module
+        self.counts: dict[tuple[Phase, int, str], int] = {}
+
+
+class _Thread(threading.local):
+    """The calls that run on a thread, innermost last; at the bottom none of a module."""
+
+    def __init__(self) -> None:
+        self.calls = [_Call(None)]
+
+
+class Calls:
+    """The calls of modules while a step is recorded, on the threads that are recorded."""
+
+    may_rest = False
+
+    def __init__(
+        self,
+        tracker: ModuleTracker,
+        root: torch.nn.Module | None,
+        meet: Callable[[torch.nn.Module], None],
+        is_here: Callable[[], bool],
+    ) -> None:
+        """Know no call.
+
+        Args:
+            tracker: names modules.
+            root: the model; None: the first module that is called.
+            meet: called with each module that is called for the first time.
+            is_here: whether the running thread is recorded; the others train something else.
+        """
+        self.tracker = tracker
+        self.root = root
+        self.root_calls = 0  # so far, where autograd saw them
+        self._meet: Callable[[torch.nn.Module], None] | None = meet
+        self._is_here: Callable[[], bool] | None = is_here
+        self._met: set[int] = set()
+        self._thread = _Thread()
+
+    def start(self) -> None:
+        """Begin to name modules, and to see their calls."""
+        self.tracker.start()
+        global_hooks.calls.add(self)  # after the tracker, which has named the module by then
+
+    def stop(self) -> None:
+        """Undo `start`."""
+        global_hooks.calls.remove(self)
+        self.tracker.stop()
+        self._meet = self._is_here = None  # of who has this
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module runs on this thread."""
+        return len(self._thread.calls) > 1
+
+    def count(self, name: str, phase: Phase) -> tuple[int, int]:
+        """Count an operator; return its module's tag, and how many of it ran before in the call."""
+        tag = self.tracker.current()
+        counts = self._thread.calls[-1].counts
+        key = phase, tag, name
+        occurrence = counts.get(key, 0)
+        counts[key] = occurrence + 1
+        return tag, occurrence
+
+    def site(self) -> tuple[str, int]:
+        """Return where something is saved for the first time now, as the tracker names it."""
+        tag, index = self.tracker.site()
+        return ("" if tag == NO_MODULE else self.tracker.name(tag)), index
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Note that a module's forward runs on this thread, be it that it began earlier."""
+        meet, is_here = self._meet, self._is_here  # once: another thread may stop this
+        if meet is None or is_here is None or not is_here():
+            return
+        if id(module) not in self._met:
+            self._met.add(id(module))
+            meet(module)
+        self._count_root(module)
+        self._thread.calls.append(_Call(module))
+
+    def _count_root(self, module: torch.nn.Module) -> None:
+        calls = self._thread.calls
+        if torch.is_grad_enabled() and _graph_task() == _NO_TASK:
+            if self.root is None and len(calls) == 1:
+                self.root = module
+            if module is self.root and all(call.module is not module for call in calls):
+                self.root_calls += 1
+
+    def leave(self, _module: torch.nn.Module) -> None:
+        """Note that the innermost module's forward has ended on this thread."""
+        if self.is_inside:
+            self._thread.calls.pop()

@@ -1,0 +1,175 @@
+"""A device: its backend, what stands below torch there, and who moves what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from swapkit._native.sched import Scheduler
+from swapkit._runtime.saved.swapper import Swapper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from swapkit._native.backend import Backend
+    from swapkit._native.pool import BlockInfo, RingKind
+    from swapkit._runtime.process.runtime import Runtime
+
+CPU = torch.device("cpu")
+LOCKED_SHARE = 0.75  # of the machine's memory, or of the control group's
+# As torch numbers kinds of devices.
+TYPES = {"cpu": 0, "cuda": 1}
+NO_INDEX = -1  # the CPU's, in torch
+
+
+class DevicePool(Protocol):
+    """Who hands a device's memory out: our pool, or torch's own allocator under our eyes."""
+
+    @property
+    def address(self) -> int:
+        """Where the native pool is; 0: there is none."""
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes more would leave room in the budget for operators."""
+
+    def in_use_bytes(self) -> int:
+        """Return the bytes handed out."""
+
+    def peak_take(self) -> int:
+        """Return the most bytes reserved since the last call."""
+
+    def stats(self) -> dict[str, int]:
+        """Return the statistics under torch's flat names, and `budget_bytes`."""
+
+    def reset_peak(self) -> None:
+        """Set every peak to the current value."""
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the budget; 0: none.
+
+        Raises:
+            OverBudget: more than that is in use; nothing was changed.
+        """
+
+    def set_rescue(self, rescue: Callable[[int], int] | None) -> None:
+        """Set who is asked for bytes when an allocation would fail."""
+
+    def trim(self) -> None:
+        """Give all cached memory to the device."""
+
+    def owns(self, address: int) -> bool:
+        """Return whether memory is one of its blocks."""
+
+    def blocks(self) -> Sequence[BlockInfo]:
+        """Describe every block."""
+
+    def note(self, kind: RingKind, nbytes: int = 0) -> None:
+        """Put an event into the ring, if one is attached."""
+
+
+class Device:
+    """One device of this process."""
+
+    def __init__(self, runtime: Runtime, name: torch.device, backend: Backend) -> None:
+        """Begin without a pool."""
+        self.runtime = runtime
+        self.name = name
+        self.type = TYPES[name.type]
+        self.index = NO_INDEX if name.type == "cpu" else name.index
+        self.backend = backend
+        self.budget_bytes = 0  # of the pool; 0: none
+        # Whether storages that were copied ahead are left to who can take them without Python.
+        self.sets_aside = False
+        self.largest_bytes = 0  # of the storages that were saved
+        # Of all sessions, ended ones too: their graphs may still hold what can be moved.
+        self.swappers: weakref.WeakSet[Swapper] = weakref.WeakSet()
+        self._link = backend  # over which schedulers copy
+        self._pool: DevicePool | None = None
+        self._default: Swapper | None = None
+
+    @property
+    def pool(self) -> DevicePool | None:
+        """The pool, once it is installed."""
+        return self._pool
+
+    def attach_pool(self, pool: DevicePool) -> None:
+        """Note the pool; copies are noted in its ring from now on."""
+        with self.runtime.lock:
+            self._pool = pool
+            for swapper in self.swappers:
+                swapper.mover.pool_address = pool.address
+
+    def default_swapper(self) -> Swapper:
+        """Return the swapper of scopes outside any session."""
+        with self.runtime.lock:
+            if self._default is None:
+                self._default = self.new_swapper(self.new_scheduler())
+            return self._default
+
+    @property
+    def link(self) -> Backend:
+        """Over which backend's streams schedulers that are made now copy."""
+        return self._link
+
+    @contextlib.contextmanager
+    def linked(self, link: Backend) -> Iterator[None]:
+        """Let schedulers that are made meanwhile copy over another backend's streams."""
+        usual = self._link, self._default
+        self._link, self._default = link, None
+        try:
+            yield
+        finally:
+            self._link, self._default = usual
+
+    def new_scheduler(
+        self,
+        *,
+        host_limit_bytes: int | None = None,
+        disk: Path | None = None,
+        disk_limit_bytes: int = 0,
+        copies_in_flight: int = 0,
+    ) -> Scheduler:
+        """Return who moves storages, within these limits; see `Scheduler`.
+
+        A device's host copies are locked: without a limit they get a share of the machine's memory.
+        """
+        if host_limit_bytes is None and self.name != CPU:
+            whole_bytes = self.runtime.cpu.backend.memory_info().total_bytes
+            host_limit_bytes = int(whole_bytes * LOCKED_SHARE)
+        return Scheduler(
+            self._link,
+            drop_owner=self.runtime.shim.drop_address,
+            host_limit_bytes=host_limit_bytes,
+            disk=disk,
+            disk_limit_bytes=disk_limit_bytes,
+            copies_in_flight=copies_in_flight,
+        )
+
+    def new_swapper(self, scheduler: Scheduler, *, limit_bytes: int = 0) -> Swapper:
+        """Return a swapper that takes part in every rescue."""
+        swapper = Swapper(self, scheduler, limit_bytes=limit_bytes)
+        with self.runtime.lock:
+            self.swappers.add(swapper)
+        return swapper
+
+    def current_stream(self) -> int:
+        """Return the address of this thread's stream; 0: the default one, or the host's order."""
+        return self.runtime.shim.current_stream(self.type, self.index)
+
+    def in_use_bytes(self) -> int:
+        """Return the pool's bytes in use; 0 without a pool."""
+        return 0 if self.pool is None else self.pool.in_use_bytes()
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes more would leave room in the budget for operators."""
+        return self.pool is None or self.pool.has_room(nbytes)
+
+    def expect(self, nbytes: int) -> None:
+        """Note the size of a storage: requests may be as large."""
+        if self.sets_aside and nbytes > self.largest_bytes:
+            self.largest_bytes = nbytes
+            self.runtime.shim.native_expect(self.index, nbytes)

@@ -1,0 +1,161 @@
+"""A session's hooks on other threads than its own, while these run its model.
+
+Autograd's hooks belong to a thread. A step that runs on another thread than the one that entered
+the session (an executor, a worker of a trainer) would save its tensors past the session. So the
+thread that runs the session's model gets the session's hooks for as long as the forward runs. What
+it saves outside of that, such as by the loss, is taken in when memory is short
+(`existing_graphs.py`).
+
+Of a forward that was interrupted nobody hears (`model/global_hooks.py`) before the thread calls the
+model again. Where it does not, the session's end takes back what can be from another thread; the
+pair of hooks is inert then, and goes when the thread next enters or leaves a session.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.saved.hooks import Hooks
+from swapkit._runtime.torch_compat import thread_stacks as threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.saved.swapper import Swapper
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+
+
+class _Loan(NamedTuple):
+    """What was lent to a call."""
+
+    hooks: Hooks
+    entered: list[Swapper]  # of its thread
+    thread: int
+
+    def end(self) -> None:
+        """Take it back, as far as this thread can; twice is fine."""
+        with suppress(ValueError):
+            self.entered.remove(self.hooks.swapper)
+        self.hooks.leave()
+
+
+class _Lent(threading.local):
+    """The calls of the model on this thread, innermost last, with what was lent to each."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Loan | None] = []
+
+
+class Lending:
+    """Lends the hooks of one session. `enter` and `leave` run on any thread, with no lock held."""
+
+    may_rest = True  # inside of the model's calls
+
+    def __init__(self, hooks: Hooks, model: torch.nn.Module) -> None:
+        """Prepare; nothing is lent before `start`."""
+        self._hooks = hooks
+        self._find_model = find_weakly(model)
+        self._lent = _Lent()
+        self._lock = threading.Lock()  # of the next two; nothing is called that takes another
+        self._loans: list[_Loan] = []
+        self._is_on = False
+
+    def start(self) -> None:
+        """Lend from now on. Before those listen who look for the session's hooks."""
+        self._is_on = True
+        global_hooks.calls.add(self)
+
+    def stop(self) -> None:
+        """Lend no more; a forward that runs now gives back what it has when it ends."""
+        with self._lock:
+            self._is_on = False
+            loans = list(self._loans)
+        for loan in loans:
+            if not self._is_running(loan):
+                self._end(loan)
+        self._leave_if_done()
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Lend the hooks to a call of the model on a thread that has no session's."""
+        if not is_call_of(module, self._find_model()):
+            return
+        calls = self._lent.calls
+        calls.append(None)
+        if not self._is_wanted():
+            return
+        hooks = Hooks(self._swapper, self._hooks.choice, self._hooks.packer)
+        loan = _Loan(hooks, self._entered, threading.get_ident())
+        with self._lock:
+            if not self._is_on:
+                return
+            self._loans.append(loan)
+        calls[-1] = loan
+        self._entered.append(self._swapper)
+        hooks.enter()
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """Take back what the call was lent."""
+        calls = self._lent.calls
+        if not is_call_of(module, self._find_model()) or not calls:
+            return
+        loan = calls.pop()
+        if loan is not None:
+            try:
+                self._end(loan)
+            finally:
+                self._leave_if_done()
+
+    @property
+    def _swapper(self) -> Swapper:
+        return self._hooks.swapper
+
+    @property
+    def _entered(self) -> list[Swapper]:
+        return self._swapper.runtime.entered.stack  # this thread's
+
+    def _is_wanted(self) -> bool:
+        """Whether the call saves something, and no session is there to see it."""
+        return not self._entered and torch.is_grad_enabled() and _graph_task() == _NO_TASK
+
+    def _is_running(self, loan: _Loan) -> bool:
+        """Whether the call goes on: another thread may be in the middle of it."""
+        running = threads.receivers(loan.thread, resting.AROUND)
+        return any(is_call_of(each, self._find_model()) for each in running)
+
+    def _end(self, loan: _Loan) -> None:
+        try:
+            loan.end()
+        finally:
+            with self._lock, suppress(ValueError):
+                self._loans.remove(loan)
+
+    def _leave_if_done(self) -> None:
+        with self._lock:
+            is_done = not self._is_on and not self._loans
+        if is_done:
+            global_hooks.calls.remove(self)
+
+
+def is_call_of(module: torch.nn.Module, model: torch.nn.Module | None) -> bool:
+    """Return whether a module is the model, or what `torch.compile` made of it. None: is gone."""
+    if module is model or model is None:
+        return module is model
+    is_compiled = type(module).__name__ == "OptimizedModule"
+    return is_compiled and getattr(module, "_orig_mod", None) is model
+
+
+def find_weakly(model: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
+    """Return what finds a model while somebody else holds it."""
+    return _find_none if model is None else weakref.ref(model)
+
+
+def _find_none() -> None:
+    """Return no model: none was given."""

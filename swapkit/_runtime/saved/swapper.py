@@ -1,0 +1,207 @@
+"""What happens to a saved tensor, as its scope chose.
+
+A saved tensor that can be moved joins its storage's group. Groups of a scope that swaps are copied
+out and released when the copy is done, or where the scope says; groups of a budget stay while
+memory lasts (`eviction.py`). In backward groups come back ahead of their use as far as there is
+room, and at the latest when they are unpacked (`shim/cpp/agenda.hpp`). What every saved tensor pays
+for is in `shim/cpp/hooks.cpp`; here is what it asks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._native.pool import set_tag
+from swapkit._runtime.saved.eviction import Rescue
+from swapkit._runtime.torch_compat.isolation import hidden, untraced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._native.sched import Scheduler
+    from swapkit._runtime.execution.following import Curve
+    from swapkit._runtime.saved.device import Device
+    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.types import Mover, Packer, SavedTensor, StorageGroup
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+_NO_TASK = -1
+_engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
+# What autocast casts weights to.
+CAST_TO = (torch.bfloat16, torch.float16)
+
+
+class Swapper:
+    """The saved tensors that one scheduler moves. Any thread."""
+
+    def __init__(self, device: Device, scheduler: Scheduler, *, limit_bytes: int = 0) -> None:
+        """Start empty. `limit_bytes` 0: no budget to keep to."""
+        runtime = device.runtime
+        self.runtime = runtime
+        self.device = device
+        self.scheduler = scheduler
+        self._tracker = runtime.tracker
+        # Guards the groups of every swapper: bringing a storage back holds it while it allocates,
+        # which may ask any session for a rescue. On the same thread that may even be this one: the
+        # mover holds the storage at hand meanwhile.
+        self._lock = runtime.lock
+        self.mover = runtime.shim.mover(
+            policy=self,
+            scheduler=scheduler,
+            lock=runtime.lock,
+            tracker=runtime.tracker,
+            device_type=device.type,
+            device_index=device.index,
+        )
+        if device.pool is not None:
+            self.mover.pool_address = device.pool.address
+        self.unpack = runtime.shim.unpack
+        self.regions_run = 0  # again
+        self.events: Packer | None = None  # the hooks of the session, whose calls are its events
+        self._curve: Curve | None = None
+        self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
+        self.curve = None
+        self.rescue = Rescue(self, limit_bytes=limit_bytes)
+
+    @property
+    def curve(self) -> Curve | None:
+        """What a plan that is not followed any more leaves, which hears of what is saved."""
+        return self._curve
+
+    @curve.setter
+    def curve(self, curve: Curve | None) -> None:
+        self._curve = curve
+        self.mover.hears_saves = curve is not None or self.device.sets_aside
+
+    @property
+    def recomputed_regions(self) -> int:
+        """How often a region, or a single operator, was computed again."""
+        return self.regions_run + int(self.mover.repeated)
+
+    def train(self, *what: torch.nn.Module | torch.optim.Optimizer | None) -> None:
+        """Note what the session trains whose saved tensors these are."""
+        self._trained = [weakref.ref(each) for each in what if each is not None]
+
+    def trained(self) -> list[torch.nn.Module | torch.optim.Optimizer]:
+        """Return what of that is still there."""
+        return [each for reference in self._trained if (each := reference()) is not None]
+
+    def packer(self, choice: Choice) -> Callable[[torch.Tensor], SavedTensor]:
+        """Return a pack hook, whose calls nobody is told of."""
+        return self.mover.packer(choice).pack
+
+    def end_scope(self) -> None:
+        """Nothing more is saved in a scope for now: what has waited leaves."""
+        with self._lock:
+            self.mover.release_done(True)  # noqa: FBT003 - positional only
+
+    # ---- for the mover --------------------------------------------------------------------------
+
+    @untraced
+    def other_mover(self, device_type: int, index: int) -> Mover | None:
+        """Return who moves the tensors of another device that a scope here saves, if anybody."""
+        other = self.runtime.other_swapper(device_type, index)
+        return None if other is None else other.mover
+
+    @untraced
+    def is_weight(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor views a parameter, or what autocast keeps of one."""
+        base = tensor._base  # noqa: SLF001
+        if base is not None and isinstance(base, torch.nn.Parameter):  # such as of weight.t()
+            return True
+        return _is_cast_weight(tensor)
+
+    @untraced
+    def note_automatic(self, group: StorageGroup) -> None:
+        """Note that a group was saved under the budget (`Mover.hears_saves`). The lock is held."""
+        self.device.expect(group.nbytes)
+        if self._curve is not None:
+            self._curve.saved(group)
+
+    @untraced
+    def in_use_bytes(self) -> int:
+        """Return the bytes in use on the device; a pool of ours knows."""
+        return self.device.in_use_bytes()
+
+    @untraced
+    def note_planned(self, group: StorageGroup) -> None:
+        """Note that a group was saved that is moved at operators."""
+
+    @untraced
+    def note_move(self, kind: str, group: StorageGroup, operator: int) -> None:
+        """Note that a group's memory was released, or that it comes back, at an operator."""
+        self.runtime.note(kind, self, group, operator)
+
+    @untraced
+    def backward_begins(self, tag: int) -> None:
+        """Give this thread its former label again when the backward pass that runs has ended.
+
+        The modules' own hooks label forward only. Once a pass, on the thread that runs it.
+        """
+        if _graph_task() == _NO_TASK:  # somebody only looks at what a graph has saved
+            set_tag(tag)
+        else:
+            _engine.queue_callback(lambda: _relabel(tag))
+
+    @untraced
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes may come back ahead of their use; a pool of ours knows."""
+        return self.device.has_room(nbytes)
+
+    def name(self, group: StorageGroup) -> str:
+        """Return the name of the module that saved a group, or empty text."""
+        return self._tracker.name(group.tag)
+
+    # ---- for the session ------------------------------------------------------------------------
+
+    def rescue_bytes(self, needed_bytes: int) -> int:
+        """Free at least `needed_bytes` of the device if possible; return how many were freed."""
+        with self._lock, hidden():
+            return self.rescue.free(needed_bytes)
+
+    def longest_stalls(self, count: int = 3) -> tuple[tuple[str, float], ...]:
+        """Return the places whose copies were waited for longest, and for how many seconds."""
+        with self._lock:
+            stalls = sorted(self.mover.stalls.items(), key=lambda each: -each[1])[:count]
+        return tuple(
+            (f"{self._tracker.name(tag) or 'no module'} #{index}", seconds)
+            for (tag, index), seconds in stalls
+        )
+
+    def end_step(self) -> None:
+        """Learn from the step that ended."""
+        with self._lock:
+            self.mover.host_is_full = False
+            self.rescue.end_step()
+            self._tracker.end_step()
+
+    def resident_bytes(self) -> int:
+        """Return the bytes of saved storages that are on the device."""
+        with self._lock:
+            self.mover.sweep_captured()
+            return sum(group.nbytes for group in self.mover.resident)
+
+    def site(self, group: StorageGroup) -> str:
+        """Return the name of the place where a group was saved."""
+        shape: Any = next((list(h.alias.shape) for h in group.handles), [])
+        return f"{self.name(group)}#{group.index} {shape}"
+
+
+def _relabel(tag: int) -> None:
+    set_tag(tag)
+
+
+def _is_cast_weight(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is, or views, the copy of a weight that autocast made and keeps."""
+    # Autocast hides itself from what runs below it, so it cannot be asked.
+    if tensor.dtype not in CAST_TO:
+        return False
+    source = tensor if tensor._base is None else tensor._base  # noqa: SLF001
+    node = source.grad_fn
+    if node is None or node.name() != "ToCopyBackward0":
+        return False
+    inputs = node.next_functions
+    return bool(inputs) and inputs[0][0] is not None and "AccumulateGrad" in inputs[0][0].name()

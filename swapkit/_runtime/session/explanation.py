@@ -1,0 +1,93 @@
+"""What a session says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swapkit.planning.planner import POLICIES, trade_offs
+from swapkit.planning.reasons import explain_decisions
+from swapkit.reporting.machines import format_seconds
+from swapkit.reporting.plans import format_plan, format_trade_offs
+from swapkit.reporting.text import format_holders
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from swapkit._runtime.control.course import Course
+    from swapkit._runtime.session.stats import SessionStats
+    from swapkit.reporting.text import Holder
+
+MOST_KINDS = 4  # of steps, beside the present one
+
+
+def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[Holder]) -> str:
+    """Return what a session did, its plan, and what its budget does not cover, for people."""
+    lines = [
+        f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
+        f"reserved, after {stats.steps} steps",
+        f"policy {policy}: {stats.oom_rescues} rescues, "
+        f"{format_bytes(stats.swapped_out_bytes)} copied out, "
+        f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
+        f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
+        *_explain_stalls(course),
+        *_explain_replans(course),
+        *_explain_plan(stats, course, policy),
+    ]
+    if course.other_step_seconds:
+        lines += ["", _describe_others(course.other_step_seconds)]
+    if outside:
+        total_bytes = sum(holder.nbytes for holder in outside)
+        lines.append(
+            "outside the budget, made before swapkit was installed or not by torch: "
+            f"{format_bytes(total_bytes)}"
+        )
+        lines += format_holders(outside)
+    return "\n".join(lines)
+
+
+def _describe_others(medians: Sequence[float]) -> str:
+    """Return a line about steps that are of another kind than those of the plan."""
+    shown = ", ".join(format_seconds(seconds) for seconds in medians[:MOST_KINDS])
+    rest = f" and {len(medians) - MOST_KINDS} more" if len(medians) > MOST_KINDS else ""
+    kinds = "one other kind" if len(medians) == 1 else f"{len(medians)} other kinds"
+    return f"steps of {kinds}, with plans of their own: {shown}{rest}"
+
+
+def _explain_stalls(course: Course) -> Iterator[str]:
+    if course.stalls:
+        longest = ", ".join(f"{where} ({seconds:.3f} s)" for where, seconds in course.stalls)
+        yield f"waited longest for copies of what these saved: {longest}"
+
+
+def _explain_replans(course: Course) -> Iterator[str]:
+    if course.replans:
+        times = "once" if course.replans == 1 else f"{course.replans} times"
+        yield f"another plan was needed {times}; the last time, {course.reason}"
+
+
+def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[str]:
+    if course.why_none:
+        yield f"no plan, only rescue: {course.why_none}"
+    plan, trace, machine = course.plan, course.trace, course.machine
+    if plan is None or trace is None:
+        return
+    yield ""
+    if machine is None:  # a plan that was made before, perhaps elsewhere
+        yield format_plan(plan, (), step_seconds=stats.step_seconds)
+        return
+    machine = replace(machine, budget_bytes=plan.budget_bytes)
+    reasons = explain_decisions(trace, plan, machine)
+    yield format_plan(plan, reasons, step_seconds=stats.step_seconds)
+    yield ""
+    offers = trade_offs(trace, machine, policy=policy if policy in POLICIES else POLICIES[0])
+    paced = [
+        replace(
+            offer,
+            seconds=offer.seconds * course.pace,
+            bound_seconds=offer.bound_seconds * course.pace,
+        )
+        for offer in offers
+    ]
+    yield format_trade_offs(paced, plan=plan)

@@ -1,0 +1,358 @@
+"""What users hold of a training run inside a budget."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from swapkit._native.lib import raise_interruption
+from swapkit._runtime.allocators.advice import advise_layout
+from swapkit._runtime.allocators.installation import ensure_installation
+from swapkit._runtime.allocators.memory_holders import find_outside
+from swapkit._runtime.control.course import Course
+from swapkit._runtime.process.undoing import add_notes, raise_first
+from swapkit._runtime.session.explanation import explain
+from swapkit._runtime.session.life import Life, finish_ended
+from swapkit._runtime.session.stats import list_metrics, summarize
+from swapkit.errors import InvalidType, SessionError
+from swapkit.ir.codec import write_planned
+from swapkit.units import format_bytes, show
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import SupportsIndex
+
+    import torch
+    from typing_extensions import Self
+
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.session.life import SessionConfig
+    from swapkit._runtime.session.stats import SessionStats
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+_NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
+_SUSPENDED = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+
+
+class Session:
+    """What `with swapkit.budget(...) as session` gives. Entered once; ends when it is lost.
+
+    The methods may be called from any thread; what the session sees is what the thread that
+    entered it saves for backward.
+    """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        model: torch.nn.Module | None,
+        optimizers: tuple[torch.optim.Optimizer, ...] = (),
+    ) -> None:
+        self.limit_bytes = config.limit_bytes
+        self._config = config
+        self._model = model
+        self._optimizers = optimizers
+        self._active: Life | None = None
+        self._final: SessionStats | None = None
+        self._course = Course()
+        self._advice: list[Callable[[int], str]] = []
+        self._on_loss: weakref.finalize[[], Self] | None = None
+        self._installation: Installation | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the session was entered and has not ended."""
+        return self._active is not None and not self._active.is_closed
+
+    @property
+    def stage(self) -> str:
+        """`"warmup"`, `"search"` or `"stable"`: a session without a plan is always stable."""
+        return self._look().stage.value
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is done with each saved tensor; None while there is no plan."""
+        return self._look().plan
+
+    @property
+    def trace(self) -> Trace | None:
+        """The recorded step that the plan is for; None before one was recorded."""
+        return self._look().trace
+
+    @property
+    def stats(self) -> SessionStats:
+        """What has been done so far; after the session's end, until then.
+
+        Raises:
+            SessionError: the session was not entered yet.
+        """
+        return self._final if self._final is not None else self._require().stats()
+
+    def metrics(self, *, prefix: str = "swapkit/") -> dict[str, int | float]:
+        """Return `stats` as a flat dict of numbers, for loggers such as TensorBoard.
+
+        The keys are the names of the fields after the prefix; what is not known yet is left out.
+        `stage` is 0 in the warm-up, 1 in the search and 2 in a stable session. Bytes and seconds.
+
+        Args:
+            prefix: of every key.
+
+        Raises:
+            SessionError: the session was not entered yet.
+
+        Example:
+            >>> import swapkit
+            >>> with swapkit.budget("64MiB") as session:
+            ...     session.mark_step()
+            ...     metrics = session.metrics()
+            >>> metrics["swapkit/budget_bytes"], metrics["swapkit/steps"]
+            (67108864, 1)
+        """
+        return list_metrics(self.stats, self._look().stage, prefix)
+
+    def mark_step(self) -> None:
+        """End a step by hand, in a loop without an optimizer.
+
+        From the first call on, optimizers that were not given to the session end none of its steps.
+
+        Raises:
+            SessionError: the session is not active.
+        """
+        raise_interruption()
+        if not self.is_active:
+            raise SessionError(_NOT_ACTIVE)
+        self._require().mark_step()
+
+    def explain(self) -> str:
+        """Return what the session did, the plan, and what the budget does not cover, for people.
+
+        With a plan: for each place where something is saved what is done and why, how many bytes
+        and how much time that is, and what another budget would change.
+
+        Raises:
+            SessionError: the session was not entered yet.
+        """
+        stats = self.stats
+        assert self._installation is not None
+        outside = find_outside(self._installation.device, self._installation.tracker)
+        advice = advise_layout(self._installation.pool.stats())
+        return "\n".join([explain(stats, self._look(), self._policy_name, outside), *advice])
+
+    def save_plan(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
+
+        While none was chosen yet that is the best one so far. A plan that is being made is waited
+        for, which may take as long as a few steps.
+
+        Raises:
+            SessionError: there is no plan yet, since no step was recorded.
+            InvalidArgument: `path` is no path.
+            DiskError: the file cannot be written. An `OSError`.
+        """
+        active = self._active
+        course = self._course if active is None else active.course_to_save()
+        if course.plan is None or course.trace is None:
+            why = course.why_none or f"the session is at its {course.stage.value}"
+            raise SessionError(f"there is no plan to save: {why}")
+        write_planned(path, course.trace, course.plan)
+
+    def rescue(self, needed_bytes: int) -> int:
+        """Free bytes of the device, as when an allocation does not fit; return how many.
+
+        0 after the session's end. A graph that was recorded in the session gets back what it needs.
+        """
+        return 0 if self._active is None else self._active.rescue(needed_bytes)
+
+    def hints(self, needed_bytes: int = 0) -> list[str]:
+        """Return what a user could do when memory is out in this session.
+
+        Args:
+            needed_bytes: of the device, for the request that failed beside what is in use.
+        """
+        return [] if self._active is None else self._active.hints(needed_bytes)
+
+    def add_hint(self, advise: Callable[[int], str]) -> None:
+        """Let the message of a step that does not fit say one thing more.
+
+        Args:
+            advise: given the bytes of the device that were needed, returns what to try.
+        """
+        self._advice.append(advise)
+
+    def __repr__(self) -> str:
+        if self._active is None and self._final is None:
+            return f"<swapkit session, budget {format_bytes(self.limit_bytes)}, not entered>"
+        state = self.stage if self.is_active else "ended"
+        return f"<swapkit session, {summarize(self.stats, state)}>"
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "a swapkit session cannot be pickled or copied, being of this process: save its plan "
+            "by `session.save_plan(path)`, which the next one takes as plan=path, and its numbers "
+            "from `session.metrics()`"
+        )
+
+    def _look(self) -> Course:
+        """Return where the search for a plan stands."""
+        return self._course if self._active is None else self._active.course()
+
+    @property
+    def _policy_name(self) -> str:
+        policy = self._config.policy
+        return policy if isinstance(policy, str) else type(policy).__name__
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def __call__(self, function: _Function) -> _Function:
+        """Let each call of a function run in a session of its own, as asked for here.
+
+        `swapkit.sessions()[-1]` is that session during the call.
+
+        Raises:
+            InvalidType: it is no function, or one that others run in the middle of: a session sees
+                what its thread does, whoever does it.
+            SessionError: this session was entered.
+        """
+        self._refuse_entered()
+        _check_function(function)
+
+        @functools.wraps(function)
+        def run(*args: object, **kwargs: object) -> object:
+            session = Session(self._config, self._model, self._optimizers)
+            session._advice = self._advice
+            with session:
+                return function(*args, **kwargs)
+
+        return cast("_Function", run)
+
+    def _refuse_entered(self) -> None:
+        if self._active is not None or self._final is not None:
+            raise SessionError("a session is entered once: call swapkit.budget(...) again")
+
+    def __enter__(self) -> Self:
+        self._refuse_entered()
+        finish_ended()
+        installation = self._installation = ensure_installation(self._config.device)
+        if self._model is not None:
+            installation.tracker.add_model(self._model)
+        life = Life(installation, self._config, self._model, self._optimizers)
+        life.advice = self._advice
+        on_loss = self._on_loss = weakref.finalize(self, life.abandon)
+        on_loss.atexit = False
+        self._active = life
+        try:
+            life.start()
+            _list(self)
+        except BaseException:  # an interruption, too, which nobody would leave the session after
+            self._active = None
+            on_loss.detach()
+            life.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the session. What goes wrong meanwhile is a note of the block's own exception."""
+        if self._active is None and self._final is None:
+            self._require()
+        errors = self._end()
+        if error is None:
+            raise_first(errors)
+        else:
+            add_notes(error, "while swapkit's session ended", errors)
+        raise_interruption()
+
+    def close(self) -> None:
+        """End the session, on any thread and in any order; twice is fine.
+
+        The limit is lifted at once. On another thread than the one that entered, that one's hooks
+        pass everything through from now on, until it leaves its `with` block or ends a step.
+        Graphs that were recorded keep working.
+        """
+        raise_first(self._end())
+        raise_interruption()
+
+    def _end(self) -> list[BaseException]:
+        """End; return what went wrong. What could not be undone is tried again next time."""
+        life = self._active
+        if life is None:
+            finish_ended()
+            return []
+        errors: list[BaseException] = []
+        try:
+            if self._final is None:
+                self._final, self._course = life.stats(), life.course()
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            errors.append(error)
+        errors += life.close()
+        if not errors:
+            if self._on_loss is not None:
+                self._on_loss.detach()
+            # From now on only the graphs of the block keep its host copies.
+            self._active = self._model = None
+            self._optimizers = ()
+        return errors
+
+    def _require(self) -> Life:
+        if self._active is None:
+            raise SessionError(_NOT_ACTIVE)
+        return self._active
+
+
+# Those that were entered, in that order; ended ones are dropped when the next one is entered.
+_entered: list[weakref.ref[Session]] = []
+_lock = threading.Lock()
+
+
+def sessions() -> tuple[Session, ...]:
+    """Return the sessions that are active, on any thread and device, in the order of their entry.
+
+    `session.close()` ends one from anywhere; a session whose handle is lost has ended.
+
+    Example:
+        >>> import swapkit
+        >>> with swapkit.budget("64MiB") as session:
+        ...     swapkit.sessions() == (session,)
+        True
+        >>> swapkit.sessions()
+        ()
+    """
+    finish_ended()
+    found = (reference() for reference in list(_entered))
+    return tuple(each for each in found if each is not None and each.is_active)
+
+
+def _list(session: Session) -> None:
+    with _lock:
+        present = [each for each in _entered if (other := each()) is not None and other.is_active]
+        _entered[:] = [*present, weakref.ref(session)]
+
+
+def _check_function(function: object) -> None:
+    """Refuse to decorate what does not run from its call to its return.
+
+    Raises:
+        InvalidType: it is no function, or its body runs after the call.
+    """
+    if not callable(function) or isinstance(function, type):
+        raise InvalidType(f"budget(...) decorates functions, not {show(function)}: use `with`")
+    if any(is_suspended(function) for is_suspended in _SUSPENDED):
+        raise InvalidType(
+            f"budget(...) cannot decorate {show(function)}: its body runs after the call, in turns "
+            "with other code, which the budget would cover, too. Use `with swapkit.budget(...):` "
+            "inside, around code that neither yields nor awaits"
+        )

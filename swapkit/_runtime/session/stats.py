@@ -1,0 +1,73 @@
+"""What a session has done, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from swapkit.planning.cases import Stage
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from swapkit._runtime.control.course import Course
+
+# Dashboards plot numbers.
+STAGE_NUMBERS = {stage: number for number, stage in enumerate(Stage)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStats:
+    """What a session has done so far. Peaks are of reserved bytes; counters accumulate.
+
+    `recomputed_regions` counts every time that a part, or a single operator, was recomputed.
+    `step_seconds` is the median of the latest steps of the present kind, each from its first
+    forward on; what is predicted is for the plan that is followed: None where there is none. No
+    plan for the budget takes less than `bound_step_seconds`; without a budget it would be
+    `unlimited_step_seconds`.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    steps: int
+    oom_rescues: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    recomputed_regions: int
+    stall_seconds: float
+    host_peak_bytes: int
+    disk_peak_bytes: int
+    replans: int = 0
+    step_seconds: float | None = None
+    predicted_step_seconds: float | None = None
+    predicted_peak_bytes: int | None = None
+    bound_step_seconds: float | None = None
+    unlimited_step_seconds: float | None = None
+
+
+def list_metrics(stats: SessionStats, stage: Stage, prefix: str) -> dict[str, int | float]:
+    """Return the statistics that are known as numbers under flat names, the stage among them."""
+    values = {field.name: getattr(stats, field.name) for field in fields(stats)}
+    known = {f"{prefix}{name}": value for name, value in values.items() if value is not None}
+    return {**known, f"{prefix}stage": STAGE_NUMBERS[stage]}
+
+
+def summarize(stats: SessionStats, state: str) -> str:
+    """Return one line for people. `state`: the stage, or that the session has ended."""
+    return (
+        f"{state}, peak {format_bytes(stats.peak_bytes)} of {format_bytes(stats.budget_bytes)}, "
+        f"{stats.steps} {'step' if stats.steps == 1 else 'steps'}"
+    )
+
+
+def predictions(course: Course) -> dict[str, float | int | None]:
+    """Return the fields of the statistics that come from the plan in force."""
+    plan = course.plan
+    if plan is None:
+        return {}
+    found, trace = plan.prediction, course.trace
+    return {
+        "predicted_step_seconds": None if found is None else found.step_seconds,
+        "predicted_peak_bytes": None if found is None else found.peak_bytes,
+        "bound_step_seconds": plan.bound_seconds,
+        "unlimited_step_seconds": None if trace is None else trace.seconds * course.pace,
+    }

@@ -1,0 +1,130 @@
+"""What running an operator again asks of Python (`cpp/recipes.cpp`): settings, random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from swapkit._runtime.operators.random_states import RandomState
+from swapkit._runtime.operators.settings import Settings
+from swapkit._runtime.recording.dispatch_mode import recording_here
+from swapkit._runtime.shim.types import refuse_modified
+from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit.errors import RecomputeMismatch, SavedTensorModified
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.operators.checksums import Digest
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.shim.types import Mover, SavedTensor
+
+
+@untraced
+def _note_settings() -> Settings:
+    with hidden():
+        return Settings.note()
+
+
+@untraced
+def _random_state(function: Operator, device: str) -> RandomState:
+    with hidden():
+        return RandomState(function, [torch.device(device)])
+
+
+@untraced
+def _has_moved(state: RandomState) -> bool:
+    with hidden():
+        return state.has_moved()
+
+
+@contextlib.contextmanager
+@untraced
+def _again(then: Settings | RandomState) -> Iterator[None]:
+    with hidden(), then.again():
+        yield
+
+
+@untraced
+def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
+    try:
+        refuse_modified(handle)
+    except SavedTensorModified as error:
+        raise SavedTensorModified(
+            f"{error} It is an operand of {function}, which was chosen to be computed again: "
+            "choose another operator, or do not change it in place."
+        ) from None
+
+
+@untraced
+def _refuse_emptied(handle: SavedTensor, function: Operator) -> NoReturn:
+    operand = handle.alias
+    raise SavedTensorModified(
+        f"an operand of {function}, whose result is computed again, has no memory: {operand.dtype} "
+        f"{list(operand.size())}. Whoever took its storage away (FSDP, `resize_(0)`) must bring it "
+        "back before backward needs the result; or keep what the module saves: "
+        "`swapkit.keep(module)`."
+    )
+
+
+@untraced
+def _refuse_overwritten(function: Operator) -> NoReturn:
+    raise SavedTensorModified(
+        f"an operand of {function}, whose result is computed again, was overwritten by a kernel "
+        "that named it only afterwards: give it to `swapkit.op(...)` itself, which keeps the "
+        "result before the kernel begins."
+    )
+
+
+@untraced
+def _refuse_mismatch(function: Operator, found: torch.Tensor) -> NoReturn:
+    raise RecomputeMismatch(
+        f"{function} was recomputed to {found.dtype} {list(found.size())}, strides "
+        f"{list(found.stride())}; in forward it made something else"
+    )
+
+
+@untraced
+def _compare_digest(digest: Digest, function: Operator, found: torch.Tensor) -> None:
+    if not digest.is_of(found.untyped_storage()):
+        raise RecomputeMismatch(
+            f"{function} was recomputed, since neither the device nor the host had room for what "
+            "it had made, and made something else: a kernel that torch does not run has written to "
+            "an operand, or the operator does not repeat itself. Announce such a kernel with "
+            "`swapkit.op(...)`, or raise host_limit."
+        )
+
+
+@untraced
+def _repeat(
+    function: Operator, operands: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
+) -> None:
+    """Run an operator of a region again, as a part of the step if that is recorded here."""
+    recorder = recording_here()
+    if recorder is None:
+        run()
+    else:
+        recorder.repeat(function, operands, run)
+
+
+@untraced
+def _pass_retains(mover: Mover) -> None:
+    """Let go, where the backward pass that runs ends, of what it has computed again of regions."""
+    torch.autograd.Variable._execution_engine.queue_callback(mover.forget_retained)  # noqa: SLF001
+
+
+FUNCTIONS: dict[str, Any] = {
+    "note_settings": _note_settings,
+    "random_state": _random_state,
+    "has_moved": _has_moved,
+    "again": _again,
+    "repeat": _repeat,
+    "pass_retains": _pass_retains,
+    "refuse_operand": _refuse_operand,
+    "refuse_emptied": _refuse_emptied,
+    "refuse_overwritten": _refuse_overwritten,
+    "refuse_mismatch": _refuse_mismatch,
+    "compare_digest": _compare_digest,
+}

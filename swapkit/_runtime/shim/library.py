@@ -1,0 +1,237 @@
+"""Loading and calling the C++ shim between the native core and torch.
+
+The files of `cpp/` make one module: torch's CPU allocator over the pool, saved tensors and their
+moves, and the clock of operators. It is compiled on first use (`build.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from swapkit._native.lib import (
+    address_of,
+    error_of,
+    interruptions,
+    note_failure,
+    note_interruption,
+    raise_interruption,
+)
+from swapkit._runtime.model import resting
+from swapkit._runtime.shim import callbacks as again
+from swapkit._runtime.shim.build import build_shim, compile_shim, shim_name
+from swapkit._runtime.shim.types import refuse_modified
+from swapkit._runtime.shim.user_cache import cache_folder, find_cached
+from swapkit._runtime.torch_compat import isolation as guards
+from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat.isolation import hide, untraced
+from swapkit.errors import NativeBuildError, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from swapkit._runtime.choosing.operators import MakeChoices, MakeChoosing
+    from swapkit._runtime.operators.effects import Places
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.types import (
+        Lock,
+        MakeFollower,
+        MakeMover,
+        MakeRegion,
+        MakeSavedTensor,
+        SavedTensor,
+    )
+
+
+class NameOperator(Protocol):
+    """Sees the runs of an operator from now on."""
+
+    def __call__(
+        self,
+        function: Operator,
+        name: tuple[str, str],
+        kind: tuple[bool, bool, bool],
+        places: Places,
+        /,
+    ) -> int:
+        """Return its number.
+
+        `name`: with its overload. `kind`: whether calls can be repeated, may be random, and may
+        fill what autograd has saved by then.
+        """
+
+
+class CudaOwner(Protocol):
+    """Who opens GPUs, as `cpp/cuda.cpp` sees it."""
+
+    def open(self, index: int, /) -> int:
+        """Return the address of a GPU's entry."""
+
+    def set_fraction(self, fraction: float, index: int, /) -> None:
+        """Limit a GPU's pool to a share of its memory."""
+
+
+class Shim:
+    """The loaded shim; it is never unloaded, since tensors keep pointers into it."""
+
+    def __init__(self, library: Path) -> None:
+        """Load a compiled shim.
+
+        Raises:
+            NativeBuildError: the file cannot be loaded.
+        """
+        try:
+            module = _load(library)
+            self._library = ctypes.CDLL(str(library))
+            quick = ctypes.PyDLL(str(library))  # keeps the interpreter: for calls that do little
+        except (ImportError, OSError) as error:
+            raise NativeBuildError(
+                f"swapkit's allocator shim could not be loaded: {error}\n"
+                "`python -m swapkit build --force` compiles it again"
+            ) from None
+        self.lock: Callable[[], Lock] = module.Lock
+        self.mover: MakeMover = module.Mover
+        self.follower: MakeFollower = module.Follower
+        self.region: MakeRegion = module.Region
+        self.saved_tensor: MakeSavedTensor = module.SavedTensor
+        self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
+        # Choices for what single operators made (`cpp/marks.hpp`).
+        self.mark: Callable[[torch.Tensor, Choice, int], bool] = module.mark
+        self.void_swaps: Callable[[Sequence[torch.Tensor]], None] = module.void_swaps
+        self.has_marks: Callable[[], bool] = module.has_marks
+        self.marks_count: Callable[[], int] = module.marks_count
+        # Choices for operators of the module that runs (`cpp/chosen.hpp`), and a number that is
+        # another one after an operator was defined.
+        self.choices: MakeChoices = module.Choices
+        self.choosing: MakeChoosing = module.Choosing
+        self.operators_known: Callable[[], int] = module.operators_known
+        # Operators that are computed again (`cpp/capturing.hpp`).
+        self.name_operator: NameOperator = module.name_operator
+        self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
+        # Whether a tensor is a plain one with a storage of so many bytes (`cpp/tensors.cpp`).
+        self.has_plain_memory: Callable[[object, int], bool] = module.has_plain_memory
+        # How many operators this thread has run that fill what autograd has saved by then.
+        self.fills_run: Callable[[], int] = module.fills_run
+        size = ctypes.c_size_t
+        self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
+        self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
+        # Of a device, by its type and index: this thread's stream; bytes in use and reserved.
+        self.current_stream: Callable[[int, int], int] = module.current_stream
+        self.device_usage: Callable[[int, int], tuple[int, int]] = module.device_usage
+        # Torch's own allocator on a GPU: what frees memory when it has none (`cpp/aside.hpp`).
+        self.native_rescue: Callable[[int, int, bool], None] = module.native_rescue
+        self.native_rescues: Callable[[int], tuple[int, int]] = module.native_rescues
+        self.native_expect: Callable[[int, int], None] = module.native_expect
+        self.native_take: Callable[[int, int], int] = module.native_take
+        self.native_garbage: Callable[[], int] = module.native_garbage
+        # Where this thread saves what it does, whatever runs: a tag; 0: ask the tracker.
+        self.rest_at: Callable[[int], None] = module.rest_at
+        self.clock_rings: Callable[[], int] = module.clock_rings
+        resting.connect(module)
+        threads.connect(module.stacks, module.receivers)
+
+    @property
+    def drop_address(self) -> int:
+        """Where owners of transfers end, for the scheduler, which calls it on any thread."""
+        return _address(self._library.swapkit_storage_arrived)
+
+    def install(self, entry: int) -> None:
+        """Put the pool of an entry below torch's CPU tensors.
+
+        Raises:
+            Unsupported: other code has registered an allocator with a higher priority.
+        """
+        install = self._library.swapkit_shim_install
+        install.restype = ctypes.c_bool
+        if not install(ctypes.c_void_p(entry)):
+            raise Unsupported(
+                "torch's CPU allocator cannot be replaced: other code in this process has "
+                "registered one with a higher priority (c10::SetCPUAllocator)"
+            )
+
+    def cuda_allocator(self, owner: CudaOwner) -> torch.cuda.memory._CUDAAllocator:
+        """Return what torch can have as its CUDA allocator: our pools.
+
+        `owner` opens a GPU when torch first allocates there. It is kept for good.
+        """
+        self._cuda_owner = owner
+        library = self._library
+        library.swapkit_cuda_owner.argtypes = [ctypes.py_object]
+        library.swapkit_cuda_owner(owner)
+        allocator: Any = torch._C._cuda_customAllocator(  # noqa: SLF001 - the class wants a file
+            _address(library.swapkit_cuda_alloc), _address(library.swapkit_cuda_free)
+        )
+        allocator.set_reset_fn(_address(library.swapkit_cuda_reset))
+        allocator.set_memory_fraction_fn(_address(library.swapkit_cuda_fraction))
+        allocator.set_base_alloc_fn(_address(library.swapkit_cuda_base))
+        allocator.set_record_stream_fn(_address(library.swapkit_cuda_record_stream))
+        allocator.set_begin_allocate_to_pool(_address(library.swapkit_cuda_begin_pool))
+        return torch.cuda.memory._CUDAAllocator(allocator)  # noqa: SLF001
+
+    def uninstall(self) -> None:
+        """Give torch its former CPU allocator back."""
+        self._library.swapkit_shim_uninstall()
+
+
+@untraced
+def _note_failure(error: BaseException) -> bool:
+    return note_failure("an alarm at an operator", error)
+
+
+def _address(function: Callable[..., object]) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+def load_shim() -> Shim:
+    """Return the shim for the torch at hand, compiling it if it is not in the cache.
+
+    Raises:
+        NativeBuildError: there is no compiler, or it fails; the message holds its output.
+    """
+    if find_cached(shim_name()) is None and cache_folder() is None:
+        # The library stays loaded after its file is gone.
+        with tempfile.TemporaryDirectory(prefix="swapkit-") as temporary:
+            return Shim(compile_shim(Path(temporary), often=""))
+    return Shim(build_shim().library)
+
+
+def _load(library: Path) -> ModuleType:
+    """Load the shim as a module, and link it to the core and to torch."""
+    name = "swapkit._runtime._shim"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+    spec = importlib.util.spec_from_file_location(name, library, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.link(
+        {function: address_of(function) for function in module.CORE},
+        {
+            "tensor": torch.Tensor,
+            "out_of_memory": torch.OutOfMemoryError,
+            "is_capturing": torch.cuda.is_current_stream_capturing,
+            "parameter": torch.nn.Parameter,
+            "wrap_storage": torch.UntypedStorage._new_with_weak_ptr,  # noqa: SLF001
+            "error_of": untraced(error_of),
+            "note_failure": _note_failure,
+            "note_interruption": untraced(note_interruption),
+            "interruptions": interruptions,
+            "raise_interruption": untraced(raise_interruption),
+            "refuse_modified": refuse_modified,
+            "hide": hide,
+            "no_function_modes": guards.NoFunctionModes,
+            "no_dispatch_modes": guards.NoDispatchModes,
+            "no_transforms": guards.NoTransforms,
+            "call_of_module": resting.CALL,
+            "call_around": resting.AROUND,
+            **again.FUNCTIONS,
+        },
+    )
+    guards.hide_by(module.Hidden)
+    return module

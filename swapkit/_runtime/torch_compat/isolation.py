@@ -1,0 +1,78 @@
+"""Hiding our own operations from the user's modes, and from the compiler.
+
+Saved-tensor hooks run wherever autograd does: below function and dispatch modes, tensor subclasses
+and function transforms, and inside compiled blocks. None of these must see what swapkit does there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+from torch._C._dynamo import eval_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FunctionType
+
+_Function = TypeVar("_Function", bound="Callable[..., object]")
+_Result = TypeVar("_Result")
+
+NoFunctionModes = torch._C.DisableTorchFunction  # noqa: SLF001
+NoDispatchModes = torch._C._DisableTorchDispatch  # noqa: SLF001
+NoTransforms = torch._C._DisableFuncTorch  # noqa: SLF001
+# `torch.inference_mode`, without a frame of Python's that could keep its guard.
+InferenceMode = torch._C._InferenceMode  # noqa: SLF001
+
+
+def untraced(function: _Function) -> _Function:
+    """Decorate what compiled blocks may call back: the compiler leaves it and its callees alone.
+
+    As `torch.compiler.disable`, but without a wrapper's cost at each call, and without loading the
+    compiler.
+    """
+    return _leave_alone(function, eval_frame._FrameAction.SKIP)  # noqa: SLF001
+
+
+def untraced_itself(function: _Function) -> _Function:
+    """Decorate what calls the user's code: as `untraced`, but callees may be compiled."""
+    return _leave_alone(function, eval_frame._FrameAction.DEFAULT)  # noqa: SLF001
+
+
+def _leave_alone(function: _Function, callees: eval_frame._FrameAction) -> _Function:
+    skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
+    eval_frame.set_code_exec_strategy(
+        cast("FunctionType", function).__code__,
+        eval_frame._FrameExecStrategy(skip, callees),  # noqa: SLF001
+    )
+    return function
+
+
+def hidden() -> contextlib.AbstractContextManager[object]:
+    """Run operators that no mode, subclass or transform of the user's sees."""
+    return _make_hidden()
+
+
+@contextlib.contextmanager
+def _hidden_by_a_frame() -> Iterator[None]:
+    with NoFunctionModes(), NoDispatchModes(), NoTransforms():
+        yield
+
+
+# Until the shim is loaded: its own cannot be interrupted by signal handlers
+# (`shim/cpp/hiding.cpp`).
+_make_hidden: Callable[[], contextlib.AbstractContextManager[object]] = _hidden_by_a_frame
+
+
+def hide_by(make: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+    """Let `hidden` give these from now on."""
+    global _make_hidden  # noqa: PLW0603 - the process has one shim
+    _make_hidden = make
+
+
+@untraced
+def hide(function: Callable[..., _Result], *arguments: object) -> _Result:
+    """Call a function where nobody sees its operators."""
+    with hidden():
+        return function(*arguments)

@@ -1,0 +1,162 @@
+"""What the other threads of the process do, as far as this one may rely on it.
+
+Torch runs operators and backward passes without the interpreter's lock. Meanwhile they replace what
+tensors point to: `.grad`, `.grad_fn`, storages. Reading one of these from another thread may read
+freed memory. Asking the garbage collector for all objects breaks other threads, too: it refers to
+tuples that they are about to fill, which Python then refuses to ("bad argument to internal
+function"). So what does not belong to this thread is only touched while every other thread waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from itertools import islice
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import CodeType, FrameType
+
+_Item = TypeVar("_Item")
+_Place: TypeAlias = "tuple[str, str]"  # file, function
+_Stack: TypeAlias = "list[tuple[CodeType, dict[str, object]]]"  # with globals; innermost first
+
+_LIBRARY = Path(sysconfig.get_path("stdlib"))
+# Where a Python thread is that waits for another thread, another process or a peer.
+_WAITS = frozenset(
+    (str(_LIBRARY / file), function)
+    for file, functions in {
+        "threading.py": ("wait", "join", "_wait_for_tstate_lock"),
+        "queue.py": ("get",),
+        "selectors.py": ("select",),
+        "socket.py": ("accept", "readinto"),
+        "subprocess.py": ("_try_wait",),
+        "concurrent/futures/thread.py": ("_worker",),
+        "multiprocessing/connection.py": ("_recv", "wait"),
+        "multiprocessing/queues.py": ("get",),
+        "multiprocessing/popen_fork.py": ("poll",),
+    }.items()
+    for function in functions
+)
+
+
+# How many items are looked at before it is asked again what other threads do: few, since that takes
+# less time than the interpreter gives a thread before it lets another one run.
+LOOKS = 64
+_NAMED = (type, FunctionType, BuiltinFunctionType)
+_ENGINE = (torch.autograd.graph.__file__, "_engine_run_backward")
+_NO_TASK = -1
+
+
+# By the shim (`shim/cpp/stacks.cpp`): in Python another thread could go on between two frames. Who
+# only records a step, as of a model without memory, needs no shim.
+_read_stacks: Callable[[], list[_Stack]] | None = None
+_read_receivers: Callable[[int, CodeType], list[Any]]
+
+
+def connect(
+    read_stacks: Callable[[], list[_Stack]], read_receivers: Callable[[int, CodeType], list[Any]]
+) -> None:
+    """Look at threads with the help of the shim. Before, it is not known what others do."""
+    global _read_stacks, _read_receivers
+    _read_stacks, _read_receivers = read_stacks, read_receivers
+
+
+def stacks() -> list[_Stack]:
+    """Return what runs on every other thread, as far as that is known. Any thread; no lock."""
+    return [] if _read_stacks is None else _read_stacks()
+
+
+def receivers(thread: int, code: CodeType) -> list[Any]:
+    """Return `self` of each call of a function on a thread's stack, innermost first.
+
+    Of functions that never rebind a local: older values would be freed here.
+    """
+    return _read_receivers(thread, code)
+
+
+def others_wait(*, in_backward: bool = False) -> bool:
+    """Return whether every other Python thread that knows torch waits in the standard library.
+
+    A thread may wake up right after: whoever relies on this for long asks again. Any thread may
+    call this; it takes no lock.
+
+    Args:
+        in_backward: let the thread pass whose backward pass this one, one of autograd's, runs. No
+            other thread then runs what is on this device.
+    """
+    if _read_stacks is None:
+        return threading.active_count() == 1
+    at_work = [
+        place
+        for stack in stacks()
+        if (place := _place(stack[0][0])) not in _WAITS and _knows_torch(stack)
+    ]
+    return not at_work or (in_backward and _is_for(at_work))
+
+
+def backward_runs_elsewhere() -> bool:
+    """Return whether another thread runs a backward pass, that is not run for it here.
+
+    As `others_wait`: any thread, no lock, and a pass may begin right after.
+    """
+    passes = [
+        place for stack in stacks() for code, _ in stack if (place := _place(code)) == _ENGINE
+    ]
+    return bool(passes) and not _is_for(passes)
+
+
+def take_while(may_go_on: Callable[[], bool], items: Iterable[_Item]) -> Iterator[_Item]:
+    """Yield items, for as long as what other threads do allows it."""
+    remaining = iter(items)
+    while some := list(islice(remaining, LOOKS)):
+        if not may_go_on():
+            return
+        yield from some
+
+
+def _is_for(places: list[_Place]) -> bool:
+    """Return whether places are the one of a backward pass that this thread runs for another."""
+    is_task = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001
+    return places == [_ENGINE] and is_task and not _runs_backward()
+
+
+def _runs_backward() -> bool:
+    """Return whether this thread has begun a backward pass: autograd's own threads do not."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - 0 would hold itself
+    while frame is not None and _place(frame.f_code) != _ENGINE:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _knows_torch(stack: _Stack) -> bool:
+    """Return whether any code on a thread's stack has something of torch's at hand.
+
+    Threads of others wait in code of their own: of a kernel for notebooks, a logger, a debugger.
+    """
+    return any(
+        _is_torchs(value)
+        for _, names in stack
+        for value in dict.copy(names).values()  # in one go: other threads may define one
+    )
+
+
+def _is_torchs(value: object) -> bool:
+    # By exact types: asking anything else for an attribute may run its code.
+    if type(value) is ModuleType:
+        name = value.__dict__.get("__name__")
+    elif type(value) in _NAMED:
+        name = value.__module__
+    else:
+        return False
+    return isinstance(name, str) and name.partition(".")[0] == "torch"
+
+
+def _place(code: CodeType) -> _Place:
+    return code.co_filename, code.co_name

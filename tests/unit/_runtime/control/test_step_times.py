@@ -1,0 +1,35 @@
+"""The time of a step is that of the steps of its kind."""
+
+from __future__ import annotations
+
+from swapkit._runtime.control.step_times import KINDS_KEPT, STEPS_TIMED, StepTimes
+
+
+def test_median_when_kinds_alternate_then_each_has_its_own() -> None:
+    times = StepTimes()
+    for short, long in ((1.0, 40.0), (2.0, 50.0), (3.0, 60.0)):
+        times.add("short", short)
+        times.add("long", long)
+    assert times.median("short") == 2.0
+    assert times.median("long") == 50.0
+    assert times.others("short") == (50.0,)
+    assert times.latest("long") == 60.0
+
+
+def test_median_when_there_was_no_step_then_none_is_known() -> None:
+    times = StepTimes()
+    assert times.median("any") is None
+    assert times.latest("any") == 0.0
+    assert times.others("any") == ()
+
+
+def test_times_when_many_then_only_the_latest_are_kept() -> None:
+    times = StepTimes()
+    for step in range(STEPS_TIMED + 1):
+        times.add("same", float(step == 0))
+    assert times.median("same") == 0.0
+    assert sum(times._seconds["same"]) == 0.0
+    for kind in range(KINDS_KEPT):
+        times.add(str(kind), 1.0)
+    assert times.median("same") is None
+    assert len(times.others("none")) == KINDS_KEPT

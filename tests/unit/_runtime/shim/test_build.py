@@ -1,0 +1,272 @@
+"""The shim is compiled once, by one process, and named by what it depends on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from swapkit import __main__ as command_line
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.shim import build as shim_build
+from swapkit._runtime.shim import library as shim
+from swapkit._runtime.shim.user_cache import find_cached
+from swapkit.errors import NativeBuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+EMPTY = 'extern "C" int number() { return 1; }\n'  # compiles in a moment
+
+
+@pytest.fixture
+def usual() -> Path:
+    """The shim of this process, in the usual cache."""
+    get_runtime()
+    library = find_cached(shim_build.shim_name())
+    assert library is not None
+    return library
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "swapkit"
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Path]]:
+    """Sources in place of the shim's, by their texts."""
+
+    def replace(*texts: str) -> list[Path]:
+        files = [tmp_path / f"source{number}.cpp" for number in range(len(texts))]
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text)
+        monkeypatch.setattr(shim_build, "SOURCES", tuple(files))
+        return files
+
+    return replace
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A compiler that only writes down its command lines."""
+    commands: list[str] = []
+
+    def compile_shim(folder: Path, *, often: str = "once") -> Path:
+        library = folder / shim_build.shim_name()
+        library.write_text(f"library {len(commands)}")
+        commands.append(often)
+        return library
+
+    monkeypatch.setattr(shim_build, "compile_shim", compile_shim)
+    monkeypatch.setattr(shim, "compile_shim", compile_shim)
+    return commands
+
+
+# ---- the name ------------------------------------------------------------------------------------
+
+
+def test_name_when_asked_then_it_holds_torch_abi_and_a_digest() -> None:
+    name = shim_build.shim_name()
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    python = re.escape(str(sys.implementation.cache_tag))
+    expected = rf"shim-{python}-torch{re.escape(torch.__version__)}-abi{abi}-[0-9a-f]{{16}}\.so"
+    assert re.fullmatch(expected, name)
+
+
+@pytest.mark.parametrize("what", ["source", "torch", "options", "assertions"])
+def test_name_when_what_it_depends_on_changes_then_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("SWAPKIT_DEBUG", "0")
+    before = shim_build.shim_name()
+    changed = tmp_path / "shim.cpp"
+    changed.write_bytes(shim_build.SOURCES[0].read_bytes() + b"\n")
+    if what == "source":
+        monkeypatch.setattr(shim_build, "SOURCES", (changed, *shim_build.SOURCES[1:]))
+    elif what == "torch":
+        monkeypatch.setattr(torch, "__version__", "99.0.0")
+    elif what == "options":
+        monkeypatch.setattr(shim_build, "OPTIONS", (*shim_build.OPTIONS, "-O3"))
+    else:
+        monkeypatch.setenv("SWAPKIT_DEBUG", "1")
+    assert shim_build.shim_name() != before
+
+
+# ---- compiling -----------------------------------------------------------------------------------
+
+
+def test_compile_when_sources_need_atens_headers_then_two_units_at_the_same_time(
+    sources: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heavy = "#include <ATen/Tensor.h>\n"
+    aten, core, more = sources(heavy, "", heavy)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2})
+    assert shim_build._units() == [(aten, more), (core,)]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0})
+    assert shim_build._units() == [(aten, core, more)]
+    sources("", "")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    assert len(shim_build._units()) == 1
+
+
+def test_compile_when_done_then_one_library_of_all_units_and_a_line_that_says_so(
+    cache: Path, sources: Callable[..., list[Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    sources('extern "C" int one() { return 1; }', 'extern "C" int two() { return 2; }')
+    built = shim_build.build_shim()
+    content = built.library.read_bytes()
+    assert b"one" in content
+    assert b"two" in content
+    assert built.seconds is not None
+    assert built.library == cache / shim_build.shim_name()
+    assert {path.name for path in cache.iterdir()} == {shim_build.LOCK, built.library.name}
+    assert caplog.messages == [
+        f"swapkit: compiling its allocator for torch {torch.__version__}, once: about 10 s"
+    ]
+
+
+def test_compile_when_there_is_no_compiler_then_the_error_says_how_to_get_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent/c++ -pipe")
+    with pytest.raises(NativeBuildError, match=r"'/nonexistent/c\+\+' was not found.*g\+\+.*CXX"):
+        shim.load_shim()
+    assert [path.name for path in cache.iterdir()] == [shim_build.LOCK]
+
+
+def test_compile_when_units_fail_then_the_error_has_each_command_and_its_output(
+    cache: Path, sources: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "")  # as if it were not set
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    sources("#if 0\n#include <ATen/no.h>\n#endif\n#error the heavy one\n", "#error the light one\n")
+    with pytest.raises(NativeBuildError) as caught:
+        shim.load_shim()
+    text = str(caught.value)
+    assert f"did not compile with torch {torch.__version__}" in text
+    assert text.count("$ c++ -std=c++20") == 2
+    assert "the heavy one" in text
+    assert "the light one" in text
+    assert [path.name for path in cache.iterdir()] == [shim_build.LOCK]
+
+
+# ---- once ----------------------------------------------------------------------------------------
+
+
+def test_build_when_it_is_in_the_cache_then_not_compiled_unless_forced(
+    cache: Path, compiled: list[str], sources: Callable[..., list[Path]]
+) -> None:
+    sources(EMPTY)
+    assert shim_build.build_shim().seconds is not None
+    assert shim_build.build_shim() == (cache / shim_build.shim_name(), None)
+    assert shim_build.build_shim(force=True).seconds is not None
+    assert len(compiled) == 2
+
+
+def test_build_when_another_process_compiles_then_its_library_is_awaited(
+    cache: Path,
+    compiled: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache.mkdir()
+    library = cache / shim_build.shim_name()
+    with (cache / shim_build.LOCK).open("w") as other_process:
+        fcntl.flock(other_process, fcntl.LOCK_EX)
+
+        def end_other(_seconds: float) -> None:
+            library.touch()
+            fcntl.flock(other_process, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(time, "sleep", end_other)
+        assert shim_build.build_shim() == (library, None)
+    assert compiled == []
+    assert caplog.messages == ["swapkit: waiting for another process that compiles its allocator"]
+
+
+def test_build_when_nothing_can_be_kept_then_refused_and_loading_compiles_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    planted = temporary / f"swapkit-{os.geteuid()}"
+    planted.mkdir()
+    planted.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with pytest.raises(NativeBuildError, match="XDG_CACHE_HOME"):
+        shim_build.build_shim()
+    loaded: list[str] = []
+    monkeypatch.setattr(shim, "Shim", lambda library: loaded.append(library.read_text()))
+    shim.load_shim()
+    assert loaded == ["library 0"]
+    assert compiled == [""]
+    assert list(temporary.iterdir()) == [planted]
+    assert list(planted.iterdir()) == []
+
+
+# ---- loading -------------------------------------------------------------------------------------
+
+
+def test_load_when_it_is_in_the_cache_then_no_compiler_is_needed(
+    usual: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    cache.mkdir()
+    (cache / usual.name).symlink_to(usual)
+    loaded = shim.load_shim()
+    assert hasattr(loaded._library, "swapkit_shim_install")
+    assert hasattr(loaded._library, "swapkit_shim_uninstall")
+
+
+def test_load_when_the_cached_file_is_broken_then_the_error_says_what_to_do(cache: Path) -> None:
+    cache.mkdir()
+    (cache / shim_build.shim_name()).write_bytes(b"not a library")
+    with pytest.raises(NativeBuildError, match=r"(?s)shim could not be loaded: .*build --force"):
+        shim.load_shim()
+
+
+# ---- python -m swapkit build ---------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("compiled")
+def test_command_when_run_then_prints_where_and_whether_it_compiled(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shim, "Shim", lambda _library: None)
+    for options, how in (
+        ([], r"compiled in \d+\.\d s"),
+        ([], "there already"),
+        (["--force"], "comp"),
+    ):
+        assert command_line.main(["build", *options]) == 0
+        said = capsys.readouterr().out
+        assert re.match(rf"{re.escape(str(cache / shim_build.shim_name()))}: {how}", said)
+
+
+@pytest.mark.parametrize("why", ["it does not compile", "it cannot be loaded"])
+def test_command_when_it_fails_then_status_1_and_the_reason(
+    cache: Path,
+    sources: Callable[..., list[Path]],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sources("#error nothing works here\n" if why == "it does not compile" else EMPTY)
+    assert command_line.main(["build"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    reason = "nothing works here" if why == "it does not compile" else "could not be loaded"
+    assert reason in said.err
+    assert cache.is_dir()
