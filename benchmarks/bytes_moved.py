@@ -148,7 +148,7 @@ def count_saved(training: Training, precision: str) -> tuple[int, int]:
 
 def count_swapkit(training: Training, precision: str) -> int:
     """Return the bytes that `swapkit.offload()` copies to the host."""
-    scheduler = get_runtime().cpu.default_swapper().scheduler
+    scheduler = get_runtime().default_swapper(get_runtime().cpu).scheduler
     before = scheduler.stats().copied_out_bytes
     training.run(precision, swapkit.offload(), between=scheduler.drain)
     return scheduler.stats().copied_out_bytes - before

@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import swapkit
 from benchmarks._per_saved_tensor import PLAIN, Passing, measure_ways, run_command
 from swapkit._runtime.execution.following import Following
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit.ir.plans import Action, Decision, Plan
 
 if TYPE_CHECKING:

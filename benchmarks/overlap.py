@@ -99,7 +99,9 @@ def count_bytes(training: Training) -> int:
     """Return the bytes that a step copies out and back when everything is swapped."""
     with slow_link():  # an executor of its own, as fast as memory
         training.step(swapkit.offload())
-        return 2 * get_runtime().cpu.default_swapper().scheduler.stats().copied_out_bytes
+        return (
+            2 * get_runtime().default_swapper(get_runtime().cpu).scheduler.stats().copied_out_bytes
+        )
 
 
 def measure(training: Training, share: float, rounds: int) -> dict[str, Any]:
@@ -119,11 +121,11 @@ def measure(training: Training, share: float, rounds: int) -> dict[str, Any]:
     with slow_link(bytes_per_s=bytes_per_s):
         for scope in scopes.values():
             training.step(scope())
-        stalled_ns = -get_runtime().cpu.default_swapper().scheduler.stats().stall_ns
+        stalled_ns = -get_runtime().default_swapper(get_runtime().cpu).scheduler.stats().stall_ns
         for _ in range(rounds):
             for name, scope in scopes.items():
                 seconds[name].append(training.step(scope()))
-        stalled_ns += get_runtime().cpu.default_swapper().scheduler.stats().stall_ns
+        stalled_ns += get_runtime().default_swapper(get_runtime().cpu).scheduler.stats().stall_ns
     figures = summarize(seconds)
     return {
         "transfer_bytes": nbytes,

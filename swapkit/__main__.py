@@ -123,7 +123,7 @@ def _find_machine(arguments: argparse.Namespace) -> "Machine":
     device = runtime.device(name)
     host_bytes = None
     if arguments.host_limit is not None:
-        whole_bytes = runtime.cpu.backend.memory_info().total_bytes
+        whole_bytes = runtime.host_bytes()
         host_bytes = parse_bytes(arguments.host_limit, whole_bytes=whole_bytes, name="--host-limit")
     whole_bytes = device.backend.memory_info().total_bytes
     return measure_machine(

@@ -169,7 +169,7 @@ def _host_limit(
 ) -> int | None:
     """Return the most bytes of host copies; None: what the machine has."""
     if asked is not None:
-        host_bytes = installation.runtime.cpu.backend.memory_info().total_bytes
+        host_bytes = installation.runtime.host_bytes()
         return parse_bytes(asked, whole_bytes=host_bytes, name="host_limit", least=0)
     if disk is not None and installation.device.name.type == "cpu":
         return max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))

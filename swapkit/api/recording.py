@@ -13,7 +13,8 @@ from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recording.meta_operators import standing_for
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.saved_events import Watcher
 from swapkit._runtime.recording.tables.roofline import hardware_named
 from swapkit._runtime.saved.hooks import Hooks, innermost
@@ -120,7 +121,7 @@ def _setting(
 
 
 def _run(step: Callable[[], object], recorder: Recorder) -> None:
-    watcher = Watcher(recorder, MIN_SWAP_BYTES)
+    watcher = Watcher(recorder, recorder.savings, MIN_SWAP_BYTES)
     hooks = Hooks(watcher, Choice(Action.PASS))  # type: ignore[arg-type]
     recorder.start()
     try:

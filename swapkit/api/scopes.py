@@ -185,4 +185,4 @@ def _swapper_for(optimizer: torch.optim.Optimizer) -> Swapper:
     if device == here.device.name or device.type not in TYPES:
         return here
     there = runtime.device(device)
-    return runtime.other_swapper(there.type, there.index) or there.default_swapper()
+    return runtime.other_swapper(there.type, there.index) or runtime.default_swapper(there)

@@ -153,6 +153,11 @@ class Trace:
         return sum(operator.seconds for operator in self.operators)
 
     @property
+    def bytes_before(self) -> int:
+        """The bytes that were in use when the step began."""
+        return self.base_bytes + sum(each.nbytes for each in self.storages if each.birth == BEFORE)
+
+    @property
     def peak_bytes(self) -> int:
         """Most bytes in use at once, without a plan."""
         return max(self.memory(), default=self.base_bytes)

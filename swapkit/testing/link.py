@@ -46,5 +46,5 @@ def slow_link(*, bytes_per_s: float = 0, latency_s: float = 0) -> Iterator[None]
         copy_bytes_per_s=int(bytes_per_s), copy_latency_ns=int(latency_s * _NS_PER_S)
     )
     runtime = get_runtime()
-    with runtime.cpu.linked(backend):
+    with runtime.linked(runtime.cpu, backend):
         yield

@@ -23,7 +23,7 @@ import torch
 import swapkit
 from swapkit._native.backend import Backend
 from swapkit._native.sched import Scheduler
-from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.process.runtime import Runtime, get_runtime
 from swapkit._runtime.saved.device import Device
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
@@ -121,14 +121,14 @@ def _open_scheduler(scheduler: Scheduler, backend: Backend, **options: Any) -> N
     replaced_scheduler.original(scheduler, backend, **options)
 
 
-def _default_swapper(device: Device) -> Swapper:
+def _default_swapper(runtime: Runtime, device: Device) -> Swapper:
     """Return the swapper of scopes outside any session: a slow one where this thread wants it."""
     if not here.latency_ms:
-        usual: Swapper = replaced_default.original(device)
+        usual: Swapper = replaced_default.original(runtime, device)
         return usual
-    with device.runtime.lock:
+    with runtime.lock:
         if here.latency_ms not in _slow_swappers:
-            _slow_swappers[here.latency_ms] = device.new_swapper(device.new_scheduler())
+            _slow_swappers[here.latency_ms] = runtime.new_swapper(device, device.new_scheduler())
         return _slow_swappers[here.latency_ms]
 
 
@@ -138,7 +138,7 @@ def _packer(swapper: Swapper, choice: Choice) -> Callable[[torch.Tensor], SavedT
     chance = here.chance
     if chance is None:
         return pack
-    saved_tensor = swapper.runtime.shim.saved_tensor
+    saved_tensor = swapper.shared.shim.saved_tensor
 
     @untraced
     def choose(tensor: torch.Tensor) -> SavedTensor:
@@ -151,7 +151,7 @@ def _packer(swapper: Swapper, choice: Choice) -> Callable[[torch.Tensor], SavedT
 
 
 replaced_scheduler = Replaced(Scheduler, "__init__", _open_scheduler)
-replaced_default = Replaced(Device, "default_swapper", _default_swapper)
+replaced_default = Replaced(Runtime, "default_swapper", _default_swapper)
 replaced_packer = Replaced(Swapper, "packer", _packer)
 
 
@@ -206,8 +206,10 @@ def settle() -> None:
 
 def forget_captured() -> None:
     """Let recipes go as where memory is asked for: the latest may outlive what it is of."""
-    for swapper in get_runtime().current_device().swappers:
-        swapper.mover.sweep_captured()
+    runtime = get_runtime()
+    with runtime.lock:
+        for swapper in runtime.swappers(runtime.current_device()):
+            swapper.mover.sweep_captured()
 
 
 def allocated_bytes() -> int:
@@ -251,20 +253,22 @@ class Copied:
 @contextmanager
 def count_copies() -> Iterator[Copied]:
     """Count what is copied between device and host meanwhile, whoever does it."""
-    copied = Copied(list(get_runtime().current_device().swappers))
-    new_scheduler, new_swapper = Device.new_scheduler, Device.new_swapper
+    runtime = get_runtime()
+    with runtime.lock:
+        copied = Copied(runtime.swappers(runtime.current_device()))
+    new_scheduler, new_swapper = Device.new_scheduler, Runtime.new_swapper
 
     def noted(device: Device, **options: Any) -> Scheduler:
         copied.schedulers.append(new_scheduler(device, **options))
         return copied.schedulers[-1]
 
-    def noted_swapper(device: Device, *args: Any, **options: Any) -> Swapper:
-        copied.swappers.append(new_swapper(device, *args, **options))
+    def noted_swapper(runtime: Runtime, *args: Any, **options: Any) -> Swapper:
+        copied.swappers.append(new_swapper(runtime, *args, **options))
         return copied.swappers[-1]
 
     with (
         mock.patch.object(Device, "new_scheduler", noted),
-        mock.patch.object(Device, "new_swapper", noted_swapper),
+        mock.patch.object(Runtime, "new_swapper", noted_swapper),
     ):
         yield copied
 

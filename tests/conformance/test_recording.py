@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from swapkit._runtime.model.tracker import ModuleTracker
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit.api.recording import _run
 from swapkit.ir.checks import check_trace
 from tests.programs import PROGRAMS, Entry, assert_same_bits, run

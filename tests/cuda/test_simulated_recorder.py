@@ -13,7 +13,8 @@ def test_recorder_when_an_operator_is_rescued_then_its_time_is_without_that(slee
         f"""
         import time
         from swapkit._runtime.allocators.installation import installed_pool
-        from swapkit._runtime.recording.recorder import Recorder, Setting
+        from swapkit._runtime.recording.notes import Setting
+        from swapkit._runtime.recording.recorder import Recorder
         from swapkit._runtime.model.tracker import ModuleTracker
 
         if not {sleeps}:
@@ -45,7 +46,8 @@ def test_recorder_when_an_operator_is_rescued_then_its_time_is_without_that(slee
 def test_recorder_when_a_graph_is_captured_then_it_adds_nothing_to_that() -> None:
     lines = run(
         """
-        from swapkit._runtime.recording.recorder import Recorder, Setting
+        from swapkit._runtime.recording.notes import Setting
+        from swapkit._runtime.recording.recorder import Recorder
         from swapkit._runtime.model.tracker import ModuleTracker
 
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).cuda()

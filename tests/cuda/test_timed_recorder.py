@@ -19,7 +19,8 @@ pytestmark = [
 # lasts, then a rescue waits for the device and longer than a delay.
 CODE = """
 from swapkit._runtime.allocators.installation import installed_pool
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.model.tracker import ModuleTracker
 
 GIB = 1 << 30

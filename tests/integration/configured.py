@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from swapkit._runtime.choosing import parts
-from swapkit._runtime.process.runtime import Move, get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.regions import run_region
 from tests.programs import assert_same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from swapkit._runtime.saved.shared import Move
     from swapkit._runtime.shim.types import StorageGroup
 
 VOCABULARY = 64

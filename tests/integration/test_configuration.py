@@ -33,7 +33,7 @@ from tests.support import installed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from swapkit._runtime.process.runtime import Move
+    from swapkit._runtime.saved.shared import Move
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.allocators.installation import installed_pool
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.device import CPU
 from swapkit.api import recording
 from swapkit.api.recording import record

@@ -14,6 +14,7 @@ from tools.check_includes import check_includes
 
 LINT_IMPORTS = Path(sysconfig.get_path("scripts")) / "lint-imports"
 DOWNWARDS = "Imports go only downwards"
+FOLDERS = "Folders of the runtime import only downwards"
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -41,6 +42,12 @@ def test_imports_when_linted_then_no_floor_is_skipped_upwards() -> None:
         ("units.py", "import swapkit.api", DOWNWARDS),
         ("errors.py", "from swapkit._native import lib", DOWNWARDS),
         ("_native/lib.py", "import swapkit._runtime", DOWNWARDS),
+        ("_runtime/saved/hooks.py", "from swapkit._runtime.session import life", FOLDERS),
+        (
+            "_runtime/saved/device.py",
+            "if TYPE_CHECKING:\n    from swapkit._runtime.saved.swapper import Swapper",
+            "No files import in a circle",
+        ),
         ("reporting/stray.py", "from cffi import FFI", "Only swapkit._native.lib uses cffi"),
         ("_native/stray.py", "import _cffi_backend", "Only swapkit._native.lib uses cffi"),
         ("reporting/stray.py", "import torch", "Only the torch-bound packages use torch"),

@@ -59,7 +59,7 @@ def gradient(run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
 
 def copied() -> int:
     """Return the bytes that the process's own swapper has copied out so far."""
-    return get_runtime().cpu.default_swapper().scheduler.stats().copied_out_bytes
+    return get_runtime().default_swapper(get_runtime().cpu).scheduler.stats().copied_out_bytes
 
 
 def assert_gone() -> None:

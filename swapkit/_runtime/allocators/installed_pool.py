@@ -20,6 +20,7 @@ from swapkit._native.entry import Entry
 from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undoing import raise_first
 from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit.config.allocator_settings import read_allocator_settings
@@ -67,13 +68,13 @@ class Installation(Generic[_Pool]):
     def __init__(self, device: Device, pool: _Pool) -> None:
         self.device = device
         self.pool = pool
-        self.runtime = device.runtime
+        self.runtime = get_runtime()
         self.tracker = self.runtime.tracker
         self.lock = self.runtime.lock
         self.limit_bytes = 0  # set by the user for the whole process; 0: none
         self.sessions: list[ActiveSession] = []  # innermost last
         self.active = False  # whether new tensors come from the pool
-        device.attach_pool(pool)
+        self.runtime.attach_pool(device, pool)
         atexit.register(self.detach_callbacks)
 
     @property
@@ -175,7 +176,7 @@ class Installation(Generic[_Pool]):
             if freed > 0:
                 return freed
         with self.lock:
-            others = list(self.device.swappers)
+            others = self.runtime.swappers(self.device)
         freed = next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
         return freed or self._collect_garbage()
 

@@ -22,6 +22,7 @@ import torch
 
 from swapkit._native.pool import BlockState
 from swapkit._runtime.model.tracker import BACKWARD
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
     others_wait,
@@ -50,7 +51,7 @@ class _Found(NamedTuple):
 def find_holders(device: Device, tracker: ModuleTracker) -> list[Holder]:
     """Return who holds the blocks of a device's pool that are in use, the largest first."""
     assert device.pool is not None
-    names = _name_tensors(_find(device, tracker), device)
+    names = _name_tensors(_find(tracker), device)
     blocks = [block for block in device.pool.blocks() if block.state is BlockState.IN_USE]
     return _sum_up(
         (names.get(block.address) or _name_tag(block.tag, tracker), block.nbytes)
@@ -66,7 +67,7 @@ def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
     run, only those that this thread's sessions train are found.
     """
     assert device.pool is not None
-    found = _find(device, tracker)
+    found = _find(tracker)
     names = _name_tensors(found, device)
     sizes: dict[int, int] = {}
     for tensor in take_while(found.may_look, found.tensors):
@@ -86,10 +87,10 @@ def _sum_up(parts: Iterable[tuple[str, int]]) -> list[Holder]:
     return sorted(holders, key=lambda holder: (-holder.nbytes, holder.name))
 
 
-def _find(device: Device, tracker: ModuleTracker) -> _Found:
+def _find(tracker: ModuleTracker) -> _Found:
     if others_wait(in_backward=True):
         return _find_all(tracker)
-    return _find_own(device)
+    return _find_own()
 
 
 def _find_all(tracker: ModuleTracker) -> _Found:
@@ -106,9 +107,9 @@ def _find_all(tracker: ModuleTracker) -> _Found:
     return _Found(tensors, buffers, _states_of(optimizers), lambda: others_wait(in_backward=True))
 
 
-def _find_own(device: Device) -> _Found:
+def _find_own() -> _Found:
     """Return what the sessions of this thread train, and what their optimizers know."""
-    trained = [each for swapper in device.runtime.entered.stack for each in swapper.trained()]
+    trained = [each for swapper in get_runtime().entered.stack for each in swapper.trained()]
     models = [each for each in trained if isinstance(each, torch.nn.Module)]
     optimizers = [each for each in trained if isinstance(each, torch.optim.Optimizer)]
     buffers = [buffer for model in models for buffer in model.buffers()]

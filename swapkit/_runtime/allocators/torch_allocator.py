@@ -39,7 +39,7 @@ class TorchPool:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._index = device.index
-        self._usage = device.runtime.shim.device_usage
+        self._usage = device.shared.shim.device_usage
         self._budget_bytes = 0
         self._users_fraction = 1.0  # what was in force before there was a budget
         self._is_on = False
@@ -74,7 +74,7 @@ class TorchPool:
 
     def stats(self) -> dict[str, int]:
         """Return the statistics under torch's flat names, and those of ours."""
-        rescues, rescued_bytes = self._device.runtime.shim.native_rescues(self._index)
+        rescues, rescued_bytes = self._device.shared.shim.native_rescues(self._index)
         return {
             **torch.cuda.memory_stats(self._index),
             "num_rescues": rescues,
@@ -118,7 +118,7 @@ class TorchPool:
         self._apply()
 
     def _apply(self) -> None:
-        self._device.runtime.shim.native_rescue(self._index, self._budget_bytes, self._is_on)
+        self._device.shared.shim.native_rescue(self._index, self._budget_bytes, self._is_on)
 
     def trim(self) -> None:
         """Give all cached memory to the device."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swapkit.ir.plans import Action
 from swapkit.planning.cases import Stage
+from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
+    import logging
+
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
@@ -31,3 +35,29 @@ class Course:
     other_step_seconds: tuple[float, ...] = ()
     # The places whose copies were waited for longest, and how long in all, in seconds.
     stalls: tuple[tuple[str, float], ...] = ()
+
+
+def describe(plan: Plan) -> str:
+    """Return in a line what a plan does."""
+    counts = dict.fromkeys(Action, 0)
+    for decision in plan.decisions:
+        counts[decision.action] += 1
+    swapped, recomputed = counts[Action.SWAP], counts[Action.RECOMPUTE]
+    text = f"{swapped} storages swapped, {recomputed} recomputed"
+    prediction = plan.prediction
+    if prediction is None:
+        return text
+    return (
+        f"{text}; predicted {prediction.step_seconds:.4g} s a step, "
+        f"{format_bytes(prediction.peak_bytes)} at most"
+    )
+
+
+def tell_stage(log: logging.Logger, course: Course) -> None:
+    """Say in a log at which stage steps are now."""
+    if course.why_none:
+        log.warning("no plan, only rescue: %s", course.why_none)
+    elif course.stage is Stage.STABLE and course.plan is not None:
+        log.info("stable: %s", describe(course.plan))
+    else:
+        log.info("%s", course.stage.value)

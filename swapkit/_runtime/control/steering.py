@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.control.course import Course
+from swapkit._runtime.control.course import Course, tell_stage
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.step_forwards import Forwards, Rests
 from swapkit._runtime.control.step_recording import StepRecording, finish_trace
@@ -29,12 +29,11 @@ from swapkit._runtime.execution.plan_fit import (
     is_heavier,
     pace,
     sign,
-    tell_stage,
 )
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.recording.dispatch_mode import can_stay, drop_left
-from swapkit._runtime.recording.recorder import Setting
+from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.saved.lent_hooks import Lending, find_weakly, is_call_of
+from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit.planning.cases import Stage
 from swapkit.planning.learning import CASES_KEPT, STRANGE
 from swapkit.planning.outcomes import Instruction, Mode, Outcome
@@ -134,7 +133,7 @@ class Steering:
         with ExitStack() as undo:
             model = self._find_model()
             if model is not None:
-                lending = Lending(self._hooks, model)
+                lending = Lending(self._hooks, model, self._installation.runtime.entered)
                 lending.start()
                 undo.callback(lending.stop)
             undo.callback(self._stop_planning)
@@ -315,7 +314,7 @@ class Steering:
             pool=device.pool,
             root=self._find_model(),
             optimizers=tuple(each for ref in self._optimizers if (each := ref())),
-            make_room=device.runtime.make_room if device.sets_aside else None,
+            make_room=self._installation.runtime.make_room if device.sets_aside else None,
         )
         self._recording.start(setting, root)
 

@@ -14,7 +14,7 @@ from swapkit.planning.smoothing import find_doubt, smooth_times
 if TYPE_CHECKING:
     import torch
 
-    from swapkit._runtime.recording.recorder import Setting
+    from swapkit._runtime.recording.notes import Setting
     from swapkit._runtime.shim.types import Packer
     from swapkit.ir.traces import Trace
     from swapkit.planning.cases import Case

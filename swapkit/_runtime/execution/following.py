@@ -6,18 +6,16 @@ step goes another way.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._native.sched import RESIDENT
-from swapkit._runtime.execution.plan_fit import bytes_before
-from swapkit._runtime.execution.plan_tables import Table, compile_plan
+from swapkit._runtime.execution.plan_tables import compile_plan
 from swapkit._runtime.execution.repetitions import Repetition, Repetitions
 from swapkit._runtime.model import global_hooks, resting
 from swapkit._runtime.process.captures import capture_table
+from swapkit._runtime.saved.byte_curve import Curve
 from swapkit._runtime.saved.lent_hooks import find_weakly
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import SessionError
@@ -29,11 +27,9 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.process.captures import Capture
     from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.types import Follower, StorageGroup
+    from swapkit._runtime.shim.types import Follower
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-
-__all__ = ["Curve", "Following", "StepReport", "Table", "compile_plan"]
 
 _NOTHING = -1
 
@@ -77,13 +73,13 @@ class Following:
         if swapper.events is None:
             raise SessionError("a plan is followed in a session: nobody counts events here")
         self.plan = plan
-        self.bytes_before = bytes_before(trace)
+        self.bytes_before = trace.bytes_before
         self.needs_modules = False  # for `tracking.Sites`
         self._trace = trace
         self._swapper = swapper
         self._find_model = find_weakly(model)
         self._packer = swapper.events
-        self._tracker = swapper.runtime.tracker
+        self._tracker = swapper.shared.tracker
         self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
         self._follower: Follower | None = None
         self._repetitions: Repetitions | None = None  # what is computed again
@@ -96,8 +92,8 @@ class Following:
     def start(self) -> None:
         """Follow the plan from the next event on, which has to be the first one of a step."""
         swapper, table = self._swapper, self._table
-        with swapper.runtime.lock:
-            self._follower = follower = swapper.runtime.shim.follower(
+        with swapper.shared.lock:
+            self._follower = follower = swapper.shared.shim.follower(
                 swapper.mover, self, table.events, table.storages, table.continuing
             )
             swapper.mover.follower = follower
@@ -119,7 +115,7 @@ class Following:
         if repetitions is not None:
             repetitions.end()
         global_hooks.steps.remove(self)
-        with swapper.runtime.lock:
+        with swapper.shared.lock:
             self._follower.end()
             swapper.mover.follower = self._follower = None
             swapper.curve = None
@@ -134,7 +130,7 @@ class Following:
         follower, swapper = self._follower, self._swapper
         if follower is None:
             raise SessionError("this plan is not followed: call start() first")
-        with swapper.runtime.lock:
+        with swapper.shared.lock:
             position, count = int(follower.position), len(self._trace.events)
             if follower.is_on and position < count:
                 self._deviation = (
@@ -210,7 +206,7 @@ class Following:
         """Keep what would be computed again from parameters that change now. Any thread."""
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         changed = [each for each in parameters if torch.is_tensor(each)]
-        self._swapper.runtime.shim.settle(changed, False, False)  # noqa: FBT003 - positional only
+        self._swapper.shared.shim.settle(changed, False, False)  # noqa: FBT003 - positional only
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
         """Nothing more is to be done."""
@@ -226,7 +222,9 @@ class Following:
         position = found[0]  # not the follower's: another thread's events are counted there, too
         expected = self._expected(position)
         self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"
-        self._swapper.curve = Curve(self._swapper, self._table, int(self._follower.moved_bytes))
+        self._swapper.curve = Curve(
+            self._swapper.mover, self._table.curve, int(self._follower.moved_bytes)
+        )
         self._swapper.rescue.resume()
         self._swapper.rescue.set_standby(is_on=True)
 
@@ -254,41 +252,3 @@ class Following:
         which = "what no plan knows" if number == _NOTHING else f"storage {number}"
         where = self._tracker.name(tag) or "no module"
         return f"it {verb} {which}, {format_bytes(nbytes)} of {where}"
-
-
-class Curve:
-    """What is left of a plan once a step goes another way: how many bytes are out by when.
-
-    Where a module saves something that the plan does not know, it is sent out if the plan would
-    have sent out more by the time that this module was reached.
-    """
-
-    def __init__(self, swapper: Swapper, table: Table, moved_bytes: int) -> None:
-        self._mover = swapper.mover
-        self._curve = table.curve
-        self._moved_bytes = moved_bytes  # in this step
-        self._at = 0  # how far the step has come on the curve
-        self._places: dict[int, list[int]] = {}
-        for at, (tag, _) in enumerate(table.curve):
-            self._places.setdefault(tag, []).append(at)
-
-    def saved(self, group: StorageGroup) -> None:
-        """Send a group out that was saved now, if the plan's bytes are not reached. Locked."""
-        places = self._places.get(group.tag, [])
-        following = bisect_left(places, self._at)
-        if following < len(places):
-            self._at = places[following]
-        if self._moved_bytes + group.nbytes > self._goal() or self._mover.host_is_full:
-            return
-        if group.state == RESIDENT:
-            self._mover.send(group)
-            self._moved_bytes += group.nbytes
-
-    def _goal(self) -> int:
-        """Return the bytes that the plan has sent out by the end of the module's saves."""
-        if not self._curve:
-            return 0
-        at, tag = self._at, self._curve[self._at][0]
-        while at + 1 < len(self._curve) and self._curve[at + 1][0] == tag:
-            at += 1
-        return self._curve[at][1]

@@ -10,16 +10,10 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from swapkit.errors import PlanMismatch
-from swapkit.ir.plans import Action
-from swapkit.ir.traces import BEFORE
-from swapkit.planning.cases import Stage
 from swapkit.planning.given import SWITCHED
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    import logging
-
-    from swapkit._runtime.control.course import Course
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
@@ -109,32 +103,6 @@ def _find_switched(module: torch.nn.Module) -> list[int]:
     return switched
 
 
-def describe(plan: Plan) -> str:
-    """Return in a line what a plan does."""
-    counts = dict.fromkeys(Action, 0)
-    for decision in plan.decisions:
-        counts[decision.action] += 1
-    swapped, recomputed = counts[Action.SWAP], counts[Action.RECOMPUTE]
-    text = f"{swapped} storages swapped, {recomputed} recomputed"
-    prediction = plan.prediction
-    if prediction is None:
-        return text
-    return (
-        f"{text}; predicted {prediction.step_seconds:.4g} s a step, "
-        f"{format_bytes(prediction.peak_bytes)} at most"
-    )
-
-
-def tell_stage(log: logging.Logger, course: Course) -> None:
-    """Say in a log at which stage steps are now."""
-    if course.why_none:
-        log.warning("no plan, only rescue: %s", course.why_none)
-    elif course.stage is Stage.STABLE and course.plan is not None:
-        log.info("stable: %s", describe(course.plan))
-    else:
-        log.info("%s", course.stage.value)
-
-
 def pace(plan: Plan, factor: float) -> Plan:
     """Return a plan whose predicted step takes so many times as long, and its bound, too."""
     if plan.prediction is None or factor == 1.0:
@@ -144,11 +112,6 @@ def pace(plan: Plan, factor: float) -> Plan:
     host_seconds = plan.prediction.host_seconds * factor
     prediction = replace(plan.prediction, seconds=seconds, host_seconds=host_seconds)
     return replace(plan, prediction=prediction, bound_seconds=bound_seconds)
-
-
-def bytes_before(trace: Trace) -> int:
-    """Return the bytes that were in use when the recorded step began."""
-    return trace.base_bytes + sum(each.nbytes for each in trace.storages if each.birth == BEFORE)
 
 
 def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_bytes: int) -> None:
@@ -183,7 +146,7 @@ def is_heavier(began_bytes: int, recorded_bytes: int, limit_bytes: int) -> bool:
 
     Args:
         began_bytes: in use at its beginning.
-        recorded_bytes: those of the recorded one (`bytes_before`).
+        recorded_bytes: those of the recorded one (`Trace.bytes_before`).
         limit_bytes: the budget.
     """
     return began_bytes > recorded_bytes + int(limit_bytes * HEAVIER)

@@ -264,7 +264,7 @@ def measure_disk(
     most_bytes = max(LEAST_BYTES, most_bytes // PAGE_BYTES * PAGE_BYTES)
     scheduler = Scheduler(
         device.backend,
-        drop_owner=device.runtime.shim.drop_address,
+        drop_owner=device.shared.shim.drop_address,
         host_limit_bytes=HOST_COPIES * most_bytes,
         disk=folder,
         disk_limit_bytes=disk_bytes,

@@ -146,7 +146,7 @@ class Lanes:
         producer: int,
     ) -> None:
         """Queue a copy, which holds the device memory until it is done."""
-        shim = self.device.runtime.shim
+        shim = self.device.shared.shim
         owner = memory._cdata  # noqa: SLF001
         try:
             shim.hold(owner)

@@ -74,7 +74,7 @@ class HostCopies:
     def __init__(self, scheduler: Scheduler, device: Device) -> None:
         self._scheduler = scheduler
         self._device = device
-        self._shim = device.runtime.shim
+        self._shim = device.shared.shim
 
     def copy_out(self, storage: torch.UntypedStorage) -> Copy:
         """Start copying a storage to the host.

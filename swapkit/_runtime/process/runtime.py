@@ -2,61 +2,44 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+import weakref
+from typing import TYPE_CHECKING
 
 import torch
 
 from swapkit._native.backend import Backend
-from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.saved.device import CPU, TYPES, Device
-from swapkit._runtime.shim.library import load_shim
+from swapkit._runtime.saved.lent_hooks import Entered
+from swapkit._runtime.saved.shared import Shared
+from swapkit._runtime.saved.swapper import Swapper
 from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
 
 if TYPE_CHECKING:
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.types import StorageGroup
+    from collections.abc import Iterator
+
+    from swapkit._native.sched import Scheduler
+    from swapkit._runtime.saved.device import DevicePool
+    from swapkit._runtime.shim.types import Mover
 
 
-class Move(NamedTuple):
-    """One planned move, as it happened: for traces."""
-
-    kind: str  # "release" or "prefetch"
-    site: str
-    saved_by: int  # the last operator that saved it
-    operator: int  # where it happened
-    nbytes: int
-
-
-class _Entered(threading.local):
-    """The swappers of the sessions that were entered on this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[Swapper] = []
-
-
-class Runtime:
-    """The names of modules, and the devices."""
+class Runtime(Shared):
+    """The names of modules, the devices, and who moves what they hold."""
 
     def __init__(self) -> None:
         environment = read_environment()
         apply_log_level(environment)
         note_without_effect(environment)
-        self.shim = load_shim()
-        self.tracker = ModuleTracker(self.shim.rest_at)
-        # Guards the sessions and what they move: one lock for all, since each may be asked for
-        # bytes in the middle of another's allocation.
-        self.lock = self.shim.lock()
-        # A fork waits for the lock and its child gets it free, whichever thread held it.
-        release = self.lock.release
-        os.register_at_fork(
-            before=self.lock.acquire, after_in_parent=release, after_in_child=release
-        )
-        self.entered = _Entered()
+        super().__init__()
+        self.entered = Entered()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
-        self.trace: list[Move] | None = None
         self._devices: dict[torch.device, Device] = {}
+        # Of all sessions, ended ones too: their graphs may still hold what can be moved.
+        self._swappers: weakref.WeakSet[Swapper] = weakref.WeakSet()
+        self._defaults: dict[Device, Swapper] = {}
+
+    # ---- devices --------------------------------------------------------------------------------
 
     def device(self, name: torch.device) -> Device:
         """Return a device, opened when it is first needed.
@@ -74,14 +57,58 @@ class Runtime:
         """The CPU as a device."""
         return self.device(CPU)
 
-    def current_device(self) -> Device:
-        """Return where this thread's work goes: a GPU once torch uses one, else the CPU."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return self.device(torch.device("cuda", torch.cuda.current_device()))
-        return self.cpu
+    def host_bytes(self) -> int:
+        """Return the memory of the machine, or of the control group."""
+        return self.cpu.backend.memory_info().total_bytes
+
+    def attach_pool(self, device: Device, pool: DevicePool) -> None:
+        """Put a pool below torch on a device; copies are noted in its ring from now on."""
+        with self.lock:
+            device.pool = pool
+            for swapper in self.swappers(device):
+                swapper.mover.pool_address = pool.address
+
+    @contextlib.contextmanager
+    def linked(self, device: Device, link: Backend) -> Iterator[None]:
+        """Let a device's schedulers that are made meanwhile copy over another backend's streams."""
+        usual, default = device.link, self._defaults.pop(device, None)
+        device.link = link
+        try:
+            yield
+        finally:
+            device.link = usual
+            self._defaults.pop(device, None)
+            if default is not None:
+                self._defaults[device] = default
+
+    # ---- swappers -------------------------------------------------------------------------------
+
+    def new_swapper(self, device: Device, scheduler: Scheduler, *, limit_bytes: int = 0) -> Swapper:
+        """Return a swapper that takes part in every rescue."""
+        swapper = Swapper(device, scheduler, limit_bytes=limit_bytes)
+        with self.lock:
+            self._swappers.add(swapper)
+        return swapper
+
+    def swappers(self, device: Device) -> list[Swapper]:
+        """Return who moves what a device holds. The lock is held."""
+        return [each for each in self._swappers if each.device is device]
+
+    def default_swapper(self, device: Device) -> Swapper:
+        """Return the swapper of scopes on a device outside any session."""
+        with self.lock:
+            found = self._defaults.get(device)
+            if found is None:
+                found = self._defaults[device] = self.new_swapper(device, device.new_scheduler())
+            return found
+
+    def other_mover(self, device_type: int, index: int) -> Mover | None:
+        """Return who moves the tensors of a device; None: nobody does."""
+        swapper = self.other_swapper(device_type, index)
+        return None if swapper is None else swapper.mover
 
     def other_swapper(self, device_type: int, index: int) -> Swapper | None:
-        """Return who moves the tensors of a device; None: nobody does.
+        """Return whose mover that is.
 
         The innermost session there, as in `current_swapper`, else the device's own. Memory of the
         CPU is the host's: moving it helps only who has put a pool there.
@@ -91,10 +118,16 @@ class Runtime:
                 if (swapper.device.type, swapper.device.index) == (device_type, index):
                     return swapper
         if device_type == TYPES["cpu"]:
-            return self.cpu.default_swapper() if self.cpu.pool is not None else None
+            return self.default_swapper(self.cpu) if self.cpu.pool is not None else None
         if device_type == TYPES["cuda"]:
-            return self.device(torch.device("cuda", index)).default_swapper()
+            return self.default_swapper(self.device(torch.device("cuda", index)))
         return None
+
+    def current_device(self) -> Device:
+        """Return where this thread's work goes: a GPU once torch uses one, else the CPU."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return self.device(torch.device("cuda", torch.cuda.current_device()))
+        return self.cpu
 
     def current_swapper(self) -> Swapper:
         """Return the swapper of the session that a scope opened here belongs to.
@@ -105,7 +138,7 @@ class Runtime:
         for sessions in (self.entered.stack, self.active):
             for innermost in sessions[-1:]:  # one look: other threads leave theirs meanwhile
                 return innermost
-        return self.current_device().default_swapper()
+        return self.default_swapper(self.current_device())
 
     def make_room(self) -> int:
         """Free what may be asked for at once where torch's own allocator is short of memory.
@@ -114,12 +147,6 @@ class Runtime:
         """
         swappers = [each for each in tuple(self.active) if each.device.sets_aside]
         return sum(each.rescue_bytes(max(1, each.device.largest_bytes)) for each in swappers)
-
-    def note(self, kind: str, swapper: Swapper, group: StorageGroup, operator: int) -> None:
-        """Remember a planned move, if somebody wants a trace."""
-        if self.trace is not None:
-            site = swapper.site(group)
-            self.trace.append(Move(kind, site, group.operator, operator, group.nbytes))
 
 
 def _open_backend(name: torch.device) -> Backend:

@@ -128,6 +128,6 @@ def innermost_choice() -> Choice | None:
 def resting_choice(swapper: Swapper) -> Choice:
     """Return what becomes of what is saved now and not swapped: a budget may still move it."""
     scope = innermost_choice()
-    if swapper not in swapper.runtime.active or (scope and scope.action is Action.KEEP):
+    if swapper not in get_runtime().active or (scope and scope.action is Action.KEEP):
         return Choice(Action.KEEP)
     return Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)

@@ -55,7 +55,7 @@ class Repetition:
         """Take the terms; `module` is the region's own, if it is one's."""
         self._terms = terms
         self._swapper = swapper
-        self._tracker = swapper.runtime.tracker
+        self._tracker = swapper.shared.tracker
         self._module = module
         self._sharded: set[int] | None = None
 

@@ -152,7 +152,7 @@ class Region:
 
     @untraced_itself
     def _run_again(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        with self._swapper.runtime.lock:  # backward may run on several threads
+        with self._swapper.shared.lock:  # backward may run on several threads
             self._swapper.regions_run += 1
         whole = tensors if self._slices is None else self._slices.gather(tensors)
         function, args, kwargs = self._template.rebuild(whole)

@@ -71,7 +71,7 @@ class Watcher:
         digests: Digests | None,
     ) -> None:
         self._swapper = swapper
-        self._name = "" if module is None else swapper.runtime.tracker.name_of(module)
+        self._name = "" if module is None else swapper.shared.tracker.name_of(module)
         self._keeping = keeping
         self._digests = digests
 
@@ -114,7 +114,7 @@ class Watcher:
     @untraced
     def _named(self) -> Iterator[None]:
         """Let the tracker know which module runs."""
-        tracker = self._swapper.runtime.tracker
+        tracker = self._swapper.shared.tracker
         tracker.start()
         is_entered = bool(self._name) and not tracker.name(tracker.current())
         if is_entered:
@@ -174,7 +174,7 @@ def make_watcher(
     if not terms.is_full or repetition is not None:
         keeping = _make_keeping(terms, swapper, repetition)
     if terms.check_values:
-        digests = Digests(swapper.runtime.tracker)
+        digests = Digests(swapper.shared.tracker)
     if keeping is None and digests is None:
         return None
     return Watcher(swapper, module, keeping, digests)
@@ -186,7 +186,7 @@ def _make_keeping(terms: Recompute, swapper: Swapper, repetition: Repetition | N
         save=swapper.packer(resting_choice(swapper)),
         offload=swapper.packer(Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes)),
         unpack=swapper.unpack,
-        handle_type=swapper.runtime.shim.saved_tensor,  # type: ignore[arg-type]
+        handle_type=swapper.shared.shim.saved_tensor,  # type: ignore[arg-type]
         preserves_random_state=terms.preserve_rng_state,
     )
     return _Keeping(Log(keeper), Selection(terms), repetition)

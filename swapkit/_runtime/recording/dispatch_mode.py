@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -13,11 +12,10 @@ from swapkit._runtime.torch_compat.dispatch_modes import SeeingMode
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.recording.recorder import Recorder
+    from collections.abc import Callable
 
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
+    from swapkit._runtime.operators.names import Operator
+
 _DISPATCH = "__torch_dispatch__"
 _no_dispatch = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 
@@ -31,58 +29,26 @@ def _are_plain(types: tuple[type, ...]) -> bool:
     )
 
 
-class _Left(threading.local):
-    """Modes that are on this thread's stack and have been left elsewhere."""
+class Runs(Protocol):
+    """A recorder, as the mode sees it. On every thread that is recorded."""
 
-    def __init__(self) -> None:
-        self.modes: list[RecordingMode] = []
+    is_paused: bool
 
+    def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator and note what it did; return what it returned."""
 
-_left = _Left()
-
-
-def drop_left() -> None:
-    """Take those modes off this thread's stack that were left where they could not be taken off."""
-    for mode in list(_left.modes):
-        if mode.drop():
-            _left.modes.remove(mode)
+    def repeat(
+        self, function: Operator, given: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
+    ) -> None:
+        """Run an operator again that a region of the user's needs, and note what it did."""
 
 
-def recording_here() -> Recorder | None:
-    """Return the recorder that sees this thread's operators now, if there is one."""
-    at = torch._C._get_dispatch_stack_at  # noqa: SLF001
-    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-    modes = [mode for index in range(count) if isinstance(mode := at(index), RecordingMode)]
-    for mode in reversed(modes):
-        recorder = mode.recorder
-        if recorder is not None and not recorder.is_paused:
-            return recorder
-    return None
+class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
+    """Sees operators for a recorder, on the thread that enters it and those of its backward."""
 
-
-def can_stay() -> bool:
-    """Return whether a mode that begins here stays until the session's step ends.
-
-    A mode of somebody's may end before it. And a step that ends in a backward pass begins the next
-    one there: the engine puts the modes back as they were.
-    """
-    drop_left()
-    return torch._C._len_torch_dispatch_stack() == 0 and _graph_task() == _NO_TASK  # noqa: SLF001
-
-
-class RecordingMode(SeeingMode):
-    """Sees operators for a recorder, on the thread that enters it and autograd's that work for it.
-
-    Where it is left in the middle of a backward pass (a step ends there by optimizers in hooks),
-    or on another thread, it goes inert: at the end of the pass the engine puts the stack of modes
-    back as it was at its beginning. The thread that entered takes it off later (`drop_left`).
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder: Recorder | None = recorder
-        self._task = _graph_task()
-        self._left = _left.modes  # of this thread
+    def __init__(self, recorder: Runs) -> None:
+        super().__init__()
+        self._recorder: Runs | None = recorder
 
     @untraced
     def __torch_dispatch__(
@@ -102,21 +68,24 @@ class RecordingMode(SeeingMode):
         return recorder.run(func, args, kwargs or {})
 
     @property
-    def recorder(self) -> Recorder | None:
-        """Whom it tells; None: it has been left."""
-        return self._recorder
+    def sees(self) -> bool:
+        """Whether it has not been left, and its recorder does not pause."""
+        return self._recorder is not None and not self._recorder.is_paused
+
+    def repeat(
+        self,
+        function: Operator,
+        operands: list[torch.Tensor],
+        run: Callable[[], list[torch.Tensor]],
+    ) -> None:
+        """Note an operator of a region that `run` runs again, as a part of the step."""
+        recorder = self._recorder
+        if recorder is None:  # another thread has left meanwhile
+            run()
+        else:
+            recorder.repeat(function, operands, run)
 
     def leave(self) -> None:
         """See no more, and leave this thread's stack of modes, whoever was entered inside."""
         self._recorder = None
-        if self._left is _left.modes and _graph_task() == self._task:
-            super().leave()  # without effect while it runs
-        else:
-            self._left.append(self)
-
-    def drop(self) -> bool:
-        """Leave the stack for good, on the thread that entered, if that is possible now."""
-        if _graph_task() != self._task:
-            return False
         super().leave()
-        return True

@@ -11,7 +11,7 @@ from swapkit.ir.traces import EventKind, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swapkit._runtime.recording.recorder import Row
+    from swapkit._runtime.recording.notes import Row
     from swapkit._runtime.recording.saved_events import SavedEvent
 
 

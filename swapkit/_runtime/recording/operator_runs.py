@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.recording.recorder import Recorder
+    from swapkit._runtime.recording.notes import Notes
 
 
 class _Form:
@@ -42,7 +42,7 @@ _Result = TypeVar("_Result")
 
 
 def run_timed(
-    recorder: Recorder,
+    notes: Notes,
     call: tuple[Operator, tuple[Any, ...], dict[str, Any]],
     run: Callable[[], _Result],
     *,
@@ -51,34 +51,34 @@ def run_timed(
     """Run an operator; return its result, and what stands for its time and for its workspace.
 
     Args:
-        recorder: whose timer takes the time of the run that succeeds.
+        notes: whose timer takes the time of the run that succeeds.
         call: the operator and its arguments, as the timer knows them.
         run: runs it.
         is_same: a repetition has the same effect, but for random numbers.
     """
-    workspaces, workspace = recorder.workspaces, NO_WORKSPACE
+    workspaces, workspace = notes.workspaces, NO_WORKSPACE
     if workspaces.is_on:
         workspaces.begin()
-    recorder.running += 1
+    notes.running += 1
     try:
-        result, taken = _run_until_it_fits(recorder, call, run, is_same=is_same)
+        result, taken = _run_until_it_fits(notes, call, run, is_same=is_same)
     finally:
-        recorder.running -= 1
+        notes.running -= 1
         if workspaces.is_on:
             workspace = workspaces.end()
     return result, taken, workspace
 
 
 def _run_until_it_fits(
-    recorder: Recorder,
+    notes: Notes,
     call: tuple[Operator, tuple[Any, ...], dict[str, Any]],
     run: Callable[[], _Result],
     *,
     is_same: bool,
 ) -> tuple[_Result, Any]:
     """Run it once more where what the recorder can free makes room for it."""
-    function, timer = call[0], recorder.timer
-    make_room = recorder.setting.make_room if is_same and not may_be_random(function) else None
+    function, timer = call[0], notes.timer
+    make_room = notes.setting.make_room if is_same and not may_be_random(function) else None
     while True:
         timer.expect(function)
         begun = timer.begin()

@@ -13,7 +13,7 @@ from swapkit.ir.traces import Kind, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit._runtime.recording.recorder import Recorder
+    from swapkit._runtime.recording.notes import Notes
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
@@ -25,11 +25,11 @@ class Optimizers:
     Those of other threads are left alone: their gradients are replaced without any lock.
     """
 
-    def __init__(self, recorder: Recorder, known: tuple[torch.optim.Optimizer, ...]) -> None:
+    def __init__(self, notes: Notes, known: tuple[torch.optim.Optimizer, ...]) -> None:
         """Know some optimizers; others are met when they step."""
-        self._recorder: Recorder | None = recorder
-        self._lock = recorder.lock
-        self._storages = recorder.storages
+        self._notes: Notes | None = notes
+        self._lock = notes.lock
+        self._storages = notes.storages
         self._known: list[torch.optim.Optimizer] = list(known)
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
         self._tasks: list[int] = []  # of the steps under way: the backward pass that each is in
@@ -47,7 +47,7 @@ class Optimizers:
         global_hooks.steps.remove(self)
         with self._lock:
             self.look()
-        self._recorder = None  # which has this
+        self._notes = None  # which has this
 
     def add_state(self, tensor: torch.Tensor) -> None:
         """Note a parameter or buffer."""
@@ -91,7 +91,7 @@ class Optimizers:
                 self._storages.state(tensor, Kind.OPTIMIZER_STATE)
 
     def _is_here(self) -> bool:
-        recorder = self._recorder  # once: another thread may stop this
+        recorder = self._notes  # once: another thread may stop this
         return recorder is not None and recorder.is_here()
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,38 +17,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
 from swapkit._runtime.recording.dispatch_mode import RecordingMode
+from swapkit._runtime.recording.notes import NO_TASK, Notes, Row, Setting
 from swapkit._runtime.recording.operator_runs import form_of, run_timed
 from swapkit._runtime.recording.optimizer_steps import Optimizers
 from swapkit._runtime.recording.saved_events import Savings
-from swapkit._runtime.recording.tables.clocks import (
-    NO_WORKSPACE,
-    HostTimer,
-    ModelTimer,
-    StreamTimer,
-    Workspaces,
-)
-from swapkit._runtime.recording.tables.kept_bytes import Bytes
-from swapkit._runtime.recording.tables.module_calls import Calls
-from swapkit._runtime.recording.tables.references import Holds
-from swapkit._runtime.recording.tables.storages import Storages, tensors_in
+from swapkit._runtime.recording.tables.clocks import NO_WORKSPACE
+from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.saved.hooks import is_in_region
 from swapkit._runtime.torch_compat.isolation import untraced
-from swapkit.ir.traces import BEFORE, Kind, Phase
+from swapkit.ir.traces import BEFORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.recording.tables.clocks import Timer
     from swapkit._runtime.recording.tables.kept_bytes import Read
-    from swapkit._runtime.recording.tables.roofline import Hardware
-    from swapkit._runtime.saved.device import DevicePool
     from swapkit.ir.traces import Trace
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-NO_TASK = -1
 UPDATE = "swapkit.update_statistics"  # the name of what an operator changes besides its results
 EMPTIED = "swapkit.take_memory"  # the name of what FSDP has done when backward begins
 # The name of what a region runs again in forward, where an operand is about to change: what plans
@@ -58,43 +43,7 @@ EMPTIED = "swapkit.take_memory"  # the name of what FSDP has done when backward 
 AGAIN = "swapkit.run_again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What is recorded, and on what.
-
-    `hardware`: what tensors without memory stand for; None: operators run, and are timed.
-    `pool`: below torch on the device; None: not ours. `root`: the model, if it is known.
-    `stands_for`: the kind of device that tensors without memory stand for. `make_room`: frees
-    memory of the device that the allocator cannot have: recorded storages are known to Python.
-    """
-
-    device: torch.device
-    tracker: ModuleTracker
-    pool: DevicePool | None = None
-    hardware: Hardware | None = None
-    root: torch.nn.Module | None = None
-    optimizers: tuple[torch.optim.Optimizer, ...] = ()
-    stands_for: str = ""
-    make_room: Callable[[], int] | None = None
-
-
-class Row(NamedTuple):
-    """One operator as it was noted. What stands for its time, its timer knows."""
-
-    name: str
-    taken: Any
-    phase: Phase
-    is_inside: bool  # of a module
-    root_calls: int
-    tag: int
-    occurrence: int
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    workspace: int
-    is_repeatable: bool
-
-
-class Recorder:
+class Recorder(Notes):
     """Records what one thread does between `start` and `stop`, and autograd's threads for it.
 
     Torch tells every thread's modules and optimizers to the same hooks: what is not of a recorded
@@ -103,27 +52,12 @@ class Recorder:
 
     def __init__(self, setting: Setting) -> None:
         """Prepare; nothing is seen yet."""
-        self.setting = setting
-        self.lock = threading.RLock()  # a finalizer of the user may run operators in between
-        self.rows: list[Row] = []
-        self.running = 0
+        super().__init__(setting)
         self._task = NO_TASK  # the latest backward pass
-        self.is_paused = False
-        self.storages = Storages(setting.device, setting.pool, self._next_operator)
-        self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
         self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
-        self.holds = Holds(self.storages.lives)
-        has_bytes = setting.hardware is None and setting.device.type != "meta"
-        self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
-        self.workspaces = Workspaces(setting.pool)
         # Tells what operators wait for; only ours does.
         self._pool = setting.pool if isinstance(setting.pool, Pool) else None
-        self.timer: Timer = HostTimer()
-        if setting.hardware is not None:
-            self.timer = ModelTimer(setting.hardware)
-        elif setting.device.type not in {"cpu", "meta"}:
-            self.timer = StreamTimer(setting.device)
         self._mode = RecordingMode(self)
         self._seconds: list[float] = []
         self._looks_before = Evidence.count
@@ -135,11 +69,6 @@ class Recorder:
         at = torch._C._get_dispatch_stack_at  # noqa: SLF001
         count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
         return any(at(index) is self._mode for index in range(count))
-
-    @property
-    def operator_count(self) -> int:
-        """How many operators were seen so far."""
-        return len(self.rows)
 
     @property
     def has_looked(self) -> bool:
@@ -212,6 +141,7 @@ class Recorder:
             base_bytes = max(0, self.in_use_bytes - sum(there))
         return build_trace(
             self,
+            self.savings.events,
             self._seconds,
             step_seconds=step_seconds,
             reserved_ratio=reserved_ratio,
@@ -362,27 +292,6 @@ class Recorder:
             if number is not None:
                 numbers[number] = None
         return tuple(numbers)
-
-    def meet_unseen(self, tensor: torch.Tensor) -> int | None:
-        """Number a storage that no operator was seen to make. The lock is held."""
-        if isinstance(tensor, torch.nn.Parameter):
-            return self.storages.number(tensor, BEFORE, Kind.STATE)
-        if tensor.grad_fn is not None or _graph_task() != NO_TASK:
-            return self.storages.number(tensor, len(self.rows))  # by something that was not seen
-        return self.storages.number(tensor, BEFORE, Kind.INPUT)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Note no operators for a while."""
-        self.is_paused = True
-        try:
-            yield
-        finally:
-            self.is_paused = False
-
-    def _next_operator(self) -> int:
-        """Return the first operator that runs without what goes now."""
-        return len(self.rows) + (self.running > 0)
 
     def _meet(self, module: torch.nn.Module) -> None:
         """Number the state of a module that is seen for the first time."""

@@ -1,7 +1,7 @@
 """What autograd saves and uses while a step is recorded.
 
 In a session its packer tells (`saved`, `used`), and says by the group of what it packed whether
-that can be moved. Outside of one the recorder has a pair of hooks of its own, which move nothing.
+that can be moved. Outside of one the notes has a pair of hooks of its own, which move nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swapkit.errors import SavedTensorModified
 from swapkit.ir.traces import EventKind, Kind
 
 if TYPE_CHECKING:
-    from swapkit._runtime.recording.recorder import Recorder
+    from swapkit._runtime.recording.notes import Notes
     from swapkit._runtime.shim.placement import Choice
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -39,76 +39,76 @@ class SavedEvent(NamedTuple):
 class Savings:
     """The events of a recorded step, and which storages can be moved."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, notes: Notes) -> None:
         """Know of nothing saved."""
         self.events: list[SavedEvent] = []
-        self._recorder: Recorder | None = recorder
+        self._notes: Notes | None = notes
         self._saves: dict[int, int] = {}  # by what stands for a saved tensor: its event
         self._used: list[int] = []  # storages that no operator has read since
 
     @untraced
     def saved(self, tensor: torch.Tensor, packed: object) -> None:
         """Note that autograd saved a tensor; `packed` stands for it from now on."""
-        recorder = self._recorder  # once: another thread may stop this
-        if recorder is None:
+        notes = self._notes  # once: another thread may stop this
+        if notes is None:
             return
         group = getattr(packed, "group", None)
         site = None
         if group is not None and group.choice.action is Action.AUTO:
-            site = recorder.setting.tracker.name(group.tag), group.index
-        self._note_saved(recorder, tensor, packed, site)
+            site = notes.setting.tracker.name(group.tag), group.index
+        self._note_saved(notes, tensor, packed, site)
 
     def note_saved(
         self, tensor: torch.Tensor, packed: object, site: tuple[str, int] | None
     ) -> None:
         """As `saved`; with where it was saved, if that can be moved."""
-        recorder = self._recorder
-        if recorder is not None:
-            self._note_saved(recorder, tensor, packed, site)
+        notes = self._notes
+        if notes is not None:
+            self._note_saved(notes, tensor, packed, site)
 
     def _note_saved(
         self,
-        recorder: Recorder,
+        notes: Notes,
         tensor: torch.Tensor,
         packed: object,
         site: tuple[str, int] | None,
     ) -> None:
-        with recorder.lock:
-            number = recorder.storages.known(tensor)
+        with notes.lock:
+            number = notes.storages.known(tensor)
             if number is None:
-                number = recorder.meet_unseen(tensor)
+                number = notes.meet_unseen(tensor)
             is_planned = number is not None and site is not None and not _is_cast_weight(tensor)
             if is_planned:
                 assert number is not None
                 assert site is not None
-                is_planned = _mark(recorder, number, tensor, site)
+                is_planned = _mark(notes, number, tensor, site)
             if is_planned:
                 assert number is not None
-                recorder.holds.add(number, packed, _graph_task())
+                notes.holds.add(number, packed, _graph_task())
             self._saves[id(packed)] = len(self.events)
-            self._add(recorder, EventKind.SAVE, number if is_planned else None, -1)
+            self._add(notes, EventKind.SAVE, number if is_planned else None, -1)
         if number is not None:
-            recorder.bytes.saved(number, tensor)
+            notes.bytes.saved(number, tensor)
 
     @untraced
     def used(self, packed: object, tensor: torch.Tensor) -> None:
         """Note that autograd was given a saved tensor."""
-        recorder = self._recorder  # once: another thread may stop this
-        if recorder is None:
+        notes = self._notes  # once: another thread may stop this
+        if notes is None:
             return
-        with recorder.lock:
+        with notes.lock:
             save = self._saves.get(id(packed), -1)
             number = self.events[save].number if save >= 0 else None
             if number is not None:
-                recorder.storages.move(number, tensor)
+                notes.storages.move(number, tensor)
                 self._used.append(number)
-            self._add(recorder, EventKind.USE, number, save)
+            self._add(notes, EventKind.USE, number, save)
         if number is not None:
-            recorder.bytes.used(number, tensor)
+            notes.bytes.used(number, tensor)
 
     def stop(self) -> None:
         """Note no more: graphs may outlive the step."""
-        self._recorder = None  # which has this
+        self._notes = None  # which has this
 
     def take_used(self, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the storages that were used before this operator and are not read by it."""
@@ -117,17 +117,17 @@ class Savings:
         used, self._used = self._used, []
         return tuple(number for number in dict.fromkeys(used) if number not in reads)
 
-    def _add(self, recorder: Recorder, kind: EventKind, number: int | None, save: int) -> None:
-        calls = recorder.calls.root_calls
-        self.events.append(SavedEvent(kind, number, recorder.operator_count, calls, save))
+    def _add(self, notes: Notes, kind: EventKind, number: int | None, save: int) -> None:
+        calls = notes.calls.root_calls
+        self.events.append(SavedEvent(kind, number, notes.operator_count, calls, save))
 
 
-def _mark(recorder: Recorder, number: int, tensor: torch.Tensor, site: tuple[str, int]) -> bool:
+def _mark(notes: Notes, number: int, tensor: torch.Tensor, site: tuple[str, int]) -> bool:
     """Note that a storage can be moved, unless it is none that a plan moves."""
-    life = recorder.storages.lives[number]
+    life = notes.storages.lives[number]
     if life.kind in {Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE}:
         return False
-    if not recorder.storages.owns(tensor):
+    if not notes.storages.owns(tensor):
         return False
     if not life.is_saved:
         life.is_saved = True
@@ -140,8 +140,8 @@ class _Kept:
 
     __slots__ = ("__weakref__", "_savings", "alias", "version")
 
-    def __init__(self, tensor: torch.Tensor, recorder: Recorder) -> None:
-        self._savings = recorder.savings
+    def __init__(self, tensor: torch.Tensor, notes: Notes, savings: Savings) -> None:
+        self._savings = savings
         # Not the tensor itself: an output would keep the graph that keeps this. But a leaf, whose
         # data may be replaced.
         if tensor.is_leaf and tensor.requires_grad:
@@ -152,7 +152,7 @@ class _Kept:
             with hidden(), counted:
                 self.alias = tensor.detach()
         else:  # made of others, or fake: who makes it has to see it
-            with recorder.paused():
+            with notes.paused():
                 self.alias = tensor.detach()
         self.version = _version_of(tensor)
 
@@ -178,15 +178,16 @@ class Watcher:
     rests = False  # backward passes do not go without it
     is_inert = False
 
-    def __init__(self, recorder: Recorder, min_bytes: int) -> None:
+    def __init__(self, notes: Notes, savings: Savings, min_bytes: int) -> None:
         """Let storages of fewer than `min_bytes` be none that a plan moves."""
-        self._recorder = recorder
+        self._notes = notes
+        self._savings = savings
         self._min_bytes = min_bytes
         self._sites: dict[tuple[int, int], tuple[str, int]] = {}  # by storage and version
 
     def stop(self) -> None:
         """Only give back what was saved, from now on."""
-        del self._recorder
+        del self._notes, self._savings
 
     @property
     def mover(self) -> Watcher:
@@ -214,24 +215,24 @@ class Watcher:
     @untraced
     def pack(self, tensor: torch.Tensor) -> _Kept:
         """Return what the graph keeps of a tensor."""
-        packed = _Kept(tensor, self._recorder)
-        self._recorder.savings.note_saved(tensor, packed, self._site(tensor))
+        packed = _Kept(tensor, self._notes, self._savings)
+        self._savings.note_saved(tensor, packed, self._site(tensor))
         return packed
 
     def _site(self, tensor: torch.Tensor) -> tuple[str, int] | None:
         """Return where a storage was first saved at its version; None: it would not be moved."""
         if not _may_move(tensor) or tensor.untyped_storage().nbytes() < self._min_bytes:
             return None
-        recorder = self._recorder
-        with recorder.lock:
-            number = recorder.storages.known(tensor)
+        notes = self._notes
+        with notes.lock:
+            number = notes.storages.known(tensor)
             if number is None:
-                number = recorder.meet_unseen(tensor)
-            if number is None or recorder.storages.lives[number].kind is Kind.STATE:
+                number = notes.meet_unseen(tensor)
+            if number is None or notes.storages.lives[number].kind is Kind.STATE:
                 return None
             key = number, _version_of(tensor)
             if key not in self._sites:
-                self._sites[key] = recorder.calls.site()
+                self._sites[key] = notes.calls.site()
             return self._sites[key]
 
 

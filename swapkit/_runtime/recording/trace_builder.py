@@ -13,7 +13,7 @@ from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Tra
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit._runtime.recording.recorder import Recorder, Row
+    from swapkit._runtime.recording.notes import Notes, Row
     from swapkit._runtime.recording.saved_events import SavedEvent
     from swapkit._runtime.recording.tables.storages import Life
 
@@ -21,7 +21,8 @@ _OPTIMIZERS = (Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 
 
 def build_trace(
-    recorder: Recorder,
+    notes: Notes,
+    saved: Sequence[SavedEvent],
     seconds: Sequence[float],
     *,
     step_seconds: float,
@@ -33,12 +34,12 @@ def build_trace(
     Other threads may still add to what it saw. The trace ends with the operators that have a time;
     lives are read last, so that all are there of which operators and events tell.
     """
-    rows = recorder.rows[: len(seconds)]
-    events = [each for each in tuple(recorder.savings.events) if each.operator <= len(rows)]
-    lives = tuple(recorder.storages.lives)
+    rows = notes.rows[: len(seconds)]
+    events = [each for each in tuple(saved) if each.operator <= len(rows)]
+    lives = tuple(notes.storages.lives)
     phases = _phases(rows, lives)
     microbatches = number_microbatches(rows, phases, events)
-    tracker, setting = recorder.setting.tracker, recorder.setting
+    tracker, setting = notes.setting.tracker, notes.setting
     for life in lives:
         if _is_held(life):
             life.is_saved = False
@@ -53,8 +54,8 @@ def build_trace(
             occurrence=row.occurrence,
             reads=_there(row.reads, storages, index),
             writes=_there(row.writes, storages, index),
-            workspace_bytes=recorder.workspaces.bytes_of(row.workspace),
-            is_repeatable=row.is_repeatable and index not in recorder.bytes.changed,
+            workspace_bytes=notes.workspaces.bytes_of(row.workspace),
+            is_repeatable=row.is_repeatable and index not in notes.bytes.changed,
         )
         for index, row in enumerate(rows)
     )

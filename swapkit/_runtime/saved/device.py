@@ -1,23 +1,20 @@
-"""A device: its backend, what stands below torch there, and who moves what it holds."""
+"""A device: its backend, and what stands below torch there."""
 
 from __future__ import annotations
 
-import contextlib
-import weakref
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from swapkit._native.sched import Scheduler
-from swapkit._runtime.saved.swapper import Swapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from swapkit._native.backend import Backend
     from swapkit._native.pool import BlockInfo, RingKind
-    from swapkit._runtime.process.runtime import Runtime
+    from swapkit._runtime.saved.shared import Shared
 
 CPU = torch.device("cpu")
 LOCKED_SHARE = 0.75  # of the machine's memory, or of the control group's
@@ -74,9 +71,9 @@ class DevicePool(Protocol):
 class Device:
     """One device of this process."""
 
-    def __init__(self, runtime: Runtime, name: torch.device, backend: Backend) -> None:
+    def __init__(self, shared: Shared, name: torch.device, backend: Backend) -> None:
         """Begin without a pool."""
-        self.runtime = runtime
+        self.shared = shared
         self.name = name
         self.type = TYPES[name.type]
         self.index = NO_INDEX if name.type == "cpu" else name.index
@@ -85,45 +82,8 @@ class Device:
         # Whether storages that were copied ahead are left to who can take them without Python.
         self.sets_aside = False
         self.largest_bytes = 0  # of the storages that were saved
-        # Of all sessions, ended ones too: their graphs may still hold what can be moved.
-        self.swappers: weakref.WeakSet[Swapper] = weakref.WeakSet()
-        self._link = backend  # over which schedulers copy
-        self._pool: DevicePool | None = None
-        self._default: Swapper | None = None
-
-    @property
-    def pool(self) -> DevicePool | None:
-        """The pool, once it is installed."""
-        return self._pool
-
-    def attach_pool(self, pool: DevicePool) -> None:
-        """Note the pool; copies are noted in its ring from now on."""
-        with self.runtime.lock:
-            self._pool = pool
-            for swapper in self.swappers:
-                swapper.mover.pool_address = pool.address
-
-    def default_swapper(self) -> Swapper:
-        """Return the swapper of scopes outside any session."""
-        with self.runtime.lock:
-            if self._default is None:
-                self._default = self.new_swapper(self.new_scheduler())
-            return self._default
-
-    @property
-    def link(self) -> Backend:
-        """Over which backend's streams schedulers that are made now copy."""
-        return self._link
-
-    @contextlib.contextmanager
-    def linked(self, link: Backend) -> Iterator[None]:
-        """Let schedulers that are made meanwhile copy over another backend's streams."""
-        usual = self._link, self._default
-        self._link, self._default = link, None
-        try:
-            yield
-        finally:
-            self._link, self._default = usual
+        self.link = backend  # over whose streams schedulers that are made now copy
+        self.pool: DevicePool | None = None  # once it is installed
 
     def new_scheduler(
         self,
@@ -138,27 +98,20 @@ class Device:
         A device's host copies are locked: without a limit they get a share of the machine's memory.
         """
         if host_limit_bytes is None and self.name != CPU:
-            whole_bytes = self.runtime.cpu.backend.memory_info().total_bytes
+            whole_bytes = self.shared.host_bytes()
             host_limit_bytes = int(whole_bytes * LOCKED_SHARE)
         return Scheduler(
-            self._link,
-            drop_owner=self.runtime.shim.drop_address,
+            self.link,
+            drop_owner=self.shared.shim.drop_address,
             host_limit_bytes=host_limit_bytes,
             disk=disk,
             disk_limit_bytes=disk_limit_bytes,
             copies_in_flight=copies_in_flight,
         )
 
-    def new_swapper(self, scheduler: Scheduler, *, limit_bytes: int = 0) -> Swapper:
-        """Return a swapper that takes part in every rescue."""
-        swapper = Swapper(self, scheduler, limit_bytes=limit_bytes)
-        with self.runtime.lock:
-            self.swappers.add(swapper)
-        return swapper
-
     def current_stream(self) -> int:
         """Return the address of this thread's stream; 0: the default one, or the host's order."""
-        return self.runtime.shim.current_stream(self.type, self.index)
+        return self.shared.shim.current_stream(self.type, self.index)
 
     def in_use_bytes(self) -> int:
         """Return the pool's bytes in use; 0 without a pool."""
@@ -172,4 +125,4 @@ class Device:
         """Note the size of a storage: requests may be as large."""
         if self.sets_aside and nbytes > self.largest_bytes:
             self.largest_bytes = nbytes
-            self.runtime.shim.native_expect(self.index, nbytes)
+            self.shared.shim.native_expect(self.index, nbytes)

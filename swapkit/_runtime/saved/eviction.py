@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.operators.checksums import Digest, Digests
-from swapkit._runtime.saved.existing_graphs import adopt_graphs
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
 
 if TYPE_CHECKING:
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.types import StorageGroup
+    from collections.abc import Callable
+
+    from swapkit._native.sched import Scheduler
+    from swapkit._runtime.saved.device import Device
+    from swapkit._runtime.shim.types import Mover, StorageGroup
 
 # Write-behind begins when this share of the budget is in use, and keeps this many copies queued.
 WATERMARK = 0.7
@@ -43,13 +45,33 @@ FIT = 1.25
 class Rescue:
     """The policy of a swapper under a budget. The swapper's lock is held, or taken by `free`."""
 
-    def __init__(self, swapper: Swapper, *, limit_bytes: int) -> None:
-        self._swapper = swapper
-        self._device = swapper.device
-        self._mover = swapper.mover
-        self._scheduler = swapper.scheduler
+    def __init__(
+        self,
+        mover: Mover,
+        scheduler: Scheduler,
+        device: Device,
+        *,
+        limit_bytes: int,
+        adopt: Callable[[int], int],
+        stand_by: Callable[[bool], None],
+    ) -> None:
+        """Begin with nothing saved.
+
+        Args:
+            mover: of the swapper.
+            scheduler: which copies for it.
+            device: whose memory is short.
+            limit_bytes: of the budget; 0: there is none.
+            adopt: takes in graphs, of saved tensors of at least so many bytes; returns how many.
+            stand_by: lets the session's hooks capture what is saved, or not any more.
+        """
+        self._mover = mover
+        self._scheduler = scheduler
+        self._device = device
         self._limit_bytes = limit_bytes
-        self._mover.sets_aside = is_aside = swapper.device.sets_aside
+        self._adopt = adopt
+        self._stand_by = stand_by
+        self._mover.sets_aside = is_aside = device.sets_aside
         if limit_bytes:
             share = WATERMARK_ASIDE if is_aside else WATERMARK
             self._mover.watermark_bytes = int(limit_bytes * share)
@@ -71,7 +93,7 @@ class Rescue:
 
     def _count_elsewhere(self) -> int:
         device = self._device
-        return device.runtime.shim.native_rescues(device.index)[0] if device.sets_aside else 0
+        return device.shared.shim.native_rescues(device.index)[0] if device.sets_aside else 0
 
     # ---- write-behind ---------------------------------------------------------------------------
 
@@ -112,8 +134,8 @@ class Rescue:
 
         What was captured can be dropped as before.
         """
-        if self._may_stand_by and self._swapper.events is not None:
-            self._swapper.events.stand_by(is_on)
+        if self._may_stand_by:
+            self._stand_by(is_on)
 
     def _forget_captured(self) -> int:
         """Let go of what only recipes keep that nobody needs; return the bytes that were freed."""
@@ -184,7 +206,7 @@ class Rescue:
     def _take_aside(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
         if not self._device.sets_aside:
             return 0
-        return self._device.runtime.shim.native_take(self._device.index, needed_bytes)
+        return self._device.shared.shim.native_take(self._device.index, needed_bytes)
 
     def _evict(self, group: StorageGroup) -> int:
         """Drop a clean group's storage; return the bytes that this frees."""
@@ -243,7 +265,7 @@ class Rescue:
         if not self._limit_bytes:
             return 0
         known = set(self._mover.resident)
-        if adopt_graphs(self._swapper) == 0:
+        if self._adopt(self.min_bytes) == 0:
             return 0
         groups = [group for group in self._mover.resident if group not in known]
         return self._evict_resident(groups, needed_bytes)

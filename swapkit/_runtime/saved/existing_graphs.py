@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.lib import defer_interruption, note_failure
-from swapkit._runtime.shim.placement import Action, Choice
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
@@ -30,7 +29,7 @@ from swapkit.errors import SwapkitError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from swapkit._runtime.saved.swapper import Swapper
+    from swapkit._runtime.shim.library import Shim
     from swapkit._runtime.shim.types import MakeSavedTensor, SavedTensor
 
 PREFIX = "_raw_saved_"
@@ -46,8 +45,17 @@ class _Saved(Protocol):
         """Let hooks stand for the tensor from now on."""
 
 
-def adopt_graphs(swapper: Swapper) -> int:
+def adopt_graphs(
+    pack: Callable[[torch.Tensor], SavedTensor],
+    unpack: Callable[[SavedTensor], torch.Tensor],
+    shim: Shim,
+) -> int:
     """Give hooks to every saved tensor of every graph that Python holds and that has none.
+
+    Args:
+        pack: the hook that saves one,
+        unpack: and that gives it back.
+        shim: knows which tensors have memory.
 
     Returns:
         How many saved tensors got them. 0 while another thread runs or is in a backward pass:
@@ -55,15 +63,13 @@ def adopt_graphs(swapper: Swapper) -> int:
     """
     if not _is_alone():
         return 0
-    choice = Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
-    shim = swapper.runtime.shim
-    pack = _careful(swapper.packer(choice), shim.saved_tensor)
+    careful = _careful(pack, shim.saved_tensor)
     adopted = 0
     with hidden():
         for node in take_while(_is_alone, _walk(_roots())):
             for name in _saved_names(node.__class__):
                 for saved in _look(node, name, shim.has_plain_memory):
-                    adopted += _adopt(saved, pack, swapper.unpack)
+                    adopted += _adopt(saved, careful, unpack)
     return adopted
 
 

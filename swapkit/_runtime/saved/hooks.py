@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from swapkit._runtime.recording.dispatch_mode import drop_left
+from swapkit._runtime.torch_compat.dispatch_modes import drop_left
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 
 if TYPE_CHECKING:

@@ -33,6 +33,13 @@ _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
 
 
+class Entered(threading.local):
+    """The swappers of the sessions that were entered on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Swapper] = []
+
+
 class _Loan(NamedTuple):
     """What was lent to a call."""
 
@@ -59,9 +66,10 @@ class Lending:
 
     may_rest = True  # inside of the model's calls
 
-    def __init__(self, hooks: Hooks, model: torch.nn.Module) -> None:
+    def __init__(self, hooks: Hooks, model: torch.nn.Module, sessions: Entered) -> None:
         """Prepare; nothing is lent before `start`."""
         self._hooks = hooks
+        self._sessions = sessions
         self._find_model = find_weakly(model)
         self._lent = _Lent()
         self._lock = threading.Lock()  # of the next two; nothing is called that takes another
@@ -119,7 +127,7 @@ class Lending:
 
     @property
     def _entered(self) -> list[Swapper]:
-        return self._swapper.runtime.entered.stack  # this thread's
+        return self._sessions.stack  # this thread's
 
     def _is_wanted(self) -> bool:
         """Whether the call saves something, and no session is there to see it."""

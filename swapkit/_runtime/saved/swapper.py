@@ -16,15 +16,17 @@ import torch
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime.saved.eviction import Rescue
+from swapkit._runtime.saved.existing_graphs import adopt_graphs
+from swapkit._runtime.saved.shared import Move
+from swapkit._runtime.shim.placement import Action, Choice
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._native.sched import Scheduler
-    from swapkit._runtime.execution.following import Curve
+    from swapkit._runtime.saved.byte_curve import Curve
     from swapkit._runtime.saved.device import Device
-    from swapkit._runtime.shim.placement import Choice
     from swapkit._runtime.shim.types import Mover, Packer, SavedTensor, StorageGroup
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
@@ -39,32 +41,38 @@ class Swapper:
 
     def __init__(self, device: Device, scheduler: Scheduler, *, limit_bytes: int = 0) -> None:
         """Start empty. `limit_bytes` 0: no budget to keep to."""
-        runtime = device.runtime
-        self.runtime = runtime
+        self.shared = shared = device.shared
         self.device = device
         self.scheduler = scheduler
-        self._tracker = runtime.tracker
+        self._tracker = shared.tracker
         # Guards the groups of every swapper: bringing a storage back holds it while it allocates,
         # which may ask any session for a rescue. On the same thread that may even be this one: the
         # mover holds the storage at hand meanwhile.
-        self._lock = runtime.lock
-        self.mover = runtime.shim.mover(
+        self._lock = shared.lock
+        self.mover = shared.shim.mover(
             policy=self,
             scheduler=scheduler,
-            lock=runtime.lock,
-            tracker=runtime.tracker,
+            lock=shared.lock,
+            tracker=shared.tracker,
             device_type=device.type,
             device_index=device.index,
         )
         if device.pool is not None:
             self.mover.pool_address = device.pool.address
-        self.unpack = runtime.shim.unpack
+        self.unpack = shared.shim.unpack
         self.regions_run = 0  # again
         self.events: Packer | None = None  # the hooks of the session, whose calls are its events
         self._curve: Curve | None = None
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
         self.curve = None
-        self.rescue = Rescue(self, limit_bytes=limit_bytes)
+        self.rescue = Rescue(
+            self.mover,
+            scheduler,
+            device,
+            limit_bytes=limit_bytes,
+            adopt=self._adopt,
+            stand_by=self._stand_by,
+        )
 
     @property
     def curve(self) -> Curve | None:
@@ -98,13 +106,22 @@ class Swapper:
         with self._lock:
             self.mover.release_done(True)  # noqa: FBT003 - positional only
 
+    def _adopt(self, min_bytes: int) -> int:
+        """Take graphs in that were recorded without our hooks; return how many saved tensors."""
+        choice = Choice(Action.AUTO, min_bytes=min_bytes)
+        return adopt_graphs(self.packer(choice), self.unpack, self.shared.shim)
+
+    def _stand_by(self, is_on: bool) -> None:  # noqa: FBT001 - as the packer's
+        """Let the session's hooks capture what is saved from now on, or not any more."""
+        if self.events is not None:
+            self.events.stand_by(is_on)
+
     # ---- for the mover --------------------------------------------------------------------------
 
     @untraced
     def other_mover(self, device_type: int, index: int) -> Mover | None:
         """Return who moves the tensors of another device that a scope here saves, if anybody."""
-        other = self.runtime.other_swapper(device_type, index)
-        return None if other is None else other.mover
+        return self.shared.other_mover(device_type, index)
 
     @untraced
     def is_weight(self, tensor: torch.Tensor) -> bool:
@@ -133,7 +150,9 @@ class Swapper:
     @untraced
     def note_move(self, kind: str, group: StorageGroup, operator: int) -> None:
         """Note that a group's memory was released, or that it comes back, at an operator."""
-        self.runtime.note(kind, self, group, operator)
+        trace = self.shared.trace
+        if trace is not None:
+            trace.append(Move(kind, self.site(group), group.operator, operator, group.nbytes))
 
     @untraced
     def backward_begins(self, tag: int) -> None:

@@ -102,7 +102,9 @@ class Life:
             disk=config.disk,
             disk_limit_bytes=config.disk_limit_bytes,
         )
-        self.swapper = device.new_swapper(scheduler, limit_bytes=config.limit_bytes)
+        self.swapper = installation.runtime.new_swapper(
+            device, scheduler, limit_bytes=config.limit_bytes
+        )
         self.swapper.train(model, *optimizers)
         self.swapper.rescue.multiple = config.rescue_multiple
         self.swapper.rescue.min_bytes = config.min_swap_bytes

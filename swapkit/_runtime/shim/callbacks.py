@@ -9,8 +9,8 @@ import torch
 
 from swapkit._runtime.operators.random_states import RandomState
 from swapkit._runtime.operators.settings import Settings
-from swapkit._runtime.recording.dispatch_mode import recording_here
 from swapkit._runtime.shim.types import refuse_modified
+from swapkit._runtime.torch_compat.dispatch_modes import seeing_here
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
 
@@ -102,11 +102,11 @@ def _repeat(
     function: Operator, operands: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
 ) -> None:
     """Run an operator of a region again, as a part of the step if that is recorded here."""
-    recorder = recording_here()
-    if recorder is None:
+    mode = seeing_here()
+    if mode is None:
         run()
     else:
-        recorder.repeat(function, operands, run)
+        mode.repeat(function, operands, run)
 
 
 @untraced

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from swapkit._runtime.choosing.operators import MakeChoices, MakeChoosing
     from swapkit._runtime.operators.effects import Places
     from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.shim.choice_types import MakeChoices, MakeChoosing
     from swapkit._runtime.shim.placement import Choice
     from swapkit._runtime.shim.types import (
         Lock,

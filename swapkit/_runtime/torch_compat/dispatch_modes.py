@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from typing import TYPE_CHECKING, Any
+
+from torch._C import _current_graph_task_id as _graph_task
 from torch._C import _get_dispatch_stack_at, _len_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch._ops import HigherOrderOperator, OpOverload
+
+_NO_TASK = -1
 
 
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,8 +68,80 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flags.append(is_inside)
 
 
+class _Left(threading.local):
+    """Modes that are on this thread's stack and have been left elsewhere."""
+
+    def __init__(self) -> None:
+        self.modes: list[SeeingMode] = []
+
+
+_left = _Left()
+
+
 class SeeingMode(Mode):  # type: ignore[no-untyped-call]
-    """A mode of ours that has operators run as they are, and notes what they do."""
+    """A mode of ours that has operators run as they are, and notes what they do.
+
+    Where it is left in the middle of a backward pass (a step ends there by optimizers in hooks),
+    or on another thread, it goes inert: at the end of the pass the engine puts the stack of modes
+    back as it was at its beginning. The thread that entered takes it off later (`drop_left`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._task = _graph_task()
+        self._left = _left.modes  # of this thread
+
+    @property
+    def sees(self) -> bool:
+        """Whether it notes operators now."""
+        raise NotImplementedError
+
+    def repeat(
+        self,
+        function: OpOverload[..., Any] | HigherOrderOperator,
+        operands: list[torch.Tensor],
+        run: Callable[[], list[torch.Tensor]],
+    ) -> None:
+        """Note an operator of a region that `run` runs again."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """See no more, and leave this thread's stack of modes, whoever was entered inside."""
+        if self._left is _left.modes and _graph_task() == self._task:
+            super().leave()  # without effect while it runs
+        else:
+            self._left.append(self)
+
+    def drop(self) -> bool:
+        """Leave the stack for good, on the thread that entered, if that is possible now."""
+        if _graph_task() != self._task:
+            return False
+        super().leave()
+        return True
+
+
+def drop_left() -> None:
+    """Take those modes off this thread's stack that were left where they could not be taken off."""
+    for mode in list(_left.modes):
+        if mode.drop():
+            _left.modes.remove(mode)
+
+
+def can_stay() -> bool:
+    """Return whether a mode that begins here stays until the session's step ends.
+
+    A mode of somebody's may end before it. And a step that ends in a backward pass begins the next
+    one there: the engine puts the modes back as they were.
+    """
+    drop_left()
+    return _len_torch_dispatch_stack() == 0 and _graph_task() == _NO_TASK
+
+
+def seeing_here() -> SeeingMode | None:
+    """Return the innermost mode that notes this thread's operators now, if there is one."""
+    stack = [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
+    seeing = (mode for mode in reversed(stack) if isinstance(mode, SeeingMode) and mode.sees)
+    return next(seeing, None)
 
 
 class OwnMode(Mode):  # type: ignore[no-untyped-call]

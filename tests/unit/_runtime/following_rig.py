@@ -13,7 +13,9 @@ from torch import nn
 from swapkit._native.sched import Scheduler, State
 from swapkit._runtime.allocators.installation import require_installation
 from swapkit._runtime.execution.following import Following
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.hooks import Hooks
 from swapkit._runtime.shim.placement import Action as Wish
 from swapkit._runtime.shim.placement import Choice
@@ -95,9 +97,9 @@ class Course:
         self.installation = require_installation()
         device = self.installation.device
         scheduler = Scheduler(
-            backend or device.backend, drop_owner=device.runtime.shim.drop_address, **options
+            backend or device.backend, drop_owner=device.shared.shim.drop_address, **options
         )
-        self.swapper: Swapper = device.new_swapper(scheduler, limit_bytes=1 << 40)
+        self.swapper: Swapper = get_runtime().new_swapper(device, scheduler, limit_bytes=1 << 40)
         self._make_hooks()
         self.swapper.rescue._least_bytes = 0
         self.seed = 0
@@ -110,7 +112,7 @@ class Course:
     @contextmanager
     def running(self, limit_bytes: int = 1 << 40) -> Iterator[Course]:
         """Be a session."""
-        installation, runtime = self.installation, self.swapper.runtime
+        installation, runtime = self.installation, get_runtime()
         with ExitStack() as undo:
             session: Any = _Session(self, limit_bytes)
             installation.enter(session)

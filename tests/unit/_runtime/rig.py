@@ -37,9 +37,9 @@ def make_swapper(
     """Return a swapper over a backend; without a limit given, memory never fills up."""
     device = get_runtime().cpu
     scheduler = Scheduler(
-        backend or device.backend, drop_owner=device.runtime.shim.drop_address, **options
+        backend or device.backend, drop_owner=device.shared.shim.drop_address, **options
     )
-    return device.new_swapper(scheduler, limit_bytes=limit_bytes)
+    return get_runtime().new_swapper(device, scheduler, limit_bytes=limit_bytes)
 
 
 def in_use(installation: Installation) -> int:

@@ -93,8 +93,8 @@ Arrival used_by(std::uint64_t number) {
 
 // Whether somebody wants a trace of planned moves. -1: an exception is set.
 int is_traced(const Mover *mover) {
-    Ref<> runtime = attribute<"runtime">(mover->policy);
-    Ref<> trace = runtime ? attribute<"trace">(runtime.get()) : Ref<>();
+    Ref<> shared = attribute<"shared">(mover->policy);
+    Ref<> trace = shared ? attribute<"trace">(shared.get()) : Ref<>();
     return trace ? static_cast<int>(trace.get() != Py_None) : -1;
 }
 

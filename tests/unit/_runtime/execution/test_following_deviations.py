@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from swapkit._native.sched import State
-from swapkit._runtime.execution.following import Curve, Following, compile_plan
+from swapkit._runtime.execution.following import Following
+from swapkit._runtime.execution.plan_tables import compile_plan
+from swapkit._runtime.saved.byte_curve import Curve
 from swapkit._runtime.shim.types import NO_LIMIT
 from swapkit.ir.plans import Action, Decision, Plan
 from tests.support import MIB
@@ -311,7 +313,7 @@ def test_curve_when_a_module_is_reached_then_its_bytes_are_the_goal() -> None:
         trace = course.record()
         plan = Plan(decisions=everything(trace), budget_bytes=1)
         table = compile_plan(trace, plan, course.installation.tracker)
-        curve = Curve(course.swapper, table, 0)
+        curve = Curve(course.swapper.mover, table.curve, 0)
         goals = [curve._goal()]
         for name in ("blocks.1.norm", "blocks.0.norm", "blocks.2.act"):
             tag = course.installation.tracker.tag_named(name)

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from swapkit._runtime.control.course import describe
 from swapkit._runtime.execution.plan_fit import (
     HEAVIER,
-    bytes_before,
     check_fit,
-    describe,
     is_heavier,
     pace,
     sign,
@@ -115,7 +114,7 @@ def test_plan_when_described_then_what_moves_and_what_is_expected() -> None:
 
 
 def test_trace_when_its_step_began_then_base_and_what_was_there_were_in_use() -> None:
-    assert bytes_before(saved_in("0")) == 107
+    assert saved_in("0").bytes_before == 107
 
 
 def test_step_when_it_begins_with_more_than_a_share_of_the_limit_beyond_then_heavier() -> None:

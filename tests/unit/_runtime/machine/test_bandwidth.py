@@ -175,7 +175,7 @@ def test_users_state_when_measured_then_as_before(device: Device) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    scheduler = device.default_swapper().scheduler
+    scheduler = get_runtime().default_swapper(device).scheduler
     before = scheduler.stats()
     with swapkit.offload():
         measure_speeds(device, room_bytes=ROOM_BYTES, host_bytes=None)
@@ -191,7 +191,7 @@ def test_link_when_it_fails_then_the_memory_is_given_back(
 ) -> None:
     backend = Backend.fault(Backend.cpu())
     before = in_use(installation)
-    with installation.device.linked(backend):
+    with get_runtime().linked(installation.device, backend):
         backend.arm_fault(nth, forever=True, status=lib.SK_BACKEND_FAILED)
         with pytest.raises(BackendError):
             measure_speeds(installation.device, room_bytes=ROOM_BYTES, host_bytes=None)

@@ -22,8 +22,8 @@ def test_runtime_when_asked_for_then_there_is_one() -> None:
 
 def test_current_when_no_session_is_active_then_the_process_has_one() -> None:
     runtime = get_runtime()
-    assert runtime.current_swapper() is runtime.cpu.default_swapper()
-    assert on_thread(runtime.current_swapper) is runtime.cpu.default_swapper()
+    assert runtime.current_swapper() is runtime.default_swapper(runtime.cpu)
+    assert on_thread(runtime.current_swapper) is runtime.default_swapper(runtime.cpu)
 
 
 def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
@@ -37,7 +37,7 @@ def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
         assert runtime.current_swapper() is outer._active.swapper
         # A thread of the program that has no session of its own belongs to the one there is.
         assert on_thread(runtime.current_swapper) is outer._active.swapper
-    assert runtime.current_swapper() is runtime.cpu.default_swapper()
+    assert runtime.current_swapper() is runtime.default_swapper(runtime.cpu)
 
 
 def test_room_when_there_is_a_budget_then_some_is_left_for_operators() -> None:
@@ -58,10 +58,10 @@ def test_trace_when_nobody_asked_for_it_then_nothing_is_noted() -> None:
     evict(swapper, handle)
     assert handle.group is not None
     assert runtime.trace is None
-    runtime.note("release", swapper, handle.group, 7)
+    swapper.note_move("release", handle.group, 7)
     runtime.trace = []
     try:
-        runtime.note("release", swapper, handle.group, 7)
+        swapper.note_move("release", handle.group, 7)
         (move,) = runtime.trace
     finally:
         runtime.trace = None

@@ -340,7 +340,7 @@ def test_scope_when_inside_a_session_then_the_sessions_figures_count() -> None:
 
 
 def test_scope_when_its_graphs_are_dropped_then_nothing_is_left() -> None:
-    swapper = get_runtime().cpu.default_swapper()
+    swapper = get_runtime().default_swapper(get_runtime().cpu)
     gc.collect()
     swapper.scheduler.drain()
     before = swapper.scheduler.stats().host_bytes

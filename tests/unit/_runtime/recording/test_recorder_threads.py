@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from swapkit._runtime.model.tracker import ModuleTracker
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit.api.recording import record
 from swapkit.ir.checks import check_trace
 
@@ -54,7 +55,7 @@ def test_trace_when_an_operator_ends_after_the_recorder_has_stopped_then_it_is_n
     recorder.savings.note_saved(y, object(), None)
     recorder.stop()
     savings = recorder.savings
-    savings._recorder = recorder  # as that thread has read it
+    savings._notes = recorder  # as that thread has read it
     recorder.run(torch.ops.aten.sin.default, (y.detach(),), {})
     savings.note_saved(y, object(), None)
     recorder.run(torch.ops.aten.cos.default, (y.detach(),), {})

@@ -21,7 +21,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved import existing_graphs as adoption
-from swapkit._runtime.saved.existing_graphs import adopt_graphs
 from tests.support import MIB
 from tests.support.threads import alongside, on_thread
 from tests.unit._runtime.rig import EVERYTHING, in_use, make_swapper
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.saved.swapper import Swapper
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -57,6 +57,10 @@ def test_graph_when_recorded_before_the_session_then_it_moves_and_comes_back(
     assert torch.equal(x.grad, x.detach().exp())
 
 
+def take_in(swapper: Swapper) -> int:
+    return swapper._adopt(swapper.rescue.min_bytes)
+
+
 def test_graph_when_recorded_on_a_thread_without_the_session_then_it_moves() -> None:
     with swapkit.budget(ROOMY) as session:
         x, loss = on_thread(make_loss)
@@ -69,9 +73,9 @@ def test_graph_when_recorded_on_a_thread_without_the_session_then_it_moves() -> 
 def test_graph_when_taken_in_already_then_not_again() -> None:
     _x, loss = make_loss()
     swapper = make_swapper()
-    assert adopt_graphs(swapper) >= 1
+    assert take_in(swapper) >= 1
     assert swapper.mover.resident_count == 1
-    assert adopt_graphs(swapper) == 0
+    assert take_in(swapper) == 0
     assert loss.requires_grad
 
 
@@ -194,10 +198,10 @@ def test_graph_when_another_thread_runs_it_back_then_none_is_touched() -> None:
     x.register_hook(wait)
     with alongside(loss.backward):
         inside.wait()
-        assert adopt_graphs(make_swapper()) == 0
+        assert take_in(make_swapper()) == 0
         go_on.set()
     _y, other = make_loss()
-    assert adopt_graphs(make_swapper()) > 0
+    assert take_in(make_swapper()) > 0
     assert other.requires_grad
 
 

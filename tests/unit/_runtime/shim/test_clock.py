@@ -7,7 +7,8 @@ import gc
 import pytest
 import torch
 
-from swapkit._runtime.process.runtime import Move, get_runtime
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.shared import Move
 from swapkit._runtime.shim.placement import Action, Choice
 from tests.unit._runtime.rig import make_swapper, scope
 

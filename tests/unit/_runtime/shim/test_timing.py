@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swapkit._native.backend import Backend
-from swapkit._runtime.process.runtime import Move, get_runtime
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim.placement import Action, Choice
 from tests.support.threads import Worker, on_thread, on_threads
 from tests.unit._runtime.rig import in_use, make_swapper, scope
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.saved.shared import Move
     from swapkit._runtime.saved.swapper import Swapper
 
 pytestmark = pytest.mark.usefixtures("installation")

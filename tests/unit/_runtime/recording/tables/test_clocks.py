@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from swapkit._runtime.model.tracker import ModuleTracker
-from swapkit._runtime.recording.recorder import Recorder, Setting
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.tables.clocks import HostTimer, StreamTimer
 from swapkit._runtime.torch_compat.stream_delays import DELAY_SECONDS, LONGEST_SECONDS, Delays
 from tests.unit._runtime.fake_streams import Device, Event, Module, SleepingModule, Stream

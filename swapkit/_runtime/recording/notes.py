@@ -1,0 +1,121 @@
+"""What a recorder notes of one step, for those who add to it and for the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from swapkit._runtime.recording.tables.clocks import HostTimer, ModelTimer, StreamTimer, Workspaces
+from swapkit._runtime.recording.tables.kept_bytes import Bytes
+from swapkit._runtime.recording.tables.module_calls import Calls
+from swapkit._runtime.recording.tables.references import Holds
+from swapkit._runtime.recording.tables.storages import Storages
+from swapkit.ir.traces import BEFORE, Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit._runtime.recording.tables.clocks import Timer
+    from swapkit._runtime.recording.tables.roofline import Hardware
+    from swapkit._runtime.saved.device import DevicePool
+
+_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
+NO_TASK = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is recorded, and on what.
+
+    `hardware`: what tensors without memory stand for; None: operators run, and are timed.
+    `pool`: below torch on the device; None: not ours. `root`: the model, if it is known.
+    `stands_for`: the kind of device that tensors without memory stand for. `make_room`: frees
+    memory of the device that the allocator cannot have: recorded storages are known to Python.
+    """
+
+    device: torch.device
+    tracker: ModuleTracker
+    pool: DevicePool | None = None
+    hardware: Hardware | None = None
+    root: torch.nn.Module | None = None
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    stands_for: str = ""
+    make_room: Callable[[], int] | None = None
+
+
+class Row(NamedTuple):
+    """One operator as it was noted. What stands for its time, its timer knows."""
+
+    name: str
+    taken: Any
+    phase: Phase
+    is_inside: bool  # of a module
+    root_calls: int
+    tag: int
+    occurrence: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    workspace: int
+    is_repeatable: bool
+
+
+class Notes:
+    """The tables of one step. All callbacks take the lock."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Begin with nothing seen."""
+        self.setting = setting
+        self.lock = threading.RLock()  # a finalizer of the user may run operators in between
+        self.rows: list[Row] = []
+        self.running = 0
+        self.is_paused = False
+        self.storages = Storages(setting.device, setting.pool, self._next_operator)
+        self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
+        self.holds = Holds(self.storages.lives)
+        has_bytes = setting.hardware is None and setting.device.type != "meta"
+        self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
+        self.workspaces = Workspaces(setting.pool)
+        self.timer: Timer = HostTimer()
+        if setting.hardware is not None:
+            self.timer = ModelTimer(setting.hardware)
+        elif setting.device.type not in {"cpu", "meta"}:
+            self.timer = StreamTimer(setting.device)
+
+    def is_here(self) -> bool:
+        """Return whether this thread is recorded."""
+        raise NotImplementedError
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        """Number the state of a module that is seen for the first time."""
+        raise NotImplementedError
+
+    @property
+    def operator_count(self) -> int:
+        """How many operators were seen so far."""
+        return len(self.rows)
+
+    def meet_unseen(self, tensor: torch.Tensor) -> int | None:
+        """Number a storage that no operator was seen to make. The lock is held."""
+        if isinstance(tensor, torch.nn.Parameter):
+            return self.storages.number(tensor, BEFORE, Kind.STATE)
+        if tensor.grad_fn is not None or _graph_task() != NO_TASK:
+            return self.storages.number(tensor, len(self.rows))  # by something that was not seen
+        return self.storages.number(tensor, BEFORE, Kind.INPUT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note no operators for a while."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+
+    def _next_operator(self) -> int:
+        """Return the first operator that runs without what goes now."""
+        return len(self.rows) + (self.running > 0)
