@@ -25,6 +25,7 @@ from swapkit._runtime.recording.tables.clocks import NO_WORKSPACE
 from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.saved.hooks import is_in_region
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.ir.traces import BEFORE
 
@@ -66,9 +67,7 @@ class Recorder(Notes):
 
     def is_here(self) -> bool:
         """Return whether this thread is recorded: autograd's have the modes of their caller."""
-        at = torch._C._get_dispatch_stack_at  # noqa: SLF001
-        count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-        return any(at(index) is self._mode for index in range(count))
+        return any(mode is self._mode for mode in mode_stack())
 
     @property
     def has_looked(self) -> bool:

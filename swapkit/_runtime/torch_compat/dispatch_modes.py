@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _NO_TASK = -1
 
 
+def mode_stack() -> list[TorchDispatchMode]:
+    """Return the dispatch modes that are on this thread's stack, outermost first."""
+    return [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
+
+
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees operators. Every dispatch mode of ours is one, so that compiled blocks stay compiled.
 
@@ -41,7 +46,7 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Only on the thread that entered it; without effect where it is not on the stack.
         """
-        stack = [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
+        stack = mode_stack()
         if not any(mode is self for mode in stack):
             return
         inner: list[TorchDispatchMode] = []
@@ -139,8 +144,8 @@ def can_stay() -> bool:
 
 def seeing_here() -> SeeingMode | None:
     """Return the innermost mode that notes this thread's operators now, if there is one."""
-    stack = [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
-    seeing = (mode for mode in reversed(stack) if isinstance(mode, SeeingMode) and mode.sees)
+    stack = reversed(mode_stack())
+    seeing = (mode for mode in stack if isinstance(mode, SeeingMode) and mode.sees)
     return next(seeing, None)
 
 
@@ -154,5 +159,4 @@ def has_foreign_mode(*, may_record: bool = False) -> bool:
     `may_record`: one that records them is none of these.
     """
     ours = (OwnMode, SeeingMode) if may_record else OwnMode
-    stack = map(_get_dispatch_stack_at, range(_len_torch_dispatch_stack()))
-    return not all(isinstance(mode, ours) for mode in stack)
+    return not all(isinstance(mode, ours) for mode in mode_stack())
