@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from swapkit._native.lib import Witness
 
 _Info = TypeVar("_Info")
+_NS_PER_S = 1e9
 
 STAT_NAMES = (
     "allocation",
@@ -48,6 +49,7 @@ COUNT_NAMES = (
     "num_garbage_collections",
     "garbage_collected_bytes",
     "moved_bytes",
+    "moving_ns",
     "maps",
     "unmaps",
     "alias_failures",
@@ -351,6 +353,12 @@ class Pool(Handle):
         stats = ffi.new("sk_pool_stats *")
         lib.sk_pool_stats_get(self.pointer, stats)
         return int(stats.allocated_bytes[0].current)
+
+    def moving_seconds(self) -> float:
+        """Return how long moves of free memory have taken; see `moving_ns` in `stats`."""
+        stats = ffi.new("sk_pool_stats *")
+        lib.sk_pool_stats_get(self.pointer, stats)
+        return float(stats.moving_ns) / _NS_PER_S
 
     def reset_peak(self) -> None:
         """Set every peak to the current value."""

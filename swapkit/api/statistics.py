@@ -16,12 +16,12 @@ def memory_stats(device: str | torch.device | None = None) -> dict[str, int]:
 
     Byte counts come as `NAME.POOL.FIELD`, for example `allocated_bytes.all.peak`; POOL is `all`,
     `small_pool` or `large_pool`, FIELD `current`, `peak`, `allocated` or `freed`. Besides torch's
-    there are `num_rescues`, `rescued_bytes`, `budget_bytes` (0: no budget) and
-    `moved_bytes` (of free memory, to where a request could use them), `maps` and `unmaps` (of
-    granules), `alias_failures` (how often the driver did not map memory at a second address; what
-    is free is given back and taken anew then, which costs time), and what `PYTORCH_ALLOC_CONF` has
-    come to: `max_split_size` (-1: none), `expandable_segments`,
-    `num_garbage_collections` and `garbage_collected_bytes`.
+    there are `num_rescues`, `rescued_bytes`, `budget_bytes` (0: no budget), `moved_bytes` (of free
+    memory, to where a request could use them), `moving_ns` (the time that took where memory has one
+    address at a time, as on a CPU), `maps` and `unmaps` (of granules), `alias_failures` (how often
+    the driver did not map memory at a second address; the pool then gives free memory back and
+    takes it anew, which costs time), and the effect of `PYTORCH_ALLOC_CONF`: `max_split_size` (-1:
+    none), `expandable_segments`, `num_garbage_collections` and `garbage_collected_bytes`.
 
     Args:
         device: whose; None: of the current GPU if swapkit is installed on CUDA, else of the CPU.

@@ -59,7 +59,7 @@ class Asked:
     case: Case
     request: Request
     replaces: str = ""  # what is wrong with the plans at hand; empty: there are none
-    is_refined: bool = False  # whether a plan is to mind the host's time, too: one more to try
+    is_refined: bool = False  # whether a plan is to mind what steps have shown: one more to try
 
 
 class Answers(Protocol):

@@ -61,6 +61,8 @@ class Tried:
     rescues: int
     is_host_bound: bool = False  # whether the time is the host's, and longer than was predicted
     is_known: bool = False  # whether the time is the median of several steps
+    moving_seconds: float = 0.0  # of the step, in moves of free memory
+    share: float = 1.0  # of the budget that the plan is for
 
     @property
     def predicted_seconds(self) -> float:
@@ -76,8 +78,9 @@ def outline(plan: Plan) -> frozenset[tuple[int, Action, Tier]]:
 def find_best(trials: Sequence[Tried], host: HostTime | None = None) -> Tried:
     """Return the one to follow: with the fewest rescues, then by time.
 
-    Between times that two steps of one plan may differ by, the prediction decides. `host`: what the
-    host takes, which then counts for all of them.
+    Between times that two steps of one plan may differ by, the prediction decides, together with
+    the moves of free memory, which no prediction knows. `host`: what the host takes, which then
+    counts for all of them.
     """
     fewest = min(trial.rescues for trial in trials)
     held = [trial for trial in trials if trial.rescues == fewest]
@@ -87,10 +90,11 @@ def find_best(trials: Sequence[Tried], host: HostTime | None = None) -> Tried:
 
 
 def _predict(trial: Tried, host: HostTime | None) -> float:
-    if host is None:
-        return trial.predicted_seconds
-    swapped, recomputed = trial.plan.count_moved()
-    return max(trial.predicted_seconds, host.of(swapped=swapped, recomputed=recomputed))
+    seconds = trial.predicted_seconds
+    if host is not None:
+        swapped, recomputed = trial.plan.count_moved()
+        seconds = max(seconds, host.of(swapped=swapped, recomputed=recomputed))
+    return seconds + trial.moving_seconds
 
 
 @dataclass(slots=True)
@@ -100,11 +104,12 @@ class Case:
     steps: int = 0
     trace: Trace | None = None
     candidates: list[Plan] = field(default_factory=list)
+    candidates_share: float = 1.0  # of the budget that these are for
     trials: list[Tried] = field(default_factory=list)
     chosen: Plan | None = None
     asked: Asked | None = None  # for which plans, which are not there yet
     why_none: str = ""  # why there is no plan, if there cannot be one
-    share: float = 1.0  # of the budget that is planned for
+    share: float = 1.0  # of the budget that is planned for: the chosen plan's, if there is one
     retreats: int = 0  # plans for less, since it was recorded
     recordings: int = 0  # since steps went as planned
     cost_seconds: float = 0.0  # of the last one, and of all plans made from it, for less too
@@ -116,6 +121,7 @@ class Case:
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # at the chosen plan: seconds
     is_refined: bool = False  # whether a plan was asked for that minds the host's time, too
+    roomier: int = 0  # plans asked for that leave more free, so that less free memory is moved
     leader: Plan | None = None  # the candidate whose step was the latest, to get the host ahead
     slow: tuple[Plan, float] | None = None  # a candidate that is timed once more, with its pace
 
@@ -188,19 +194,28 @@ class Case:
         """Return how the candidate did that was tried; None: it is to be tried once more.
 
         What counts is the pace of steps in a row, for which the host can get ahead of the device.
-        First steps with a plan map memory: one that seems slower than predicted has two more.
+        First steps with a plan map or move memory: one that seems slower than predicted has two
+        more, and on a CPU a plan that leaves more free one more if it seems slower than others.
         """
         plan, self.leader = self.candidates[0], None
-        tried = Tried(plan, outcome.seconds, outcome.rescues)
-        if outcome.rescues or outcome.timing is Timing.HOST:
+        tried = Tried(
+            plan,
+            outcome.seconds,
+            outcome.rescues,
+            moving_seconds=outcome.moving_seconds,
+            share=self.candidates_share,
+        )
+        is_on_host = outcome.timing is Timing.HOST
+        if outcome.rescues or (is_on_host and not self.roomier):
             return tried
         if outcome.timing is Timing.LEAD:
             self.leader = plan
             return None
         predicted = 0.0 if plan.prediction is None else plan.prediction.seconds
+        expected = min(each.seconds for each in self.trials) if is_on_host else predicted
         if self.slow is not None and self.slow[0] is plan:
             tried.seconds = min(tried.seconds, self.slow[1])
-        elif tried.seconds * FASTER > predicted:
+        elif tried.seconds * FASTER > expected:
             self.slow = plan, tried.seconds
             return None
         tried.is_host_bound = outcome.is_host_bound and tried.seconds * FASTER > predicted

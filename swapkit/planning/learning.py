@@ -54,6 +54,11 @@ CASES_KEPT = 16
 # in pieces some of which are too small for anything; and that much more once one of them needed a
 # rescue, then twice, and so on.
 MARGIN = 0.02
+# Where memory has one address at a time, free pieces have to be moved together, again in each step.
+# A move also empties what the processor knows of addresses, so that the operators after it are
+# slower, too. If moves take this share of a step, a plan is tried that leaves so much more of the
+# budget free, and one more if that one is better and still moves so much.
+MOVING, ROOM, ROOMIER = 0.005, 0.12, 2
 # Steps that a search takes beyond those asked for, when no candidate has held yet.
 EXTRA_STEPS = 2
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
@@ -228,7 +233,7 @@ class Learner(Taking):
         if case is self._general:
             case.trace = self._any.record(outcome.trace, self._length)
         case.recordings += 1
-        case.retreats, case.is_refined = 0, False
+        case.retreats, case.is_refined, case.roomier = 0, False, 0
         is_single = case.changes or case is self._general  # no two of its steps can be compared
         self._plan(case, 1 if is_single else self._search_steps)
 
@@ -280,7 +285,7 @@ class Learner(Taking):
         if wanted > 0:
             self._retreat(case, wanted)
             return
-        if case.candidates or not self._refine(case):
+        if case.candidates or not (self._refine(case) or self._make_room(case)):
             self._choose(case)
 
     def _count_replaced(self, case: Case, trial: Tried) -> int:
@@ -310,11 +315,31 @@ class Learner(Taking):
         self._ask(Asked(case, request, is_refined=True))
         return True
 
+    def _make_room(self, case: Case) -> bool:
+        """Ask for a plan that leaves more memory free if moves of free memory take long."""
+        best = self._find_best(case)
+        has_helped = not case.roomier or best is case.trials[-1]
+        is_moving = best.moving_seconds > MOVING * best.seconds
+        if best.rescues or not is_moving or not has_helped or case.roomier == ROOMIER:
+            return False
+        case.roomier += 1
+        assert case.trace is not None
+        room = case.roomier * ROOM
+        case.candidates = [best.plan]  # until there is another
+        shares = (case.share - room, case.share - room + ROOM / 2)
+        self._ask(Asked(case, Request(trace=case.trace, count=1, shares=shares), is_refined=True))
+        return True
+
+    def _find_best(self, case: Case) -> Tried:
+        """Return the plan to follow of those that were tried."""
+        return find_best(case.trials, None if case.trace is None else case.trace.host)
+
     def _choose(self, case: Case) -> None:
         """Follow the best plan if all were tried."""
         if not case.candidates:
-            host = None if case.trace is None else case.trace.host
-            case.choose(find_best(case.trials, host).plan)
+            best = self._find_best(case)
+            case.share = best.share
+            case.choose(best.plan)
 
     def _look(self, case: Case, seconds: float) -> None:
         """Learn how long the chosen plan's steps take: what is predicted is corrected by that."""

@@ -45,6 +45,7 @@ class Outcome:
     seconds: float
     timing: Timing = Timing.HOST  # how these were taken; on a CPU the host's is the device's
     is_host_bound: bool = False  # whether the host was busy all the time: `Timing.PACE`
+    moving_seconds: float = 0.0  # of these, in moves of free memory to where it was needed
     rescues: int = 0
     deviation: str = ""  # where it left the plan; empty: nowhere
     trace: Trace | None = None  # what was recorded

@@ -96,7 +96,8 @@ class Taking:
         if case.chosen is not None:
             case.trials = []
         case.asked, case.chosen, case.candidates, case.looks = None, None, [], []
-        case.share, case.why_none = found.share, found.why_none
+        case.share = case.candidates_share = found.share
+        case.why_none = found.why_none
         case.trace = asked.request.trace
         if len(found.plans) == 1 and not case.trials:
             case.choose(found.plans[0])
@@ -109,7 +110,8 @@ class Taking:
             self.reason = f"{asked.replaces}: plans for {case.share:.1%} of the budget"
 
     def _take_refined(self, case: Case, found: Found) -> None:
-        """Let a plan that was made for the host, too, have its turn if it is another one."""
+        """Let a plan that minds what steps have shown have its turn if it is another one."""
+        case.candidates_share = found.share
         case.candidates = [each for each in found.plans if not case.has_tried(each)]
         self._choose(case)
 

@@ -60,6 +60,10 @@ class TorchPool:
         """Return the bytes handed out."""
         return self._usage(self._device.type, self._index)[0]
 
+    def moving_seconds(self) -> float:
+        """Return 0: torch moves nothing."""
+        return 0.0
+
     def peak_take(self) -> int:
         """Return the most bytes reserved since the last call.
 

@@ -89,6 +89,7 @@ class Steering:
         self._recording = StepRecording(hooks.packer)
         self._clock = StepClock(installation.device.name)
         self._began_bytes = 0
+        self._moving_before = 0.0
         self._rescues_before = 0
         self._times = StepTimes()
 
@@ -268,11 +269,17 @@ class Steering:
         if not is_again:
             self._rescues_before = self._swapper.rescue.count
             self._began_bytes = self._in_use_bytes()
+            self._moving_before = self._moving_seconds()
         self._clock.begin(self._instruction.timing)
 
     def _in_use_bytes(self) -> int:
         pool = self._installation.device.pool
         return 0 if pool is None else pool.in_use_bytes()
+
+    def _moving_seconds(self) -> float:
+        """Time that moves of free memory have taken so far."""
+        pool = self._installation.device.pool
+        return 0.0 if pool is None else pool.moving_seconds()
 
     def _follow(self, instruction: Instruction) -> None:
         trace, plan = instruction.trace, instruction.plan
@@ -354,6 +361,7 @@ class Steering:
             seconds=taken.seconds,
             timing=taken.timing,
             is_host_bound=taken.is_host_bound,
+            moving_seconds=max(0.0, self._moving_seconds() - self._moving_before),
             rescues=self._swapper.rescue.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,

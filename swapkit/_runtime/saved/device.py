@@ -36,6 +36,9 @@ class DevicePool(Protocol):
     def in_use_bytes(self) -> int:
         """Return the bytes handed out."""
 
+    def moving_seconds(self) -> float:
+        """Return how long moves of free memory have taken."""
+
     def peak_take(self) -> int:
         """Return the most bytes reserved since the last call."""
 

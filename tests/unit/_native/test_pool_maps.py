@@ -17,6 +17,7 @@ def test_stats_when_memory_comes_moves_and_goes_then_its_maps_and_unmaps_are_cou
         Pool(backend, budget_bytes=BUDGET) as pool,
     ):
         pieces = [pool.take(2 * MIB) for _ in range(4)]
+        assert pool.moving_seconds() == 0.0
         assert (pool.stats()["maps"], pool.stats()["unmaps"]) == (8 * MIB // GRANULE, 0)
         pool.give(pieces[0])
         pool.give(pieces[2])
@@ -25,9 +26,13 @@ def test_stats_when_memory_comes_moves_and_goes_then_its_maps_and_unmaps_are_cou
         assert moved > 0
         assert pool.stats()["maps"] == 8 * MIB // GRANULE + moved
         assert pool.stats()["unmaps"] == moved
+        assert pool.stats()["moving_ns"] > 0
+        assert pool.moving_seconds() == pool.stats()["moving_ns"] / 1e9
         pool.note(RingKind.MARK)  # the end of a step needs no ring
         for address in (pieces[0], pieces[1], pieces[3]):
             pool.give(address)
         pool.trim()
         assert pool.stats()["maps"] == pool.stats()["unmaps"]
         assert pool.stats()["alias_failures"] == 0  # host memory has one address
+        pool.reset_accumulated()
+        assert pool.stats()["moving_ns"] == 0

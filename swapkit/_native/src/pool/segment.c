@@ -348,8 +348,11 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
         return TOO_LITTLE;
     }
     sk__span gone = sk__span_of(pool, block, nbytes);
-    if (backend->ops.range_move(backend->self, (void *)gone.address, (void *)vacant->address,
-                                gone.nbytes) != SK_OK) {
+    uint64_t begin_ns = sk__now_ns();
+    sk_status status = backend->ops.range_move(backend->self, (void *)gone.address,
+                                               (void *)vacant->address, gone.nbytes);
+    pool->stats.moving_ns += (int64_t)(sk__now_ns() - begin_ns);
+    if (status != SK_OK) {
         return REFUSED;
     }
     sk__committed_change(pool, block->segment, gone.nbytes, false);
