@@ -126,8 +126,8 @@ class Rescue:
 
     def end_standby(self) -> None:
         """Capture nothing more, whatever a thread that still runs a step asks for."""
-        self.set_standby(is_on=False)
         self._may_stand_by = False
+        self._stand_by(False)  # noqa: FBT003
 
     def set_standby(self, *, is_on: bool) -> None:
         """Capture what is saved from now on, if that was prepared, or not any more.
@@ -136,6 +136,10 @@ class Rescue:
         """
         if self._may_stand_by:
             self._stand_by(is_on)
+            # Another thread has ended the session meanwhile. It clears the flag before it switches
+            # off, so that one of the two looks comes last.
+            if not self._may_stand_by:
+                self._stand_by(False)  # type: ignore[unreachable]  # noqa: FBT003
 
     def _forget_captured(self) -> int:
         """Let go of what only recipes keep that nobody needs; return the bytes that were freed."""

@@ -95,8 +95,10 @@ def test_settings_when_compiled_while_tiny_numbers_are_zero_then_they_know_when_
 ):
     path = Path(settings.__file__)
     torch.set_flush_denormal(True)
-    code = compile(path.read_text(encoding="utf-8"), path, "exec")
-    torch.set_flush_denormal(False)
+    try:
+        code = compile(path.read_text(encoding="utf-8"), path, "exec")
+    finally:
+        torch.set_flush_denormal(False)
     found: dict[str, Any] = {"__name__": settings.__name__}
     exec(code, found)
     assert found["_flushes_denormals"]() is False

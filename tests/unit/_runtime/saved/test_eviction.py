@@ -303,3 +303,24 @@ def test_write_behind_when_graphs_are_dropped_then_its_queue_does_not_grow() -> 
     for seed in range(200):
         save(swapper, 1024, seed=seed)
     assert swapper.mover.dirty_count < 20
+
+
+# ---- standby -------------------------------------------------------------------------------------
+
+
+def test_standby_when_another_thread_ends_it_as_it_is_switched_on_then_it_is_off() -> None:
+    swapper = make_swapper()
+    rescue = swapper.rescue
+    seen: list[bool] = []
+
+    def stand_by(is_on: bool) -> None:
+        if is_on and seen:
+            rescue.end_standby()  # which another thread may do here
+        seen.append(is_on)
+
+    rescue._stand_by = stand_by
+    rescue.prepare_standby()
+    rescue.set_standby(is_on=True)
+    assert seen == [True, False, True, False]
+    rescue.set_standby(is_on=True)
+    assert seen[-1] is False
