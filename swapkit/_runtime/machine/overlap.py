@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 # Products: one takes about as long as a small operator, so that the end of a row is seen in time.
 CPU_WIDTH, GPU_WIDTH, LEAST_WIDTH = 256, 2048, 64
+# A device that is simulated on a processor takes seconds for what a GPU does in microseconds.
+MOST_PRODUCT_SECONDS = 0.005
 MOST_EARLIER_SECONDS = 0.0005
+_GROWTH = 8  # of a product's work when its width doubles
 LEAST_CHAIN, MOST_CHAIN = 8, 64  # products that are queued at once
 MOST_DELAY_SECONDS = 0.064  # in which that many calls end on any host
 ALONE_SECONDS = 0.015  # of products without copies, where the host computes
@@ -112,7 +115,25 @@ class StreamBench(Bench):
             self._consumer = device.current_stream()
         with tentative():
             self._delays.cover(self._stream)  # whose first one may take memory
-        self._factors = _take_factors(device, GPU_WIDTH, torch.float16, most_bytes)
+        self._factors = self._narrow(_take_factors(device, GPU_WIDTH, torch.float16, most_bytes))
+
+    def _narrow(self, factors: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
+        """Return the widest parts of factors whose product the device makes quickly."""
+        if factors is None:
+            return None
+        most = factors[0].shape[0]
+        width, seconds = LEAST_WIDTH, 0.0
+        narrow = _cut(factors, width)
+        _multiply(narrow)  # a library may prepare itself for the first one
+        while 2 * width <= most and seconds * _GROWTH <= MOST_PRODUCT_SECONDS:
+            width *= 2
+            narrow = _cut(factors, width)
+            self._module.synchronize(self._device.name)
+            begin = time.perf_counter()
+            _multiply(narrow)
+            self._module.synchronize(self._device.name)
+            seconds = time.perf_counter() - begin
+        return narrow
 
     def fit(self, seconds: float) -> None:
         """Choose how many products are queued."""
@@ -168,6 +189,11 @@ def _queue(rows: Sequence[Row], producer: int = 0) -> None:
     for index in range(COPIES):
         for row in rows:
             row.queue(index, producer)
+
+
+def _cut(factors: Sequence[torch.Tensor], width: int) -> list[torch.Tensor]:
+    """Return factors of so many rows and columns in the memory of wider ones."""
+    return [each.view(-1)[: width * width].view(width, width) for each in factors]
 
 
 def _multiply(factors: Sequence[torch.Tensor]) -> None:
