@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit._native.pool_stats import flat_stats
 from swapkit._native.witnesses import Witnesses
 
 if TYPE_CHECKING:
@@ -21,39 +22,6 @@ if TYPE_CHECKING:
 
 _Info = TypeVar("_Info")
 _NS_PER_S = 1e9
-
-STAT_NAMES = (
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "requested_bytes",
-)
-STAT_POOLS = ("all", "small_pool", "large_pool")
-STAT_FIELDS = ("current", "peak", "allocated", "freed")
-COUNT_NAMES = (
-    "num_alloc_retries",
-    "num_ooms",
-    "num_sync_all_streams",
-    "num_device_alloc",
-    "num_device_free",
-    "num_rescues",
-    "rescued_bytes",
-    "budget_bytes",
-    "max_split_size",
-    "expandable_segments",
-    "num_garbage_collections",
-    "garbage_collected_bytes",
-    "moved_bytes",
-    "moving_ns",
-    "maps",
-    "unmaps",
-    "alias_failures",
-)
 
 
 class BlockState(enum.IntEnum):
@@ -333,16 +301,12 @@ class Pool(Handle):
 
     def stats(self) -> dict[str, int]:
         """Return the statistics under torch's flat names, such as `allocated_bytes.all.peak`."""
+        return flat_stats(self._read_stats())
+
+    def _read_stats(self) -> Any:
         stats = ffi.new("sk_pool_stats *")
         lib.sk_pool_stats_get(self.pointer, stats)
-        flat = {
-            f"{name}.{pool}.{field}": getattr(getattr(stats, name)[i], field)
-            for name in STAT_NAMES
-            for i, pool in enumerate(STAT_POOLS)
-            for field in STAT_FIELDS
-        }
-        flat.update({name: getattr(stats, name) for name in COUNT_NAMES})
-        return flat
+        return stats
 
     def has_room(self, nbytes: int) -> bool:
         """Return whether so many bytes more would leave room in the budget for operators."""
@@ -350,15 +314,11 @@ class Pool(Handle):
 
     def in_use_bytes(self) -> int:
         """Return the bytes handed out."""
-        stats = ffi.new("sk_pool_stats *")
-        lib.sk_pool_stats_get(self.pointer, stats)
-        return int(stats.allocated_bytes[0].current)
+        return int(self._read_stats().allocated_bytes[0].current)
 
     def moving_seconds(self) -> float:
         """Return how long moves of free memory have taken; see `moving_ns` in `stats`."""
-        stats = ffi.new("sk_pool_stats *")
-        lib.sk_pool_stats_get(self.pointer, stats)
-        return float(stats.moving_ns) / _NS_PER_S
+        return float(self._read_stats().moving_ns) / _NS_PER_S
 
     def reset_peak(self) -> None:
         """Set every peak to the current value."""

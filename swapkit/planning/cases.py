@@ -69,6 +69,11 @@ class Tried:
         """What was predicted for it; 0: nothing was."""
         return 0.0 if self.plan.prediction is None else self.plan.prediction.step_seconds
 
+    @property
+    def device_seconds(self) -> float:
+        """What was predicted for the device; 0: nothing was."""
+        return 0.0 if self.plan.prediction is None else self.plan.prediction.seconds
+
 
 def outline(plan: Plan) -> frozenset[tuple[int, Action, Tier]]:
     """Return what a plan moves, whatever the moments."""
@@ -205,14 +210,13 @@ class Case:
             moving_seconds=outcome.moving_seconds,
             share=self.candidates_share,
         )
-        is_on_host = outcome.timing is Timing.HOST
-        if outcome.rescues or (is_on_host and not self.roomier):
+        if outcome.rescues or (outcome.timing is Timing.HOST and not self.roomier):
             return tried
         if outcome.timing is Timing.LEAD:
             self.leader = plan
             return None
-        predicted = 0.0 if plan.prediction is None else plan.prediction.seconds
-        expected = min(each.seconds for each in self.trials) if is_on_host else predicted
+        predicted = tried.device_seconds
+        expected = self._fastest if outcome.timing is Timing.HOST else predicted
         if self.slow is not None and self.slow[0] is plan:
             tried.seconds = min(tried.seconds, self.slow[1])
         elif tried.seconds * FASTER > expected:
@@ -220,6 +224,11 @@ class Case:
             return None
         tried.is_host_bound = outcome.is_host_bound and tried.seconds * FASTER > predicted
         return tried
+
+    @property
+    def _fastest(self) -> float:
+        """The seconds of the fastest step that was tried."""
+        return min(each.seconds for each in self.trials)
 
     def has_tried(self, plan: Plan) -> bool:
         """Whether a plan that moves the same was tried."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
@@ -316,3 +318,17 @@ def _llama(transformers: Any, *, layers: int, width: int, attention: str = "sdpa
         vocab_size=128,
         attn_implementation=attention,
     )
+
+
+def test_record_when_the_step_makes_fake_tensors_then_torch_warns_of_nothing() -> None:
+    model = nn.Linear(8, 8)
+
+    def step() -> None:
+        with FakeTensorMode():
+            shape = (torch.randn(3, 4) @ torch.randn(4, 5)).shape
+        (model(torch.randn(2, 8)).exp() * shape[1]).sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace = swapkit.record(step, model)
+    assert trace.operators

@@ -251,8 +251,7 @@ typedef struct sk_pool_stats {
     int64_t expandable_segments;     /* 1: of virtual memory, 0: whole ones */
     int64_t num_garbage_collections; /* that gave something back */
     int64_t garbage_collected_bytes;
-    int64_t moved_bytes;  /* of free memory, to other addresses */
-    int64_t moving_ns;    /* of the threads that moved it, where memory has one address at a time */
+    int64_t moved_bytes, moving_ns; /* of free memory to other addresses; the time, on a CPU */
     int64_t maps, unmaps; /* granules that came to lie at an address, and that left one for good */
     /* The driver did not map, or unmap, memory at a second address: what was free was given back
      * and taken anew instead. Tried again later, unless it cannot be done at all. */

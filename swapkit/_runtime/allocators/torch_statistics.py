@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._native.pool import STAT_FIELDS, STAT_NAMES, STAT_POOLS, BlockState
+from swapkit._native.pool import BlockState
+from swapkit._native.pool_stats import STAT_FIELDS, STAT_NAMES, STAT_POOLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

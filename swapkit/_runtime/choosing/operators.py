@@ -24,6 +24,7 @@ from swapkit._runtime.process.scopes import Entered, Scope
 from swapkit._runtime.saved.hooks import innermost, is_foreign
 from swapkit._runtime.shim.placement import Action, Choice, choice_of
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.registry import Judgement, Row, judge
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _PASS = Scope(Choice(Action.PASS))
-_lock = threading.Lock()  # of tables while they are made
+_lock = make_fork_lock()  # of tables while they are made
 
 
 class OperatorRows:

@@ -395,7 +395,6 @@ def _run(
 ) -> object:
     if isinstance(function, PartForward):
         function = function._rebound().__wrapped__  # noqa: SLF001
-    # torch.jit.trace records the operators of the function itself; no backward follows.
-    if torch._C._is_tracing():  # noqa: SLF001
+    if torch._C._is_tracing():  # noqa: SLF001 - by torch.jit.trace: no backward follows
         return function(*args, **kwargs)
     return part.run(function, args, kwargs)

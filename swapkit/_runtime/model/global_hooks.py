@@ -17,7 +17,6 @@ of such an end when the module around ends, or when the module is called again.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import warnings
@@ -33,10 +32,11 @@ from torch.optim.optimizer import (
 
 from swapkit._runtime.model import resting
 from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
@@ -80,33 +80,37 @@ class Listeners(Generic[_Listener]):
 
     def __init__(
         self,
-        install: Callable[[], Sequence[RemovableHandle]],
+        install: Callable[[], Iterator[RemovableHandle]],
         uninstall: Callable[[], object] = lambda: None,
     ) -> None:
-        """Listen to nothing. `install` adds torch's hooks; `uninstall` follows their removal."""
+        """Listen to nothing.
+
+        `install` adds torch's hooks one by one; `uninstall` follows their removal. An interruption
+        may come between any two of these: hooks are known until they are gone, and where only some
+        are there they are removed before they are installed anew.
+        """
         self.now: tuple[_Listener, ...] = ()
         self._install = install
         self._uninstall = uninstall
-        self._handles: Sequence[RemovableHandle] = ()
+        self._handles: list[RemovableHandle] = []
+        self._is_installed = False  # all of them
         # Reentrant: a finalizer may end a listener in the middle of another change.
-        self._lock = threading.RLock()
-        release = self._lock.release
-        os.register_at_fork(
-            before=self._lock.acquire, after_in_parent=release, after_in_child=release
-        )
+        self._lock = make_fork_lock()
 
     def add(self, listener: _Listener) -> None:
         """Tell a listener from now on, after those that are there."""
         with self._lock:
             self.now = (*self.now, listener)
             resting.interrupt()
-            if not self._handles:
-                self._handles = self._install()
+            if not self._is_installed:
+                self._take_off()
+                self._handles.extend(self._install())
+                self._is_installed = True
 
     def prepare_rest(self) -> bool:
         """Return whether torch's hooks can be passed over where a thread rests."""
         with self._lock:
-            return resting.install(self._handles)
+            return resting.install(tuple(self._handles))
 
     def remove(self, listener: _Listener) -> None:
         """Tell a listener no more; without effect if it is not there."""
@@ -114,10 +118,15 @@ class Listeners(Generic[_Listener]):
             self.now = tuple(other for other in self.now if other is not listener)
             resting.interrupt()
             if not self.now and self._handles and threads.others_wait() and not _are_called():
-                handles, self._handles = self._handles, ()
-                for handle in handles:
-                    handle.remove()
+                self._take_off()
+
+    def _take_off(self) -> None:
+        self._is_installed = False
+        while self._handles:
+            self._handles[-1].remove()
+            if len(self._handles) == 1:
                 self._uninstall()
+            self._handles.pop()
 
 
 # Torch calls the hooks of an optimizer's step in this function, whatever its class.
@@ -220,23 +229,28 @@ def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
     return found
 
 
-def _install_calls() -> Sequence[RemovableHandle]:
+def _ignore_warning() -> None:
+    """Hide a warning that is about our hooks alone: a compiled model is told of once more.
+
+    Any change of the filters makes Python show warnings again that it has shown before.
+    """
+    text = r"Using `torch\.compile\(module\)` when there are global"
+    if not any(each[1] is not None and each[1].pattern == text for each in warnings.filters):
+        warnings.filterwarnings("ignore", text)
+
+
+def _install_calls() -> Iterator[RemovableHandle]:
     global _period  # noqa: PLW0603
     _period += 1
     if not module_hooks._has_any_global_hook():  # type: ignore[no-untyped-call] # noqa: SLF001
-        # It is about ours alone: that a compiled model is told of once more than its modules.
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global")
-    return (
-        module_hooks.register_module_forward_pre_hook(_enter),
-        module_hooks.register_module_forward_hook(_leave, always_call=True),
-    )
+        _ignore_warning()
+    yield module_hooks.register_module_forward_pre_hook(_enter)
+    yield module_hooks.register_module_forward_hook(_leave, always_call=True)
 
 
-def _install_steps() -> Sequence[RemovableHandle]:
-    return (
-        register_optimizer_step_pre_hook(_before_step),
-        register_optimizer_step_post_hook(_after_step),
-    )
+def _install_steps() -> Iterator[RemovableHandle]:
+    yield register_optimizer_step_pre_hook(_before_step)
+    yield register_optimizer_step_post_hook(_after_step)
 
 
 calls: Listeners[CallListener] = Listeners(_install_calls, resting.uninstall)

@@ -17,6 +17,7 @@ import torch
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +145,7 @@ class ModuleTracker:
         self._added = 0  # modules so far
         # When that was: modules added by then, those still there, the step.
         self._known = (0, 0, 0)
-        self._lock = threading.RLock()  # of everything but the threads' stacks
+        self._lock = make_fork_lock()  # of everything but the threads' stacks
 
     @property
     def may_rest(self) -> bool:

@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import operator_names
 from swapkit._runtime.recompute.collectives import may_be_under_way
-from swapkit._runtime.recompute.selection import CAUSES, OperatorMode, inspect
+from swapkit._runtime.recompute.operator_modes import OperatorMode, inspect
+from swapkit._runtime.recompute.selection import CAUSES
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import RecomputeMismatch
 

@@ -6,7 +6,9 @@ lets the others run again. Results are kept as autograd keeps what it saves, det
 version, and those that go to the host move as whatever else does.
 
 - What was given out is let go of, unless the backward pass retains its graph.
-- An operator whose result is gone, or was changed in place since, runs again.
+- An operator whose result is gone, or was changed in place since, runs again. The first run looks
+  at the memory that operators write, too: pieces that `unsafe_chunk` cuts have versions of their
+  own, so that no version of the whole counts their changes.
 - A kept random operator leaves the generator as it did at first, so that those after it draw the
   same numbers.
 - Changes in place and views always run again: their results are no memory of their own. So do
@@ -20,26 +22,24 @@ Source:
 
 from __future__ import annotations
 
-import abc
 import enum
-import functools
 import itertools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-from swapkit._runtime.operators.effects import can_keep
+from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import is_random, matches
 from swapkit._runtime.operators.settings import VERSIONS
-from swapkit._runtime.torch_compat.dispatch_modes import Mode
-from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit._runtime.recompute.operator_modes import Call, OperatorMode, inspect, is_tensor
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.shim.types import SavedTensor
@@ -65,14 +65,8 @@ _BY_NAME = {
     "MUST_CPU_OFFLOAD": Decision.OFFLOAD,  # not in every version of torch
     "PREFER_CPU_OFFLOAD": Decision.OFFLOAD,
 }
-_DISTRIBUTED = {
-    ("torch.distributed.tensor", "DTensor"),
-    ("torch.distributed.tensor._api", "DTensor"),
-    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
-}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GONE: list[SavedTensor | object] = []
-_active_mode = torch._C._get_dispatch_mode  # noqa: SLF001
-_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
 _retains_graph = torch._C._autograd._get_current_graph_task_keep_graph  # noqa: SLF001
 
 
@@ -125,67 +119,13 @@ class Selection:
         )
 
 
-# ---- what every mode of ours leaves alone --------------------------------------------------------
-
-
-class Call(NamedTuple):
-    """What is looked at of an operator's arguments."""
-
-    form: tuple[object, ...]  # shapes and dtypes of the tensors
-    is_abstract: bool  # run to learn shapes only, perhaps from a cache the next time
-    is_weight_cast: bool  # what autocast's cache may spare
-
-
-def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Look at an operator's arguments."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
-    is_cast = operator is torch.ops.aten._to_copy.default  # noqa: SLF001 - an operator's name
-    return Call(
-        form=tuple((tensor.shape, tensor.dtype) for tensor in tensors),
-        is_abstract=_active_mode(_FAKE) is not None or any(map(_is_abstract, tensors)),
-        is_weight_cast=is_cast and tensors[0].is_leaf and tensors[0].requires_grad,
-    )
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _is_abstract(tensor: torch.Tensor) -> bool:
-    is_fake = isinstance(tensor, torch._subclasses.FakeTensor)  # noqa: SLF001
-    return is_fake or tensor.device.type == "meta"
-
-
-def _stands_for_others(types: tuple[type, ...]) -> bool:
-    """Return whether an operator on tensors of these types comes to others on plain tensors."""
-    return any(map(_comes_to_others, types))
-
-
-@functools.cache
-def _comes_to_others(kind: type) -> bool:
-    # By name: whoever has no such tensor need not load their modules.
-    return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
-
-
-class OperatorMode(Mode):  # type: ignore[no-untyped-call]
-    """Sees operators on plain tensors, `torch.ops.higher_order` among them."""
-
-    @untraced
-    def __torch_dispatch__(
-        self,
-        func: Operator,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operator returns
-        return NotImplemented if _stands_for_others(types) else self.run(func, args, kwargs or {})
-
-    @abc.abstractmethod
-    def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Run an operator; return what it returns."""
-
-
 # ---- keeping -------------------------------------------------------------------------------------
+
+
+def _storages(leaves: list[Any]) -> Iterator[torch.UntypedStorage]:
+    for leaf in leaves:
+        if type(leaf) in _PLAIN and leaf.layout is torch.strided:
+            yield leaf.untyped_storage()
 
 
 class _Kept:
@@ -206,7 +146,7 @@ class _Kept:
         # The aliases kept must share the results' versions, which below autograd they would not.
         with torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False):  # noqa: FBT003, SLF001
             self.parts: list[SavedTensor | object] = [
-                pack(leaf) if _is_tensor(leaf) else leaf for leaf in leaves
+                pack(leaf) if is_tensor(leaf) else leaf for leaf in leaves
             ]
 
 
@@ -228,6 +168,9 @@ class Log:
         self.calls: defaultdict[Operator, list[_Kept | None]] = defaultdict(list)
         self.is_complete = False
         self.replays = 0  # under way, where backward runs inside of the first run
+        # What was kept in the first run, by storage. While a reference is there, no other storage
+        # has its address, though the kept one may be on the host.
+        self._by_storage: dict[int, tuple[StorageWeakRef, list[_Kept]]] = {}
 
     def note(
         self,
@@ -242,7 +185,23 @@ class Log:
             self.calls[operator].append(None)
             return
         pack = self.keeper.offload if decision is Decision.OFFLOAD else self.keeper.save
-        self.calls[operator].append(_Kept(call.form, results, pack, generator))
+        kept = _Kept(call.form, results, pack, generator)
+        self.calls[operator].append(kept)
+        for storage in _storages(pytree.tree_leaves(results)):
+            reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self._by_storage.setdefault(reference.cdata, (reference, []))[1].append(kept)
+
+    def note_written(self, tensors: list[torch.Tensor]) -> None:
+        """Let go of what was kept in memory that an operator of the first run changes."""
+        for storage in _storages(tensors):
+            _, changed = self._by_storage.pop(storage._cdata, (None, ()))  # noqa: SLF001
+            for kept in changed:
+                kept.parts = _GONE
+
+    def end(self) -> None:
+        """The first run has ended."""
+        self.is_complete = True
+        self._by_storage.clear()
 
     def give(self, kept: _Kept) -> object:
         """Return kept results, and let go of them if they are not needed again."""
@@ -273,7 +232,12 @@ class Recording(OperatorMode):
     def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator."""
         results = func(*args, **kwargs)
-        if self._log.replays or not self._is_candidate(func):
+        if self._log.replays:
+            return results
+        written = effects_of(func).written(args, kwargs)
+        if written:
+            self._log.note_written(written)
+        if not self._is_candidate(func):
             return results
         call = inspect(func, args, kwargs)
         if call.is_abstract or call.is_weight_cast:
@@ -359,7 +323,7 @@ def _random_state(
     leaves = pytree.tree_leaves((args, kwargs))
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
-    device = next(leaf.device for leaf in pytree.tree_leaves(results) if _is_tensor(leaf))
+    device = next(leaf.device for leaf in pytree.tree_leaves(results) if is_tensor(leaf))
     if device.type == "cpu":
         return device, torch.get_rng_state()
     return device, torch.get_device_module(device.type).get_rng_state(device)

@@ -92,7 +92,7 @@ class Watcher:
         if self._digests is not None:
             self._digests.is_complete = True
         if self._keeping is not None:
-            self._keeping.log.is_complete = True
+            self._keeping.log.end()
             if self._keeping.offloads:
                 self._swapper.end_scope()
 

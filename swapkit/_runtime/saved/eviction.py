@@ -218,6 +218,8 @@ class Rescue:
             return 0
         freed = 0 if group.storage is None else group.storage.nbytes()
         self._mover.release(group)
+        if group.storage is not None:
+            return 0  # the program has exchanged its memory, and there is no room for another copy
         self._step_evicted_bytes += group.nbytes
         return freed
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from swapkit._runtime.torch_compat.dispatch_modes import drop_left
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
 # is gone, that costs time only.
 _detoured: weakref.WeakSet[Hooks] = weakref.WeakSet()
 # Reentrant: a finalizer may end a scope in between.
-_detour_lock = threading.RLock()
+_detour_lock = make_fork_lock()
 _disable = torch.autograd.graph.disable_saved_tensors_hooks
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.shim.library import load_shim
+from swapkit._runtime.torch_compat.fork_locks import hold_over_forks
 
 if TYPE_CHECKING:
     from swapkit._runtime.shim.types import Mover
@@ -32,10 +32,7 @@ class Shared:
         # bytes in the middle of another's allocation.
         self.lock = self.shim.lock()
         # A fork waits for the lock and its child gets it free, whichever thread held it.
-        release = self.lock.release
-        os.register_at_fork(
-            before=self.lock.acquire, after_in_parent=release, after_in_child=release
-        )
+        hold_over_forks(self.lock)
         self.trace: list[Move] | None = None  # of planned moves, if somebody wants one
 
     def other_mover(self, device_type: int, index: int) -> Mover | None:

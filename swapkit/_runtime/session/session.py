@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -17,6 +16,7 @@ from swapkit._runtime.process.undoing import add_notes, raise_first
 from swapkit._runtime.session.explanation import explain
 from swapkit._runtime.session.life import Life, finish_ended
 from swapkit._runtime.session.stats import list_metrics, summarize
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit.errors import InvalidType, SessionError
 from swapkit.ir.codec import write_planned
 from swapkit.units import format_bytes, show
@@ -315,7 +315,7 @@ class Session:
 
 # Those that were entered, in that order; ended ones are dropped when the next one is entered.
 _entered: list[weakref.ref[Session]] = []
-_lock = threading.Lock()
+_lock = make_fork_lock()
 
 
 def sessions() -> tuple[Session, ...]:

@@ -161,6 +161,8 @@ class Storages:
             return False
         if self._pool is None:
             return True
+        if storage.device.type != device.type:
+            return False  # a fake tensor's: it has no address, and torch warns who asks
         try:
             return self._pool.owns(storage.data_ptr())
         except RuntimeError:

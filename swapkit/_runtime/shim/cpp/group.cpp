@@ -223,6 +223,16 @@ void group_end_copy(Group *group) {
     group->nbytes = group->storage->nbytes();
 }
 
+void group_forget_copy(Group *group) {
+    SWAPKIT_ASSERT(group->storage != nullptr && group->native != nullptr);
+    links.sk_group_destroy(std::exchange(group->native, nullptr));
+    group->state_at = &resident;
+    if (group->is_moved == 0) {
+        group->part_bytes = 0;
+        group->nbytes = group->storage->nbytes();
+    }
+}
+
 void group_drop_copy(Group *group) {
     SWAPKIT_ASSERT(group->recipe != nullptr && group->native != nullptr && group->part_bytes == 0);
     if (std::exchange(group->is_aside, 0) != 0) {
@@ -266,6 +276,7 @@ bool group_revive(Group *group) {
 void group_restore(Group *group, c10::StorageImpl *storage) {
     SWAPKIT_ASSERT(has_python() && group->storage == nullptr);
     group->storage = storage;
+    group->copied_from = storage->data();
     group->is_moved = 1;
     if (group->native == nullptr) {
         group->state_at = &resident;

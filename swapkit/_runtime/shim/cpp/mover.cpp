@@ -149,8 +149,9 @@ int copy_out(Mover *mover, Group *group) {
         return -1;
     }
     c10::StorageImpl *storage = group->storage;
+    group->copied_from = storage->data();
     const char *bytes =
-        static_cast<const char *>(storage->data()) + group->part_bytes - group->shift_bytes;
+        static_cast<const char *>(group->copied_from) + group->part_bytes - group->shift_bytes;
     swapkit_storage_hold(storage); // the copy's
     sk_status status = SK_OK;
     {
@@ -327,8 +328,25 @@ static bool end_aside(Mover *mover, Group *group) {
     return !raises(links.sk_group_evict(group->native));
 }
 
+// Whether a copy has the bytes of the group's storage. The program may have exchanged the memory
+// inside of it while others than autograd held it (`share_memory_`, `resize_`): no version counts
+// that. Then they are copied once more, if they can be; -1: an exception is set.
+static int make_copy_sound(Mover *mover, Group *group) {
+    if (group->storage == nullptr || group->storage->data() == group->copied_from) {
+        return 1;
+    }
+    group_forget_copy(group);
+    int is_copied = copy_out(mover, group);
+    return is_copied == 1 ? finish_out(mover, group) : is_copied;
+}
+
 bool release(Mover *mover, Group *group) {
     SWAPKIT_ASSERT(has_python() && group->native != nullptr);
+    int is_sound = make_copy_sound(mover, group);
+    if (is_sound != 1) {
+        agenda_remain(mover, group); // it stays
+        return is_sound == 0;
+    }
     if (raises(links.sk_group_evict(group->native))) {
         return false;
     }

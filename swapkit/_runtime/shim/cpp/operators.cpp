@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <pthread.h>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,23 @@ struct Clock {
 };
 
 std::array<Clock, clocks_count> clocks;
+
+// A forked child's backward passes find the locks free. Nothing else is locked while one is held.
+void lock_clocks() {
+    for (Clock &clock : clocks) {
+        clock.lock.lock();
+    }
+}
+
+void unlock_clocks() {
+    for (Clock &clock : clocks) {
+        clock.lock.unlock();
+    }
+}
+
+[[maybe_unused]] const int clocks_at_fork =
+    pthread_atfork(&lock_clocks, &unlock_clocks, &unlock_clocks);
+
 thread_local int own_operators = 0;
 at::CallbackHandle handle = 0; // of our observer; 0: there is none. Guarded by the interpreter
 std::atomic<std::uint64_t> rings{0};

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <pthread.h>
 #include <unordered_map>
 
 namespace swapkit {
@@ -13,6 +14,11 @@ namespace {
 auto &readers = *new std::unordered_multimap<const c10::StorageImpl *, Recipe *>;
 auto &readers_lock = *new std::mutex; // besides the interpreter: for a look without it
 std::atomic<std::size_t> readers_count{0};
+
+// A forked child runs operators, too, and looks here: it finds the lock free. Nothing else is
+// locked while this is held.
+[[maybe_unused]] const int readers_at_fork = pthread_atfork(
+    [] { readers_lock.lock(); }, [] { readers_lock.unlock(); }, [] { readers_lock.unlock(); });
 
 } // namespace
 

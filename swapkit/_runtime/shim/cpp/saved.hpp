@@ -142,6 +142,7 @@ struct Group {
     std::size_t part_bytes;  // where in the first storage what is copied begins
     std::size_t shift_bytes; // where in it the present storage begins
     sk_group *native;        // owned; null before the first copy
+    const void *copied_from; // where the storage's memory was, or came back to, for the copy
     Recipe *recipe;          // owned: how its bytes are computed again (`recipes.hpp`); null: not
     std::uint32_t result;    // which of the recipe's it is
     Standby standby;
@@ -200,6 +201,8 @@ void group_cover(Group *group, Span span);
 void group_drop_copy(Group *group);
 // Let a resident group have no copy again, nor the place for one.
 void group_end_copy(Group *group);
+// Let a copy go that is not of the bytes that the storage has now.
+void group_forget_copy(Group *group);
 // Let go of the storage; the copy takes its place, unless others keep the storage alive.
 void group_strip(Group *group);
 // Take the storage back if somebody else kept it alive, or nobody took what was set aside; return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from swapkit._runtime.torch_compat.thread_stacks import others_wait
 from tests.support.threads import busy_thread, on_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TABLES = (
     module_hooks._global_forward_pre_hooks,
@@ -318,3 +319,68 @@ def test_hooks_when_the_other_threads_wait_then_they_leave_with_the_last_listene
             pass
         global_hooks.steps.remove(listener)
     assert sizes() == before
+
+
+@pytest.mark.parametrize("interrupted", range(2))
+def test_hooks_when_an_interruption_comes_as_they_leave_then_the_next_listeners_are_told_once(
+    interrupted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, first, second = sizes(), Listener(), Listener()
+    global_hooks.steps.add(first)
+    handle = global_hooks.steps._handles[interrupted]
+    monkeypatch.setattr(handle, "remove", interrupting(handle.remove))
+    with pytest.raises(KeyboardInterrupt):
+        global_hooks.steps.remove(first)
+    global_hooks.steps.add(second)
+    stepped = optimizer()
+    stepped.step()
+    global_hooks.steps.remove(second)
+    assert [what for what, _, _ in second.heard] == ["before", "after"]
+    assert sizes() == before
+
+
+def test_hooks_when_an_interruption_comes_as_they_are_installed_then_the_next_ones_are_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, first, second = sizes(), Listener(), Listener()
+    register = optimizer_hooks.register_optimizer_step_post_hook
+    monkeypatch.setattr(
+        global_hooks, "register_optimizer_step_post_hook", interrupting(register, before=True)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        global_hooks.steps.add(first)
+    global_hooks.steps.remove(first)
+    global_hooks.steps.add(second)
+    optimizer().step()
+    global_hooks.steps.remove(second)
+    assert [what for what, _, _ in second.heard] == ["before", "after"]
+    assert sizes() == before
+
+
+def interrupting(function: Callable[..., Any], *, before: bool = False) -> Callable[..., Any]:
+    """Return a function whose first call is interrupted, before it does anything or after that."""
+    calls = 0
+
+    def call(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1 and before:
+            raise KeyboardInterrupt
+        result = function(*args)
+        if calls == 1:
+            raise KeyboardInterrupt
+        return result
+
+    return call
+
+
+def test_hooks_when_they_come_and_go_then_a_warning_is_shown_once_as_without() -> None:
+    listener = Listener()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            global_hooks.calls.add(listener)
+            warnings.warn("once", UserWarning, stacklevel=1)
+            global_hooks.calls.remove(listener)
+    # The first time the hooks' own filter is added to these filters, after which all is known.
+    assert [str(each.message) for each in shown] == ["once"]

@@ -1,0 +1,82 @@
+"""What all modes that watch a region share: which calls they look at, and what of them."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from swapkit._runtime.torch_compat.dispatch_modes import Mode
+from swapkit._runtime.torch_compat.isolation import untraced
+
+if TYPE_CHECKING:
+    from swapkit._runtime.operators.names import Operator
+
+_DISTRIBUTED = {
+    ("torch.distributed.tensor", "DTensor"),
+    ("torch.distributed.tensor._api", "DTensor"),
+    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
+}
+_active_mode = torch._C._get_dispatch_mode  # noqa: SLF001
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
+
+
+class Call(NamedTuple):
+    """What is looked at of an operator's arguments."""
+
+    form: tuple[object, ...]  # shapes and dtypes of the tensors
+    is_abstract: bool  # run to learn shapes only, perhaps from a cache the next time
+    is_weight_cast: bool  # what autocast's cache may spare
+
+
+def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Look at an operator's arguments."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_tensor(leaf)]
+    is_cast = operator is torch.ops.aten._to_copy.default  # noqa: SLF001 - an operator's name
+    return Call(
+        form=tuple((tensor.shape, tensor.dtype) for tensor in tensors),
+        is_abstract=_active_mode(_FAKE) is not None or any(map(_is_abstract, tensors)),
+        is_weight_cast=is_cast and tensors[0].is_leaf and tensors[0].requires_grad,
+    )
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def _is_abstract(tensor: torch.Tensor) -> bool:
+    is_fake = isinstance(tensor, torch._subclasses.FakeTensor)  # noqa: SLF001
+    return is_fake or tensor.device.type == "meta"
+
+
+def _stands_for_others(types: tuple[type, ...]) -> bool:
+    """Return whether an operator on tensors of these types comes to others on plain tensors."""
+    return any(map(_comes_to_others, types))
+
+
+@functools.cache
+def _comes_to_others(kind: type) -> bool:
+    # By name: whoever has no such tensor need not load their modules.
+    return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
+
+
+class OperatorMode(Mode):  # type: ignore[no-untyped-call]
+    """Sees operators on plain tensors, `torch.ops.higher_order` among them."""
+
+    @untraced
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        return NotImplemented if _stands_for_others(types) else self.run(func, args, kwargs or {})
+
+    @abc.abstractmethod
+    def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator; return what it returns."""
