@@ -119,6 +119,7 @@ class Effects:
         fills_saved: it may write to an argument that autograd has saved by then, as the noise of
             `rrelu` is, and which is no result.
         is_communication: it meets other ranks.
+        is_wait: it ends the write that another operator began; its result is that one's.
         declares_writes: its schema says that it changes an argument.
         is_unsafe_view: its results are memory of its first argument, and it does not say so.
     """
@@ -137,6 +138,7 @@ class Effects:
         "fills_saved",
         "is_communication",
         "is_unsafe_view",
+        "is_wait",
     )
 
     def __init__(self, operator: Operator) -> None:
@@ -150,6 +152,7 @@ class Effects:
         self._dropout_state: _Argument | None = None
         self._chance: _Argument | None = None
         self.is_communication = False
+        self.is_wait = False
         self.declares_writes = False
         self.fills_saved = False
         if isinstance(operator, HigherOrderOperator):
@@ -162,6 +165,7 @@ class Effects:
             each.alias_info is None for each in schema.returns
         )
         self.is_communication = _meets_others(operator)
+        self.is_wait = _is_wait(operator)
         self._has_own_state = self.is_communication or _has_own_state(operator)
         self._look_at_arguments(operator)
         written: tuple[_Argument, ...] = self._declared + self._undeclared
@@ -285,6 +289,11 @@ def is_repeatable(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any
 # ---- rules about operators -----------------------------------------------------------------------
 
 
+def _is_wait(operator: Any) -> bool:  # noqa: ANN401 - an overload
+    base = operator._schema.name.partition("::")[2]  # noqa: SLF001
+    return operator.namespace in _COMMUNICATION and base in _WAITING
+
+
 def _meets_others(operator: Any) -> bool:  # noqa: ANN401 - an overload
     if operator.namespace in _COMMUNICATION:
         return True
@@ -346,7 +355,7 @@ def _is_written_silently(operator: Any, name: str) -> bool:  # noqa: ANN401 - an
     base = schema.name.partition("::")[2]
     if operator.namespace in _FILLING:
         return not schema.is_mutable and base not in _SENDING and _INPUT not in name
-    if operator.namespace in _COMMUNICATION and base in _WAITING:
+    if _is_wait(operator):
         return True
     if (base, name) in _OTHERS:
         return True

@@ -234,8 +234,8 @@ class Recording(OperatorMode):
         results = func(*args, **kwargs)
         if self._log.replays:
             return results
-        written = effects_of(func).written(args, kwargs)
-        if written:
+        effects = effects_of(func)
+        if not effects.is_wait and (written := effects.written(args, kwargs)):
             self._log.note_written(written)
         if not self._is_candidate(func):
             return results
