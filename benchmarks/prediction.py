@@ -6,7 +6,8 @@ session of its own: warm-up, search, then some stable steps, which are measured.
 are those since the pool gave back what the search had left behind.
 
 `--json FILE` writes one flat object: `runs`, `peak_error_median`, `peak_error_worst` (reserved
-bytes over the predicted bytes in use), `in_use_error_median`, `in_use_error_worst`,
+bytes over the predicted bytes in use; a plan may leave a part of the budget to the pool, so that it
+has to move less: up to so many more are as predicted), `in_use_error_median`, `in_use_error_worst`,
 `seconds_error_median`, `seconds_error_worst`, and `RUN_seconds_error` and others of each run.
 """
 
@@ -51,13 +52,16 @@ class Result:
     rescues: int
     predicted_bytes: int | None
     predicted_seconds: float | None
+    left_bytes: int  # of the budget, which the plan does not use
 
     def errors(self) -> dict[str, float]:
         """Return how far what was measured is from the prediction."""
         if self.predicted_bytes is None or self.predicted_seconds is None:
             return {}
+        most_bytes = self.predicted_bytes + self.left_bytes
+        nearest_bytes = max(self.predicted_bytes, min(self.reserved_bytes, most_bytes))
         return {
-            "peak_error": self.reserved_bytes / self.predicted_bytes - 1,
+            "peak_error": self.reserved_bytes / nearest_bytes - 1,
             "in_use_error": self.in_use_bytes / self.predicted_bytes - 1,
             "seconds_error": self.seconds / self.predicted_seconds - 1,
         }
@@ -99,7 +103,7 @@ def measure(name: str, job: Job, budget_bytes: int, steps: int) -> Result:
             begin = time.perf_counter()
             training.step()
             seconds.append(time.perf_counter() - begin)
-        stats = session.stats
+        stats, plan = session.stats, session.plan
     return Result(
         name=name,
         budget_bytes=budget_bytes,
@@ -109,6 +113,7 @@ def measure(name: str, job: Job, budget_bytes: int, steps: int) -> Result:
         rescues=stats.oom_rescues - rescues,
         predicted_bytes=stats.predicted_peak_bytes,
         predicted_seconds=stats.predicted_step_seconds,
+        left_bytes=0 if plan is None else budget_bytes - plan.budget_bytes,
     )
 
 
