@@ -328,7 +328,7 @@ def test_record_when_the_step_makes_fake_tensors_then_torch_warns_of_nothing() -
             shape = (torch.randn(3, 4) @ torch.randn(4, 5)).shape
         (model(torch.randn(2, 8)).exp() * shape[1]).sum().backward()
 
-    with warnings.catch_warnings():
+    with installed(), warnings.catch_warnings():
         warnings.simplefilter("error")
         trace = swapkit.record(step, model)
     assert trace.operators
