@@ -310,9 +310,7 @@ class Learner(Taking):
             return False
         assert case.trace is not None
         case.trace = replace(case.trace, host=host)
-        case.candidates = [best.plan]  # until there is another
-        request = Request(trace=case.trace, count=1, shares=(case.share,))
-        self._ask(Asked(case, request, is_refined=True))
+        self._ask_for_one_more(case, best, case.share)
         return True
 
     def _make_room(self, case: Case) -> bool:
@@ -323,12 +321,16 @@ class Learner(Taking):
         if best.rescues or not is_moving or not has_helped or case.roomier == ROOMIER:
             return False
         case.roomier += 1
-        assert case.trace is not None
-        room = case.roomier * ROOM
-        case.candidates = [best.plan]  # until there is another
-        shares = (case.share - room, case.share - room + ROOM / 2)
-        self._ask(Asked(case, Request(trace=case.trace, count=1, shares=shares), is_refined=True))
+        share = case.share - case.roomier * ROOM
+        self._ask_for_one_more(case, best, share, share + ROOM / 2)
         return True
+
+    def _ask_for_one_more(self, case: Case, best: Tried, *shares: float) -> None:
+        """Ask for one more plan to try, and follow the best one until it is there."""
+        assert case.trace is not None
+        case.candidates = [best.plan]
+        request = Request(trace=case.trace, count=1, shares=shares)
+        self._ask(Asked(case, request, is_refined=True))
 
     def _find_best(self, case: Case) -> Tried:
         """Return the plan to follow of those that were tried."""

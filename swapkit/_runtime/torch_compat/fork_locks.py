@@ -7,30 +7,16 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from contextlib import AbstractContextManager
 
 
-class Lock(Protocol):
-    """A lock for `with`."""
-
-    def __enter__(self) -> Any: ...  # noqa: ANN401 - as of locks in general
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> object: ...
-
-
-class _Forkable(Protocol):
+class _Lock(Protocol):
     def acquire(self) -> object: ...
 
     def release(self) -> object: ...
 
 
-def make_fork_lock() -> Lock:
+def make_fork_lock() -> AbstractContextManager[Any]:
     """Return a reentrant lock that a fork waits for.
 
     Where a thread holds several at once, make the outer one last: a fork takes the latest first.
@@ -40,7 +26,7 @@ def make_fork_lock() -> Lock:
     return lock
 
 
-def hold_over_forks(lock: _Forkable) -> None:
+def hold_over_forks(lock: _Lock) -> None:
     """Let a fork wait for a lock, and parent and child release it."""
     release = lock.release
     os.register_at_fork(before=lock.acquire, after_in_parent=release, after_in_child=release)
