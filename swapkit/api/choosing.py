@@ -27,7 +27,7 @@ from swapkit.reporting.text import format_table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from swapkit._runtime.choosing.parts import Part
+    from swapkit._runtime.choosing.part import Part
     from swapkit._runtime.execution.repetitions import Repetition
     from swapkit.registry import Row, Verdict
 

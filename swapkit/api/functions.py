@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from swapkit._runtime.choosing.operators import rows_for_operator
-from swapkit._runtime.choosing.parts import Part, operator_part
+from swapkit._runtime.choosing.part import Part
+from swapkit._runtime.choosing.parts import operator_part
 from swapkit.errors import InvalidArgument, InvalidType
 from swapkit.registry import Recompute, Row
 

@@ -37,12 +37,12 @@ def marked(how: str) -> Iterator[Evict]:
     """Let the choices hold for all operators outside of modules."""
     install()
     tracker = get_runtime().tracker
-    tracker.start()
+    tracker.start("test")
     try:
         with mark_operators(OperatorRows(rows_of(HOW[how]))):
             yield settle
     finally:
-        tracker.stop()
+        tracker.stop("test")
 
 
 @under_all

@@ -152,7 +152,7 @@ def watch_sent() -> Iterator[list[Sent]]:
             seen.add(group)
             sent.append(Sent(swapper.name(group), group.nbytes, group.choice.prefetch or 0))
 
-    runtime.tracker.start()  # so that all names are whole
+    runtime.tracker.start("test")  # so that all names are whole
     former = runtime.trace
     runtime.trace = [] if former is None else former
     swapper.note_planned = note  # type: ignore[method-assign]
@@ -161,7 +161,7 @@ def watch_sent() -> Iterator[list[Sent]]:
     finally:
         del swapper.note_planned
         runtime.trace = former
-        runtime.tracker.stop()
+        runtime.tracker.stop("test")
     copied = swapper.scheduler.stats().copied_out_bytes - before
     assert copied == sum(one.nbytes for one in sent)
 

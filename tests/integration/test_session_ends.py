@@ -48,7 +48,7 @@ def assert_idle(installation: Installation) -> None:
     assert installation.sessions == []
     assert installation.runtime.active == []
     assert installation.runtime.entered.stack == []
-    assert installation.tracker._users == 0
+    assert not installation.tracker._users
     assert budget_bytes() == 0
     assert not has_hooks()
     assert torch._C._len_torch_dispatch_stack() == 0

@@ -238,7 +238,7 @@ def assert_as_before(model: nn.Module, choices: str) -> None:
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     installation = require_installation()
     assert installation.sessions == []
-    assert installation.tracker._users == 0
+    assert not installation.tracker._users
 
 
 def check_other_training() -> None:

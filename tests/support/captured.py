@@ -27,12 +27,12 @@ def choosing(pattern: str = ".*", what: What | None = None) -> Iterator[Operator
     """Let a choice hold for operators outside of modules, and be found where they are saved."""
     rows = OperatorRows(rows_of({pattern: what or Recompute()}))
     tracker = get_runtime().tracker
-    tracker.start()
+    tracker.start("test")
     try:
         with carrying(), mark_operators(rows):
             yield rows
     finally:
-        tracker.stop()
+        tracker.stop("test")
 
 
 def pack(tensor: torch.Tensor) -> SavedTensor:

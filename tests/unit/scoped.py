@@ -66,4 +66,4 @@ def assert_gone() -> None:
     assert _open.stack == []
     assert hooks_module._pushed.stack == []
     assert hooks_module._top() is None
-    assert get_runtime().tracker._users == 0
+    assert not get_runtime().tracker._users

@@ -90,8 +90,7 @@ class Installation(Generic[_Pool]):
         """
         with self.lock:
             self._apply(limit_bytes, self.sessions)
-            if bool(limit_bytes) != bool(self.limit_bytes):
-                (self.tracker.start if limit_bytes else self.tracker.stop)()
+            (self.tracker.start if limit_bytes else self.tracker.stop)(self)
             self.limit_bytes = limit_bytes
 
     def require_no_session(self) -> None:

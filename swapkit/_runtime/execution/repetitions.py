@@ -11,7 +11,8 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.choosing.parts import changes, part_of
+from swapkit._runtime.choosing.part import changes
+from swapkit._runtime.choosing.parts import part_of
 from swapkit._runtime.process.captures import find_operator
 from swapkit.registry import Recompute, Row, Source
 

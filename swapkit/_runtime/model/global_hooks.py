@@ -100,7 +100,8 @@ class Listeners(Generic[_Listener]):
     def add(self, listener: _Listener) -> None:
         """Tell a listener from now on, after those that are there."""
         with self._lock:
-            self.now = (*self.now, listener)
+            if listener not in self.now:  # an interruption may have left it here
+                self.now = (*self.now, listener)
             resting.interrupt()
             if not self._is_installed:
                 self._take_off()

@@ -7,6 +7,7 @@ the model it was first seen in; a shared module keeps its first path.
 
 from __future__ import annotations
 
+import enum
 import sys
 import threading
 import weakref
@@ -125,6 +126,16 @@ class _Thread(threading.local):
         self.base = NO_MODULE  # the label outside of all modules
 
 
+class Need(enum.Enum):
+    """What a user of the tracker needs to know of the modules that run."""
+
+    MODULES = "modules"  # all of them
+    NAMES = "names"  # not those that run on a thread that rests (`ModuleTracker.rest`)
+    # No names. Where all are such, threads rest by themselves: what is saved, and taken, has the
+    # name of the outermost module.
+    LABELS = "labels"
+
+
 class ModuleTracker:
     """Names for the modules that run. A tag stands for a name; 0 means: no module."""
 
@@ -137,9 +148,8 @@ class ModuleTracker:
         self._thread = _Thread()
         self._period = 0  # of tracking; what a thread's stack holds from an earlier one is stale
         self._step = 0
-        self._users = 0
-        self._resting_users = 0  # of these
-        self._scopes = 0  # of these
+        # What each needs; replaced, never changed, for those who read it without the lock.
+        self._users: dict[object, Need] = {}
         self.is_on = False  # whether what is taken is being labelled
         self._state: set[int] = set()  # storage objects
         self._added = 0  # modules so far
@@ -150,38 +160,37 @@ class ModuleTracker:
     @property
     def may_rest(self) -> bool:
         """Whether nobody needs it to know all modules that run: see `start`."""
-        return self._users == self._resting_users
+        return Need.MODULES not in self._users.values()
 
-    def start(self, *, may_rest: bool = False, is_scope: bool = False) -> None:
-        """Start labelling; calls nest.
+    def _only_labels(self, but: object = None) -> bool:
+        """Whether nobody, `but` perhaps one, needs names."""
+        users = self._users.items()
+        return all(need is Need.LABELS for user, need in users if user is not but)
 
-        Args:
-            may_rest: it needs not know which modules run on a thread that rests (`rest`).
-            is_scope: it may rest, and needs no names. Where all are such, threads rest by
-                themselves: what is saved, and taken, has the name of the outermost module.
+    def start(self, user: object, need: Need = Need.MODULES) -> None:
+        """Start labelling for a user, any object, until `stop`.
+
+        An interruption may come between any two lines: then `stop` undoes what was done.
         """
-        may_rest = may_rest or is_scope
         with self._lock:
-            self._users += 1
-            self._resting_users += may_rest
-            self._scopes += is_scope
-            self.is_on = True
-            if self._users == 1:
+            self._users = {**self._users, user: need}
+            if not self.is_on:
                 self._period += 1
                 global_hooks.calls.add(self)
-            elif not is_scope and (not may_rest or self._scopes == self._users - 1):
+                self.is_on = True
+            elif need is Need.MODULES or (need is Need.NAMES and self._only_labels(but=user)):
                 resting.interrupt()
             rest = self._running().rest
-            if rest is not None and not may_rest:
+            if rest is not None and need is Need.MODULES:
                 rest.sites.needs_modules = True
 
-    def stop(self, *, may_rest: bool = False, is_scope: bool = False) -> None:
-        """Undo one `start`, which was told the same."""
+    def stop(self, user: object) -> None:
+        """Undo `start` for a user, as far as that came."""
         with self._lock:
-            self._resting_users -= may_rest or is_scope  # first: `may_rest` takes no lock
-            self._scopes -= is_scope
-            self._users -= 1
-            if self._users == 0:
+            if user not in self._users:
+                return
+            self._users = {other: need for other, need in self._users.items() if other is not user}
+            if not self._users:
                 self.is_on = False
                 global_hooks.calls.remove(self)
                 set_tag(NO_MODULE)
@@ -318,7 +327,7 @@ class ModuleTracker:
         stack.enter(tag)
         set_tag(tag)
         is_outermost = len(stack.tags) == 1
-        if is_outermost and self._scopes == self._users and global_hooks.calls.now == (self,):
+        if is_outermost and self._only_labels() and global_hooks.calls.now == (self,):
             self.rest(_Coarse(self._rest_at, tag))
 
     def leave(self, _module: torch.nn.Module) -> None:

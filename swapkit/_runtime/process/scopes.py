@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from swapkit._native.sched import Tier
+from swapkit._runtime.model.tracker import Need
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.hooks import Hooks
 from swapkit._runtime.shim.placement import Action, Choice
@@ -43,12 +44,10 @@ class Entered:
         self._is_alone = not runtime.active  # outside of any session, whose figures name modules
         self._stack = _open.stack
         self._tracker = runtime.tracker
-        self._is_tracked = False
 
     def __enter__(self) -> None:
         try:
-            self._tracker.start(is_scope=self._is_alone)
-            self._is_tracked = True
+            self._tracker.start(self, Need.LABELS if self._is_alone else Need.MODULES)
             self.hooks.enter()
             self._stack.append(self)
         except BaseException:
@@ -76,9 +75,7 @@ class Entered:
         try:
             self.hooks.leave()
         finally:
-            if self._is_tracked:
-                self._is_tracked = False
-                self._tracker.stop(is_scope=self._is_alone)
+            self._tracker.stop(self)
 
 
 class Scope:

@@ -115,16 +115,18 @@ class Watcher:
     def _named(self) -> Iterator[None]:
         """Let the tracker know which module runs."""
         tracker = self._swapper.shared.tracker
-        tracker.start()
-        is_entered = bool(self._name) and not tracker.name(tracker.current())
-        if is_entered:
-            tracker.enter_operator(self._name)
+        user = object()
+        is_entered = False
         try:
+            tracker.start(user)
+            is_entered = bool(self._name) and not tracker.name(tracker.current())
+            if is_entered:
+                tracker.enter_operator(self._name)
             yield
         finally:
             if is_entered:
                 tracker.leave_operator()
-            tracker.stop()
+            tracker.stop(user)
 
 
 class _Keeping:

@@ -24,7 +24,7 @@ from swapkit._runtime.control.steering import Steering
 from swapkit._runtime.control.step_counter import StepCounter
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
-from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.model.tracker import NO_MODULE, Need
 from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undoing import Undo
 from swapkit._runtime.saved.hooks import Hooks, pop_left
@@ -260,8 +260,9 @@ class Life:
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread
         tracker = installation.tracker
-        tracker.start(may_rest=True)
-        undo.add(_once(functools.partial(tracker.stop, may_rest=True)))
+        user = object()
+        undo.add(functools.partial(tracker.stop, user))
+        tracker.start(user, Need.NAMES)
         undo.add(self.hooks.leave)
         self.hooks.enter()
         model = self._model
@@ -376,9 +377,3 @@ def _remove(swappers: list[Swapper], swapper: Swapper) -> None:
     """Take a swapper out of a list, if it is there: a step of undoing may run twice."""
     with suppress(ValueError):
         swappers.remove(swapper)
-
-
-def _once(step: Callable[[], object]) -> Callable[[], object]:
-    """Return what runs a step once, even if that fails: the step counts its calls."""
-    left = [step]
-    return lambda: left.pop()() if left else None

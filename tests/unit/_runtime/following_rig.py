@@ -118,8 +118,8 @@ class Course:
             installation.enter(session)
             undo.callback(installation.leave, session)
             installation.tracker.add_model(self.model)
-            installation.tracker.start()
-            undo.callback(installation.tracker.stop)
+            installation.tracker.start("test")
+            undo.callback(installation.tracker.stop, "test")
             undo.callback(self._make_hooks)  # a pair is entered once
             self.hooks.enter()
             undo.callback(self.hooks.leave)

@@ -347,7 +347,7 @@ def test_configuration_when_removed_then_the_model_is_as_it_was() -> None:
         assert is_untouched(model)
     assert all(map(torch.equal, gradients(model), plain))
     assert get_runtime().shim.marks_count() == 0
-    assert get_runtime().tracker._users == 0
+    assert not get_runtime().tracker._users
 
 
 def test_configuration_when_removed_between_forward_and_backward_then_the_graph_keeps_working() -> (

@@ -64,16 +64,17 @@ class Calls:
         self._is_here: Callable[[], bool] | None = is_here
         self._met: set[int] = set()
         self._thread = _Thread()
+        self._user = object()  # of the tracker, which must not keep what this refers to
 
     def start(self) -> None:
         """Begin to name modules, and to see their calls."""
-        self.tracker.start()
+        self.tracker.start(self._user)
         global_hooks.calls.add(self)  # after the tracker, which has named the module by then
 
     def stop(self) -> None:
         """Undo `start`."""
         global_hooks.calls.remove(self)
-        self.tracker.stop()
+        self.tracker.stop(self._user)
         self._meet = self._is_here = None  # of who has this
 
     @property

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import swapkit
 from swapkit._runtime.allocators import installation as module
 from swapkit._runtime.allocators.installation import parse_device, require_installation
+from swapkit._runtime.model.tracker import Need
 from swapkit._runtime.saved.device import CPU
 from swapkit.errors import InvalidArgument, OverBudget, SessionError, Unsupported
 from tests.support import MIB, limit_above_reserved
@@ -152,7 +153,7 @@ def test_limit_when_set_then_modules_are_tracked_until_it_is_gone(
     users = installation.tracker._users
     for limit in ("50%", "40%"):
         swapkit.install(limit)
-        assert installation.tracker._users == users + 1
+        assert installation.tracker._users == {**users, installation: Need.MODULES}
     swapkit.install()
     assert installation.tracker._users == users
 
@@ -261,14 +262,14 @@ def test_failure_when_in_a_module_then_place_holders_and_hints_are_named(
     gc.collect()
     model = nn.Sequential(nn.Tanh(), Grow())
     session = FakeSession(limit_above_reserved(installation, 16 * MIB))
-    installation.tracker.start()
+    installation.tracker.start("test")
     installation.enter(session)
     try:
         with pytest.raises(torch.OutOfMemoryError) as caught:
             model(torch.ones(MIB))
     finally:
         installation.leave(session)
-        installation.tracker.stop()
+        installation.tracker.stop("test")
     text = str(caught.value)
     assert "256.00 MiB (268435456 bytes) requested in 1, test_installed_pool.py:" in text
     assert "(forward)" in text
@@ -297,7 +298,7 @@ def test_failure_when_a_name_is_long_or_odd_then_still_torchs_error(
 ) -> None:
     model = nn.ModuleDict({name: nn.Tanh()})
     installation.tracker.add_model(model)
-    installation.tracker.start()
+    installation.tracker.start("test")
     kept = model[name](torch.ones(MIB))
     swapkit.install(limit_above_reserved(installation, MIB))
     try:
@@ -305,7 +306,7 @@ def test_failure_when_a_name_is_long_or_odd_then_still_torchs_error(
             torch.ones(4 * MIB)
     finally:
         swapkit.install()
-        installation.tracker.stop()
+        installation.tracker.stop("test")
     assert kept.numel() == MIB
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def tracker() -> Iterator[ModuleTracker]:
     tracker = ModuleTracker()
-    tracker.start()
+    tracker.start("test")
     yield tracker
-    tracker.stop()
+    tracker.stop("test")
 
 
 def amounts(installation: Installation, tracker: ModuleTracker) -> dict[str, tuple[int, int]]:

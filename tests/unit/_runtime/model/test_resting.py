@@ -12,7 +12,7 @@ from torch.nn.modules import module as module_hooks
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime.model import global_hooks, resting
-from swapkit._runtime.model.tracker import NO_MODULE, ModuleTracker
+from swapkit._runtime.model.tracker import NO_MODULE, ModuleTracker, Need
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
@@ -273,12 +273,12 @@ class Resting:
 def resting_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resting]:
     monkeypatch.setattr(resting, "_has_compiled", lambda: False)
     tracker = ModuleTracker()
-    tracker.start(may_rest=True)
+    tracker.start("test", Need.NAMES)
     listener = Resting(tracker)
     global_hooks.calls.add(listener)
     yield listener
     global_hooks.calls.remove(listener)
-    tracker.stop(may_rest=True)
+    tracker.stop("test")
     set_tag(NO_MODULE)
 
 
@@ -342,7 +342,7 @@ def test_tracker_when_somebody_needs_modules_then_it_says_so_and_the_rest_is_ove
 ) -> None:
     tracker, sites = resting_thread.tracker, resting_thread.sites
     seen: list[tuple[str, bool]] = []
-    model = Model(tracker.start)
+    model = Model(lambda: tracker.start("other"))
     model.second = Seeing(
         lambda: seen.append((tracker.name(tracker.current()), resting.is_resting()))
     )
@@ -350,10 +350,10 @@ def test_tracker_when_somebody_needs_modules_then_it_says_so_and_the_rest_is_ove
     assert sites.needs_modules
     assert not tracker.may_rest
     assert seen == [("second", False)]
-    tracker.stop()
+    tracker.stop("other")
     assert tracker.may_rest
     sites.needs_modules = False
-    model.between = lambda: on_thread(tracker.start)
+    model.between = lambda: on_thread(lambda: tracker.start("other"))
     model(ONE)
     assert not sites.needs_modules  # another thread's need
-    tracker.stop()
+    tracker.stop("other")

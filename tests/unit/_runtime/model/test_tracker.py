@@ -42,9 +42,9 @@ class Failing(nn.Module):
 @pytest.fixture
 def tracker() -> Iterator[ModuleTracker]:
     tracker = ModuleTracker()
-    tracker.start()
+    tracker.start("test")
     yield tracker
-    tracker.stop()
+    tracker.stop("test")
     set_tag(NO_MODULE)
 
 
@@ -149,23 +149,24 @@ def test_tracking_when_it_begins_inside_a_module_then_the_end_of_it_is_fine() ->
 
     class Starter(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            tracker.start()
+            tracker.start("test")
             return x
 
     Starter()(ONE)
-    tracker.stop()
+    tracker.stop("test")
     assert tracker.current() == NO_MODULE
 
 
-def test_tracking_when_stopped_as_often_as_started_then_modules_are_not_seen() -> None:
+def test_tracking_when_its_last_user_stops_then_modules_are_not_seen() -> None:
     tracker = ModuleTracker()
     probe = Probe(tracker)
     model = nn.Sequential(probe)
-    tracker.start()
-    tracker.start()
-    tracker.stop()
+    for user in ("first", "second", "second"):
+        tracker.start(user)
+    for _ in range(2):
+        tracker.stop("second")
     model(ONE)
-    tracker.stop()
+    tracker.stop("first")
     model(ONE)
     assert probe.seen == ["0", ""]
 

@@ -25,12 +25,12 @@ def test_policy_when_a_module_runs_then_its_own_operators_are_kept_but_no_views(
     model.one, model.two = Asks(), Asks()
     policy = KeepInside(operators=(("one", "sin|t"),))
     tracker = get_runtime().tracker
-    tracker.start()
+    tracker.start("test")
     try:
         tracker.add_model(model)
         answers = model.one(policy), model.two(policy)
     finally:
-        tracker.stop()
+        tracker.stop("test")
     other = CheckpointPolicy.PREFER_RECOMPUTE
     assert answers == ([CheckpointPolicy.MUST_SAVE, other], [other, other])
 

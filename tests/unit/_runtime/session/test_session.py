@@ -50,7 +50,7 @@ def make_loss(nbytes: int = MIB) -> torch.Tensor:
 def assert_idle(installation: Installation) -> None:
     assert installation.sessions == []
     assert installation.pool.budget_bytes == 0
-    assert installation.tracker._users == 0
+    assert not installation.tracker._users
     saved = make_loss().grad_fn.next_functions[0][0]._saved_result  # type: ignore[union-attr]
     assert saved.numel() == MIB // 4
 

@@ -253,7 +253,7 @@ def test_version_when_changed_in_place_then_the_error_is_autograds(
     model = torch.nn.Sequential(torch.nn.Identity())
     runtime = get_runtime()
     runtime.tracker.add_model(model)
-    runtime.tracker.start()
+    runtime.tracker.start("test")
     handles: list[SavedTensor] = []
     hook = model[0].register_forward_pre_hook(
         lambda _module, inputs: handles.append(save(swapper, inputs[0], ANY))
@@ -262,7 +262,7 @@ def test_version_when_changed_in_place_then_the_error_is_autograds(
         model(tensor)
     finally:
         hook.remove()
-        runtime.tracker.stop()
+        runtime.tracker.stop("test")
     (handle,) = handles
     if is_out:
         evict(swapper, handle)
