@@ -55,22 +55,21 @@ class Device:
 
     def begin_out(self, group: Group, *, next_use: int) -> None:
         """Start a copy out."""
-        self._shim.hold(self.owner)
+        owner = self.new_owner()
         try:
-            group.copy_out(self._storage.data_ptr(), owner=self.owner, next_use=next_use)
+            group.copy_out(self._storage.data_ptr(), owner=owner, next_use=next_use)
         except BaseException:
-            self._shim.drop(self.owner)
+            self._shim.drop_owner(owner)
             raise
 
     def begin_in(self, group: Group, *, next_use: int) -> None:
         """Start a copy back."""
-        self._shim.hold(self.owner)
-        group.copy_in(self._storage.data_ptr(), owner=self.owner, next_use=next_use)
+        group.copy_in(self._storage.data_ptr(), owner=self.new_owner(), next_use=next_use)
 
-    @property
-    def owner(self) -> int:
-        address: int = self._storage._cdata  # noqa: SLF001
-        return address
+    def new_owner(self) -> int:
+        """Return an owner for one copy."""
+        owner: int = self._shim.new_owner(self._storage._cdata)  # noqa: SLF001
+        return owner
 
 
 # ---- host memory ---------------------------------------------------------------------------------

@@ -147,13 +147,13 @@ class Lanes:
     ) -> None:
         """Queue a copy, which holds the device memory until it is done."""
         shim = self.device.shared.shim
-        owner = memory._cdata  # noqa: SLF001
+        owner = 0
         try:
-            shim.hold(owner)
+            owner = shim.new_owner(memory._cdata)  # noqa: SLF001
             copy(memory.data_ptr(), owner=owner, next_use=next_use, producer=producer)
         except BaseException:
-            if group.state in NOT_STARTED:  # else interrupted with the copy under way
-                shim.drop(owner)
+            if owner and group.state in NOT_STARTED:  # else interrupted with the copy under way
+                shim.drop_owner(owner)
             raise
 
 

@@ -94,14 +94,15 @@ class HostCopies:
 
     def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> int:
         """Start a transfer, which holds the storage until it is done; return its stream."""
-        owner = storage._cdata  # noqa: SLF001
+        owner = 0
         stream = self._device.current_stream()
         try:
-            self._shim.hold(owner)
+            owner = self._shim.new_owner(storage._cdata)  # noqa: SLF001
             # Of use at once: before anything that is saved for backward.
             start(storage.data_ptr(), owner=owner, next_use=0, producer=stream)
         except BaseException:
-            if group.state_at[0] in NOT_STARTED:  # else interrupted with the copy under way
-                self._shim.drop(owner)
+            # Else it was interrupted with the copy under way.
+            if owner and group.state_at[0] in NOT_STARTED:
+                self._shim.drop_owner(owner)
             raise
         return stream

@@ -121,8 +121,9 @@ class Shim:
         # How many operators this thread has run that fill what autograd has saved by then.
         self.fills_run: Callable[[], int] = module.fills_run
         size = ctypes.c_size_t
-        self.hold = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_hold", quick))
-        self.drop = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
+        # An owner for a copy from or to a storage (`cpp/owners.hpp`), and the end of one.
+        self.new_owner = ctypes.PYFUNCTYPE(size, size)(("swapkit_owner_new", quick))
+        self.drop_owner = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
         # Of a device, by its type and index: this thread's stream; bytes in use and reserved.
         self.current_stream: Callable[[int, int], int] = module.current_stream
         self.device_usage: Callable[[int, int], tuple[int, int]] = module.device_usage

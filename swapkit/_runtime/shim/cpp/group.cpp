@@ -1,6 +1,7 @@
 // group.cpp - handles and groups: who holds a storage, and how a tensor is rebuilt bit for bit.
 #include "aside.hpp"
 #include "mover.hpp"
+#include "owners.hpp"
 #include "recomputed.hpp"
 #include "timing.hpp"
 
@@ -276,7 +277,7 @@ bool group_revive(Group *group) {
 void group_restore(Group *group, c10::StorageImpl *storage) {
     SWAPKIT_ASSERT(has_python() && group->storage == nullptr);
     group->storage = storage;
-    group->copied_from = storage->data();
+    group->copied_from = memory_of(storage);
     group->is_moved = 1;
     if (group->native == nullptr) {
         group->state_at = &resident;

@@ -3,6 +3,7 @@
 
 #include "aside.hpp"
 #include "following.hpp"
+#include "owners.hpp"
 #include "recomputed.hpp"
 #include "streams.hpp"
 
@@ -149,14 +150,14 @@ int copy_out(Mover *mover, Group *group) {
         return -1;
     }
     c10::StorageImpl *storage = group->storage;
-    group->copied_from = storage->data();
+    c10::StorageImpl *owner = swapkit_owner_new(storage);
+    group->copied_from = memory_of(storage);
     const char *bytes =
-        static_cast<const char *>(group->copied_from) + group->part_bytes - group->shift_bytes;
-    swapkit_storage_hold(storage); // the copy's
+        static_cast<const char *>(owner->data()) + group->part_bytes - group->shift_bytes;
     sk_status status = SK_OK;
     {
         WithoutPython others;
-        status = links.sk_group_copy_out(group->native, bytes, storage, last_use - group->serial,
+        status = links.sk_group_copy_out(group->native, bytes, owner, last_use - group->serial,
                                          stream_of(mover, group));
     }
     if (status != SK_OK) {
@@ -168,7 +169,7 @@ int copy_out(Mover *mover, Group *group) {
         } else {
             (void)raises(status);
         }
-        swapkit_storage_drop(storage);
+        swapkit_storage_drop(owner);
         return is_no_room(status) ? 0 : -1;
     }
     if (group->standby == Standby::spare) {
@@ -332,7 +333,7 @@ static bool end_aside(Mover *mover, Group *group) {
 // inside of it while others than autograd held it (`share_memory_`, `resize_`): no version counts
 // that. Then they are copied once more, if they can be; -1: an exception is set.
 static int make_copy_sound(Mover *mover, Group *group) {
-    if (group->storage == nullptr || group->storage->data() == group->copied_from) {
+    if (group->storage == nullptr || memory_of(group->storage) == group->copied_from) {
         return 1;
     }
     group_forget_copy(group);

@@ -142,7 +142,7 @@ struct Group {
     std::size_t part_bytes;  // where in the first storage what is copied begins
     std::size_t shift_bytes; // where in it the present storage begins
     sk_group *native;        // owned; null before the first copy
-    const void *copied_from; // where the storage's memory was, or came back to, for the copy
+    std::uint64_t copied_from; // the memory (`owners.hpp`) that the copy is of, or came back to
     Recipe *recipe;          // owned: how its bytes are computed again (`recipes.hpp`); null: not
     std::uint32_t result;    // which of the recipe's it is
     Standby standby;

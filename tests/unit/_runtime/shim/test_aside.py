@@ -37,8 +37,8 @@ def drop_copied(memory: torch.Tensor) -> None:
     storage = torch._C._construct_storage_from_data_pointer(
         memory.data_ptr(), torch.device("cuda:0"), memory.nbytes
     )
-    shim.hold(storage._cdata)  # the copy's
-    ctypes.CFUNCTYPE(None, ctypes.c_size_t)(shim.drop_address)(storage._cdata)
+    owner = shim.new_owner(storage._cdata)  # the copy's
+    ctypes.CFUNCTYPE(None, ctypes.c_size_t)(shim.drop_address)(owner)
 
 
 def test_garbage_when_it_was_let_go_of_then_none_waits_any_more(
