@@ -28,8 +28,6 @@ def in_use() -> int:
     return int(swapkit.memory_stats()["allocated_bytes.all.current"])
 
 
-# Where it is raised in a finalizer nobody can have it.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_first", [True, False])
 def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
     *, is_first: bool, monkeypatch: pytest.MonkeyPatch

@@ -98,7 +98,8 @@ class Part:
                 return run_region(self._terms, function, args, kwargs)
         # Not an `ExitStack`: a signal handler may raise after a manager was entered and before the
         # stack knows of it.
-        with self._scope or _NOTHING, self._running(function), self._marking():
+        scope = _NOTHING if self._scope is None else self._scope.opened()
+        with scope, self._running(function), self._marking():
             return function(*args, **kwargs)
 
     def _running(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
@@ -121,13 +122,14 @@ class Part:
         """Return where a recomputed part's inputs are saved: in the scope around, if it may."""
         around = innermost_choice()
         if self.judgement.keep:
-            return _KEEP
+            return _KEEP.opened()
         if self._terms is not None and self._terms.swap_inputs:
-            return Scope(Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes))
+            choice = Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes)
+            return Scope(choice).opened()
         is_spared = around is not None and around.spares_regions
         if is_spared:
-            return Scope(resting_choice(get_runtime().current_swapper()))
-        return contextlib.nullcontext()
+            return Scope(resting_choice(get_runtime().current_swapper())).opened()
+        return _NOTHING
 
 
 @untraced

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -168,7 +169,7 @@ class _Running(threading.local):
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.calls: list[Call] = []
+        self.calls: list[Call] = []  # and what an interruption has left behind them
         self.period = 0
         self.told: Call | None = None  # the latest that listeners were told of
 
@@ -180,9 +181,10 @@ class _Running(threading.local):
 
     def enter(self, module: torch.nn.Module) -> None:
         """Tell that a call begins."""
-        self.ids.append(id(module))
         self.told = call = Call(module)
+        del self.calls[len(self.ids) :]
         self.calls.append(call)
+        self.ids.append(id(module))
         for listener in calls.now:
             listener.enter(module)
 
@@ -198,7 +200,8 @@ class _Running(threading.local):
         """Tell that the innermost call has ended."""
         resting.end()
         self.ids.pop()
-        self.told = call = self.calls.pop()
+        self.told = call = self.calls[len(self.ids)]
+        del self.calls[len(self.ids) :]
         call.has_raised = has_raised
         module = call.find_module()
         if module is None:  # gone: another one to who asks
@@ -240,16 +243,26 @@ def _ignore_warning() -> None:
         warnings.filterwarnings("ignore", text)
 
 
+def _forget(table: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
+    """Remove a hook of ours that an interruption has left in a table before it was known here."""
+    for number in [number for number, each in table.items() if each is hook]:
+        del table[number]
+
+
 def _install_calls() -> Iterator[RemovableHandle]:
     global _period  # noqa: PLW0603
     _period += 1
     if not module_hooks._has_any_global_hook():  # type: ignore[no-untyped-call] # noqa: SLF001
         _ignore_warning()
+    _forget(module_hooks._global_forward_pre_hooks, _enter)  # noqa: SLF001
+    _forget(module_hooks._global_forward_hooks, _leave)  # noqa: SLF001
     yield module_hooks.register_module_forward_pre_hook(_enter)
     yield module_hooks.register_module_forward_hook(_leave, always_call=True)
 
 
 def _install_steps() -> Iterator[RemovableHandle]:
+    _forget(optimizer_hooks._global_optimizer_pre_hooks, _before_step)  # noqa: SLF001
+    _forget(optimizer_hooks._global_optimizer_post_hooks, _after_step)  # noqa: SLF001
     yield register_optimizer_step_pre_hook(_before_step)
     yield register_optimizer_step_post_hook(_after_step)
 

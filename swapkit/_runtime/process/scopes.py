@@ -6,6 +6,7 @@ active there, or with the process's own outside any session.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import InvalidArgument, SessionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from swapkit._runtime.saved.swapper import Swapper
@@ -86,18 +88,39 @@ class Scope:
 
     @untraced
     def __enter__(self) -> None:
+        entered = self._prepare()
+        try:
+            entered.__enter__()
+        except BaseException:  # an interruption, when that had been done
+            entered.leave()
+            raise
+
+    def _prepare(self) -> Entered:
         choice = self.choice
         to_disk = choice.action is Action.SWAP and choice.tier is Tier.DISK
         if to_disk and not get_runtime().current_swapper().scheduler.has_disk:
             raise InvalidArgument(
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
             )
-        entered = Entered(self)
+        return Entered(self)
+
+    @contextlib.contextmanager
+    @untraced
+    def opened(self) -> Iterator[None]:
+        """Open it until the caller's frame goes on, even where an interruption keeps it from that.
+
+        As `with scope:`, of which a signal handler that raises as `__exit__` begins makes nothing.
+        """
+        entered = self._prepare()
         try:
             entered.__enter__()
-        except BaseException:  # an interruption, when that had been done
-            entered.leave()
-            raise
+            yield
+        finally:
+            try:
+                entered.__exit__()
+            except BaseException:
+                entered.leave()
+                raise
 
     @untraced
     def __exit__(

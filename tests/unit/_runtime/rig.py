@@ -134,13 +134,14 @@ def interrupts(nth: int, function: Callable[[], object]) -> bool:
                 sys.setprofile(None)
                 raise Interruption
 
-    previous = sys.getprofile()
+    previous, unraisable = sys.getprofile(), sys.unraisablehook
+    sys.unraisablehook = lambda _: None  # what is kept of it would keep all that runs
     try:
         sys.setprofile(profile)
         function()
-        sys.setprofile(None)
     except Interruption:
-        return True
+        pass
     finally:
         sys.setprofile(previous)
-    return False
+        sys.unraisablehook = unraisable
+    return count == nth  # and raised, though a finalizer may have had it

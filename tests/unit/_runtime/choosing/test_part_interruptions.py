@@ -29,8 +29,6 @@ def make_function() -> Callable[[torch.Tensor], Any]:
     return swapkit.keep(lambda x: x.exp().sin())
 
 
-# Where it is raised in a generator that ends nobody can have it.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("make", [make_module, make_function])
 def test_part_when_interrupted_anywhere_then_no_choice_stays_in_force(
     make: Callable[[], Callable[[torch.Tensor], Any]],
