@@ -53,8 +53,8 @@ class _Shim(Protocol):
     """What is asked so often that it is C++ (`shim/cpp/resting.hpp`)."""
 
     # Tables of a kind of hooks: false for a thread that rests.
-    FirstTable: Callable[[Table], Table]
-    LastTable: Callable[[Table], Table]
+    FirstTable: type[Table]
+    LastTable: type[Table]
 
     def prepare_rest(self, root: int, /) -> Rest:
         """As `prepare`."""
@@ -124,22 +124,23 @@ def install(handles: Sequence[RemovableHandle]) -> bool:
     if any(list(table) != [handle.id] for table, handle in zip(tables, handles, strict=True)):
         return False  # hooks of others: torch takes the longer way for them
     for name, table, handle in zip(_NAMES, tables, handles, strict=True):
-        if name not in _former:
+        if not isinstance(table, (_shim.FirstTable, _shim.LastTable)):
             ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
+            _former[name] = table, handle.id  # first: an interruption may come between two lines
+            handle.hooks_dict_ref = weakref.ref(ours)
             # At once, and torch's stays as it is: a thread may be iterating over it.
             setattr(module_hooks, name, ours)
-            handle.hooks_dict_ref = weakref.ref(ours)
-            _former[name] = table, handle.id
     return True
 
 
 def uninstall() -> None:
     """Give torch its tables again, unless others have hooks in ours. No thread looks into them."""
     for name, (table, own) in list(_former.items()):
-        if not getattr(module_hooks, name):
-            del _former[name]
+        current = getattr(module_hooks, name)
+        if current is table or not current:
             table.pop(own, None)
             setattr(module_hooks, name, table)
+            del _former[name]  # last: what an interruption leaves is done the next time
 
 
 def _has_compiled() -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as module_hooks
 
 import swapkit
+from swapkit._runtime.model import global_hooks
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import _open
 from swapkit._runtime.saved import hooks
@@ -47,3 +50,8 @@ def test_part_when_interrupted_anywhere_then_no_choice_stays_in_force(
         nth += 1
     assert nth > 40
     assert torch.autograd.graph.disable_saved_tensors_hooks is hooks._disable
+    # Torch's own tables, without hooks of ours.
+    assert type(module_hooks._global_forward_pre_hooks) is OrderedDict
+    assert type(module_hooks._global_forward_hooks) is OrderedDict
+    assert global_hooks._enter not in module_hooks._global_forward_pre_hooks.values()
+    assert global_hooks._leave not in module_hooks._global_forward_hooks.values()
