@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swapkit._runtime.choosing import parts
+from swapkit._runtime.choosing import part
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.regions import run_region
 from tests.programs import assert_same_bits
@@ -207,11 +207,11 @@ def count_calls(model: torch.nn.Module) -> Iterator[Counter[str]]:
         module.register_forward_pre_hook(lambda *_, path=path: count(path))
         for path, module in model.named_modules()
     ]
-    parts.run_region = run_inside  # type: ignore[attr-defined]
+    part.run_region = run_inside  # type: ignore[attr-defined]
     try:
         yield calls
     finally:
-        parts.run_region = run_region  # type: ignore[attr-defined]
+        part.run_region = run_region  # type: ignore[attr-defined]
         for handle in handles:
             handle.remove()
 
