@@ -26,7 +26,7 @@ namespace swapkit {
 
 namespace {
 
-constexpr std::size_t clocks_count = 64; // more threads than that share alarms: no harm done
+constexpr std::size_t clocks_count = 32; // more threads than that share alarms: no harm done
 constexpr std::size_t record_limit = 1 << 20;
 constexpr int most_tries = 8; // of what signal handlers keep interrupting
 
