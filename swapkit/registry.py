@@ -124,7 +124,7 @@ What: TypeAlias = "Keep | Swap | Recompute | Exclude"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Choice:
     """One choice."""
 
     source: Source
@@ -133,7 +133,7 @@ class Row:
     meaning: str = ""  # a pattern of the operators that `operator` stands for, if not of its own
     occurrences: tuple[int, ...] = ()  # which of these in a call of the module; empty: all
 
-    def __deepcopy__(self, _memo: object) -> Row:
+    def __deepcopy__(self, _memo: object) -> Choice:
         return self  # a value; and a group of ranks that it names cannot be copied
 
 
@@ -141,7 +141,7 @@ class Row:
 class Verdict:
     """A row, and why it holds or does not."""
 
-    row: Row
+    row: Choice
     holds: bool
     reason: str = ""
 
@@ -157,7 +157,7 @@ class Judgement:
     swap_source: Source | None = None
 
 
-def judge(rows: Iterable[Row]) -> Judgement:
+def judge(rows: Iterable[Choice]) -> Judgement:
     """Say which of the rows of one part hold; later rows are later words."""
     rows = tuple(rows)
     spoken = _spoken(rows)
@@ -187,14 +187,14 @@ _PRECEDENCE = (
 )
 
 
-def _spoken(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+def _spoken(rows: tuple[Choice, ...]) -> tuple[Choice, ...]:
     """Return the rows of users; if there are none, those of the planner."""
     return tuple(row for row in rows if row.source is not Source.PLANNER) or rows
 
 
-def _best_of_each_kind(rows: tuple[Row, ...]) -> dict[str, Row]:
+def _best_of_each_kind(rows: tuple[Choice, ...]) -> dict[str, Choice]:
     """Return the row that holds of each kind, if only its own kind counted."""
-    best: dict[str, Row] = {}
+    best: dict[str, Choice] = {}
     for row in rows:
         former = best.get(row.what.kind)
         if former is None or _rank(row) >= _rank(former):
@@ -202,12 +202,12 @@ def _best_of_each_kind(rows: tuple[Row, ...]) -> dict[str, Row]:
     return best
 
 
-def _rank(row: Row) -> bool:
+def _rank(row: Choice) -> bool:
     """Return what decides between two rows of a kind before their order does."""
     return isinstance(row.what, Recompute) and row.what.is_full
 
 
-def _why(row: Row, best: dict[str, Row]) -> str:
+def _why(row: Choice, best: dict[str, Choice]) -> str:
     """Return why a row does not hold that is not the best of its kind."""
     winner = best.get(row.what.kind)
     if winner is None or row.source is Source.PLANNER is not winner.source:
@@ -217,7 +217,7 @@ def _why(row: Row, best: dict[str, Row]) -> str:
     return "a later choice of the same kind"
 
 
-def _with_exclusions(what: What, rows: tuple[Row, ...]) -> Recompute:
+def _with_exclusions(what: What, rows: tuple[Choice, ...]) -> Recompute:
     """Return how a part is recomputed, without what any of its rows excludes."""
     assert isinstance(what, Recompute)
     every = [row.what.excluded for row in rows if isinstance(row.what, Recompute)]

@@ -236,11 +236,11 @@ class Backend(Handle):
         check(lib.sk_stream_create(self.pointer, out))
         return Stream(out[0], self.pointer)
 
-    def event(self) -> Event:
+    def event(self) -> StreamEvent:
         """Make an event."""
         out = ffi.new("sk_event **")
         check(lib.sk_event_create(self.pointer, out))
-        return Event(out[0], self.pointer)
+        return StreamEvent(out[0], self.pointer)
 
     def copy(
         self, *, to: int, source: int, nbytes: int, kind: CopyKind, stream: Stream | None
@@ -304,7 +304,7 @@ class Stream(Handle):
         """Wait until everything queued so far is done."""
         check(lib.sk_stream_sync(self._backend, self.pointer))
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Let what is queued from now on wait for `event`."""
         check(lib.sk_stream_wait(self._backend, self.pointer, event.pointer))
 
@@ -322,7 +322,7 @@ class Stream(Handle):
         check(lib.sk_stream_destroy(self._backend, pointer))
 
 
-class Event(Handle):
+class StreamEvent(Handle):
     """A mark in a stream that can be waited for."""
 
     _what = "event"

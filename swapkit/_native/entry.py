@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from swapkit._native.pool import Pool
 
 
-class Entry(Handle):
+class AllocatorEntry(Handle):
     """A pool as torch's allocator sees it."""
 
     _what = "entry"

@@ -99,7 +99,7 @@ class MakingOwner(Protocol):
         """Note that this thread begins to make memory, or has made it."""
 
 
-class Witness(Protocol):
+class AllocationWitness(Protocol):
     """Is told what a thread does while it allocates; it must not raise."""
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from swapkit._native._lib import CData
     from swapkit._native.backend import Backend, Stream
-    from swapkit._native.lib import Witness
+    from swapkit._native.lib import AllocationWitness
 
 _Info = TypeVar("_Info")
 _NS_PER_S = 1e9
@@ -265,11 +265,11 @@ class Pool(Handle):
         rescue = self._rescue
         return 0 if rescue is None else rescue(needed_bytes)
 
-    def watch(self, witness: Witness) -> None:
+    def watch(self, witness: AllocationWitness) -> None:
         """Tell somebody, on the thread that allocates, when it begins and ends to make memory."""
         self._witnesses.add(witness, self._set_making)
 
-    def unwatch(self, witness: Witness | None = None) -> None:
+    def unwatch(self, witness: AllocationWitness | None = None) -> None:
         """Undo `watch`, None: for all; a second call does nothing. What has begun still ends."""
         self._witnesses.remove(witness, self._set_making)
 

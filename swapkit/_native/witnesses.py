@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._native.lib import Witness
+    from swapkit._native.lib import AllocationWitness
 
 
 class _Told(threading.local):
     """Who was told that this thread makes memory, until it has ended that."""
 
-    witnesses: tuple[Witness, ...] = ()
+    witnesses: tuple[AllocationWitness, ...] = ()
 
 
 class Witnesses:
@@ -28,16 +28,16 @@ class Witnesses:
     def __init__(self) -> None:
         """Begin with none."""
         self._lock = threading.RLock()
-        self._witnesses: tuple[Witness, ...] = ()
+        self._witnesses: tuple[AllocationWitness, ...] = ()
         self._told = _Told()
 
-    def add(self, witness: Witness, apply: Callable[[bool], None]) -> None:
+    def add(self, witness: AllocationWitness, apply: Callable[[bool], None]) -> None:
         """Tell one more of what begins from now on; `apply` gets whether there are any."""
         with self._lock:
             self._witnesses = (*self._witnesses, witness)
             apply(True)  # noqa: FBT003 - C's
 
-    def remove(self, witness: Witness | None, apply: Callable[[bool], None]) -> None:
+    def remove(self, witness: AllocationWitness | None, apply: Callable[[bool], None]) -> None:
         """Tell one, None: all, no longer of what begins; what has begun has its end told."""
         with self._lock:
             left = self._witnesses if witness is not None else ()

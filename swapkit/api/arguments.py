@@ -20,7 +20,7 @@ from swapkit.errors import InvalidArgument
 from swapkit.planning.aims import AimedPolicy
 from swapkit.planning.bisecting import AdaptiveRecompute
 from swapkit.planning.stage_swap import StageSwapPolicy
-from swapkit.registry import Recompute, Row, Source, Swap
+from swapkit.registry import Recompute, Choice, Source, Swap
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.session.session import Session
-    from swapkit.config.settings import Part
+    from swapkit.config.settings import LayerPart
     from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
     from swapkit.planning.planner import Policy
 
@@ -219,26 +219,26 @@ def from_arguments(
 
 
 def _find_modules(
-    part: Part, layers: dict[int, torch.nn.Module], stage: int
-) -> Iterator[tuple[torch.nn.Module, Row]]:
+    part: LayerPart, layers: dict[int, torch.nn.Module], stage: int
+) -> Iterator[tuple[torch.nn.Module, Choice]]:
     """Yield the modules that a part means in these layers, by number, each with its choice."""
     for index, layer in layers.items():
         if not part.has_layer(index, stage=stage):
             continue
         found = _match(layer, part.pattern)
         for module in found:
-            yield module, Row(source=Source.FLAGS, what=_what_of(part))
+            yield module, Choice(source=Source.FLAGS, what=_what_of(part))
         if not found and part.role == CORE_ATTENTION:  # an operator, where it is no module
             for module in _match(layer, ROLES["self_attention"]):
                 what = _what_of(part)
-                yield module, Row(source=Source.FLAGS, what=what, operator="attention")
+                yield module, Choice(source=Source.FLAGS, what=what, operator="attention")
 
 
 def _match(layer: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:
     return [module for path, module in layer.named_modules() if re.fullmatch(pattern, path)]
 
 
-def _what_of(part: Part) -> Recompute | Swap:
+def _what_of(part: LayerPart) -> Recompute | Swap:
     if part.action == "recompute":
         return Recompute()
     if part.role == LAYER_INPUT:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from swapkit._runtime.choosing.part import Part
-    from swapkit._runtime.execution.repetitions import Repetition
-    from swapkit.registry import Row, Verdict
+    from swapkit._runtime.execution.repetitions import PlannedRepetition
+    from swapkit.registry import Choice, Verdict
 
 HEADINGS = ("where", "what", "by", "holds")
 MODEL = "(model)"  # where the model itself is meant
@@ -54,7 +54,7 @@ class Choices(Sequence[ChosenRow]):
     def __init__(self, model: torch.nn.Module | None, functions: Iterable[Any] = ()) -> None:
         self._model = model
         self._title = "functions" if model is None else type(model).__name__
-        self._rows: list[tuple[ChosenRow, Any, Row]] = []  # with the module or function it is of
+        self._rows: list[tuple[ChosenRow, Any, Choice]] = []  # with the module or function it is of
         if model is not None:
             self._add_modules(model)
         wanted = {id(function) for function in functions}
@@ -166,7 +166,7 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
     return Choices(None, [target])
 
 
-def _take_back(owner: Any, row: Row) -> None:  # noqa: ANN401 - a module or a function
+def _take_back(owner: Any, row: Choice) -> None:  # noqa: ANN401 - a module or a function
     """Take a choice back that was made for a module or a function."""
     if not isinstance(owner, torch.nn.Module):
         part = operator_part(owner)
@@ -184,10 +184,10 @@ def _take_back(owner: Any, row: Row) -> None:  # noqa: ANN401 - a module or a fu
 def _rows_of(
     path: str,
     part: Part | None,
-    repetition: Repetition | None,
+    repetition: PlannedRepetition | None,
     around: str | None,
     owner: object,
-) -> Iterator[tuple[ChosenRow, Row]]:
+) -> Iterator[tuple[ChosenRow, Choice]]:
     """Yield the rows of a module or function (`owner`) as they are shown.
 
     `around`: the region that it is inside of.
@@ -209,9 +209,9 @@ def _rows_of(
         yield shown, row
 
 
-def _count_rows(part: Part | None, repetition: Repetition | None) -> list[tuple[Row, int | None]]:
+def _count_rows(part: Part | None, repetition: PlannedRepetition | None) -> list[tuple[Choice, int | None]]:
     """Return the rows of a user and of a plan, and how many operators ran that each is for."""
-    counted: list[tuple[Row, int | None]] = []
+    counted: list[tuple[Choice, int | None]] = []
     if part is not None:
         counted += [(row, part.count_of(row)) for row in part.rows]
     if repetition is not None:
@@ -219,22 +219,22 @@ def _count_rows(part: Part | None, repetition: Repetition | None) -> list[tuple[
     return counted
 
 
-def _why_twice(row: Row, owner: object) -> str:
+def _why_twice(row: Choice, owner: object) -> str:
     """Return why what a row recomputes runs twice, as far as that has shown; no text: not."""
     if not isinstance(row.what, Recompute) or row.operator:
         return ""
     return why_twice(row.what, owner)
 
 
-def _why_void(row: Row, region: str | None) -> str:
+def _why_void(row: Choice, region: str | None) -> str:
     """Return why a row has no effect in the recomputed region that it is inside of, if any."""
     is_of_region = row.what.kind == "swap" or (row.operator and row.what.kind == "recompute")
     return f"{region or MODEL} is recomputed" if region is not None and is_of_region else ""
 
 
-def _judge_each(rows: Sequence[Row]) -> dict[int, Verdict]:
+def _judge_each(rows: Sequence[Choice]) -> dict[int, Verdict]:
     """Return the verdict on each row, by its id: the module's own, and those for each operator."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Choice]] = {}
     for row in rows:
         groups.setdefault(row.operator, []).append(row)
     return {

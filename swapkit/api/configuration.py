@@ -24,14 +24,14 @@ from swapkit.config.mindformers.layer_actions import settle
 from swapkit.config.mindformers.layouts import is_whole, lay_out
 from swapkit.config.mindformers.rules import check_rules
 from swapkit.errors import InvalidArgument
-from swapkit.registry import Collectives, Exclude, Recompute, Row, Source, Swap
+from swapkit.registry import Collectives, Exclude, Recompute, Choice, Source, Swap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from swapkit._runtime.choosing.layers import ModuleOperator, ModulePart
     from swapkit.config.mindformers.documents import Document, ModelInputs
-    from swapkit.config.mindformers.layer_actions import LayerActions, Settings
+    from swapkit.config.mindformers.layer_actions import LayerActions, NormalSettings
     from swapkit.config.mindformers.layouts import Layout, Offset
     from swapkit.config.mindformers.patterns import Match
     from swapkit.registry import What
@@ -45,7 +45,7 @@ class Configuration:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._rows: list[tuple[torch.nn.Module, Row]] = []
+        self._rows: list[tuple[torch.nn.Module, Choice]] = []
         self.log_lines: list[str] = []
         self.unmatched: list[str] = []  # patterns that name nothing in any layer
 
@@ -63,7 +63,7 @@ class Configuration:
     def _add(
         self, module: torch.nn.Module, what: What, operator: str = "", meaning: str = ""
     ) -> None:
-        row = Row(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
+        row = Choice(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
         # Several patterns may name one thing; the later word counts.
         self._rows = [entry for entry in self._rows if entry != (module, row)]
         self._rows.append((module, row))
@@ -345,7 +345,7 @@ def _name_modules(matches: Iterable[Match]) -> tuple[str, ...]:
 def _report(
     configuration: Configuration,
     document: Document,
-    settings: Settings,
+    settings: NormalSettings,
     parts: Sequence[ModulePart],
     actions: Sequence[LayerActions],
 ) -> None:

@@ -12,7 +12,7 @@ from swapkit._runtime.choosing.operators import rows_for_operator
 from swapkit._runtime.choosing.part import Part
 from swapkit._runtime.choosing.parts import operator_part
 from swapkit.errors import InvalidArgument, InvalidType
-from swapkit.registry import Recompute, Row
+from swapkit.registry import Recompute, Choice
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -76,7 +76,7 @@ def adapt_mem_func_wrapper(
 
 
 @functools.lru_cache(maxsize=256)
-def _part(rows: tuple[Row, ...], changes_input: bool) -> Part:  # noqa: FBT001 - a key of the cache
+def _part(rows: tuple[Choice, ...], changes_input: bool) -> Part:  # noqa: FBT001 - a key of the cache
     return Part(row for row in rows if not (changes_input and isinstance(row.what, Recompute)))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Operator:
+class CustomKernel:
     """A custom kernel while it runs. Made by `op`, entered once."""
 
     def __init__(self, name: str, operands: tuple[torch.Tensor, ...]) -> None:
@@ -75,7 +75,7 @@ class Operator:
             device.pool.note(kind, sum(map(_bytes_of, self._operands)))
 
 
-def op(name: str, *operands: torch.Tensor) -> Operator:
+def op(name: str, *operands: torch.Tensor) -> CustomKernel:
     """Announce a kernel that torch does not run: a Triton kernel, a call through ctypes or cffi.
 
     While it runs its operands stay where they are, its memory and what it saves are named after it
@@ -103,7 +103,7 @@ def op(name: str, *operands: torch.Tensor) -> Operator:
     if not name:
         raise InvalidArgument("op: the name is empty")
     _check_operands(name, operands)
-    return Operator(name, operands)
+    return CustomKernel(name, operands)
 
 
 def _settle_announced(operands: tuple[torch.Tensor, ...]) -> None:

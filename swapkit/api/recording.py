@@ -15,10 +15,10 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recording.meta_operators import standing_for
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
-from swapkit._runtime.recording.saved_events import Watcher
+from swapkit._runtime.recording.saved_events import EventWatcher
 from swapkit._runtime.recording.tables.roofline import hardware_named
 from swapkit._runtime.saved.hooks import Hooks, innermost
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.traces import Phase
@@ -121,8 +121,8 @@ def _setting(
 
 
 def _run(step: Callable[[], object], recorder: Recorder) -> None:
-    watcher = Watcher(recorder, recorder.savings, MIN_SWAP_BYTES)
-    hooks = Hooks(watcher, Choice(Action.PASS))  # type: ignore[arg-type]
+    watcher = EventWatcher(recorder, recorder.savings, MIN_SWAP_BYTES)
+    hooks = Hooks(watcher, Placement(Action.PASS))  # type: ignore[arg-type]
     recorder.start()
     try:
         hooks.enter()

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.choosing.layers import ModulePart
-    from swapkit.config.mindformers.layer_actions import Settings
-    from swapkit.config.mindformers.selections import Selection
+    from swapkit.config.mindformers.layer_actions import NormalSettings
+    from swapkit.config.mindformers.selections import LayerSelection
 
 NAMES_SHOWN = 12
 
 
-def list_unmatched(settings: Settings, parts: Sequence[ModulePart]) -> Iterator[tuple[str, str]]:
+def list_unmatched(settings: NormalSettings, parts: Sequence[ModulePart]) -> Iterator[tuple[str, str]]:
     """Yield the patterns that name nothing in any layer, and their keys."""
     layout = settings.layout
     places = [layout.find_place(layer) for layer in range(layout.num_layers)]
@@ -43,7 +43,7 @@ def describe(layer: ModulePart) -> str:
 
 
 def remark(
-    model: torch.nn.Module, settings: Settings, parts: Sequence[ModulePart]
+    model: torch.nn.Module, settings: NormalSettings, parts: Sequence[ModulePart]
 ) -> Iterator[str]:
     """Yield what a user of a configured model should know."""
     yield from _remark_on_indices(settings)
@@ -59,7 +59,7 @@ def remark(
         )
 
 
-def _remark_on_indices(settings: Settings) -> Iterator[str]:
+def _remark_on_indices(settings: NormalSettings) -> Iterator[str]:
     most = settings.layout.num_layers
     for key, pattern, selection in _list_selections(settings):
         beyond = [layer for layer in _indices(selection) if not 0 <= layer < most]
@@ -68,7 +68,7 @@ def _remark_on_indices(settings: Settings) -> Iterator[str]:
             yield f"{name}: there are no layers {beyond}; the last one is {most - 1}"
 
 
-def _list_selections(settings: Settings) -> Iterator[tuple[str, str, Selection]]:
+def _list_selections(settings: NormalSettings) -> Iterator[tuple[str, str, LayerSelection]]:
     """Yield every key, each pattern under it (or empty text), and the layers that it is for."""
     yield "recompute", "", settings.recomputation.full
     for key, patterns in settings.recomputation.patterns.items():
@@ -82,7 +82,7 @@ def _list_selections(settings: Settings) -> Iterator[tuple[str, str, Selection]]
                 yield "op_swap", pattern, rule.layers
 
 
-def _indices(selection: Selection) -> tuple[int, ...]:
+def _indices(selection: LayerSelection) -> tuple[int, ...]:
     return selection.layers if isinstance(selection, Indices) else ()
 
 

@@ -11,7 +11,7 @@ from swapkit._runtime.optimizer.host_copies import HostCopies
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope
 from swapkit._runtime.saved.device import TYPES
-from swapkit._runtime.shim.placement import TIERS, Action, Choice, choice_of
+from swapkit._runtime.shim.placement import TIERS, Action, Placement, choice_of
 from swapkit.api.targets import apply, choose
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
@@ -34,7 +34,7 @@ class Chosen(Scope):
     module, or a function in place of the function.
     """
 
-    def __init__(self, what: Keep | Swap, choice: Choice) -> None:
+    def __init__(self, what: Keep | Swap, choice: Placement) -> None:
         super().__init__(choice)
         self.what = what
 
@@ -152,7 +152,7 @@ def keep(target: Any = None, pattern: str | None = None, /) -> Any:
         >>> with swapkit.keep():
         ...     loss = torch.ones(1024, requires_grad=True).exp().sum()
     """
-    chosen = Chosen(Keep(), Choice(Action.KEEP))
+    chosen = Chosen(Keep(), Placement(Action.KEEP))
     return apply(chosen, chosen.what, target, pattern)
 
 

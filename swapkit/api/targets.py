@@ -10,7 +10,7 @@ import torch
 from swapkit._runtime.choosing.layers import runs
 from swapkit._runtime.choosing.parts import make_function, make_operator, make_part
 from swapkit.errors import InvalidArgument
-from swapkit.registry import Row, Source, What
+from swapkit.registry import Choice, Source, What
 
 NAMES_SHOWN = 8  # of a model's modules, when a pattern matches none
 
@@ -21,7 +21,7 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     Raises:
         InvalidArgument: it is nothing that runs.
     """
-    row = Row(source=Source.DECORATOR, what=what)
+    row = Choice(source=Source.DECORATOR, what=what)
     if isinstance(target, torch.nn.Module):
         if not runs(target):
             raise InvalidArgument(
@@ -65,7 +65,7 @@ def choose_matching(model: object, pattern: str, what: What) -> object:
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(f"{model!r}: a pattern is for the submodules of a Module")
     for module in match_modules(model, pattern):
-        make_part(module).add(Row(source=Source.PATTERN, what=what))
+        make_part(module).add(Choice(source=Source.PATTERN, what=what))
     return model
 
 

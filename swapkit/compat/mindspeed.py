@@ -100,7 +100,7 @@ class _Loader(importlib.abc.Loader):
         module.__dict__["__dir__"] = lambda: sorted(names)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _ModuleFinder(importlib.abc.MetaPathFinder):
     """Finds the modules that are replaced; and packages around them, if nobody else has them."""
 
     def __init__(self, *, is_last: bool) -> None:
@@ -142,7 +142,7 @@ def _is_ours(name: str) -> bool:
 
 
 _LOADER = _Loader()
-_FIRST, _LAST = _Finder(is_last=False), _Finder(is_last=True)
+_FIRST, _LAST = _ModuleFinder(is_last=False), _ModuleFinder(is_last=True)
 _replaced: dict[str, ModuleType] = {}  # what stood in their place before
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from swapkit.config.environment import read_environment
 from swapkit.config.incompatibilities import check_pairs
-from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, Part, Settings
+from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, LayerPart, Settings
 from swapkit.config.smart_swap import read_smart_swap, swap_policy_config
 from swapkit.errors import InvalidArgument
 
@@ -280,35 +280,35 @@ def _warn_of_foreign(flags: _Flags) -> None:
 # ---- what is done with the parts of layers ------------------------------------------------------
 
 
-def _list_recomputed(flags: _Flags) -> list[Part]:
+def _list_recomputed(flags: _Flags) -> list[LayerPart]:
     part = _choose_granularity(flags)
     first = part.layers if part is not None and part.role == "layer" else None
     fine = _list_fine(flags, first if isinstance(first, int) else 0)
     return [*([] if part is None else [part]), *fine, *_list_stored(flags)]
 
 
-def _choose_granularity(flags: _Flags) -> Part | None:
+def _choose_granularity(flags: _Flags) -> LayerPart | None:
     granularity = flags["recompute-granularity"]
     count = flags.count("recompute-num-layers", least=1)
     if flags["swap-attention"] and count is not None:
-        return Part(action="recompute", role="mlp", layers=count)
+        return LayerPart(action="recompute", role="mlp", layers=count)
     if granularity == "full":
         return _whole_layers(flags["recompute-method"], count)
     if not flags["swap-attention"]:
         for name in ("recompute-method", "recompute-num-layers"):
             if flags[name] is not None:
                 _warn(f"--{name} has no effect without --recompute-granularity full")
-    return Part(action="recompute", role=CORE_ATTENTION) if granularity == "selective" else None
+    return LayerPart(action="recompute", role=CORE_ATTENTION) if granularity == "selective" else None
 
 
-def _whole_layers(method: str | None, count: int | None) -> Part:
+def _whole_layers(method: str | None, count: int | None) -> LayerPart:
     """Megatron: `block` means the first layers, `uniform` all of them in groups of so many."""
     if method == "uniform":
-        return Part(action="recompute", role="layer", group=count or 1)
-    return Part(action="recompute", role="layer", layers=count)
+        return LayerPart(action="recompute", role="layer", group=count or 1)
+    return LayerPart(action="recompute", role="layer", layers=count)
 
 
-def _list_fine(flags: _Flags, first: int) -> list[Part]:
+def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:
     """Activation functions and norms, in the layers after those that are recomputed in full."""
     roles = {
         "recompute-activation-function": ("activation_function",),
@@ -319,14 +319,14 @@ def _list_fine(flags: _Flags, first: int) -> list[Part]:
         count = flags.count(f"{name}-num-layers")
         if flags[name]:
             parts += [
-                Part(action="recompute", role=role, layers=count, first=first) for role in named
+                LayerPart(action="recompute", role=role, layers=count, first=first) for role in named
             ]
         elif count is not None:
             _warn(f"--{name}-num-layers has no effect without --{name}")
     return parts
 
 
-def _list_stored(flags: _Flags) -> list[Part]:
+def _list_stored(flags: _Flags) -> list[LayerPart]:
     """What a search for a pipeline has found: a number for each stage."""
     text, kind = flags["recompute-module-list"], flags["recompute-type"]
     if text is None:
@@ -344,10 +344,10 @@ def _list_stored(flags: _Flags) -> list[Part]:
         raise InvalidArgument(
             f"--recompute-module-list={text!r}: expected a number for each stage, such as 2,1,0,0"
         )
-    return [Part(action="recompute", role=RECOMPUTE_TYPES[kind], layers=counts)]
+    return [LayerPart(action="recompute", role=RECOMPUTE_TYPES[kind], layers=counts)]
 
 
-def _list_swapped(flags: _Flags) -> list[Part]:
+def _list_swapped(flags: _Flags) -> list[LayerPart]:
     parts = []
     if flags["swap-attention"]:
         names = [name.strip() for name in flags["swap-modules"].split(",")]
@@ -356,11 +356,11 @@ def _list_swapped(flags: _Flags) -> list[Part]:
                 f"--swap-modules={flags['swap-modules']!r}: expected names, such as {SWAP_MODULES}"
             )
         layers = flags["recompute-num-layers"] if flags["recompute-method"] == "block" else None
-        parts = [Part(action="swap", role=name, layers=layers) for name in names]
+        parts = [LayerPart(action="swap", role=name, layers=layers) for name in names]
     if flags["swap-layer-input"]:
         if flags["recompute-granularity"] == "full" and not flags["swap-attention"]:
             whole = _whole_layers(flags["recompute-method"], flags["recompute-num-layers"])
-            parts.append(Part(action="swap", role=LAYER_INPUT, layers=whole.layers))
+            parts.append(LayerPart(action="swap", role=LAYER_INPUT, layers=whole.layers))
         else:
             _warn("--swap-layer-input has no effect without --recompute-granularity full")
     return parts

@@ -29,7 +29,7 @@ ROLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LayerPart:
     """One part of every layer, and what is to be done with it: a line of `Settings.document`.
 
     `layers` counts from `first`; a tuple has a number for each pipeline stage.
@@ -69,7 +69,7 @@ class Settings:
     profile_steps: int | None = None
     search_steps: int | None = None
     min_swap_bytes: int = MIN_SWAP_BYTES
-    document: tuple[Part, ...] = ()
+    document: tuple[LayerPart, ...] = ()
     counts_per_stage: bool = False  # layers are counted in stages; else in their virtual chunks
     swap_optimizer: bool = False
     memory_fragmentation: bool = False  # see `Environment`

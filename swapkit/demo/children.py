@@ -9,7 +9,7 @@ import time
 from typing import BinaryIO
 
 from swapkit.demo.messages import (
-    Action,
+    RunAction,
     Command,
     GarbledError,
     Message,
@@ -18,7 +18,7 @@ from swapkit.demo.messages import (
     decode,
     encode,
 )
-from swapkit.demo.witness import Witness, process_peak_bytes
+from swapkit.demo.witness import ResidentWitness, process_peak_bytes
 
 LOOK_SECONDS = 0.03
 """Pause between two looks at a run's memory, where a look is cheap."""
@@ -59,7 +59,7 @@ class Child:
             bufsize=0,
         )
         self._unread = b""
-        self.witness = Witness(self._process.pid)
+        self.witness = ResidentWitness(self._process.pid)
 
     def ask(self, command: Command) -> Message:
         """Send a command and wait for its answer.
@@ -98,7 +98,7 @@ class Child:
         Raises:
             RunFailedError: it does not.
         """
-        self._send(Command(action=Action.QUIT))
+        self._send(Command(action=RunAction.QUIT))
         try:
             status = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -21,7 +21,7 @@ class RunKind(str, enum.Enum):
     SWAPKIT = "swapkit"  # swapkit.budget
 
 
-class Action(str, enum.Enum):
+class RunAction(str, enum.Enum):
     """What the parent may ask of a run."""
 
     BUILD = "build"
@@ -61,7 +61,7 @@ class Command:
         watched: STEP: record the bytes in use, and tell where the pool's segments are.
     """
 
-    action: Action
+    action: RunAction
     limit_bytes: int | None = None
     watched: bool = False
 
@@ -158,7 +158,7 @@ _CLASSES: dict[str, type[Message]] = {
 }
 
 
-_ENUMS: dict[str, type[enum.Enum]] = {"kind": RunKind, "action": Action}
+_ENUMS: dict[str, type[enum.Enum]] = {"kind": RunKind, "action": RunAction}
 
 
 class GarbledError(ValueError):

@@ -9,7 +9,7 @@ from typing import Protocol
 from swapkit.demo.children import Child, RunFailedError
 from swapkit.demo.messages import (
     STABLE,
-    Action,
+    RunAction,
     Command,
     Finished,
     Message,
@@ -20,7 +20,7 @@ from swapkit.demo.messages import (
 )
 from swapkit.demo.options import DemoOptions
 from swapkit.demo.progress import Progress
-from swapkit.demo.results import RaceResult, RunResult, Trial
+from swapkit.demo.results import RaceResult, RunResult, PlainTrial
 from swapkit.demo.witness import available
 from swapkit.units import format_bytes
 
@@ -69,7 +69,7 @@ class Entrant:
             budget_bytes: of the session; None for no session.
         """
         self.budget_bytes = budget_bytes
-        self.child.ask(Command(action=Action.BUILD, limit_bytes=budget_bytes))
+        self.child.ask(Command(action=RunAction.BUILD, limit_bytes=budget_bytes))
         self.step(watched=True)
 
     def step(self, *, timed: bool = False, watched: bool = False) -> None:
@@ -81,7 +81,7 @@ class Entrant:
         """
         if not self.goes_on:
             return
-        answer = self.child.ask(Command(action=Action.STEP, watched=watched))
+        answer = self.child.ask(Command(action=RunAction.STEP, watched=watched))
         if isinstance(answer, OutOfMemory):
             self.out_of_memory = answer
         elif isinstance(answer, Stepped):
@@ -94,7 +94,7 @@ class Entrant:
 
     def finish(self) -> None:
         """Sum the run up; its process goes on."""
-        answer = self.child.ask(Command(action=Action.FINISH))
+        answer = self.child.ask(Command(action=RunAction.FINISH))
         if not isinstance(answer, Finished):
             raise self._unexpected(answer)
         self.finished = answer
@@ -109,7 +109,7 @@ class Entrant:
         Returns:
             How it ran out of memory; None if it did not.
         """
-        answer = self.child.ask(Command(action=Action.TRY, limit_bytes=limit_bytes))
+        answer = self.child.ask(Command(action=RunAction.TRY, limit_bytes=limit_bytes))
         if not isinstance(answer, OutOfMemory | Stepped):
             raise self._unexpected(answer)
         return answer if isinstance(answer, OutOfMemory) else None
@@ -187,7 +187,7 @@ def race(options: DemoOptions, progress: Progress) -> RaceResult:
         take_turns(entrants, options.steps, progress)
         conclude(entrants, progress)
         trials = [
-            Trial(label=f"plain at {asked.text}", budget_bytes=nbytes, out_of_memory=failure)
+            PlainTrial(label=f"plain at {asked.text}", budget_bytes=nbytes, out_of_memory=failure)
             for asked, nbytes in zip(options.budgets, budgets, strict=True)
             for failure in [plain.try_within(nbytes)]
         ]

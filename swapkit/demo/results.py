@@ -87,7 +87,7 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class PlainTrial:
     """Plain training on a pool of a budget's size.
 
     Args:
@@ -106,7 +106,7 @@ class RaceResult:
     """All runs, the plain one first, and plain training within each budget."""
 
     runs: tuple[RunResult, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[PlainTrial, ...]
 
     @property
     def plain(self) -> RunResult:

@@ -18,7 +18,7 @@ import torch
 
 from swapkit.demo.channel import Channel
 from swapkit.demo.messages import (
-    Action,
+    RunAction,
     Built,
     Command,
     Finished,
@@ -127,7 +127,7 @@ class Training:
         return digest.hexdigest()
 
 
-class Run:
+class TrainingRun:
     """Carries the parent's commands out."""
 
     def __init__(self, spec: RunSpec, channel: Channel) -> None:
@@ -154,11 +154,11 @@ class Run:
         """
         action, limit_bytes = command.action, command.limit_bytes
         try:
-            if action == Action.BUILD:
+            if action == RunAction.BUILD:
                 return self._build(limit_bytes)
-            if action == Action.TRY and limit_bytes is not None:
+            if action == RunAction.TRY and limit_bytes is not None:
                 return self._try(limit_bytes)
-            return self._step(watched=command.watched) if action == Action.STEP else self._finish()
+            return self._step(watched=command.watched) if action == RunAction.STEP else self._finish()
         except torch.OutOfMemoryError as error:
             step = self._training.steps_done if self._training else 0
             return OutOfMemory(text=str(error), step=step)
@@ -254,10 +254,10 @@ def main(arguments: list[str]) -> int:
         raise GarbledError(msg)
     die_with(spec.parent_pid)
     channel = Channel.from_stdio()
-    run = Run(spec, channel)
+    run = TrainingRun(spec, channel)
     try:
         for command in channel.commands():
-            if command.action == Action.QUIT:
+            if command.action == RunAction.QUIT:
                 break
             channel.send(run.answer(command))
     finally:

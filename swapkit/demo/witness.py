@@ -77,7 +77,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-class Witness:
+class ResidentWitness:
     """Looks again and again at how many bytes of some address ranges are resident."""
 
     def __init__(self, pid: int) -> None:

@@ -21,7 +21,7 @@ Chunk: TypeAlias = Trace | Sequence[Trace]  # for all microbatches, or one for e
 
 
 @dataclass(frozen=True)
-class Recording:
+class MicrobatchRecording:
     """The recorded step of one microbatch, cut into forward, backward and optimizer."""
 
     trace: Trace
@@ -103,7 +103,7 @@ class Recording:
         return outlives and (is_gradient or self.uses[index][1] >= self.backward_end)
 
 
-def read_chunks(traces: Sequence[Chunk], microbatches: int) -> list[list[Recording]]:
+def read_chunks(traces: Sequence[Chunk], microbatches: int) -> list[list[MicrobatchRecording]]:
     """Return for each chunk the recording of each microbatch.
 
     Raises:
@@ -124,7 +124,7 @@ def read_chunks(traces: Sequence[Chunk], microbatches: int) -> list[list[Recordi
     return chunks
 
 
-def _check_shared(recordings: Sequence[Recording]) -> None:
+def _check_shared(recordings: Sequence[MicrobatchRecording]) -> None:
     expected = _shared_sizes(recordings[0])
     for number, recorded in enumerate(recordings):
         if _shared_sizes(recorded) != expected:
@@ -134,12 +134,12 @@ def _check_shared(recordings: Sequence[Recording]) -> None:
             )
 
 
-def _shared_sizes(recorded: Recording) -> list[tuple[int, Kind]]:
+def _shared_sizes(recorded: MicrobatchRecording) -> list[tuple[int, Kind]]:
     storages = (recorded.trace.storages[index] for index in recorded.shared)
     return [(each.nbytes, each.kind) for each in storages]
 
 
-def _cut(trace: Trace) -> Recording:
+def _cut(trace: Trace) -> MicrobatchRecording:
     order = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     counts = [sum(each.phase is phase for each in trace.operators) for phase in order]
     expected = [phase for phase, n in zip(order, counts, strict=True) for _ in range(n)]
@@ -148,4 +148,4 @@ def _cut(trace: Trace) -> Recording:
             f"trace {trace.label!r} is not the step of one microbatch: forward, backward, and"
             " perhaps optimizer"
         )
-    return Recording(trace, counts[0], counts[0] + counts[1])
+    return MicrobatchRecording(trace, counts[0], counts[0] + counts[1])

@@ -26,7 +26,7 @@ from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Tra
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swapkit.ir.microbatches import Chunk, Recording
+    from swapkit.ir.microbatches import Chunk, MicrobatchRecording
     from swapkit.ir.timetables import ScheduleName
 
 RECEIVE = "receive"  # name of the operator by which what a microbatch is given arrives
@@ -116,7 +116,7 @@ class _Composition:
         self,
         pipeline: Pipeline,
         stage: int,
-        chunks: Sequence[Sequence[Recording]],
+        chunks: Sequence[Sequence[MicrobatchRecording]],
         starts: Sequence[float],
         last_end: float,
     ) -> None:
@@ -151,7 +151,7 @@ class _Composition:
             reserved_ratio=max(each.reserved_ratio for each in traces),
         )
 
-    def _recorded(self, job: Job) -> Recording:
+    def _recorded(self, job: Job) -> MicrobatchRecording:
         return self._chunks[job.chunk][job.microbatch]
 
     def _find_bubbles(self, starts: Sequence[float], last_end: float) -> list[float]:
@@ -292,7 +292,7 @@ class _Composition:
 
 def _last_end(
     pipeline: Pipeline,
-    stages: Sequence[Sequence[Sequence[Recording]]],
+    stages: Sequence[Sequence[Sequence[MicrobatchRecording]]],
     starts: Sequence[Sequence[float]],
 ) -> float:
     """Return when the last job of all stages ends."""

@@ -28,7 +28,7 @@ _HOW = "torch.cuda.memory._record_memory_history() before the step that is to be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SnapshotEntry:
     """One thing that the allocator did."""
 
     action: str
@@ -42,7 +42,7 @@ class Entry:
 class Snapshot:
     """The history of one device, and what it has at the end."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SnapshotEntry, ...]
     blocks: dict[int, int]  # in use at the end: address -> bytes
     reserved_bytes: int
 
@@ -105,14 +105,14 @@ def _choose_device(traces: list[object], device: int | None) -> int:
     return recorded[0] if device is None else device
 
 
-def _read_entries(trace: list[object], where: str) -> Iterator[Entry]:
+def _read_entries(trace: list[object], where: str) -> Iterator[SnapshotEntry]:
     for number, item in enumerate(trace):
         at = f"{where}[{number}]"
         entry = _check(item, dict, at)
         action = _check(entry.get("action"), str, f"{at}.action")
         if action not in _SIZED:  # such as "oom", "snapshot" and what later versions add
             continue
-        yield Entry(
+        yield SnapshotEntry(
             action=action,
             address=_read_whole(entry.get("addr"), MOST_ADDRESS, f"{at}.addr"),
             nbytes=_read_whole(entry.get("size"), MOST_BYTES, f"{at}.size"),

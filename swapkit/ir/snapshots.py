@@ -33,7 +33,7 @@ from swapkit.ir.snapshot_files import (
     GROWS,
     REQUESTS,
     SHRINKS,
-    Entry,
+    SnapshotEntry,
     Snapshot,
     load_snapshot,
 )
@@ -83,7 +83,7 @@ class _Lives:
     was_free: bool = False
     begun: int | None = None  # microseconds, of the interval that is open
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: SnapshotEntry) -> None:
         """Take one entry into account; those that are no allocation or free do nothing."""
         if entry.action == "alloc":
             self._begin(entry, is_free=False)
@@ -108,7 +108,7 @@ class _Lives:
     def _current(self) -> int:
         return len(self.operators) - 1
 
-    def _begin(self, entry: Entry, *, is_free: bool) -> None:
+    def _begin(self, entry: SnapshotEntry, *, is_free: bool) -> None:
         """Begin an interval, and end the one before."""
         if self.begun is not None and entry.time_us is not None and self.operators:
             seconds = max(0, entry.time_us - self.begun) * 1e-6

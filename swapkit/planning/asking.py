@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget
-from swapkit.planning.beside import Job, is_at_once
+from swapkit.planning.beside import ThreadJob, is_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ class Asking:
         self.prepare: Callable[[], MakePlans] | None = None
         self._answers = weakref.ref(answers)
         self._waiting: deque[Asked] = deque()
-        self._running: tuple[Asked, Job[Found]] | None = None
+        self._running: tuple[Asked, ThreadJob[Found]] | None = None
         self._is_over = False
 
     def ask(self, asked: Asked) -> None:
@@ -162,7 +162,7 @@ class Asking:
             asked = self._waiting.popleft()
             if asked.case.asked is asked:  # nobody has forgotten it meanwhile
                 make_plans = prepare()
-                self._running = asked, Job(partial(find_plans, make_plans, asked.request))
+                self._running = asked, ThreadJob(partial(find_plans, make_plans, asked.request))
 
     def _answer_now(self, asked: Asked) -> None:
         answers = self._answers()

@@ -33,13 +33,13 @@ class Elsewhere(Exception):
 
 
 class _Here(threading.local):
-    job: Job[Any] | None = None
+    job: ThreadJob[Any] | None = None
 
 
 _here = _Here()
 
 
-class Job(Generic[_T]):
+class ThreadJob(Generic[_T]):
     """One piece of work on a thread, which holds no lock.
 
     Any thread may give it up or wait for its end; neither calls anything of the user's.

@@ -86,7 +86,7 @@ class ThresholdLearner(Learner):
         """
         super().__init__(make_plans, profile_steps=profile_steps, search_steps=1)
         self._policy = policy
-        self._searches: dict[str, _Search] = {}  # by the signature of the steps
+        self._searches: dict[str, _ThresholdSearch] = {}  # by the signature of the steps
 
     def _keep(self, own: Case) -> None:
         super()._keep(own)
@@ -104,7 +104,7 @@ class ThresholdLearner(Learner):
         assert case.trace is not None
         case.chosen, case.candidates, case.why_none = None, [], ""
         try:
-            search = _Search(case.trace, self.make_plans, self._policy)
+            search = _ThresholdSearch(case.trace, self.make_plans, self._policy)
         except InfeasibleBudget as error:
             case.why_none = str(error)
             return
@@ -151,7 +151,7 @@ class ThresholdLearner(Learner):
             case.choose(search.plan)
 
 
-class _Search:
+class _ThresholdSearch:
     """The search for the threshold of steps that one trace stands for.
 
     Attributes:

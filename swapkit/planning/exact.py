@@ -73,10 +73,10 @@ def solve_exact(problem: Problem, machine: Machine, *, time_limit_s: float = 60.
         simulated = run(problem, machine, actions).seconds
         if simulated < best.seconds:
             best = replace(best, seconds=simulated, actions=actions)
-    return _Search(problem, machine, deadline).improve(best)
+    return _ExactSearch(problem, machine, deadline).improve(best)
 
 
-class _Search:
+class _ExactSearch:
     """Goes through all actions, an item at a time, where the bound leaves hope."""
 
     def __init__(self, problem: Problem, machine: Machine, deadline: float) -> None:

@@ -61,7 +61,7 @@ IDLE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tier:
+class TierColumns:
     """Where swapped items go: columns, and units of time for a unit of bytes either way."""
 
     shares: Indexes  # N
@@ -85,7 +85,7 @@ class Fluid:
     unit_seconds: float
     alive: Floats  # K: units in use at each boundary if nothing is done
     recomputed: Indexes  # N
-    tiers: tuple[Tier, ...]  # none, host, or host and disk
+    tiers: tuple[TierColumns, ...]  # none, host, or host and disk
     freed: Indexes  # K or 2 K
     stalls: Indexes
     ends: Floats
@@ -115,7 +115,7 @@ class FluidBuilder:
         self._seconds = problem.slot_seconds / self._unit_seconds
         self._windows = find_windows(problem, may_recompute)
         self._costs = self._windows.own_seconds / self._unit_seconds
-        self._tiers: list[Tier] = []
+        self._tiers: list[TierColumns] = []
         self._assembly = Assembly()
         self._ends: list[Floats] = []
         self._basic: list[Indexes] = []
@@ -270,7 +270,7 @@ class FluidBuilder:
             self._assembly.add(rows, shares, 1.0)
             scale = self._unit_bytes / self._unit_seconds
             self._tiers.append(
-                Tier(
+                TierColumns(
                     shares=shares,
                     waiting=self._columns(len(self._slots), self._total),
                     early=self._columns(len(self._slots), self._total),
@@ -330,7 +330,7 @@ class FluidBuilder:
             sizes = tier.out_seconds * self._sizes[items]
             self._assembly.add(rows[of], tier.shares[items], -sizes)
 
-    def _add_room(self, tier: Tier) -> None:
+    def _add_room(self, tier: TierColumns) -> None:
         """Bound what the tier holds."""
         if tier.room is None:
             return
@@ -365,7 +365,7 @@ class FluidBuilder:
         self._assembly.add(rows, columns, factor)
         self._assembly.add(rows[1:], columns[:-1], -factor)
 
-    def _put_out(self, rows: Indexes, tier: Tier, factor: float) -> None:
+    def _put_out(self, rows: Indexes, tier: TierColumns, factor: float) -> None:
         """Add the bytes that leave before each boundary: what became final and does not wait."""
         if factor:
             items = self._movable
@@ -373,7 +373,7 @@ class FluidBuilder:
             at = self._problem.readies[items] + 1
             self._assembly.add(rows[at], tier.shares[items], factor * self._sizes[items])
 
-    def _put_in(self, rows: Indexes, tier: Tier, factor: float) -> None:
+    def _put_in(self, rows: Indexes, tier: TierColumns, factor: float) -> None:
         """Add the bytes that come back before each boundary: what is used, and more early ones."""
         if factor:
             items = self._movable

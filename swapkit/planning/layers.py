@@ -41,7 +41,7 @@ class Module:
     parts: tuple[Module, ...] = ()
 
 
-class Choice(NamedTuple):
+class LayerOption(NamedTuple):
     """What a layer does, as compared with doing nothing."""
 
     nbytes: float  # more; negative
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
     actions: tuple[tuple[str, Action], ...]  # of modules, by name
 
 
-class Group(NamedTuple):
+class LayerGroup(NamedTuple):
     """Alike layers: how many, and how many microbatches are in flight through them at most."""
 
     layers: int
@@ -62,37 +62,37 @@ class Assignment:
 
     seconds: float  # more than without a limit
     nbytes: float
-    counts: tuple[tuple[tuple[Choice, int], ...], ...]
+    counts: tuple[tuple[tuple[LayerOption, int], ...], ...]
 
 
-def find_choices(modules: Iterable[Module]) -> tuple[Choice, ...]:
+def find_choices(modules: Iterable[Module]) -> tuple[LayerOption, ...]:
     """Return all choices of a layer of these modules that no other is better than.
 
     The first does nothing; each further one holds less and takes longer.
     """
-    choices = [Choice(0.0, 0.0, ())]
+    choices = [LayerOption(0.0, 0.0, ())]
     for module in modules:
         choices = _keep_best(
-            Choice(a.nbytes + b.nbytes, a.seconds + b.seconds, a.actions + b.actions)
+            LayerOption(a.nbytes + b.nbytes, a.seconds + b.seconds, a.actions + b.actions)
             for a in choices
             for b in _find_own_choices(module)
         )
     return tuple(choices)
 
 
-def _find_own_choices(module: Module) -> list[Choice]:
+def _find_own_choices(module: Module) -> list[LayerOption]:
     choices = list(find_choices(module.parts))
     if module.can_recompute:
         change = module.kept_bytes - module.nbytes
-        choices.append(Choice(change, module.seconds, ((module.name, Action.RECOMPUTE),)))
+        choices.append(LayerOption(change, module.seconds, ((module.name, Action.RECOMPUTE),)))
     if module.swap_seconds is not None:
         actions = ((module.name, Action.SWAP),)
-        choices.append(Choice(-module.swapped_bytes, module.swap_seconds, actions))
+        choices.append(LayerOption(-module.swapped_bytes, module.swap_seconds, actions))
     return _keep_best(choices)
 
 
-def _keep_best(choices: Iterable[Choice]) -> list[Choice]:
-    kept: list[Choice] = []
+def _keep_best(choices: Iterable[LayerOption]) -> list[LayerOption]:
+    kept: list[LayerOption] = []
     for choice in sorted(choices, key=lambda choice: choice[:2]):
         while kept and kept[-1].seconds == choice.seconds and kept[-1].nbytes > choice.nbytes:
             kept.pop()
@@ -102,7 +102,7 @@ def _keep_best(choices: Iterable[Choice]) -> list[Choice]:
 
 
 def assign_layers(
-    choices: Sequence[Choice], layer_bytes: float, groups: Sequence[Group], budget_bytes: float
+    choices: Sequence[LayerOption], layer_bytes: float, groups: Sequence[LayerGroup], budget_bytes: float
 ) -> Assignment | None:
     """Return the choice of each layer that takes least within a budget; None: none fits.
 
@@ -112,21 +112,21 @@ def assign_layers(
         groups: the layers.
         budget_bytes: for what all layers hold together.
     """
-    stack = _Stack(choices, layer_bytes, groups, budget_bytes)
+    stack = _LayerSums(choices, layer_bytes, groups, budget_bytes)
     for group in range(len(groups)):
         for _ in range(groups[group].layers):
             stack.add_layer(group)
     return stack.finish()
 
 
-class _Stack:
+class _LayerSums:
     """The layers so far: sums of bytes and seconds, and how often each choice was made."""
 
     def __init__(
         self,
-        choices: Sequence[Choice],
+        choices: Sequence[LayerOption],
         layer_bytes: float,
-        groups: Sequence[Group],
+        groups: Sequence[LayerGroup],
         budget_bytes: float,
     ) -> None:
         self._choices = choices

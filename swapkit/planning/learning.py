@@ -39,7 +39,7 @@ from swapkit.planning.cases import ROUNDS, SHARE, Case, Stage, Tried, find_best
 from swapkit.planning.given import Given
 from swapkit.planning.host_time import find_host_time
 from swapkit.planning.lengths import Lengths
-from swapkit.planning.outcomes import Instruction, Mode, Outcome
+from swapkit.planning.outcomes import Instruction, StepMode, Outcome
 from swapkit.planning.taking import LONGER, Taking
 
 if TYPE_CHECKING:
@@ -154,14 +154,14 @@ class Learner(Taking):
         case = self._now = self._general if is_general else own
         if case.plan is not None:
             return Instruction(
-                mode=Mode.FOLLOW,
+                mode=StepMode.FOLLOW,
                 trace=case.trace,
                 plan=case.plan,
                 timing=case.timing,
                 for_any_length=is_general,
             )
         records = case.may_be_recorded and (is_due or is_general)
-        return Instruction(mode=Mode.RECORD if records else Mode.RESCUE)
+        return Instruction(mode=StepMode.RECORD if records else StepMode.RESCUE)
 
     def _has_general(self) -> bool:
         """Whether there is a plan for steps of whatever sizes, or is to be one."""

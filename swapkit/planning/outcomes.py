@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 
-class Mode(enum.Enum):
+class StepMode(enum.Enum):
     """What to do in a step."""
 
     RESCUE = "rescue"  # no plan: act when memory fills up
@@ -31,7 +31,7 @@ class Timing(enum.Enum):
 class Instruction:
     """What to do in the step that begins."""
 
-    mode: Mode
+    mode: StepMode
     trace: Trace | None = None  # to follow: the plan's
     plan: Plan | None = None
     for_any_length: bool = False  # whether the plan is for whatever sizes its storages have

@@ -16,7 +16,7 @@ from swapkit.ir.plans import Decision, Plan
 from swapkit.planning.bound import lower_bound
 from swapkit.planning.cases import outline
 from swapkit.planning.feasibility import find_least
-from swapkit.planning.solving import Failure, Solution, plan_problem
+from swapkit.planning.solving import PlanFailure, Solution, plan_problem
 from swapkit.planning.trade_offs import SHARES, TradeOff, measure_trade_offs
 from swapkit.planning.trials import Trials
 from swapkit.simulation.lowering import lower
@@ -279,7 +279,7 @@ def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str
         InfeasibleBudget: there is none.
     """
     solution = plan_problem(problem, machine, host=trace.host)
-    if isinstance(solution, Failure):
+    if isinstance(solution, PlanFailure):
         raise _explain_failure(trace, problem, machine, solution.least, policy)
     return solution
 
@@ -361,7 +361,7 @@ def _make_other(
 ) -> Plan | None:
     """Return a plan for a machine that was made for another; None: there is none that runs here."""
     solution = plan_problem(problem, assumed, host=trace.host)
-    if isinstance(solution, Failure):
+    if isinstance(solution, PlanFailure):
         return None
     actions = solution.trial.actions
     trial = Trials(problem, machine).simulate(actions, solution.trial.window)

@@ -37,7 +37,7 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Failure:
+class PlanFailure:
     """Nothing fits the budget; what would."""
 
     least: Least
@@ -50,7 +50,7 @@ def plan_problem(
     effort: Effort | None = None,
     known: Iterable[Actions] = (),
     host: HostTime | None = None,
-) -> Solution | Failure:
+) -> Solution | PlanFailure:
     """Return the best actions that are found.
 
     Args:
@@ -76,7 +76,7 @@ def plan_problem(
     if not any(start.is_possible for start in starts):
         least = find_least(problem, machine)
         if least.budget_bytes > machine.budget_bytes:
-            return Failure(least=least)
+            return PlanFailure(least=least)
         starts.append(trials.simulate(least.trial.actions))
     best = search.improve(starts)
     if best.cost > bound_seconds * HARD:  # chance decides more there

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from swapkit.errors import InvalidArgument
 from swapkit.ir.traces import BEFORE, Kind
-from swapkit.planning.solving import Failure, Solution, plan_problem
+from swapkit.planning.solving import PlanFailure, Solution, plan_problem
 from swapkit.planning.trials import Trials
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _solve(problem: Problem, machine: Machine, known: Trial | None) -> tuple[Sol
     """Return the solution for a budget, or for the smallest that has one."""
     actions = () if known is None else (known.actions,)
     solution = plan_problem(problem, machine, known=actions)
-    if isinstance(solution, Failure):
+    if isinstance(solution, PlanFailure):
         machine = replace(machine, budget_bytes=solution.least.budget_bytes)
         solution = plan_problem(problem, machine)
     assert isinstance(solution, Solution)

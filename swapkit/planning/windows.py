@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from swapkit.simulation.problems import Flags, Floats, Indexes, Problem
 
 
-class Shared(NamedTuple):
+class SharedSteps(NamedTuple):
     """Steps that run once for several items that may be needed in the same slot."""
 
     seconds: float
@@ -26,7 +26,7 @@ class Windows:
 
     earliest: Indexes  # N
     own_seconds: Floats  # N: steps that no other item can share
-    shared: tuple[Shared, ...]
+    shared: tuple[SharedSteps, ...]
     chains: Indexes  # items that, if recomputed, take their `chain_bytes` in the slot `uses`
 
 
@@ -67,7 +67,7 @@ def find_earliest_needs(problem: Problem, can_recompute: Flags) -> Indexes:
 
 def _find_costs(
     problem: Problem, can_recompute: Flags, earliest: Indexes
-) -> tuple[Floats, tuple[Shared, ...]]:
+) -> tuple[Floats, tuple[SharedSteps, ...]]:
     """Charge each step to its only user, or once for all whose windows hang together.
 
     Items with windows in different groups never run a step in the same slot: each group pays.
@@ -84,7 +84,7 @@ def _find_costs(
             else:
                 shared.setdefault(together, []).append(seconds)
     return own, tuple(
-        Shared(
+        SharedSteps(
             sum(seconds),
             items,
             int(np.min(earliest[list(items)])),

@@ -77,7 +77,7 @@ def format_stats(stats: Mapping[str, int], *, title: str) -> str:
     return "\n".join(lines)
 
 
-class Failure(NamedTuple):
+class AllocationFailure(NamedTuple):
     """What is known about an allocation that failed. Amounts are bytes; 0 budget: none.
 
     `pieces`: free memory that is reserved, as it lies; what could still be reserved is one more.
@@ -95,7 +95,7 @@ class Failure(NamedTuple):
     pieces: Sequence[int] = ()
 
 
-def _describe_free(failure: Failure, whole: int) -> str:
+def _describe_free(failure: AllocationFailure, whole: int) -> str:
     """Return how much could still be given, and in how large a piece if that is the trouble."""
     free = max(0, whole - failure.in_use)
     pieces = [nbytes for nbytes in (*failure.pieces, whole - failure.reserved) if nbytes > 0]
@@ -110,7 +110,7 @@ def _describe_free(failure: Failure, whole: int) -> str:
     )
 
 
-def format_failure(failure: Failure) -> str:
+def format_failure(failure: AllocationFailure) -> str:
     """Return the text of an out-of-memory error: asked, possible, held by whom, what to try."""
     whole = failure.budget or failure.device_bytes
     limit = (

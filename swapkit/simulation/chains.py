@@ -41,7 +41,7 @@ class Chain:
 
 def find_chains(touches: Touches, items: list[Item]) -> list[Chain | None]:
     """Return how each item is made again; None: it cannot be, or is an anchor."""
-    finder = _Finder(touches, items)
+    finder = _ChainFinder(touches, items)
     chains = [finder.find_chain(item) for item in items]
     shared = [touches.is_shared[item.storage] for item in items]
     if _consists_of_blocks(touches, items, chains):
@@ -90,7 +90,7 @@ class _Draft:
     inputs: set[int] = field(default_factory=set)
 
 
-class _Finder:
+class _ChainFinder:
     """Looks for what is there when an item has to be made."""
 
     def __init__(self, touches: Touches, items: list[Item]) -> None:

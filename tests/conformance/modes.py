@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.placement import Placement
     from swapkit._runtime.shim.types import SavedTensor
     from tests.programs import Evict
 
@@ -132,7 +132,7 @@ def _default_swapper(runtime: Runtime, device: Device) -> Swapper:
         return _slow_swappers[here.latency_ms]
 
 
-def _packer(swapper: Swapper, choice: Choice) -> Callable[[torch.Tensor], SavedTensor]:
+def _packer(swapper: Swapper, choice: Placement) -> Callable[[torch.Tensor], SavedTensor]:
     """Return a pack hook that keeps a tensor by the chance that this thread wants."""
     pack: Callable[[torch.Tensor], SavedTensor] = replaced_packer.original(swapper, choice)
     chance = here.chance

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from swapkit.config.mindformers.layer_actions import LayerActions
-    from swapkit.config.mindformers.layouts import Place
+    from swapkit.config.mindformers.layouts import LayerPlace
     from swapkit.config.mindformers.patterns import Match
 
 INPUTS = {
@@ -71,7 +71,7 @@ def _entry(entry: Any) -> dict[str, Any]:
     return {"backward_prefetch": entry.backward_prefetch, "layers": entry.layers}
 
 
-def _places(outcome: Outcome) -> list[Place]:
+def _places(outcome: Outcome) -> list[LayerPlace]:
     return [outcome.layout.find_place(layer) for layer in range(outcome.layout.num_layers)]
 
 

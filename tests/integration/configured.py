@@ -20,7 +20,7 @@ from tests.programs import assert_same_bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.saved.shared import Move
+    from swapkit._runtime.saved.shared import PlannedMove
     from swapkit._runtime.shim.types import StorageGroup
 
 VOCABULARY = 64
@@ -167,7 +167,7 @@ def watch_sent() -> Iterator[list[Sent]]:
 
 
 @contextlib.contextmanager
-def trace_moves() -> Iterator[list[Move]]:
+def trace_moves() -> Iterator[list[PlannedMove]]:
     runtime = get_runtime()
     runtime.trace = []
     try:

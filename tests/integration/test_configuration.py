@@ -33,7 +33,7 @@ from tests.support import installed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from swapkit._runtime.saved.shared import Move
+    from swapkit._runtime.saved.shared import PlannedMove
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -251,7 +251,7 @@ def test_swap_when_recompute_overrules_it_then_warned_and_shown(
 # ---- distances ----------------------------------------------------------------------------------
 
 
-def ahead(moves: Iterable[Move], kind: str) -> list[int]:
+def ahead(moves: Iterable[PlannedMove], kind: str) -> list[int]:
     return [move.operator - move.saved_by for move in moves if move.kind == kind]
 
 

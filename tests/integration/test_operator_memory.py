@@ -13,7 +13,7 @@ from torch import nn
 import swapkit
 from swapkit._runtime.choosing.parts import carry_marks, make_part
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit.registry import Exclude, Recompute, Row, Source, Swap
+from swapkit.registry import Exclude, Recompute, Choice, Source, Swap
 from tests.conformance.modes import settle
 from tests.support import MIB, installed, limit_above_reserved
 
@@ -46,7 +46,7 @@ class Calls(nn.Module):
 
 def make(body: Callable[..., Any], *chosen: tuple[str, What]) -> nn.Module:
     module = Calls(body)
-    rows = [Row(source=Source.CONFIGURATION, what=what, operator=name) for name, what in chosen]
+    rows = [Choice(source=Source.CONFIGURATION, what=what, operator=name) for name, what in chosen]
     make_part(module).add(*rows)
     carry_marks(module)
     return module
@@ -207,7 +207,7 @@ def test_region_when_its_input_is_not_swapped_for_a_configuration_then_a_budget_
 ):
     inner = swapkit.checkpoint(Calls(lambda x: x.sin().exp()))
     outer = Calls(lambda x: inner(x * 2))
-    make_part(outer).add(Row(source=Source.CONFIGURATION, what=Swap()))
+    make_part(outer).add(Choice(source=Source.CONFIGURATION, what=Swap()))
     with swapkit.budget("1GiB") as session:
         out = outer(leaf())
         before = in_use_bytes()

@@ -9,7 +9,7 @@ import torch
 
 from swapkit._runtime.choosing.operators import OperatorRows, carrying, mark_operators
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit.registry import Recompute
 from tests.support.operators import rows_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import SavedTensor
     from swapkit.registry import What
 
-PASS = Choice(Action.PASS, min_bytes=0)
+PASS = Placement(Action.PASS, min_bytes=0)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from swapkit.errors import BackendError
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.optimizer.host_copies import Copy, HostBuffer
+    from swapkit._runtime.optimizer.host_copies import HostCopy, HostBuffer
 
 KIB = 1 << 10
 STATE = 64 * KIB  # bytes of one state of one parameter
@@ -29,11 +29,11 @@ class Recorder:
         self.fails_at = 0  # the number of the call, from 1
         self.error: type[BaseException] = BackendError
 
-    def copy_out(self, storage: torch.UntypedStorage) -> Copy:
+    def copy_out(self, storage: torch.UntypedStorage) -> HostCopy:
         self._note("out")
         return self.engine.copy_out(storage)
 
-    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
+    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> HostCopy:
         self._note("in")
         return self.engine.copy_in(host, storage)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from swapkit._runtime.choosing.parts import carry_marks, make_part
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit.registry import Recompute, Row, Source, Swap
+from swapkit.registry import Recompute, Choice, Source, Swap
 from tests.conformance.modes import settle
 from tests.programs import leaf
 
@@ -27,10 +27,10 @@ HOW: dict[str, dict[str, What]] = {
 }
 
 
-def rows_of(chosen: dict[str, What]) -> tuple[Row, ...]:
+def rows_of(chosen: dict[str, What]) -> tuple[Choice, ...]:
     """Return one row for each pattern of operators."""
     return tuple(
-        Row(source=Source.CONFIGURATION, what=what, operator=name) for name, what in chosen.items()
+        Choice(source=Source.CONFIGURATION, what=what, operator=name) for name, what in chosen.items()
     )
 
 

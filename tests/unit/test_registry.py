@@ -12,7 +12,7 @@ from swapkit.registry import (
     Judgement,
     Keep,
     Recompute,
-    Row,
+    Choice,
     Source,
     Swap,
     What,
@@ -23,8 +23,8 @@ FULL, SELECTIVE = Recompute(), Recompute(save=("mm",))
 NEAR, FAR = Swap(prefetch=1), Swap(prefetch=9)
 
 
-def rows(*whats: What, source: Source = Source.PATTERN) -> list[Row]:
-    return [Row(source=source, what=what) for what in whats]
+def rows(*whats: What, source: Source = Source.PATTERN) -> list[Choice]:
+    return [Choice(source=source, what=what) for what in whats]
 
 
 def outcome(judgement: Judgement) -> tuple[Recompute | None, Swap | None, bool]:
@@ -103,13 +103,13 @@ def test_choice_when_printed_then_in_words(what: What, text: str) -> None:
 
 def test_row_when_copied_with_its_part_then_itself() -> None:
     group = threading.Lock()  # as a group of ranks it cannot be copied
-    row = Row(source=Source.PATTERN, what=Recompute(slice_group=group))
+    row = Choice(source=Source.PATTERN, what=Recompute(slice_group=group))
     assert copy.deepcopy([row])[0] is row
 
 
 def test_judge_when_a_user_has_spoken_then_no_row_of_the_planners_holds() -> None:
-    user = Row(source=Source.DECORATOR, what=Swap())
-    planned = Row(source=Source.PLANNER, what=Recompute(), occurrences=(1,))
+    user = Choice(source=Source.DECORATOR, what=Swap())
+    planned = Choice(source=Source.PLANNER, what=Recompute(), occurrences=(1,))
     found = judge((planned, user))
     assert found.recompute is None
     assert found.swap == user.what

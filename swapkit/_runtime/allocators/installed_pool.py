@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol
 import torch
 from typing_extensions import TypeVar
 
-from swapkit._native.entry import Entry
+from swapkit._native.entry import AllocatorEntry
 from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
@@ -25,7 +25,7 @@ from swapkit._runtime.process.undoing import raise_first
 from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import OverBudget, SessionError
-from swapkit.reporting.text import Failure, format_failure
+from swapkit.reporting.text import AllocationFailure, format_failure
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Installation(Generic[_Pool]):
             ]
         blocks = self.pool.blocks()
         return format_failure(
-            Failure(
+            AllocationFailure(
                 asked=nbytes,
                 where=_describe_place(self.tracker),
                 in_use=in_use_bytes,
@@ -235,7 +235,7 @@ class PoolInstallation(Installation):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device, _open_pool(device))
-        self.entry = Entry(self.pool)
+        self.entry = AllocatorEntry(self.pool)
         self.entry.set_explain(self.explain)
 
     def detach_callbacks(self) -> None:

@@ -20,50 +20,50 @@ import torch
 from swapkit._runtime.operators.names import operator_names
 from swapkit._runtime.process.captures import places_of
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import Entered, Scope
+from swapkit._runtime.process.scopes import OpenScope, Scope
 from swapkit._runtime.saved.hooks import innermost, is_foreign
-from swapkit._runtime.shim.placement import Action, Choice, choice_of
+from swapkit._runtime.shim.placement import Action, Placement, choice_of
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.isolation import untraced
-from swapkit.registry import Judgement, Row, judge
+from swapkit.registry import Judgement, Choice, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.shim.choice_types import Choices, Choosing
+    from swapkit._runtime.shim.choice_types import OperatorChoices, Choosing
 
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_PASS = Scope(Choice(Action.PASS))
+_PASS = Scope(Placement(Action.PASS))
 _lock = make_fork_lock()  # of tables while they are made
 
 
 class OperatorRows:
     """The rows for the operators of one module, and what they come to for each operator."""
 
-    def __init__(self, rows: tuple[Row, ...]) -> None:
+    def __init__(self, rows: tuple[Choice, ...]) -> None:
         self.rows = rows
         self._patterns = tuple(row.meaning or row.operator for row in rows)
         self._compiled = [re.compile(pattern) for pattern in self._patterns]
-        self._table: _Table | None = None
+        self._table: _OperatorTable | None = None
         self._counts = dict.fromkeys(rows, 0)  # besides those of the table
 
     @property
-    def seen(self) -> dict[Row, int]:
+    def seen(self) -> dict[Choice, int]:
         """How many operators ran, by row."""
         counts = dict(self._counts)
         if self._table is not None:
             self._table.add_counts(counts)
         return counts
 
-    def choices(self) -> Choices:
+    def choices(self) -> OperatorChoices:
         """Return what was chosen for the operators that are known now, which are seen then."""
         known = get_runtime().shim.operators_known()
         with _lock:
             if self._table is None or self._table.known != known:
                 self._counts = self.seen
-                self._table = _Table(self.rows, self._patterns, known)
+                self._table = _OperatorTable(self.rows, self._patterns, known)
             return self._table.choices
 
     def judged(self, function: Operator) -> Judgement | None:
@@ -71,14 +71,14 @@ class OperatorRows:
         rows = self._match(operator_names(function))
         return judge(rows) if rows else None
 
-    def look_up_name(self, name: str) -> tuple[Row, ...]:
+    def look_up_name(self, name: str) -> tuple[Choice, ...]:
         """Return the rows for one of autograd's functions by its name, which runs now."""
         found = self._match((name,))
         for row in found:
             self._counts[row] += 1
         return tuple(replace(row, operator="") for row in found)
 
-    def _match(self, names: tuple[str, ...]) -> list[Row]:
+    def _match(self, names: tuple[str, ...]) -> list[Choice]:
         """Return the rows whose pattern is of one of these names."""
         return [
             row
@@ -87,10 +87,10 @@ class OperatorRows:
         ]
 
 
-class _Table:
+class _OperatorTable:
     """What the rows of one module come to for the operators that were known at one time."""
 
-    def __init__(self, rows: tuple[Row, ...], patterns: tuple[str, ...], known: int) -> None:
+    def __init__(self, rows: tuple[Choice, ...], patterns: tuple[str, ...], known: int) -> None:
         self.known = known
         # Operators that the same rows are for are judged together: there are few kinds of these.
         kinds, places = _kinds_of(patterns, known)
@@ -99,7 +99,7 @@ class _Table:
             tuple(_terms_of(judge(each)) for each in self._rows), places
         )
 
-    def add_counts(self, counts: dict[Row, int]) -> None:
+    def add_counts(self, counts: dict[Choice, int]) -> None:
         """Add how many operators ran, by row."""
         for rows, count in zip(self._rows, self.choices.seen(), strict=True):
             for row in rows:
@@ -107,7 +107,7 @@ class _Table:
 
 
 def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ...]], bytes]:
-    """Return which of the patterns are for operators together, and for which: see `Choices`."""
+    """Return which of the patterns are for operators together, and for which: see `OperatorChoices`."""
     indices: dict[int, tuple[int, ...]] = {}
     for index, pattern in enumerate(patterns):
         for number in places_of(pattern, known):
@@ -120,24 +120,24 @@ def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ..
     return kinds, table.tobytes()
 
 
-def _terms_of(judgement: Judgement) -> tuple[bool, Choice | None]:
+def _terms_of(judgement: Judgement) -> tuple[bool, Placement | None]:
     """Return whether operators are computed again, and how what they make moves, if it does."""
     swap = judgement.swap
     choice = None if swap is None else choice_of(swap, judgement.swap_source)
     return judgement.recompute is not None, choice
 
 
-class _Running(threading.local):
+class _RunningChoices(threading.local):
     """The modules with rows that run on this thread, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[OperatorRows, Choosing]] = []
 
 
-_running = _Running()
+_running = _RunningChoices()
 
 
-def rows_for_operator(name: str) -> tuple[Row, ...]:
+def rows_for_operator(name: str) -> tuple[Choice, ...]:
     """Return the rows for an operator of this name in the module that runs on this thread."""
     rows, choosing = _running.stack[-1] if _running.stack else (None, None)
     is_on = rows is not None and choosing is not None and choosing.runs()
@@ -180,7 +180,7 @@ def carrying() -> Iterator[None]:
 def _seeing() -> contextlib.AbstractContextManager[object]:
     if innermost() is not None or is_foreign():
         return contextlib.nullcontext()
-    return Entered(_PASS)  # which ends on whichever thread the generator does
+    return OpenScope(_PASS)  # which ends on whichever thread the generator does
 
 
 def _may_mark() -> bool:

@@ -23,15 +23,15 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope, innermost_choice, resting_choice
 from swapkit._runtime.recompute.exclusions import KeepInside
 from swapkit._runtime.recompute.regions import run_region
-from swapkit._runtime.shim.placement import Action, Choice, choice_of
+from swapkit._runtime.shim.placement import Action, Placement, choice_of
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 from swapkit.config.environment import read_environment
-from swapkit.registry import Row, judge
+from swapkit.registry import Choice, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_KEEP = Scope(Choice(Action.KEEP))
+_KEEP = Scope(Placement(Action.KEEP))
 _NOTHING = contextlib.nullcontext()
 
 
@@ -49,11 +49,11 @@ def changes() -> int:
 class Part:
     """Rows for one part, and what they come to."""
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, rows: Iterable[Choice] = ()) -> None:
         self._set(tuple(rows))
         self.is_carrier = False  # what operators inside make is to be found wherever it is saved
 
-    def _set(self, rows: tuple[Row, ...]) -> None:
+    def _set(self, rows: tuple[Choice, ...]) -> None:
         _Changes.count += 1
         self.rows = rows
         own = tuple(row for row in rows if not row.operator)
@@ -70,18 +70,18 @@ class Part:
         elif self.judgement.keep:
             self._scope = _KEEP
 
-    def add(self, *rows: Row) -> None:
+    def add(self, *rows: Choice) -> None:
         """Make more choices; they hold from the part's next run on."""
         self._set((*self.rows, *rows))
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: Choice) -> None:
         """Take a choice back."""
         self._set(tuple(other for other in self.rows if other is not row))
 
-    def __getstate__(self) -> tuple[tuple[Row, ...], bool]:
+    def __getstate__(self) -> tuple[tuple[Choice, ...], bool]:
         return self.rows, self.is_carrier
 
-    def __setstate__(self, state: tuple[tuple[Row, ...], bool]) -> None:
+    def __setstate__(self, state: tuple[tuple[Choice, ...], bool]) -> None:
         rows, self.is_carrier = state
         self._set(rows)
 
@@ -113,7 +113,7 @@ class Part:
             return mark_operators(self.operators)
         return carrying() if self.is_carrier else _NOTHING
 
-    def count_of(self, row: Row) -> int | None:
+    def count_of(self, row: Choice) -> int | None:
         """Return how many operators ran that a row is for; None: it is not for operators."""
         return None if self.operators is None else self.operators.seen.get(row)
 
@@ -124,7 +124,7 @@ class Part:
         if self.judgement.keep:
             return _KEEP.opened()
         if self._terms is not None and self._terms.swap_inputs:
-            choice = Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes)
+            choice = Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)
             return Scope(choice).opened()
         is_spared = around is not None and around.spares_regions
         if is_spared:

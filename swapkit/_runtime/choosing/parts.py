@@ -19,14 +19,14 @@ import torch
 
 from swapkit._runtime.choosing.part import Part
 from swapkit._runtime.model import resting
-from swapkit._runtime.torch_compat.pickling import Call, loader
+from swapkit._runtime.torch_compat.pickling import PickledCall, loader
 from swapkit.errors import SessionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from swapkit.registry import Row
+    from swapkit.registry import Choice
 
 # Torch's frames between the call of a module and its `forward`, where it has hooks or is traced.
 _MOST_BETWEEN = 4
@@ -126,8 +126,8 @@ class PartForward:
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         module = self._get_module()
         # Bound methods are looked up when they are loaded; they can be hashed whatever the module.
-        owner = Call(getattr, module, "__init__")
-        plain = Call(getattr, module, "forward") if self.former is None else self.former
+        owner = PickledCall(getattr, module, "__init__")
+        plain = PickledCall(getattr, module, "forward") if self.former is None else self.former
         return loader(__name__, load_forward.__name__), ((_dump(self.part), owner), plain)
 
 
@@ -240,7 +240,7 @@ def carry_marks(model: torch.nn.Module) -> None:
         end_part(model)
 
 
-def make_function(function: Callable[..., Any], row: Row) -> Callable[..., Any]:
+def make_function(function: Callable[..., Any], row: Choice) -> Callable[..., Any]:
     """Return a function that runs as a part; what is one already gets a row more."""
     former = _find_part(function)
     inner = function if former is None else function.__wrapped__  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.control.ranks import join_ranks
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit.errors import InfeasibleBudget
-from swapkit.planning.beside import Job, is_at_once
+from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.learning import MARGIN, Learner
 from swapkit.planning.planner import Limits, find_floor, make_plans
 
@@ -36,7 +36,7 @@ class PlanMaker:
         self._aim = aim
         self.machine: Machine | None = None  # that plans are made for
         self._ranks: Ranks | None = None  # where there are others
-        self._floor: Job[int] | None = None  # the smallest budget that has a plan here
+        self._floor: ThreadJob[int] | None = None  # the smallest budget that has a plan here
         self._is_over = False
 
     def make_learner(self) -> Learner:
@@ -79,7 +79,7 @@ class PlanMaker:
         if self._ranks.has_said or not isinstance(aim.policy, str) or is_at_once():
             return self._ranks.agree(aim.limit_bytes, find)
         if self._floor is None:
-            self._floor = Job(find)
+            self._floor = ThreadJob(find)
             return False
         floor_bytes = self._floor.take()
         self._floor = None

@@ -61,7 +61,7 @@ class _Answer(Generic[_T]):
             self._error = error
 
 
-class Place:
+class MeetingPlace:
     """Where a rank's sessions speak, one at a time. Any thread."""
 
     def __init__(
@@ -180,18 +180,18 @@ class Place:
         return [rank for rank, key in enumerate(self._keys) if not store.check([key])]
 
 
-class Places:
+class MeetingPlaces:
     """All places of one rank, in one process group. Any thread."""
 
     def __init__(self, find_store: Callable[[], Store], *, rank: int, count: int) -> None:
-        """Begin with none: see `Place`."""
+        """Begin with none: see `MeetingPlace`."""
         self._find_store = find_store
         self._rank = rank
         self._count = count
         self._lock = threading.Lock()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, MeetingPlace] = {}
 
-    def take(self, holder: object) -> Place:
+    def take(self, holder: object) -> MeetingPlace:
         """Let a session have the first free place, and return it."""
         with self._lock:
             names = (f"swapkit/{number}" for number in itertools.count())
@@ -199,9 +199,9 @@ class Places:
             place.take(holder)
             return place
 
-    def _find(self, name: str) -> Place:
+    def _find(self, name: str) -> MeetingPlace:
         if name not in self._places:
-            self._places[name] = Place(
+            self._places[name] = MeetingPlace(
                 self._find_store, rank=self._rank, count=self._count, name=name
             )
         return self._places[name]
@@ -209,10 +209,10 @@ class Places:
 
 _finding = threading.Lock()
 # By the process group: in another one all ranks begin anew.
-_found: weakref.WeakKeyDictionary[object, Places] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[object, MeetingPlaces] = weakref.WeakKeyDictionary()
 
 
-def find_places() -> Places | None:
+def find_places() -> MeetingPlaces | None:
     """Return this rank's places; None if there are no other ranks."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
@@ -230,4 +230,4 @@ def find_places() -> Places | None:
         return store
 
     with _finding:
-        return _found.setdefault(group, Places(find_store, rank=rank, count=count))
+        return _found.setdefault(group, MeetingPlaces(find_store, rank=rank, count=count))

@@ -21,7 +21,7 @@ from swapkit.units import MOST_BYTES, format_bytes, show
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.control.rank_meetings import Places
+    from swapkit._runtime.control.rank_meetings import MeetingPlaces
 
 _log = logging.getLogger(__name__)
 PATIENCE_STEPS = 8  # recorded ones, until a rank goes on without those that have said nothing
@@ -60,7 +60,7 @@ def parse_figures(said: bytes, rank: int) -> Figures:
 class Ranks:
     """All ranks, as one session of this one sees them."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: MeetingPlaces) -> None:
         """Take a place to speak at; nothing is said yet."""
         self._place = places.take(self)
         self._own: Figures | None = None

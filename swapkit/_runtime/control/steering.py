@@ -36,7 +36,7 @@ from swapkit._runtime.saved.lent_hooks import Lending, find_weakly, is_call_of
 from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit.planning.cases import Stage
 from swapkit.planning.learning import CASES_KEPT, STRANGE
-from swapkit.planning.outcomes import Instruction, Mode, Outcome
+from swapkit.planning.outcomes import Instruction, StepMode, Outcome
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
@@ -242,10 +242,10 @@ class Steering:
         """Prepare what is to be done in the step that comes: see `Learner.begin`."""
         self._signature, self._form = signature, (form, length)
         instruction = self._learner.begin(signature, form, length)
-        if instruction.mode is Mode.RECORD and self._plans.is_busy:
-            instruction = Instruction(mode=Mode.RESCUE)  # it could not be planned for
+        if instruction.mode is StepMode.RECORD and self._plans.is_busy:
+            instruction = Instruction(mode=StepMode.RESCUE)  # it could not be planned for
         self._instruction = instruction
-        if instruction.mode is Mode.FOLLOW:
+        if instruction.mode is StepMode.FOLLOW:
             self._follow(instruction)
         else:
             self._stop_following()
@@ -264,7 +264,7 @@ class Steering:
         # A settled plan needs no rescue, unless the step goes another way (`Following.deviated`).
         is_settled = self._following is not None and self._learner.stage is Stage.STABLE
         self._swapper.rescue.set_standby(is_on=not is_settled)
-        if self._instruction.mode is Mode.RECORD and self._recording.recorder is None:
+        if self._instruction.mode is StepMode.RECORD and self._recording.recorder is None:
             self._record(root)
         if not is_again:
             self._rescues_before = self._swapper.rescue.count
@@ -354,7 +354,7 @@ class Steering:
             self._began_bytes, following.bytes_before, self._aim.limit_bytes
         )
         trace = self._stop_recording(is_wanted=self._forwards.end())
-        if instruction.mode is not Mode.RECORD:
+        if instruction.mode is not StepMode.RECORD:
             self._times.add(self._learner.kind, taken.seconds)
         self._rests.end_step(following, report)
         outcome = Outcome(

@@ -28,7 +28,7 @@ class Forwards:
 
     def __init__(self) -> None:
         """Know of no step."""
-        self._first: global_hooks.Call | None = None  # the call of the model that began the step
+        self._first: global_hooks.ModuleCall | None = None  # the call of the model that began the step
         self._is_broken = False  # it raised, and no other one has begun since
         self._is_odd = False  # another one raised
         self._was_odd = False  # one raised in the step before

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.execution.plan_tables import compile_plan
-from swapkit._runtime.execution.repetitions import Repetition, Repetitions
+from swapkit._runtime.execution.repetitions import PlannedRepetition, Repetitions
 from swapkit._runtime.model import global_hooks, resting
 from swapkit._runtime.process.captures import capture_table
 from swapkit._runtime.saved.byte_curve import Curve
@@ -163,7 +163,7 @@ class Following:
 
     # ---- what is computed again -----------------------------------------------------------------
 
-    def _find_repetitions(self) -> Iterator[Repetition]:
+    def _find_repetitions(self) -> Iterator[PlannedRepetition]:
         """Yield the operators that the plan repeats, by module."""
         model = self._find_model()
         by_module: dict[str, list[Capture]] = {}
@@ -172,7 +172,7 @@ class Following:
         for module in self._tracker.modules() if model is None else model.modules():
             captures = by_module.get(self._tracker.name_of(module))
             if captures is not None:
-                yield Repetition(module, captures)
+                yield PlannedRepetition(module, captures)
 
     def now(self) -> int | None:
         """Return how many events the step has had; None: it goes another way than recorded."""

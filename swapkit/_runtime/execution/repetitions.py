@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.choosing.part import changes
 from swapkit._runtime.choosing.parts import part_of
 from swapkit._runtime.process.captures import find_operator
-from swapkit.registry import Recompute, Row, Source
+from swapkit.registry import Recompute, Choice, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import Follower
 
 
-class Repetition:
+class PlannedRepetition:
     """The rows that a plan has made for the operators of one module."""
 
     def __init__(self, module: torch.nn.Module, captures: Iterable[Capture]) -> None:
@@ -40,17 +40,17 @@ class Repetition:
         self.removed = 0
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[Choice, ...]:
         """One for each operator."""
         return tuple(self._rows.values())
 
-    def count_of(self, row: Row) -> int:
+    def count_of(self, row: Choice) -> int:
         """Return how many operators ran that a row is for."""
         if self.owner is not None:
             self.owner.count()
         return sum(self.counts[each] for each in self._captures[row.operator])
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: Choice) -> None:
         """Repeat an operator no more, from the next step on."""
         self._rows = {name: each for name, each in self._rows.items() if each is not row}
         self.removed += 1
@@ -67,8 +67,8 @@ class Repetition:
                 yield from self._captures[name]
 
 
-def _row(name: str, runs: int) -> Row:
-    return Row(
+def _row(name: str, runs: int) -> Choice:
+    return Choice(
         source=Source.PLANNER,
         what=Recompute(),
         operator=name,
@@ -78,10 +78,10 @@ def _row(name: str, runs: int) -> Row:
 
 
 # The plan's rows by module, for whoever asks what is chosen; a plan that begins replaces another's.
-_repetitions: weakref.WeakKeyDictionary[torch.nn.Module, Repetition] = weakref.WeakKeyDictionary()
+_repetitions: weakref.WeakKeyDictionary[torch.nn.Module, PlannedRepetition] = weakref.WeakKeyDictionary()
 
 
-def repetition_of(module: torch.nn.Module) -> Repetition | None:
+def repetition_of(module: torch.nn.Module) -> PlannedRepetition | None:
     """Return what a plan that is followed repeats of a module's own operators, if anything."""
     return _repetitions.get(module)
 
@@ -89,11 +89,11 @@ def repetition_of(module: torch.nn.Module) -> Repetition | None:
 class Repetitions:
     """What one plan repeats, by module."""
 
-    def __init__(self, repetitions: Iterable[Repetition], follower: Follower) -> None:
+    def __init__(self, repetitions: Iterable[PlannedRepetition], follower: Follower) -> None:
         """Let a plan's rows hold from now on. `follower`: who captures their operators."""
         self._all = tuple(repetitions)
         self._follower = follower
-        self._captures: list[tuple[Repetition, Capture]] = []  # as the follower has them
+        self._captures: list[tuple[PlannedRepetition, Capture]] = []  # as the follower has them
         self._counted: list[int] = []
         self._known = (-1, 0)
         for each in self._all:

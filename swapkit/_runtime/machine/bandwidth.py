@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from swapkit._runtime.machine.copy_bursts import Row
+    from swapkit._runtime.machine.copy_bursts import Burst
     from swapkit._runtime.machine.overlap import Bench, Sample
     from swapkit._runtime.saved.device import Device
 
@@ -98,7 +98,7 @@ def measure_speeds(device: Device, *, room_bytes: int, host_bytes: int | None) -
 class _Way:
     """What was measured of one direction: seconds of a large copy and of a small one."""
 
-    def __init__(self, kind: type[Row], lanes: Lanes, bench: Bench, nbytes: int) -> None:
+    def __init__(self, kind: type[Burst], lanes: Lanes, bench: Bench, nbytes: int) -> None:
         self.large = kind(lanes, nbytes)
         self.large_seconds = 0.0  # that a copy took the last time
         self._small = kind(lanes, SMALL_BYTES)

@@ -29,7 +29,7 @@ PAGE_BYTES = 4 << 10  # copies are whole pages
 _ODD = -7046029254386353131
 
 
-class Row:
+class Burst:
     """Copies of one direction. Made, prepared, queued, waited for, and prepared again."""
 
     def __init__(self, lanes: Lanes, nbytes: int) -> None:
@@ -66,7 +66,7 @@ class Row:
         raise NotImplementedError
 
 
-class RowOut(Row):
+class RowOut(Burst):
     """Copies to the host."""
 
     def prepare(self) -> None:
@@ -85,7 +85,7 @@ class RowOut(Row):
         group.finish_out(consumer)
 
 
-class RowIn(Row):
+class RowIn(Burst):
     """Copies back, of the same host memory again and again."""
 
     def prepare(self) -> None:

@@ -21,7 +21,7 @@ from swapkit._runtime.torch_compat.stream_delays import DELAY_SECONDS, Delays
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from swapkit._runtime.machine.copy_bursts import Row
+    from swapkit._runtime.machine.copy_bursts import Burst
     from swapkit._runtime.saved.device import Device
 
 # Products: one takes about as long as a small operator, so that the end of a row is seen in time.
@@ -48,7 +48,7 @@ class Sample:
 class Bench:
     """Runs rows of copies beside products."""
 
-    def run(self, rows: Sequence[Row]) -> Sample:
+    def run(self, rows: Sequence[Burst]) -> Sample:
         """Run all copies of some rows at once, and products beside them; none: products alone."""
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class HostBench(Bench):
         """Take what memory there is for products; if there is none, nothing is computed."""
         self._factors = _take_factors(device, CPU_WIDTH, torch.float32, most_bytes)
 
-    def run(self, rows: Sequence[Row]) -> Sample:
+    def run(self, rows: Sequence[Burst]) -> Sample:
         """Compute until all rows are over."""
         for row in rows:
             row.prepare()
@@ -85,7 +85,7 @@ class HostBench(Bench):
             shared=1.0 if rows else 0.0,
         )
 
-    def _watch(self, rows: Sequence[Row]) -> Callable[[], bool]:
+    def _watch(self, rows: Sequence[Burst]) -> Callable[[], bool]:
         """Return what tells whether all copies are done, and notes when the last one was."""
 
         def is_over() -> bool:
@@ -141,7 +141,7 @@ class StreamBench(Bench):
         if product > 0:
             self._chain = max(LEAST_CHAIN, min(MOST_CHAIN, round(seconds / product)))
 
-    def run(self, rows: Sequence[Row]) -> Sample:
+    def run(self, rows: Sequence[Burst]) -> Sample:
         """Queue copies and products; once more behind a longer delay if the host was too slow."""
         while True:
             sample = self._run(rows)
@@ -149,7 +149,7 @@ class StreamBench(Bench):
                 return sample
             self._delay = min(MOST_DELAY_SECONDS, 2 * self._delay)
 
-    def _run(self, rows: Sequence[Row]) -> Sample:
+    def _run(self, rows: Sequence[Burst]) -> Sample:
         for row in rows:
             row.prepare()
         begin, computed, copied = (self._module.Event(enable_timing=True) for _ in range(3))
@@ -184,7 +184,7 @@ def make_bench(device: Device, *, most_bytes: int) -> Bench:
     return kind(device, most_bytes=most_bytes)
 
 
-def _queue(rows: Sequence[Row], producer: int = 0) -> None:
+def _queue(rows: Sequence[Burst], producer: int = 0) -> None:
     """Queue the copies of rows, taking turns, behind what a stream has been given."""
     for index in range(COPIES):
         for row in rows:

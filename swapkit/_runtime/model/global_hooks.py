@@ -154,7 +154,7 @@ def _are_called() -> bool:
     return others or bool(running_steps(sys._getframe(1)))  # noqa: SLF001
 
 
-class Call:
+class ModuleCall:
     """One call of a module that listeners are told of: the same object where it begins and ends."""
 
     __slots__ = ("find_module", "has_raised")
@@ -164,16 +164,16 @@ class Call:
         self.has_raised = False  # known at its end
 
 
-class _Running(threading.local):
+class _RunningCalls(threading.local):
     """The calls of modules that listeners of this thread were told of, innermost last."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.calls: list[Call] = []  # and what an interruption has left behind them
+        self.calls: list[ModuleCall] = []  # and what an interruption has left behind them
         self.period = 0
-        self.told: Call | None = None  # the latest that listeners were told of
+        self.told: ModuleCall | None = None  # the latest that listeners were told of
 
-    def now(self) -> _Running:
+    def now(self) -> _RunningCalls:
         """Return itself, without what a thread has noted of hooks that are gone."""
         if self.period != _period:
             self.ids, self.calls, self.period = [], [], _period
@@ -181,7 +181,7 @@ class _Running(threading.local):
 
     def enter(self, module: torch.nn.Module) -> None:
         """Tell that a call begins."""
-        self.told = call = Call(module)
+        self.told = call = ModuleCall(module)
         del self.calls[len(self.ids) :]
         self.calls.append(call)
         self.ids.append(id(module))
@@ -219,7 +219,7 @@ class _Running(threading.local):
                 self.leave(has_raised=True)
 
 
-_running = _Running()
+_running = _RunningCalls()
 _period = 0  # of hooks; what a thread has noted in an earlier one is stale
 
 
@@ -343,7 +343,7 @@ def rest() -> resting.Rest | None:
     return prepared
 
 
-def this_call() -> Call | None:
+def this_call() -> ModuleCall | None:
     """Return the call of whose beginning or end a listener of this thread is being told."""
     return _running.told
 

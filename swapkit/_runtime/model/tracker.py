@@ -72,7 +72,7 @@ class _Rest:
         self.saves: Counter[int] = Counter()  # so far, by module
 
 
-class _Stack:
+class _ModuleStack:
     """Numbers of the modules whose forward is running on a thread, outermost first."""
 
     __slots__ = ("period", "rest", "saves", "step", "tags")
@@ -118,11 +118,11 @@ class _Stack:
             self.rest.sites.set_blind(is_blind=True)
 
 
-class _Thread(threading.local):
+class _ThreadModules(threading.local):
     """The stack of this thread."""
 
     def __init__(self) -> None:
-        self.stack = _Stack()
+        self.stack = _ModuleStack()
         self.base = NO_MODULE  # the label outside of all modules
 
 
@@ -145,7 +145,7 @@ class ModuleTracker:
         self._names: list[str] = [""]
         self._tag_of_name: dict[str, int] = {"": NO_MODULE}
         self._tags: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._thread = _Thread()
+        self._thread = _ThreadModules()
         self._period = 0  # of tracking; what a thread's stack holds from an earlier one is stale
         self._step = 0
         # What each needs; replaced, never changed, for those who read it without the lock.
@@ -249,7 +249,7 @@ class ModuleTracker:
         stack.saves[-1] += 1
         return tag, stack.saves[-1] - 1
 
-    def _site_at_rest(self, stack: _Stack) -> tuple[int, int]:
+    def _site_at_rest(self, stack: _ModuleStack) -> tuple[int, int]:
         """Return what `site` does, and label what follows."""
         assert stack.rest is not None
         site = stack.rest.sites.find_site()
@@ -260,7 +260,7 @@ class ModuleTracker:
         set_tag(site[0])
         return site
 
-    def _look_up(self, stack: _Stack) -> int:
+    def _look_up(self, stack: _ModuleStack) -> int:
         """Return the tag of the innermost module that has one; look at the calls of this thread."""
         modules = global_hooks.running_modules(sys._getframe(1))  # noqa: SLF001
         return next((tag for each in modules if (tag := self._tags.get(each))), stack.tags[-1])
@@ -311,7 +311,7 @@ class ModuleTracker:
 
     # ---- calls of modules -----------------------------------------------------------------------
 
-    def _running(self) -> _Stack:
+    def _running(self) -> _ModuleStack:
         stack = self._thread.stack
         if stack.period != self._period:
             stack.tags, stack.saves, stack.period = [], [0], self._period

@@ -23,14 +23,14 @@ _SPREAD, _MIX = -7046029254386353131, -4658895280553007687
 _SHIFT = 29
 
 
-class Slot(NamedTuple):
+class ChecksumSlot(NamedTuple):
     """Where a checksum is, or will be once the device has computed it."""
 
-    table: _Table
+    table: _ChecksumTable
     number: int
 
 
-class _Table:
+class _ChecksumTable:
     """The checksums that one thread computes in one stream, and memory for that."""
 
     def __init__(self, device: torch.device) -> None:
@@ -45,13 +45,13 @@ class _Table:
         self._pieces: list[torch.Tensor] = []
         self._count = 0
 
-    def next(self) -> tuple[Slot, torch.Tensor]:
+    def next(self) -> tuple[ChecksumSlot, torch.Tensor]:
         """Return a slot and its place."""
         piece, place = divmod(self._count, _SLOTS)
         if piece == len(self._pieces):
             self._pieces.append(_memory(_SLOTS, self.device))
         self._count += 1
-        return Slot(self, self._count - 1), self._pieces[piece][place]
+        return ChecksumSlot(self, self._count - 1), self._pieces[piece][place]
 
     def values(self) -> list[int]:
         """Wait for the device; return the checksums."""
@@ -78,9 +78,9 @@ class Checksums:
     def __init__(self) -> None:
         """Begin without any."""
         self._lock = threading.Lock()
-        self._tables: dict[object, _Table] | None = {}
+        self._tables: dict[object, _ChecksumTable] | None = {}
 
-    def take(self, tensor: torch.Tensor) -> Slot | None:
+    def take(self, tensor: torch.Tensor) -> ChecksumSlot | None:
         """Take one of all bytes of a tensor's storage as they are now; None: that cannot be.
 
         There is no room, the memory lies as no word does, a graph is captured, whose kernels these
@@ -101,18 +101,18 @@ class Checksums:
             return None
         return slot
 
-    def read(self) -> dict[Slot | None, int]:
+    def read(self) -> dict[ChecksumSlot | None, int]:
         """Wait for the devices; return the checksums, and let go of all memory."""
         with self._lock:
             tables, self._tables = self._tables or {}, None
         with hidden():
             return {
-                Slot(table, number): value
+                ChecksumSlot(table, number): value
                 for table in tables.values()
                 for number, value in enumerate(table.values())
             }
 
-    def _table_for(self, device: torch.device) -> _Table | None:
+    def _table_for(self, device: torch.device) -> _ChecksumTable | None:
         """Return this thread's table, a new one's too; None: they were read."""
         key: tuple[object, ...] = (threading.get_ident(), device)
         current_stream = getattr(getattr(torch, device.type, None), "current_stream", None)
@@ -122,13 +122,13 @@ class Checksums:
         table = None if tables is None else tables.get(key)
         if tables is None or table is not None:
             return table
-        made = _Table(device)
+        made = _ChecksumTable(device)
         with self._lock:
             tables[key] = made
             return None if self._tables is None else made
 
 
-def _sum(storage: torch.UntypedStorage, nbytes: int, table: _Table, place: torch.Tensor) -> None:
+def _sum(storage: torch.UntypedStorage, nbytes: int, table: _ChecksumTable, place: torch.Tensor) -> None:
     """Put a checksum of a storage's first bytes into a place: their words' sum, mixed with places.
 
     In integers, so that neither the order of additions counts nor what the bits mean. Large ones
@@ -170,7 +170,7 @@ class Digest:
 
     __slots__ = ("_nbytes", "_table", "_value")
 
-    def __init__(self, table: _Table, nbytes: int, value: int) -> None:
+    def __init__(self, table: _ChecksumTable, nbytes: int, value: int) -> None:
         self._table = table
         self._nbytes = nbytes
         self._value = value
@@ -180,13 +180,13 @@ class Digest:
         return _digest(storage, self._nbytes, self._table) == self._value
 
 
-class Digests:
+class StorageDigests:
     """Takes digests of storages where there is no memory left. The runtime's lock is held."""
 
     def __init__(self, device: torch.device) -> None:
         """Take the memory that is needed for it."""
         with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
-            self._table = _Table(device)
+            self._table = _ChecksumTable(device)
 
     def take(self, storage: torch.UntypedStorage, nbytes: int) -> Digest | None:
         """Return one of the first bytes, once all streams have done what they were given.
@@ -204,7 +204,7 @@ class Digests:
             return None
 
 
-def _digest(storage: torch.UntypedStorage, nbytes: int, table: _Table) -> int:
+def _digest(storage: torch.UntypedStorage, nbytes: int, table: _ChecksumTable) -> int:
     with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
         _sum(storage, nbytes, table, table.place)
         return int(table.place)

@@ -99,7 +99,7 @@ class _Argument(NamedTuple):
         return args[self.position] if self.position < len(args) else kwargs.get(self.name)
 
 
-class Places(NamedTuple):
+class ArgumentPlaces(NamedTuple):
     """Where the arguments are that decide about repeating a call. -1: there is none."""
 
     declared: tuple[int, ...]  # changed,
@@ -196,10 +196,10 @@ class Effects:
         """Whether some calls can be repeated."""
         return not self._has_own_state and self.can_keep and not self.is_unsafe_view
 
-    def places(self) -> Places:
+    def places(self) -> ArgumentPlaces:
         """Return where the arguments are that `written`, `unread` and `is_repeatable` look at."""
         barred = (*self._generators, *filter(None, [self._dropout_state]))
-        return Places(
+        return ArgumentPlaces(
             tuple(each.position for each in self._declared),
             tuple(each.position for each in self._undeclared),
             tuple(each.position for each in barred),

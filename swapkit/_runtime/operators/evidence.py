@@ -21,19 +21,19 @@ from swapkit._runtime.torch_compat.isolation import hidden, untraced
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from swapkit._runtime.operators.checksums import Slot
+    from swapkit._runtime.operators.checksums import ChecksumSlot
     from swapkit._runtime.operators.names import Operator
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TORCH = "aten"  # whose changes are seen where they happen (`process/captures.py`)
 
 
-class _Era:
+class _TrackedStorage:
     """A storage between two writes that were seen, referred to weakly, and its latest checksum."""
 
     __slots__ = ("_reference", "last")
 
-    def __init__(self, storage: torch.UntypedStorage, last: Slot | None) -> None:
+    def __init__(self, storage: torch.UntypedStorage, last: ChecksumSlot | None) -> None:
         self._reference = storage._weak_ref()  # noqa: SLF001
         self.last = last
 
@@ -60,8 +60,8 @@ class Evidence(OwnMode):
         super().__init__()  # type: ignore[no-untyped-call]
         Evidence.count += 1
         self._checksums = Checksums()
-        self._eras: dict[int, _Era] = {}  # by the storage
-        self._pairs: list[tuple[Slot | None, Slot | None]] = []  # that have to be the same
+        self._eras: dict[int, _TrackedStorage] = {}  # by the storage
+        self._pairs: list[tuple[ChecksumSlot | None, ChecksumSlot | None]] = []  # that have to be the same
         self._is_unsure = False
         self.draws = False  # numbers from a generator that an operator was handed
 
@@ -91,16 +91,16 @@ class Evidence(OwnMode):
         there = {key: found for key, era in self._eras.items() if (found := era.storage)}
         for key, storage in there.items():
             self._pairs.append((self._eras[key].last, self._take(storage)))
-        values: dict[Slot | None, int] = self._checksums.read()
+        values: dict[ChecksumSlot | None, int] = self._checksums.read()
         pairs, self._pairs = self._pairs, []
         self._checksums = Checksums()
-        self._eras = {key: _Era(found, self._take(found)) for key, found in there.items()}
+        self._eras = {key: _TrackedStorage(found, self._take(found)) for key, found in there.items()}
         self._is_unsure = self._is_unsure or any(
             one is None or values.get(one) != values.get(other) for one, other in pairs
         )
         return self._is_unsure
 
-    def _take(self, storage: torch.UntypedStorage) -> Slot | None:
+    def _take(self, storage: torch.UntypedStorage) -> ChecksumSlot | None:
         with hidden():
             return self._checksums.take(_view(storage)) if storage.nbytes() else None
 
@@ -111,7 +111,7 @@ class Evidence(OwnMode):
             now = self._checksums.take(tensor)
             era = self._eras.get(storage._cdata)  # noqa: SLF001
             if era is None:
-                self._eras[storage._cdata] = _Era(storage, now)  # noqa: SLF001
+                self._eras[storage._cdata] = _TrackedStorage(storage, now)  # noqa: SLF001
             else:
                 self._pairs.append((era.last, now))
                 era.last = now
@@ -122,7 +122,7 @@ class Evidence(OwnMode):
             storage = tensor.untyped_storage()
             if not (only_new and storage._cdata in self._eras):  # noqa: SLF001
                 now = self._checksums.take(tensor)
-                self._eras[storage._cdata] = _Era(storage, now)  # noqa: SLF001
+                self._eras[storage._cdata] = _TrackedStorage(storage, now)  # noqa: SLF001
 
 
 def _view(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -127,7 +127,7 @@ def _change(then: list[Any]) -> None:
             setting.put(*wanted if isinstance(wanted, tuple) else (wanted,))
 
 
-class Settings:
+class ThreadSettings:
     """The settings of one moment."""
 
     def __init__(self, then: list[Any]) -> None:
@@ -135,7 +135,7 @@ class Settings:
         self._then = then
 
     @classmethod
-    def note(cls) -> Settings:
+    def note(cls) -> ThreadSettings:
         """Return the settings of this moment; they are one object for as long as they stay."""
         now, latest = _read(), _latest[0]
         if latest._then != now:  # noqa: SLF001 - of this kind
@@ -156,4 +156,4 @@ class Settings:
             _change(now)
 
 
-_latest = [Settings(_read())]  # as some thread has read them last
+_latest = [ThreadSettings(_read())]  # as some thread has read them last

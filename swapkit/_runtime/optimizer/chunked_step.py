@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType
 
-    from swapkit._runtime.optimizer.state_mover import Arrival, Executor, Slot
+    from swapkit._runtime.optimizer.state_mover import Arrival, Executor, StateSlot
 
 Group = dict[str, Any]
 _Method = TypeVar("_Method", bound="Callable[..., None]")
@@ -287,7 +287,7 @@ class OptimizerStates:
             return param.numel() * param.element_size() * NEW_STATES
         return self._mover.count_bytes(slots, param.device)
 
-    def _slots_of(self, param: torch.Tensor) -> list[Slot]:
+    def _slots_of(self, param: torch.Tensor) -> list[StateSlot]:
         optimizer = self._optimizer()
         return [] if optimizer is None else find_slots(optimizer.state.get(param))
 
@@ -312,7 +312,7 @@ class OptimizerStates:
             return None
 
 
-def _find_states(optimizer: torch.optim.Optimizer) -> list[tuple[torch.device, list[Slot]]]:
+def _find_states(optimizer: torch.optim.Optimizer) -> list[tuple[torch.device, list[StateSlot]]]:
     """Return the states of each parameter, with the device that they belong on."""
     keys: list[object] = list(optimizer.state)
     params = [key for key in keys if isinstance(key, torch.Tensor)]

@@ -45,7 +45,7 @@ class HostBuffer:
         return self._group
 
 
-class Copy:
+class HostCopy:
     """One copy of one storage, which keeps both ends alive until it is done."""
 
     __slots__ = ("_group", "_stream", "host")
@@ -76,7 +76,7 @@ class HostCopies:
         self._device = device
         self._shim = device.shared.shim
 
-    def copy_out(self, storage: torch.UntypedStorage) -> Copy:
+    def copy_out(self, storage: torch.UntypedStorage) -> HostCopy:
         """Start copying a storage to the host.
 
         Raises:
@@ -84,13 +84,13 @@ class HostCopies:
         """
         group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
         stream = self._start(group, group.copy_out, storage)
-        return Copy(group, HostBuffer(group), stream)
+        return HostCopy(group, HostBuffer(group), stream)
 
-    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
+    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> HostCopy:
         """Start copying host memory into a storage of the same size."""
         group = host.lend()
         stream = self._start(group, group.copy_in, storage)
-        return Copy(group, host, stream)
+        return HostCopy(group, host, stream)
 
     def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> int:
         """Start a transfer, which holds the storage until it is done; return its stream."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Copy(Protocol):
+class StateCopy(Protocol):
     """One copy of one storage, which keeps both ends alive until it is done."""
 
     @property
@@ -49,14 +49,14 @@ class Copy(Protocol):
 class Executor(Protocol):
     """Who copies."""
 
-    def copy_out(self, storage: torch.UntypedStorage) -> Copy:
+    def copy_out(self, storage: torch.UntypedStorage) -> StateCopy:
         """Start copying a storage to the host."""
 
-    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> Copy:
+    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> StateCopy:
         """Start copying host memory into a storage of the same size."""
 
 
-class Slot(NamedTuple):
+class StateSlot(NamedTuple):
     """The place of a state tensor: a parameter's dict of states, or a list in it."""
 
     container: Any
@@ -76,17 +76,17 @@ class Slot(NamedTuple):
             return False
 
 
-def find_slots(state: object) -> list[Slot]:
+def find_slots(state: object) -> list[StateSlot]:
     """Return the places of all tensors in one parameter's states."""
     if not isinstance(state, dict):
         return []
     slots = []
     for key in state:
         if isinstance(state[key], torch.Tensor):
-            slots.append(Slot(state, key))
+            slots.append(StateSlot(state, key))
         elif isinstance(state[key], list):  # LBFGS
             within = state[key]
-            slots += [Slot(within, i) for i in range(len(within)) if torch.is_tensor(within[i])]
+            slots += [StateSlot(within, i) for i in range(len(within)) if torch.is_tensor(within[i])]
     return slots
 
 
@@ -100,18 +100,18 @@ class _Hosted(NamedTuple):
 class Arrival(NamedTuple):
     """A state on its way to the device."""
 
-    slot: Slot
+    slot: StateSlot
     host: torch.Tensor
     tensor: torch.Tensor
-    copy: Copy
+    copy: StateCopy
 
 
 class _Departure(NamedTuple):
     """A state on its way to the host; until it is there the slot has the device's tensor."""
 
-    slot: Slot
+    slot: StateSlot
     tensor: torch.Tensor
-    copy: Copy
+    copy: StateCopy
     nbytes: int
 
 
@@ -122,17 +122,17 @@ def _unseen() -> Iterator[None]:
         yield
 
 
-def _count_references(slot: Slot) -> int:
+def _count_references(slot: StateSlot) -> int:
     return sys.getrefcount(slot.container[slot.key])
 
 
 # What is counted for an object that only its container holds.
-_OWN_REFERENCES = _count_references(Slot([object()], 0))
+_OWN_REFERENCES = _count_references(StateSlot([object()], 0))
 # The tensor, and the Python object through which we look at its storage.
 _OWN_HOLDERS = 2
 
 
-def _is_held(slot: Slot) -> bool:
+def _is_held(slot: StateSlot) -> bool:
     """Return whether other Python code has the tensor itself."""
     return _count_references(slot) > _OWN_REFERENCES
 
@@ -158,7 +158,7 @@ class StateMover:
         """Return whether states of parameters on `device` are moved."""
         return device == self._device
 
-    def is_hosted(self, slot: Slot) -> bool:
+    def is_hosted(self, slot: StateSlot) -> bool:
         """Return whether the state is on the host, where we put it."""
         hosted = self._hosted.get(slot.tensor)
         # Its `.data` may be another's by now.
@@ -166,7 +166,7 @@ class StateMover:
             hosted is not None and slot.tensor.untyped_storage().data_ptr() == hosted.buffer.address
         )
 
-    def is_movable(self, slot: Slot, device: torch.device) -> bool:
+    def is_movable(self, slot: StateSlot, device: torch.device) -> bool:
         """Return whether a state that belongs on `device` is there and can leave it."""
         tensor = slot.tensor
         if not _is_plain(tensor) or tensor.device != device or not self.serves(device):
@@ -179,7 +179,7 @@ class StateMover:
         is_own = storage.nbytes() == nbytes and holders == _OWN_HOLDERS
         return is_own and not self.is_hosted(slot)
 
-    def find_held(self, slots: Iterable[Slot], device: torch.device) -> set[int]:
+    def find_held(self, slots: Iterable[StateSlot], device: torch.device) -> set[int]:
         """Return the ids of the movable states that someone besides the optimizer has."""
         with _unseen():
             return {
@@ -188,7 +188,7 @@ class StateMover:
                 if _is_held(slot) and self.is_movable(slot, device)
             }
 
-    def count_bytes(self, slots: Iterable[Slot], device: torch.device) -> int:
+    def count_bytes(self, slots: Iterable[StateSlot], device: torch.device) -> int:
         """Return the bytes that those states take on the device in a step that can be moved."""
         with _unseen():
             return sum(
@@ -199,7 +199,7 @@ class StateMover:
 
     # ---- to the device --------------------------------------------------------------------------
 
-    def fetch(self, slots: Iterable[Slot]) -> list[Arrival]:
+    def fetch(self, slots: Iterable[StateSlot]) -> list[Arrival]:
         """Start bringing states back from the host; the others are left out.
 
         Raises:
@@ -208,7 +208,7 @@ class StateMover:
         with _unseen():
             return [self._fetch(slot) for slot in slots if self.is_hosted(slot)]
 
-    def _fetch(self, slot: Slot) -> Arrival:
+    def _fetch(self, slot: StateSlot) -> Arrival:
         host = slot.tensor
         hosted: _Hosted = self._hosted[host]
         flat = torch.empty(hosted.buffer.nbytes, dtype=torch.uint8, device=hosted.device)
@@ -229,7 +229,7 @@ class StateMover:
 
     # ---- to the host ----------------------------------------------------------------------------
 
-    def send(self, slots: Iterable[Slot], device: torch.device, held: set[int]) -> None:
+    def send(self, slots: Iterable[StateSlot], device: torch.device, held: set[int]) -> None:
         """Start copying the states out that can be moved and are not `held`."""
         with _unseen():
             for slot in slots:
@@ -238,7 +238,7 @@ class StateMover:
                 if not self._send(slot):
                     return
 
-    def _send(self, slot: Slot) -> bool:
+    def _send(self, slot: StateSlot) -> bool:
         """Start copying one state out; return False if the host has no room."""
         tensor = slot.tensor
         storage = tensor.untyped_storage()

@@ -11,8 +11,8 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._runtime.saved.device import CPU, TYPES, Device
-from swapkit._runtime.saved.lent_hooks import Entered
-from swapkit._runtime.saved.shared import Shared
+from swapkit._runtime.saved.lent_hooks import EnteredSessions
+from swapkit._runtime.saved.shared import SharedState
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import Mover
 
 
-class Runtime(Shared):
+class Runtime(SharedState):
     """The names of modules, the devices, and who moves what they hold."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Runtime(Shared):
         apply_log_level(environment)
         note_without_effect(environment)
         super().__init__()
-        self.entered = Entered()
+        self.entered = EnteredSessions()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self._devices: dict[torch.device, Device] = {}
         # Of all sessions, ended ones too: their graphs may still hold what can be moved.

@@ -14,7 +14,7 @@ from swapkit._native.sched import Tier
 from swapkit._runtime.model.tracker import Need
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.hooks import Hooks
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import InvalidArgument, SessionError
 
@@ -29,13 +29,13 @@ class _Open(threading.local):
     """The scopes that this thread has open, innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[Entered] = []
+        self.stack: list[OpenScope] = []
 
 
 _open = _Open()
 
 
-class Entered:
+class OpenScope:
     """A scope that a thread opens once; any thread may end it."""
 
     def __init__(self, scope: Scope) -> None:
@@ -83,7 +83,7 @@ class Entered:
 class Scope:
     """A choice, as a context manager that any thread may enter, again and again, also in itself."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: Placement) -> None:
         self.choice = choice
 
     @untraced
@@ -95,14 +95,14 @@ class Scope:
             entered.leave()
             raise
 
-    def _prepare(self) -> Entered:
+    def _prepare(self) -> OpenScope:
         choice = self.choice
         to_disk = choice.action is Action.SWAP and choice.tier is Tier.DISK
         if to_disk and not get_runtime().current_swapper().scheduler.has_disk:
             raise InvalidArgument(
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
             )
-        return Entered(self)
+        return OpenScope(self)
 
     @contextlib.contextmanager
     @untraced
@@ -137,7 +137,7 @@ class Scope:
 
 
 @untraced
-def innermost_choice() -> Choice | None:
+def innermost_choice() -> Placement | None:
     """Return the choice of the scope that this thread has opened last, if one is open."""
     for innermost in _open.stack[-1:]:  # one look: other threads may end it
         return innermost.hooks.choice
@@ -145,9 +145,9 @@ def innermost_choice() -> Choice | None:
 
 
 @untraced
-def resting_choice(swapper: Swapper) -> Choice:
+def resting_choice(swapper: Swapper) -> Placement:
     """Return what becomes of what is saved now and not swapped: a budget may still move it."""
     scope = innermost_choice()
     if swapper not in get_runtime().active or (scope and scope.action is Action.KEEP):
-        return Choice(Action.KEEP)
-    return Choice(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
+        return Placement(Action.KEEP)
+    return Placement(Action.AUTO, min_bytes=swapper.rescue.min_bytes)

@@ -58,7 +58,7 @@ class Captured:
     """One call of a region that is captured."""
 
     @untraced
-    def __init__(self, call: Call, terms: Recompute, around: Around, *, is_first: bool) -> None:
+    def __init__(self, call: RegionCall, terms: Recompute, around: Around, *, is_first: bool) -> None:
         """Prepare it. `is_first`: nothing is known yet of such calls."""
         runtime = get_runtime()
         swapper = runtime.current_swapper()
@@ -155,7 +155,7 @@ class _Looks(threading.local):
 _looks = _Looks()
 
 
-class Call:
+class RegionCall:
     """A call of a function, the tensors that it is handed, and what kind of call it is."""
 
     __slots__ = ("args", "function", "key", "kwargs", "tensors")
@@ -215,7 +215,7 @@ class _Known:
         # Those that draw numbers from a generator of the user's: twice they would draw others.
         self._drawing: OrderedDict[Hashable, str] = OrderedDict()
 
-    def find(self, call: Call) -> str | None:
+    def find(self, call: RegionCall) -> str | None:
         """Return why such calls run twice; None: nothing is known."""
         found = self._found.get(call.key)
         if found is None:
@@ -224,7 +224,7 @@ class _Known:
                 self.note(call, found)
         return found
 
-    def note(self, call: Call, reason: str) -> None:
+    def note(self, call: RegionCall, reason: str) -> None:
         """Note what was found of a call."""
         _put(self._found, call.key, reason)
         if reason:
@@ -235,11 +235,11 @@ class _Known:
         with contextlib.suppress(TypeError):  # nothing refers to it weakly
             self._reasons[owner] = reason
 
-    def note_draws(self, call: Call) -> None:
+    def note_draws(self, call: RegionCall) -> None:
         """Note that a call draws from a generator that only the user has."""
         _put(self._drawing, call.key, "")
 
-    def draws(self, call: Call) -> bool:
+    def draws(self, call: RegionCall) -> bool:
         """Return whether that was noted of such calls."""
         return call.key in self._drawing
 
@@ -287,7 +287,7 @@ def capture(
     around = around_region()
     if around is None:
         return None
-    call = Call(function, args, kwargs, terms.save)
+    call = RegionCall(function, args, kwargs, terms.save)
     reason = _known.find(call)
     return None if reason else Captured(call, terms, around, is_first=reason is None)
 

@@ -46,7 +46,7 @@ def may_be_under_way(operator: Operator) -> bool:
     return names[0] != _WAIT and any(name.startswith(f"{FUNCTIONAL}::") for name in names)
 
 
-class Repetition:
+class RepeatedCollectives:
     """Which collectives run again, as a user's terms say."""
 
     def __init__(

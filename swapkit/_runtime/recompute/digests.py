@@ -54,7 +54,7 @@ class _Row(NamedTuple):
     digests: tuple[int | None, ...]
 
 
-class Digests:
+class RegionDigests:
     """What a region's first run did, operator by operator."""
 
     def __init__(self, tracker: ModuleTracker) -> None:
@@ -162,7 +162,7 @@ class _Watching(OperatorMode):
 class _Comparing(_Watching):
     """Compares one recomputation with the first run."""
 
-    def __init__(self, digests: Digests) -> None:
+    def __init__(self, digests: RegionDigests) -> None:
         super().__init__(self._compare)
         self._digests = digests
         self._count = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from swapkit._runtime.torch_compat.dispatch_modes import Mode
+from swapkit._runtime.torch_compat.dispatch_modes import OperatorMode
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _active_mode = torch._C._get_dispatch_mode  # noqa: SLF001
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """What is looked at of an operator's arguments."""
 
     form: tuple[object, ...]  # shapes and dtypes of the tensors
@@ -32,11 +32,11 @@ class Call(NamedTuple):
     is_weight_cast: bool  # what autocast's cache may spare
 
 
-def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:
     """Look at an operator's arguments."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_tensor(leaf)]
     is_cast = operator is torch.ops.aten._to_copy.default  # noqa: SLF001 - an operator's name
-    return Call(
+    return OperatorCall(
         form=tuple((tensor.shape, tensor.dtype) for tensor in tensors),
         is_abstract=_active_mode(_FAKE) is not None or any(map(_is_abstract, tensors)),
         is_weight_cast=is_cast and tensors[0].is_leaf and tensors[0].requires_grad,
@@ -64,7 +64,7 @@ def _comes_to_others(kind: type) -> bool:
     return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
 
 
-class OperatorMode(Mode):  # type: ignore[no-untyped-call]
+class OperatorMode(OperatorMode):  # type: ignore[no-untyped-call]
     """Sees operators on plain tensors, `torch.ops.higher_order` among them."""
 
     @untraced

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from swapkit._runtime.operators.settings import Settings
+from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.caches import find_caches
@@ -94,7 +94,7 @@ def _is_transformed() -> bool:
     )
 
 
-class _Call(NamedTuple):
+class _UserCall(NamedTuple):
     """What the user called."""
 
     function: Callable[..., Any]
@@ -115,13 +115,13 @@ class Region:
     ) -> None:
         """Take a call apart."""
         self._swapper = get_runtime().current_swapper()
-        self._first: _Call | None = _Call(function, args, kwargs)
+        self._first: _UserCall | None = _UserCall(function, args, kwargs)
         self._caches = find_caches(args, kwargs)
         self._template = Template((function, args, kwargs))
         self._watcher = make_watcher(terms, self._swapper, _module_of(function, args))
         self._slices: Slices | None = None
         self._group = terms.slice_group
-        self._settings = Settings.note()
+        self._settings = ThreadSettings.note()
         self._fills = Fills()
 
     @untraced
@@ -142,7 +142,7 @@ class Region:
             return self._run_again(tensors) if first is None else self._run_first(first)
 
     @untraced_itself
-    def _run_first(self, first: _Call) -> Any:  # noqa: ANN401 - of the user's function
+    def _run_first(self, first: _UserCall) -> Any:  # noqa: ANN401 - of the user's function
         watched = contextlib.nullcontext() if self._watcher is None else self._watcher.watching()
         with watched, self._fills.noting():
             result = first.function(*first.args, **first.kwargs)

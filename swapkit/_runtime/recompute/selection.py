@@ -1,6 +1,6 @@
 """Selective recomputation: some operators' results are kept, on the device or on the host.
 
-A region's first run is watched by a dispatch mode, `Recording`, that keeps results; when it is
+A region's first run is watched by a dispatch mode, `RegionRecording`, that keeps results; when it is
 recomputed, another one, `Replaying`, gives them out in the order in which each operator ran, and
 lets the others run again. Results are kept as autograd keeps what it saves, detached and with their
 version, and those that go to the host move as whatever else does.
@@ -35,7 +35,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import is_random, matches
 from swapkit._runtime.operators.settings import VERSIONS
-from swapkit._runtime.recompute.operator_modes import Call, OperatorMode, inspect, is_tensor
+from swapkit._runtime.recompute.operator_modes import OperatorCall, OperatorMode, inspect, is_tensor
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from swapkit.registry import Recompute
 
 
-class Decision(enum.Enum):
+class ResultDecision(enum.Enum):
     """What becomes of an operator's result."""
 
     AGAIN = "again"
@@ -55,22 +55,22 @@ class Decision(enum.Enum):
 
 
 # Decides for one call of an operator: the operator, its arguments, and its results.
-Decide: TypeAlias = "Callable[[Operator, tuple[Any, ...], dict[str, Any], Any], Decision]"
+Decide: TypeAlias = "Callable[[Operator, tuple[Any, ...], dict[str, Any], Any], ResultDecision]"
 
 _BY_NAME = {
-    "MUST_SAVE": Decision.SAVE,
-    "PREFER_SAVE": Decision.SAVE,
-    "MUST_RECOMPUTE": Decision.AGAIN,
-    "PREFER_RECOMPUTE": Decision.AGAIN,
-    "MUST_CPU_OFFLOAD": Decision.OFFLOAD,  # not in every version of torch
-    "PREFER_CPU_OFFLOAD": Decision.OFFLOAD,
+    "MUST_SAVE": ResultDecision.SAVE,
+    "PREFER_SAVE": ResultDecision.SAVE,
+    "MUST_RECOMPUTE": ResultDecision.AGAIN,
+    "PREFER_RECOMPUTE": ResultDecision.AGAIN,
+    "MUST_CPU_OFFLOAD": ResultDecision.OFFLOAD,  # not in every version of torch
+    "PREFER_CPU_OFFLOAD": ResultDecision.OFFLOAD,
 }
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GONE: list[SavedTensor | object] = []
 _retains_graph = torch._C._autograd._get_current_graph_task_keep_graph  # noqa: SLF001
 
 
-class Selection:
+class ResultSelection:
     """Which operators' results are kept: as `save` says, else `offload`, else the policy."""
 
     def __init__(self, terms: Recompute) -> None:
@@ -96,22 +96,22 @@ class Selection:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         results: Any,  # noqa: ANN401 - whatever the operator returns
-    ) -> Decision:
+    ) -> ResultDecision:
         """Decide for one call of a candidate.
 
         Raises:
             InvalidArgument: the policy returned what is no decision.
         """
         if self._is_saved(operator):
-            return Decision.SAVE
+            return ResultDecision.SAVE
         if self._is_offloaded(operator):
-            return Decision.OFFLOAD
+            return ResultDecision.OFFLOAD
         assert self._policy is not None
         context = SelectiveCheckpointContext(is_recompute=False)
         context.op_output = results
         answer = self._policy(context, operator, *args, **kwargs)
         if isinstance(answer, bool):
-            return Decision.SAVE if answer else Decision.AGAIN
+            return ResultDecision.SAVE if answer else ResultDecision.AGAIN
         if isinstance(answer, CheckpointPolicy):
             return _BY_NAME[answer.name]
         raise InvalidArgument(
@@ -128,7 +128,7 @@ def _storages(leaves: list[Any]) -> Iterator[torch.UntypedStorage]:
             yield leaf.untyped_storage()
 
 
-class _Kept:
+class _CallResults:
     """The results of one call of an operator."""
 
     __slots__ = ("form", "generator", "parts", "spec")
@@ -165,27 +165,27 @@ class Log:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
-        self.calls: defaultdict[Operator, list[_Kept | None]] = defaultdict(list)
+        self.calls: defaultdict[Operator, list[_CallResults | None]] = defaultdict(list)
         self.is_complete = False
         self.replays = 0  # under way, where backward runs inside of the first run
         # What was kept in the first run, by storage. While a reference is there, no other storage
         # has its address, though the kept one may be on the host.
-        self._by_storage: dict[int, tuple[StorageWeakRef, list[_Kept]]] = {}
+        self._by_storage: dict[int, tuple[StorageWeakRef, list[_CallResults]]] = {}
 
     def note(
         self,
         operator: Operator,
-        call: Call,
-        decision: Decision,
+        call: OperatorCall,
+        decision: ResultDecision,
         results: object,
         generator: tuple[torch.device, torch.Tensor] | None,
     ) -> None:
         """Note a call of an operator, and keep its results if that was decided."""
-        if decision is Decision.AGAIN:
+        if decision is ResultDecision.AGAIN:
             self.calls[operator].append(None)
             return
-        pack = self.keeper.offload if decision is Decision.OFFLOAD else self.keeper.save
-        kept = _Kept(call.form, results, pack, generator)
+        pack = self.keeper.offload if decision is ResultDecision.OFFLOAD else self.keeper.save
+        kept = _CallResults(call.form, results, pack, generator)
         self.calls[operator].append(kept)
         for storage in _storages(pytree.tree_leaves(results)):
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -203,7 +203,7 @@ class Log:
         self.is_complete = True
         self._by_storage.clear()
 
-    def give(self, kept: _Kept) -> object:
+    def give(self, kept: _CallResults) -> object:
         """Return kept results, and let go of them if they are not needed again."""
         parts, spec = kept.parts, kept.spec
         # Aliases without a history: each recomputation gives them its own.
@@ -220,7 +220,7 @@ class Log:
         return pytree.tree_unflatten(leaves, spec)
 
 
-class Recording(OperatorMode):
+class RegionRecording(OperatorMode):
     """Watches a region's first run, and keeps results."""
 
     def __init__(self, log: Log, is_candidate: Callable[[Operator], bool], decide: Decide) -> None:
@@ -244,7 +244,7 @@ class Recording(OperatorMode):
             return results
         decision = self._decide(func, args, kwargs, results)
         generator = None
-        if decision is not Decision.AGAIN and is_random(func):
+        if decision is not ResultDecision.AGAIN and is_random(func):
             generator = _random_state(args, kwargs, results)
         self._log.note(func, call, decision, results, generator)
         return results
@@ -279,7 +279,7 @@ class Replaying(OperatorMode):
 
     def _find(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Kept | None:
+    ) -> _CallResults | None:
         call = inspect(operator, args, kwargs)
         if call.is_abstract or call.is_weight_cast:
             return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class _Form(NamedTuple):
+class _WholeForm(NamedTuple):
     """What a slice is a part of."""
 
     shape: torch.Size
@@ -39,10 +39,10 @@ class Slices:
         self._group = group
         self._ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
-        self._forms: dict[int, _Form] = {}
+        self._forms: dict[int, _WholeForm] = {}
         for index, tensor in enumerate(tensors):
             if self._ranks > 1 and _can_slice(tensor, self._ranks):
-                form = _Form(tensor.shape, tensor.stride(), tensor.is_contiguous())
+                form = _WholeForm(tensor.shape, tensor.stride(), tensor.is_contiguous())
                 self._forms[index] = form
                 tensors[index] = _slice(tensor, rank, self._ranks)
 
@@ -53,7 +53,7 @@ class Slices:
             for index, tensor in enumerate(tensors)
         ]
 
-    def _gather(self, part: torch.Tensor, form: _Form) -> torch.Tensor:
+    def _gather(self, part: torch.Tensor, form: _WholeForm) -> torch.Tensor:
         with torch.no_grad():
             # As bytes: not every backend knows every type.
             bits = part.view(torch.uint8)

@@ -14,17 +14,17 @@ import torch
 from swapkit._runtime.operators.effects import can_keep
 from swapkit._runtime.operators.names import find_operators, matches
 from swapkit._runtime.process.scopes import resting_choice
-from swapkit._runtime.recompute.collectives import Repetition, is_collective
-from swapkit._runtime.recompute.digests import Digests
+from swapkit._runtime.recompute.collectives import RepeatedCollectives, is_collective
+from swapkit._runtime.recompute.digests import RegionDigests
 from swapkit._runtime.recompute.selection import (
-    Decision,
+    ResultDecision,
     Keeper,
     Log,
-    Recording,
+    RegionRecording,
     Replaying,
-    Selection,
+    ResultSelection,
 )
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
@@ -60,7 +60,7 @@ def _check_operators(names: tuple[object, ...]) -> None:
             )
 
 
-class Watcher:
+class RegionWatcher:
     """The modes that watch a region's runs, and what they have noted."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Watcher:
         swapper: Swapper,
         module: torch.nn.Module | None,
         keeping: _Keeping | None,
-        digests: Digests | None,
+        digests: RegionDigests | None,
     ) -> None:
         self._swapper = swapper
         self._name = "" if module is None else swapper.shared.tracker.name_of(module)
@@ -132,7 +132,7 @@ class Watcher:
 class _Keeping:
     """Which results are kept, and where."""
 
-    def __init__(self, log: Log, selection: Selection, repetition: Repetition | None) -> None:
+    def __init__(self, log: Log, selection: ResultSelection, repetition: RepeatedCollectives | None) -> None:
         self.log = log
         self.offloads = selection.offloads
         self._selection = selection
@@ -140,7 +140,7 @@ class _Keeping:
 
     def recording(self) -> TorchDispatchMode:
         """Return the mode of the first run."""
-        return Recording(self.log, self._is_candidate, self._decide)
+        return RegionRecording(self.log, self._is_candidate, self._decide)
 
     def replaying(self) -> TorchDispatchMode:
         """Return the mode of one recomputation."""
@@ -157,41 +157,41 @@ class _Keeping:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         results: Any,  # noqa: ANN401 - whatever the operator returns
-    ) -> Decision:
+    ) -> ResultDecision:
         if self._repetition is not None and is_collective(operator):
-            return Decision.SAVE if self._repetition.is_kept(operator, args) else Decision.AGAIN
+            return ResultDecision.SAVE if self._repetition.is_kept(operator, args) else ResultDecision.AGAIN
         return self._selection.decide(operator, args, kwargs, results)
 
 
 @untraced
 def make_watcher(
     terms: Recompute, swapper: Swapper, module: torch.nn.Module | None
-) -> Watcher | None:
+) -> RegionWatcher | None:
     """Return who watches a region; None: nobody needs to."""
     keeping: _Keeping | None = None
-    digests: Digests | None = None
-    repetition: Repetition | None = None
+    digests: RegionDigests | None = None
+    repetition: RepeatedCollectives | None = None
     if _has_rules(terms.collectives):
-        repetition = Repetition(terms.collectives, swapper, module)
+        repetition = RepeatedCollectives(terms.collectives, swapper, module)
     if not terms.is_full or repetition is not None:
         keeping = _make_keeping(terms, swapper, repetition)
     if terms.check_values:
-        digests = Digests(swapper.shared.tracker)
+        digests = RegionDigests(swapper.shared.tracker)
     if keeping is None and digests is None:
         return None
-    return Watcher(swapper, module, keeping, digests)
+    return RegionWatcher(swapper, module, keeping, digests)
 
 
-def _make_keeping(terms: Recompute, swapper: Swapper, repetition: Repetition | None) -> _Keeping:
+def _make_keeping(terms: Recompute, swapper: Swapper, repetition: RepeatedCollectives | None) -> _Keeping:
     check_operators(terms)
     keeper = Keeper(
         save=swapper.packer(resting_choice(swapper)),
-        offload=swapper.packer(Choice(Action.SWAP, min_bytes=read_environment().min_swap_bytes)),
+        offload=swapper.packer(Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)),
         unpack=swapper.unpack,
         handle_type=swapper.shared.shim.saved_tensor,  # type: ignore[arg-type]
         preserves_random_state=terms.preserve_rng_state,
     )
-    return _Keeping(Log(keeper), Selection(terms), repetition)
+    return _Keeping(Log(keeper), ResultSelection(terms), repetition)
 
 
 def _has_rules(collectives: Collectives) -> bool:

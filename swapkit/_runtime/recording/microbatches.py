@@ -11,12 +11,12 @@ from swapkit.ir.traces import EventKind, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swapkit._runtime.recording.notes import Row
+    from swapkit._runtime.recording.notes import NotedOperator
     from swapkit._runtime.recording.saved_events import SavedEvent
 
 
 def number_microbatches(
-    rows: Sequence[Row], phases: Sequence[Phase], events: Sequence[SavedEvent]
+    rows: Sequence[NotedOperator], phases: Sequence[Phase], events: Sequence[SavedEvent]
 ) -> list[int]:
     """Return the number of the microbatch of each operator.
 
@@ -61,7 +61,7 @@ def _runs(phases: Sequence[Phase], *, is_backward: bool) -> Iterator[tuple[int, 
             yield start, end
 
 
-def _by_calls(rows: Sequence[Row], phases: Sequence[Phase]) -> list[int]:
+def _by_calls(rows: Sequence[NotedOperator], phases: Sequence[Phase]) -> list[int]:
     """Number by calls of the root module; what prepares a call after a backward belongs to it."""
     numbers = [max(0, row.root_calls - 1) for row in rows]
     for start, end in _runs(phases, is_backward=False):

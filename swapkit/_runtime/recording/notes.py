@@ -48,7 +48,7 @@ class Setting:
     make_room: Callable[[], int] | None = None
 
 
-class Row(NamedTuple):
+class NotedOperator(NamedTuple):
     """One operator as it was noted. What stands for its time, its timer knows."""
 
     name: str
@@ -71,7 +71,7 @@ class Notes:
         """Begin with nothing seen."""
         self.setting = setting
         self.lock = threading.RLock()  # a finalizer of the user may run operators in between
-        self.rows: list[Row] = []
+        self.rows: list[NotedOperator] = []
         self.running = 0
         self.is_paused = False
         self.storages = Storages(setting.device, setting.pool, self._next_operator)

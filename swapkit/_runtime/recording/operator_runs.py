@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.notes import Notes
 
 
-class _Form:
+class _OperatorForm:
     """What is the same for all runs of an operator."""
 
     __slots__ = ("effects", "is_view", "name")
@@ -35,7 +35,7 @@ class _Form:
         self.is_view = function.is_view or function.namespace == "prim"
 
 
-form_of = functools.cache(_Form)
+form_of = functools.cache(_OperatorForm)
 
 
 _Result = TypeVar("_Result")

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
 from swapkit._runtime.recording.dispatch_mode import RecordingMode
-from swapkit._runtime.recording.notes import NO_TASK, Notes, Row, Setting
+from swapkit._runtime.recording.notes import NO_TASK, Notes, NotedOperator, Setting
 from swapkit._runtime.recording.operator_runs import form_of, run_timed
 from swapkit._runtime.recording.optimizer_steps import Optimizers
 from swapkit._runtime.recording.saved_events import Savings
@@ -245,7 +245,7 @@ class Recorder(Notes):
         phase = self.optimizers.phase()
         calls = self.calls
         tag, occurrence = calls.count(name, phase)
-        row = Row(
+        row = NotedOperator(
             name,
             taken,
             phase,

@@ -20,7 +20,7 @@ from swapkit.ir.traces import EventKind, Kind
 
 if TYPE_CHECKING:
     from swapkit._runtime.recording.notes import Notes
-    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.placement import Placement
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
@@ -135,7 +135,7 @@ def _mark(notes: Notes, number: int, tensor: torch.Tensor, site: tuple[str, int]
     return True
 
 
-class _Kept:
+class _SavedAlias:
     """What a graph keeps of a saved tensor outside of a session: an alias with the same memory."""
 
     __slots__ = ("__weakref__", "_savings", "alias", "version")
@@ -172,7 +172,7 @@ def _version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
-class Watcher:
+class EventWatcher:
     """A pair of hooks that moves nothing, where `hooks.Hooks` expects a swapper."""
 
     rests = False  # backward passes do not go without it
@@ -190,21 +190,21 @@ class Watcher:
         del self._notes, self._savings
 
     @property
-    def mover(self) -> Watcher:
+    def mover(self) -> EventWatcher:
         """Itself: nothing is moved."""
         return self
 
     @property
-    def events(self) -> Watcher:
+    def events(self) -> EventWatcher:
         """Itself, by whose calls a step is known."""
         return self
 
-    def packer(self, _choice: Choice) -> Watcher:
+    def packer(self, _choice: Placement) -> EventWatcher:
         """Return the pair of hooks."""
         return self
 
     @untraced
-    def unpack(self, packed: _Kept) -> torch.Tensor:
+    def unpack(self, packed: _SavedAlias) -> torch.Tensor:
         """Give a saved tensor back.
 
         Raises:
@@ -213,9 +213,9 @@ class Watcher:
         return packed.unpack()
 
     @untraced
-    def pack(self, tensor: torch.Tensor) -> _Kept:
+    def pack(self, tensor: torch.Tensor) -> _SavedAlias:
         """Return what the graph keeps of a tensor."""
-        packed = _Kept(tensor, self._notes, self._savings)
+        packed = _SavedAlias(tensor, self._notes, self._savings)
         self._savings.note_saved(tensor, packed, self._site(tensor))
         return packed
 

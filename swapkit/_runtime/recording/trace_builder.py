@@ -13,9 +13,9 @@ from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Tra
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit._runtime.recording.notes import Notes, Row
+    from swapkit._runtime.recording.notes import Notes, NotedOperator
     from swapkit._runtime.recording.saved_events import SavedEvent
-    from swapkit._runtime.recording.tables.storages import Life
+    from swapkit._runtime.recording.tables.storages import StorageLife
 
 _OPTIMIZERS = (Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 
@@ -89,12 +89,12 @@ def _event(event: SavedEvent, storages: Sequence[Storage]) -> Event:
     return Event(kind=event.kind, storage=number, operator=event.operator)
 
 
-def _is_held(life: Life) -> bool:
+def _is_held(life: StorageLife) -> bool:
     """Whether the user has it throughout, as a batch: giving it up would free nothing."""
     return life.kind is Kind.INPUT and life.birth == BEFORE and life.death == ALIVE
 
 
-def _storage(life: Life, count: int) -> Storage:
+def _storage(life: StorageLife, count: int) -> Storage:
     # What nobody was seen to make may have come after the last operator.
     birth = min(life.birth, count - 1)
     death = life.death  # once: it may go meanwhile
@@ -111,7 +111,7 @@ def _storage(life: Life, count: int) -> Storage:
     )
 
 
-def _phases(rows: Sequence[Row], lives: Sequence[Life]) -> list[Phase]:
+def _phases(rows: Sequence[NotedOperator], lives: Sequence[StorageLife]) -> list[Phase]:
     """Return the phase of each operator.
 
     What is done to gradients between backward and the optimizer, such as clipping, is a part of the

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from swapkit._native.backend import Backend
     from swapkit._native.pool import BlockInfo, RingKind
-    from swapkit._runtime.saved.shared import Shared
+    from swapkit._runtime.saved.shared import SharedState
 
 CPU = torch.device("cpu")
 LOCKED_SHARE = 0.75  # of the machine's memory, or of the control group's
@@ -74,7 +74,7 @@ class DevicePool(Protocol):
 class Device:
     """One device of this process."""
 
-    def __init__(self, shared: Shared, name: torch.device, backend: Backend) -> None:
+    def __init__(self, shared: SharedState, name: torch.device, backend: Backend) -> None:
         """Begin without a pool."""
         self.shared = shared
         self.name = name

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
-from swapkit._runtime.operators.checksums import Digest, Digests
+from swapkit._runtime.operators.checksums import Digest, StorageDigests
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
 
@@ -83,7 +83,7 @@ class Rescue:
         self.multiple = 1  # of the bytes that are missing: what a rescue frees
         self._count = 0
         self._count_before = self._count_elsewhere()
-        self._digests: Digests | None = None  # of what is dropped without a copy; None: nothing is
+        self._digests: StorageDigests | None = None  # of what is dropped without a copy; None: nothing is
         self._may_stand_by = False  # in a session that has prepared it
 
     @property
@@ -120,7 +120,7 @@ class Rescue:
 
         Operators have to be seen (`captures.see_everything`).
         """
-        self._digests = Digests(self._device.name)
+        self._digests = StorageDigests(self._device.name)
         self._may_stand_by = True
         self.set_standby(is_on=True)
 
@@ -160,7 +160,7 @@ class Rescue:
         return freed
 
     @staticmethod
-    def _digest(digests: Digests, group: StorageGroup) -> Digest | None:
+    def _digest(digests: StorageDigests, group: StorageGroup) -> Digest | None:
         """Return a digest of what a group's operator has made; None: what it makes is not known."""
         if group.storage is None or group.made_bytes == 0:
             return None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.placement import Placement
     from swapkit._runtime.shim.types import Packer, RegionHooks
 
 Pair: TypeAlias = "tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]"
@@ -70,7 +70,7 @@ class Hooks:
     def __init__(
         self,
         swapper: Swapper,
-        choice: Choice,
+        choice: Placement,
         packer: Packer | None = None,
         region: RegionHooks | None = None,
     ) -> None:

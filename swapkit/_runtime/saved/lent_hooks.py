@@ -33,7 +33,7 @@ _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
 
 
-class Entered(threading.local):
+class EnteredSessions(threading.local):
     """The swappers of the sessions that were entered on this thread, innermost last."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Lending:
 
     may_rest = True  # inside of the model's calls
 
-    def __init__(self, hooks: Hooks, model: torch.nn.Module, sessions: Entered) -> None:
+    def __init__(self, hooks: Hooks, model: torch.nn.Module, sessions: EnteredSessions) -> None:
         """Prepare; nothing is lent before `start`."""
         self._hooks = hooks
         self._sessions = sessions

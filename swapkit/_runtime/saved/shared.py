@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import Mover
 
 
-class Move(NamedTuple):
+class PlannedMove(NamedTuple):
     """One planned move, as it happened: for traces."""
 
     kind: str  # "release" or "prefetch"
@@ -22,7 +22,7 @@ class Move(NamedTuple):
     nbytes: int
 
 
-class Shared:
+class SharedState:
     """The shim, the names of modules, and the lock. `process.runtime.Runtime` is the only one."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Shared:
         self.lock = self.shim.lock()
         # A fork waits for the lock and its child gets it free, whichever thread held it.
         hold_over_forks(self.lock)
-        self.trace: list[Move] | None = None  # of planned moves, if somebody wants one
+        self.trace: list[PlannedMove] | None = None  # of planned moves, if somebody wants one
 
     def other_mover(self, device_type: int, index: int) -> Mover | None:
         """Return who moves the tensors of a device; None: nobody does."""

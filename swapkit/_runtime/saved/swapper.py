@@ -17,8 +17,8 @@ import torch
 from swapkit._native.pool import set_tag
 from swapkit._runtime.saved.eviction import Rescue
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
-from swapkit._runtime.saved.shared import Move
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.saved.shared import PlannedMove
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Swapper:
         """Return what of that is still there."""
         return [each for reference in self._trained if (each := reference()) is not None]
 
-    def packer(self, choice: Choice) -> Callable[[torch.Tensor], SavedTensor]:
+    def packer(self, choice: Placement) -> Callable[[torch.Tensor], SavedTensor]:
         """Return a pack hook, whose calls nobody is told of."""
         return self.mover.packer(choice).pack
 
@@ -108,7 +108,7 @@ class Swapper:
 
     def _adopt(self, min_bytes: int) -> int:
         """Take graphs in that were recorded without our hooks; return how many saved tensors."""
-        choice = Choice(Action.AUTO, min_bytes=min_bytes)
+        choice = Placement(Action.AUTO, min_bytes=min_bytes)
         return adopt_graphs(self.packer(choice), self.unpack, self.shared.shim)
 
     def _stand_by(self, is_on: bool) -> None:  # noqa: FBT001 - as the packer's
@@ -152,7 +152,7 @@ class Swapper:
         """Note that a group's memory was released, or that it comes back, at an operator."""
         trace = self.shared.trace
         if trace is not None:
-            trace.append(Move(kind, self.site(group), group.operator, operator, group.nbytes))
+            trace.append(PlannedMove(kind, self.site(group), group.operator, operator, group.nbytes))
 
     @untraced
     def backward_begins(self, tag: int) -> None:

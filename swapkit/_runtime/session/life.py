@@ -1,6 +1,6 @@
 """A session from its entry to its end.
 
-A `Life` acts: it limits the pool, sees saved tensors and steps, and ends. The `Session` that users
+A `SessionLife` acts: it limits the pool, sees saved tensors and steps, and ends. The `Session` that users
 hold refers to its life, never the other way round, so that a handle that is lost ends the session.
 
 What a life has done is taken back in two parts. The limit and everything else that belongs to the
@@ -29,7 +29,7 @@ from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undoing import Undo
 from swapkit._runtime.saved.hooks import Hooks, pop_left
 from swapkit._runtime.session.stats import SessionStats, predictions
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SessionConfig:
         return self.policy != RESCUE or self.saved_plan is not None
 
 
-class Life:
+class SessionLife:
     """One session while it is active, as the installation sees it."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Life:
         self.swapper.train(model, *optimizers)
         self.swapper.rescue.multiple = config.rescue_multiple
         self.swapper.rescue.min_bytes = config.min_swap_bytes
-        self.hooks = Hooks(self.swapper, Choice(Action.AUTO, min_bytes=config.min_swap_bytes))
+        self.hooks = Hooks(self.swapper, Placement(Action.AUTO, min_bytes=config.min_swap_bytes))
         self.swapper.events = self.hooks.packer
         self.steering: Steering | None = None
         self.is_closed = False
@@ -358,7 +358,7 @@ class _Finisher:
 
 _finisher = _Finisher()
 # Lives that have ended and left something behind that only their own thread takes back.
-_ending: list[Life] = []
+_ending: list[SessionLife] = []
 
 
 def finish_ended() -> None:

@@ -14,7 +14,7 @@ from swapkit._runtime.allocators.memory_holders import find_outside
 from swapkit._runtime.control.course import Course
 from swapkit._runtime.process.undoing import add_notes, raise_first
 from swapkit._runtime.session.explanation import explain
-from swapkit._runtime.session.life import Life, finish_ended
+from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.stats import list_metrics, summarize
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit.errors import InvalidType, SessionError
@@ -62,7 +62,7 @@ class Session:
         self._config = config
         self._model = model
         self._optimizers = optimizers
-        self._active: Life | None = None
+        self._active: SessionLife | None = None
         self._final: SessionStats | None = None
         self._course = Course()
         self._advice: list[Callable[[int], str]] = []
@@ -245,7 +245,7 @@ class Session:
         installation = self._installation = ensure_installation(self._config.device)
         if self._model is not None:
             installation.tracker.add_model(self._model)
-        life = Life(installation, self._config, self._model, self._optimizers)
+        life = SessionLife(installation, self._config, self._model, self._optimizers)
         life.advice = self._advice
         on_loss = self._on_loss = weakref.finalize(self, life.abandon)
         on_loss.atexit = False
@@ -307,7 +307,7 @@ class Session:
             self._optimizers = ()
         return errors
 
-    def _require(self) -> Life:
+    def _require(self) -> SessionLife:
         if self._active is None:
             raise SessionError(_NOT_ACTIVE)
         return self._active

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from swapkit._runtime.operators.random_states import RandomState
-from swapkit._runtime.operators.settings import Settings
+from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit._runtime.shim.types import refuse_modified
 from swapkit._runtime.torch_compat.dispatch_modes import seeing_here
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 @untraced
-def _note_settings() -> Settings:
+def _note_settings() -> ThreadSettings:
     with hidden():
-        return Settings.note()
+        return ThreadSettings.note()
 
 
 @untraced
@@ -42,7 +42,7 @@ def _has_moved(state: RandomState) -> bool:
 
 @contextlib.contextmanager
 @untraced
-def _again(then: Settings | RandomState) -> Iterator[None]:
+def _again(then: ThreadSettings | RandomState) -> Iterator[None]:
     with hidden(), then.again():
         yield
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.placement import Placement
 
 
-class Choices(Protocol):
+class OperatorChoices(Protocol):
     """What users have chosen for the operators of one module."""
 
     def seen(self) -> list[int]:
@@ -22,7 +22,7 @@ class Choices(Protocol):
 class MakeChoices(Protocol):
     """Makes them."""
 
-    def __call__(self, kinds: tuple[tuple[bool, Choice | None], ...], places: bytes, /) -> Choices:
+    def __call__(self, kinds: tuple[tuple[bool, Placement | None], ...], places: bytes, /) -> OperatorChoices:
         """Return them.
 
         Args:
@@ -49,7 +49,7 @@ class MakeChoosing(Protocol):
 
     def __call__(
         self,
-        choices: Choices | None,
+        choices: OperatorChoices | None,
         tracker: ModuleTracker,
         may_recompute: bool,  # noqa: FBT001 - in C++
         /,

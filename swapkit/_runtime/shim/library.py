@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from swapkit._runtime.operators.effects import Places
+    from swapkit._runtime.operators.effects import ArgumentPlaces
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.shim.choice_types import MakeChoices, MakeChoosing
-    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.placement import Placement
     from swapkit._runtime.shim.types import (
         Lock,
         MakeFollower,
@@ -59,7 +59,7 @@ class NameOperator(Protocol):
         function: Operator,
         name: tuple[str, str],
         kind: tuple[bool, bool, bool],
-        places: Places,
+        places: ArgumentPlaces,
         /,
     ) -> int:
         """Return its number.
@@ -104,7 +104,7 @@ class Shim:
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
         # Choices for what single operators made (`cpp/marks.hpp`).
-        self.mark: Callable[[torch.Tensor, Choice, int], bool] = module.mark
+        self.mark: Callable[[torch.Tensor, Placement, int], bool] = module.mark
         self.void_swaps: Callable[[Sequence[torch.Tensor]], None] = module.void_swaps
         self.has_marks: Callable[[], bool] = module.has_marks
         self.marks_count: Callable[[], int] = module.marks_count

@@ -21,7 +21,7 @@ class Action(enum.Enum):
     PASS = "pass"  # on the device, but for what choices for operators say (`choosing/operators.py`)
 
 
-class Choice(NamedTuple):
+class Placement(NamedTuple):
     """One scope's choice. `prefetch` None: as early as memory allows; else in operators.
 
     `spares_regions`: what a recomputed region inside is handed does not move.
@@ -34,9 +34,9 @@ class Choice(NamedTuple):
     spares_regions: bool = False
 
 
-def choice_of(swap: Swap, source: Source | None) -> Choice:
+def choice_of(swap: Swap, source: Source | None) -> Placement:
     """Return what a scope has to know of a row of the registry."""
-    return Choice(
+    return Placement(
         Action.SWAP,
         TIERS[swap.to],
         swap.prefetch,

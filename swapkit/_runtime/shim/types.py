@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.shim.placement import Choice
+    from swapkit._runtime.shim.placement import Placement
 
 
 class Lock(Protocol):
@@ -46,7 +46,7 @@ class Lock(Protocol):
 NO_LIMIT = 2**64 - 1  # of what a mover counts in bytes
 
 
-class Policy(Protocol):
+class MoverPolicy(Protocol):
     """What a mover asks of its owner, with the lock held."""
 
     def other_mover(self, device_type: int, index: int, /) -> Mover | None:
@@ -90,7 +90,7 @@ class StorageGroup(Protocol):
     """One storage at one version, with all saved tensors that view it."""
 
     mover: Mover
-    choice: Choice
+    choice: Placement
     nbytes: int  # of what is moved
     part_bytes: int  # where in the storage that begins
     serial: int  # in the order in which groups were saved
@@ -186,7 +186,7 @@ class MakeRegion(Protocol):
 class Mover(Protocol):
     """Finds groups, and moves them. The lock is held, but for the hooks."""
 
-    policy: Policy
+    policy: MoverPolicy
     host_is_full: bool  # set when a copy out finds no room
     # Copying ahead (`cpp/behind.hpp`): from so many bytes in use on, at most so many at once,
     # and so many bytes more in this step.
@@ -208,7 +208,7 @@ class Mover(Protocol):
     repeated: int  # operators that plans computed again
     follower: Follower | None
 
-    def packer(self, choice: Choice, /) -> Packer:
+    def packer(self, choice: Placement, /) -> Packer:
         """Return the hooks of a choice."""
 
     def copy_out(self, group: StorageGroup, /) -> bool:
@@ -343,7 +343,7 @@ class MakeMover(Protocol):
     def __call__(
         self,
         *,
-        policy: Policy,
+        policy: MoverPolicy,
         scheduler: Scheduler,
         lock: Lock,
         tracker: ModuleTracker,

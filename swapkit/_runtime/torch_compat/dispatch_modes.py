@@ -23,7 +23,7 @@ def mode_stack() -> list[TorchDispatchMode]:
     return [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
 
 
-class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees operators. Every dispatch mode of ours is one, so that compiled blocks stay compiled.
 
     A `__torch_dispatch__` is decorated with `guards.untraced`.
@@ -83,7 +83,7 @@ class _Left(threading.local):
 _left = _Left()
 
 
-class SeeingMode(Mode):  # type: ignore[no-untyped-call]
+class SeeingMode(OperatorMode):  # type: ignore[no-untyped-call]
     """A mode of ours that has operators run as they are, and notes what they do.
 
     Where it is left in the middle of a backward pass (a step ends there by optimizers in hooks),
@@ -149,7 +149,7 @@ def seeing_here() -> SeeingMode | None:
     return next(seeing, None)
 
 
-class OwnMode(Mode):  # type: ignore[no-untyped-call]
+class OwnMode(OperatorMode):  # type: ignore[no-untyped-call]
     """A mode that changes no operator: what others make of them is as if it were not there."""
 
 

@@ -6,7 +6,7 @@ import pydoc
 from typing import Any
 
 
-class Call:
+class PickledCall:
     """Pickles as a call, so that loading makes the call instead of this object.
 
     With functions of the standard library alone this says: import ours if it is there, else do
@@ -25,10 +25,10 @@ class Call:
         return self._function, self._arguments
 
 
-def loader(module: str, name: str) -> Call:
+def loader(module: str, name: str) -> PickledCall:
     """Return what loads as a function of ours, of a hashable key and a value.
 
     Where swapkit cannot be imported, it loads as a function that returns the value.
     """
     # `{}.get(key, value)` is the value; `locate` returns None for a module that is not there.
-    return Call(getattr, Call(pydoc.locate, module), name, Call(getattr, {}, "get"))
+    return PickledCall(getattr, PickledCall(pydoc.locate, module), name, PickledCall(getattr, {}, "get"))

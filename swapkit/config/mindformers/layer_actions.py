@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from swapkit.config.mindformers.log_lines import LogLine, info
-from swapkit.config.mindformers.patterns import SEPARATOR, Match, Part, distinct, find, name_last
+from swapkit.config.mindformers.patterns import SEPARATOR, Match, ModulePart, distinct, find, name_last
 from swapkit.config.mindformers.recomputation import (
     EXCLUDE,
     EXCLUDE_COMM,
     SELECT,
     SELECT_COMM,
     Flavour,
-    Recomputation,
+    RecomputedLayers,
     settle_recomputation,
 )
 from swapkit.config.mindformers.swapping import Prefetch, Swapping, find_rule, settle_swapping
@@ -32,7 +32,7 @@ from swapkit.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from swapkit.config.mindformers.documents import Document
-    from swapkit.config.mindformers.layouts import Layout, Place
+    from swapkit.config.mindformers.layouts import Layout, LayerPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +54,15 @@ class LayerActions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class NormalSettings:
     """A document in normal form, for models of one layout."""
 
     layout: Layout
-    recomputation: Recomputation
+    recomputation: RecomputedLayers
     swapping: Swapping | None  # None: swap is off
     log_lines: tuple[LogLine, ...]
 
-    def actions(self, layer_id: int, layer: Part) -> LayerActions:
+    def actions(self, layer_id: int, layer: ModulePart) -> LayerActions:
         """Say what to do with a layer.
 
         Args:
@@ -109,7 +109,7 @@ class Settings:
 
 def settle(
     document: Document, layout: Layout, flavour: Literal["legacy", "mcore"] = "legacy"
-) -> Settings:
+) -> NormalSettings:
     """Normalise a document for models of a layout.
 
     Args:
@@ -133,7 +133,7 @@ def settle(
         document.recompute, layout, flavour=Flavour(flavour), by_index=swaps
     )
     swapping = settle_swapping(document.swap, document.recompute) if swaps else None
-    return Settings(
+    return NormalSettings(
         layout=layout,
         recomputation=recomputation,
         swapping=swapping,
@@ -145,7 +145,7 @@ def settle(
     )
 
 
-def _applies(recomputation: Recomputation, key: str, *, full: bool) -> bool:
+def _applies(recomputation: RecomputedLayers, key: str, *, full: bool) -> bool:
     """Say whether the patterns of a key count in a layer at all."""
     if key in {SELECT, SELECT_COMM}:
         return not full
@@ -153,7 +153,7 @@ def _applies(recomputation: Recomputation, key: str, *, full: bool) -> bool:
 
 
 def _find_targets(
-    recomputation: Recomputation, key: str, place: Place, layer: Part, lines: list[LogLine]
+    recomputation: RecomputedLayers, key: str, place: LayerPlace, layer: ModulePart, lines: list[LogLine]
 ) -> tuple[Match, ...]:
     """Return what the patterns of a key name in a layer, and log it pattern by pattern."""
     targets: list[Match] = []
@@ -178,7 +178,7 @@ def _find_targets(
     return tuple(distinct(targets))
 
 
-def _name_action(recomputation: Recomputation, key: str) -> str:
+def _name_action(recomputation: RecomputedLayers, key: str) -> str:
     name = "select comm recompute" if key in {SELECT_COMM, EXCLUDE_COMM} else "select recompute"
     if key in {EXCLUDE, EXCLUDE_COMM}:
         return f"{name} exclude"
@@ -199,7 +199,7 @@ def _reject_module(key: str, match: Match) -> LogLine:
     )
 
 
-def _swap_layer(swapping: Swapping | None, place: Place, lines: list[LogLine]) -> Prefetch | None:
+def _swap_layer(swapping: Swapping | None, place: LayerPlace, lines: list[LogLine]) -> Prefetch | None:
     rule = find_rule(swapping.layer_swap, place) if swapping else None
     if rule is None:
         return None
@@ -210,7 +210,7 @@ def _swap_layer(swapping: Swapping | None, place: Place, lines: list[LogLine]) -
 
 
 def _swap_operators(
-    swapping: Swapping | None, place: Place, layer: Part, lines: list[LogLine]
+    swapping: Swapping | None, place: LayerPlace, layer: ModulePart, lines: list[LogLine]
 ) -> tuple[tuple[Match, Prefetch], ...]:
     swaps: list[tuple[Match, Prefetch]] = []
     names = []

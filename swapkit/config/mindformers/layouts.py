@@ -29,7 +29,7 @@ Table: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LayerPlace:
     """Where a layer is."""
 
     layer: int
@@ -100,13 +100,13 @@ class Layout:
         """The number of the first stage where stages are reported."""
         return self.start_stage if self.stage_num else 0
 
-    def find_place(self, layer: int) -> Place:
+    def find_place(self, layer: int) -> LayerPlace:
         """Return where a layer is."""
         before = 0
         for chunk, row in enumerate(self.cumulative):
             for stage, count in enumerate(row):
                 if layer < count:
-                    return Place(layer=layer, chunk=chunk, stage=stage, index=layer - before)
+                    return LayerPlace(layer=layer, chunk=chunk, stage=stage, index=layer - before)
                 before = count
         message = f"layer {layer}: this layout has {self.num_layers} layers"
         raise InvalidArgument(message)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from swapkit.config.mindformers.log_lines import LogLine, info
 from swapkit.config.mindformers.patterns import is_alike
-from swapkit.config.mindformers.selections import Selection, read_counts, read_indices
+from swapkit.config.mindformers.selections import LayerSelection, read_counts, read_indices
 from swapkit.errors import WrongType
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swapkit.config.mindformers.sections import RecomputeConfig
 
 # Patterns and the layers in which each of them holds, in the order in which they apply.
-Patterns: TypeAlias = dict[str, Selection]
+Patterns: TypeAlias = dict[str, LayerSelection]
 
 
 class Flavour(enum.Enum):
@@ -61,20 +61,20 @@ PRIORITY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputation:
+class RecomputedLayers:
     """Which layers are recomputed as a whole, and which parts of the others."""
 
     flavour: Flavour
     by_index: bool  # swap is on: layers are named, and exclusions not applied
     slice_activation: bool | None  # None: `recompute` is a list, and the key does not count
-    full: Selection
+    full: LayerSelection
     patterns: dict[str, Patterns]  # of each key
     log_lines: tuple[LogLine, ...] = ()
 
 
 def settle_recomputation(
     config: RecomputeConfig, layout: Layout, *, flavour: Flavour, by_index: bool
-) -> Recomputation:
+) -> RecomputedLayers:
     """Normalise a `recompute_config`.
 
     Args:
@@ -90,7 +90,7 @@ def settle_recomputation(
         InvalidPattern: a pattern that is compared with others is no regular expression.
     """
     count = partial(read_counts, layout=layout)
-    read: Callable[..., Selection] = read_indices if by_index else count
+    read: Callable[..., LayerSelection] = read_indices if by_index else count
     full = read(config.recompute, key="recompute")
     patterns = {
         key: _read_patterns(
@@ -108,7 +108,7 @@ def settle_recomputation(
         for key in (SELECT, SELECT_COMM):
             lines += _remove_excluded(key, patterns[key], patterns[f"{key}_exclude"])
     lines += [_describe(key, patterns[key]) for key in KEYS[flavour]]
-    return Recomputation(
+    return RecomputedLayers(
         flavour=flavour,
         by_index=by_index,
         slice_activation=config.recompute_slice_activation if config.recompute is True else None,
@@ -119,7 +119,7 @@ def settle_recomputation(
 
 
 def _read_patterns(
-    key: str, value: object, defaults: Sequence[str], read: Callable[..., Selection]
+    key: str, value: object, defaults: Sequence[str], read: Callable[..., LayerSelection]
 ) -> Patterns:
     """Return the layers of each pattern that is named; if none is, of the default patterns."""
     if isinstance(value, Mapping):

@@ -19,7 +19,7 @@ from swapkit.errors import InvalidConfiguration, WrongStage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit.config.mindformers.layouts import Layout, Place, Table
+    from swapkit.config.mindformers.layouts import Layout, LayerPlace, Table
 
 COUNTS = (
     "True or False for all layers, or how many layers from the first on: "
@@ -28,10 +28,10 @@ COUNTS = (
 INDICES = "with swap on: True or False for all layers, or a flat list (no tuple) of layer indices"
 
 
-class Selection(Protocol):
+class LayerSelection(Protocol):
     """Some of the layers of a model."""
 
-    def covers(self, place: Place) -> bool:
+    def covers(self, place: LayerPlace) -> bool:
         """Say whether the layer at a place is selected."""
         ...
 
@@ -49,7 +49,7 @@ class Counts:
     rows: Table
     given: str  # for messages
 
-    def covers(self, place: Place) -> bool:
+    def covers(self, place: LayerPlace) -> bool:
         """Say whether the layer at a place is selected.
 
         Raises:
@@ -77,7 +77,7 @@ class Indices:
     layers: tuple[int, ...] = ()
     everywhere: bool = False
 
-    def covers(self, place: Place) -> bool:
+    def covers(self, place: LayerPlace) -> bool:
         """Say whether the layer at a place is selected."""
         return self.everywhere or place.layer in self.layers
 

@@ -19,7 +19,7 @@ from swapkit.errors import InvalidConfiguration, WrongType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from swapkit.config.mindformers.layouts import Place
+    from swapkit.config.mindformers.layouts import LayerPlace
     from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
     from swapkit.config.mindformers.swap_entries import SwapEntry
 
@@ -78,7 +78,7 @@ class Swapping:
     log_lines: tuple[LogLine, ...] = ()
 
 
-def find_rule(rules: Iterable[SwapRule], place: Place) -> SwapRule | None:
+def find_rule(rules: Iterable[SwapRule], place: LayerPlace) -> SwapRule | None:
     """Return the first rule that covers a layer."""
     return next((rule for rule in rules if rule.layers.covers(place)), None)
 

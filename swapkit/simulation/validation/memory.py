@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Schedule
     from swapkit.ir.traces import Trace
     from swapkit.simulation.validation.recomputing import Demand
-    from swapkit.simulation.validation.transfers import Move
+    from swapkit.simulation.validation.transfers import SwappedStorage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def measure_device(
     trace: Trace,
     schedule: Schedule,
     demand: Demand,
-    moves: Sequence[Move],
+    moves: Sequence[SwappedStorage],
     tolerance: float,
 ) -> Occupation:
     """Return what a schedule takes of the device's memory."""
@@ -142,7 +142,7 @@ def _measure_reruns(trace: Trace, steps: set[int], again: set[int]) -> tuple[int
     return least, together * len(again)
 
 
-def _follow_moves(schedule: Schedule, moves: Sequence[Move], tolerance: float) -> list[int]:
+def _follow_moves(schedule: Schedule, moves: Sequence[SwappedStorage], tolerance: float) -> list[int]:
     """Return the most bytes in each window of what is not back yet, or not gone yet.
 
     With a negative tolerance all is counted for so much longer instead.
@@ -207,7 +207,7 @@ def _find_cuts(trace: Trace, demand: Demand) -> set[int]:
     return cuts
 
 
-def measure_copies(moves: Iterable[Move], tier: Tier, tolerance: float) -> tuple[int, int]:
+def measure_copies(moves: Iterable[SwappedStorage], tier: Tier, tolerance: float) -> tuple[int, int]:
     """Return the most bytes of copies on a tier at any time, at the least and at the most.
 
     A copy is there until it is back, and no longer than its storage.

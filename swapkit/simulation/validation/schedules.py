@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.simulation.validation.memory import Occupation
     from swapkit.simulation.validation.recomputing import Demand
-    from swapkit.simulation.validation.transfers import Move
+    from swapkit.simulation.validation.transfers import SwappedStorage
 
 RELATIVE_TOLERANCE = 1e-9  # of the step: rounding of times that were added up
 
@@ -82,7 +82,7 @@ def _check_recomputations(
 
 def _check_room(
     occupation: Occupation,
-    moves: Sequence[Move],
+    moves: Sequence[SwappedStorage],
     machine: Machine,
     prediction: Prediction,
     tolerance: float,
@@ -109,7 +109,7 @@ def _check_room(
 
 
 def _check_sums(
-    trace: Trace, schedule: Schedule, demand: Demand, moves: Sequence[Move], tolerance: float
+    trace: Trace, schedule: Schedule, demand: Demand, moves: Sequence[SwappedStorage], tolerance: float
 ) -> Iterator[str]:
     """Yield where the prediction is not what the schedule comes to."""
     predicted = schedule.prediction

@@ -22,7 +22,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class SwappedStorage:
     """A swapped storage: what moves, what is decided, and when it has to be back.
 
     `gone_at` is when the last operator that runs with it ends.
@@ -41,7 +41,7 @@ def pair_transfers(
     schedule: Schedule,
     swaps: Mapping[int, Decision],
     demand: Demand,
-) -> tuple[list[Move], list[str]]:
+) -> tuple[list[SwappedStorage], list[str]]:
     """Return the transfers with their decisions, and what has only one of both."""
     moves, violations = [], []
     missing = dict(swaps)
@@ -51,7 +51,7 @@ def pair_transfers(
             violations.append(f"storage {transfer.storage}: is copied, but not swapped once")
             continue
         moves.append(
-            Move(
+            SwappedStorage(
                 transfer=transfer,
                 decision=decision,
                 nbytes=trace.storages[transfer.storage].nbytes,
@@ -65,7 +65,7 @@ def pair_transfers(
 
 
 def check_moves(
-    moves: Sequence[Move], schedule: Schedule, machine: Machine, tolerance: float
+    moves: Sequence[SwappedStorage], schedule: Schedule, machine: Machine, tolerance: float
 ) -> Iterator[str]:
     """Yield what is wrong with when storages move, and with how fast."""
     for move in moves:
@@ -87,7 +87,7 @@ def check_moves(
             yield from _check_speed(way, (start, end), move, machine, against, tolerance)
 
 
-def _check_order(move: Move, schedule: Schedule, tolerance: float) -> Iterator[str]:
+def _check_order(move: SwappedStorage, schedule: Schedule, tolerance: float) -> Iterator[str]:
     """Yield where the copies and the operators around them are out of order."""
     copy, gap, decision = move.transfer, move.gap, move.decision
     ends, starts = (0.0, *schedule.ends), schedule.starts  # ends[k + 1] is that of operator k
@@ -114,7 +114,7 @@ def _check_order(move: Move, schedule: Schedule, tolerance: float) -> Iterator[s
 def _check_speed(
     way: str,
     span: Span,
-    move: Move,
+    move: SwappedStorage,
     machine: Machine,
     against: Sequence[Span],
     tolerance: float,

@@ -18,7 +18,7 @@ from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.hooks import Hooks
 from swapkit._runtime.shim.placement import Action as Wish
-from swapkit._runtime.shim.placement import Choice
+from swapkit._runtime.shim.placement import Placement
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import EventKind, Kind, Phase
 
@@ -106,7 +106,7 @@ class Course:
         self.losses: list[float] = []
 
     def _make_hooks(self) -> None:
-        self.hooks = Hooks(self.swapper, Choice(Wish.AUTO, min_bytes=1))
+        self.hooks = Hooks(self.swapper, Placement(Wish.AUTO, min_bytes=1))
         self.swapper.events = self.hooks.packer
 
     @contextmanager

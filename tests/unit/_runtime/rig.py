@@ -13,7 +13,7 @@ import torch
 from swapkit._native.sched import Scheduler, State
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.hooks import Hooks
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from tests.support import MIB
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import SavedTensor, StorageGroup
 
 EVERYTHING = 1 << 50
-AUTO = Choice(Action.AUTO)
-SWAP = Choice(Action.SWAP)
-KEEP = Choice(Action.KEEP)
+AUTO = Placement(Action.AUTO)
+SWAP = Placement(Action.SWAP)
+KEEP = Placement(Action.KEEP)
 
 
 def make_swapper(
@@ -54,7 +54,7 @@ def numbers(nbytes: int, seed: int = 0) -> torch.Tensor:
 
 
 def save(
-    swapper: Swapper, tensor: torch.Tensor | int, choice: Choice = AUTO, *, seed: int = 0
+    swapper: Swapper, tensor: torch.Tensor | int, choice: Placement = AUTO, *, seed: int = 0
 ) -> SavedTensor:
     """Save a tensor, or one of so many bytes that nobody else holds."""
     if isinstance(tensor, int):
@@ -99,7 +99,7 @@ def evict(swapper: Swapper, *handles: SavedTensor) -> None:
 
 
 @contextmanager
-def scope(swapper: Swapper, choice: Choice) -> Iterator[None]:
+def scope(swapper: Swapper, choice: Placement) -> Iterator[None]:
     """Let a swapper see what is saved."""
     hooks = Hooks(swapper, choice)
     hooks.enter()

@@ -11,7 +11,7 @@ import swapkit
 from swapkit._runtime.choosing.parts import make_part
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
-from swapkit.registry import Recompute, Row, Source, Swap
+from swapkit.registry import Recompute, Choice, Source, Swap
 from tests.unit.scoped import Block, Model, copied, gradient, make_model
 
 
@@ -122,7 +122,7 @@ def test_choice_of_a_class_when_removed_from_one_module_then_others_keep_it() ->
 
 def test_operator_when_it_has_not_run_then_it_says_so() -> None:
     model = make_model()
-    row = Row(source=Source.CONFIGURATION, what=Recompute(), operator="tanh")
+    row = Choice(source=Source.CONFIGURATION, what=Recompute(), operator="tanh")
     make_part(model.layers[0]).add(row)
     assert str(swapkit.choices(model)).endswith("yes, 0 operators so far")
     gradient(model)
@@ -133,7 +133,7 @@ def test_operator_when_two_choices_are_for_it_then_judged_by_themselves() -> Non
     model = make_model()
     swapkit.offload(model.layers[0])
     for what in (Swap(prefetch=2), Recompute()):
-        row = Row(source=Source.CONFIGURATION, what=what, operator="tanh")
+        row = Choice(source=Source.CONFIGURATION, what=what, operator="tanh")
         make_part(model.layers[0]).add(row)
     assert [(row.where, row.holds, row.reason) for row in swapkit.choices(model)] == [
         ("layers.0", True, ""),

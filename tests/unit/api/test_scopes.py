@@ -15,7 +15,7 @@ import torch
 import swapkit
 from swapkit._native.sched import Tier
 from swapkit._runtime.choosing.parts import PartForward, part_of
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Swap
 from tests.support import MIB
@@ -166,8 +166,8 @@ def test_argument_when_wrong_then_named(
 
 def test_options_when_given_then_they_are_the_choice() -> None:
     choice = swapkit.offload(to="disk", prefetch=7, min_bytes="2MiB").choice
-    assert choice == Choice(Action.SWAP, Tier.DISK, 7, 2 * MIB)
-    assert swapkit.offload().choice == Choice(Action.SWAP, Tier.ANY, None, 1024)
+    assert choice == Placement(Action.SWAP, Tier.DISK, 7, 2 * MIB)
+    assert swapkit.offload().choice == Placement(Action.SWAP, Tier.ANY, None, 1024)
     assert swapkit.offload(min_bytes=1).choice.min_bytes == 1024
     assert swapkit.keep().choice.action is Action.KEEP
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swapkit.config.flags import FLAGS, WITHOUT_COUNTERPART, add_arguments, from_arguments
-from swapkit.config.settings import Part, Settings
+from swapkit.config.settings import LayerPart, Settings
 from swapkit.errors import InvalidArgument
 
 
@@ -112,7 +112,7 @@ def test_document_when_flags_choose_parts_then_these(line: str, parts: list[Any]
 
 def test_document_when_uniform_then_all_layers_in_groups() -> None:
     line = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
-    assert settings_of(line).document == (Part(action="recompute", role="layer", group=2),)
+    assert settings_of(line).document == (LayerPart(action="recompute", role="layer", group=2),)
 
 
 def test_layers_when_counted_by_rank_then_noted() -> None:

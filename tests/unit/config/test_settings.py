@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from swapkit.config.settings import ROLES, Part, Settings
+from swapkit.config.settings import ROLES, LayerPart, Settings
 
 GIB = 1 << 30
 
@@ -18,10 +18,10 @@ def test_limit_when_resolved_then_at_most_the_device() -> None:
 
 
 def test_part_when_asked_about_a_layer_then_those_from_first_on() -> None:
-    assert [Part(action="swap", role="mlp").has_layer(i) for i in (0, 99)] == [True, True]
-    some = Part(action="swap", role="mlp", first=2, layers=3)
+    assert [LayerPart(action="swap", role="mlp").has_layer(i) for i in (0, 99)] == [True, True]
+    some = LayerPart(action="swap", role="mlp", first=2, layers=3)
     assert [i for i in range(8) if some.has_layer(i)] == [2, 3, 4]
-    staged = Part(action="swap", role="mlp", layers=(2, 0))
+    staged = LayerPart(action="swap", role="mlp", layers=(2, 0))
     assert [[i for i in range(4) if staged.has_layer(i, stage=s)] for s in range(3)] == [
         [0, 1],
         [],
@@ -44,7 +44,7 @@ def test_part_when_asked_about_a_layer_then_those_from_first_on() -> None:
 def test_pattern_when_matched_then_modules_of_megatron_and_transformers(
     role: str, paths: list[str]
 ) -> None:
-    pattern = re.compile(Part(action="swap", role=role).pattern)
+    pattern = re.compile(LayerPart(action="swap", role=role).pattern)
     assert all(pattern.fullmatch(path) for path in paths)
     assert not pattern.fullmatch("a_b")
     assert all(re.compile(each) for each in ROLES.values())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swapkit.demo.children import Child, RunFailedError
-from swapkit.demo.messages import Action, Built, Command, OutOfMemory, RunKind, RunSpec, Stepped
+from swapkit.demo.messages import RunAction, Built, Command, OutOfMemory, RunKind, RunSpec, Stepped
 
 START_A_CHILD = """
 import os, sys, time
@@ -26,7 +26,7 @@ time.sleep(60)
 """
 
 
-BUILD = Command(action=Action.BUILD)
+BUILD = Command(action=RunAction.BUILD)
 
 
 def make_spec(size: str = "tiny", kind: RunKind = RunKind.PLAIN) -> RunSpec:
@@ -64,14 +64,14 @@ def test_child_when_well_then_answers_and_ends() -> None:
     child = Child(make_spec())
     try:
         assert isinstance(child.ask(BUILD), Built)
-        answer = child.ask(Command(action=Action.STEP, watched=True))
+        answer = child.ask(Command(action=RunAction.STEP, watched=True))
         assert isinstance(answer, Stepped)
         assert answer.reserved_peak_bytes >= answer.allocated_peak_bytes > answer.state_bytes > 0
         assert max(nbytes for _, nbytes in answer.series) == answer.allocated_peak_bytes
         if sys.platform == "linux":
             assert 0 < child.witness.peak_bytes <= answer.reserved_peak_bytes
         looks = child.witness.looks
-        assert isinstance(child.ask(Command(action=Action.STEP)), Stepped)
+        assert isinstance(child.ask(Command(action=RunAction.STEP)), Stepped)
         assert child.witness.looks == looks, "a step that is not watched is left alone"
         child.end()
     finally:
@@ -82,14 +82,14 @@ def test_child_when_the_pool_is_too_small_then_says_so_and_goes_on() -> None:
     child = Child(make_spec())
     try:
         child.ask(BUILD)
-        whole = child.ask(Command(action=Action.STEP))
+        whole = child.ask(Command(action=RunAction.STEP))
         assert isinstance(whole, Stepped)
-        half = Command(action=Action.TRY, limit_bytes=whole.reserved_peak_bytes // 2)
+        half = Command(action=RunAction.TRY, limit_bytes=whole.reserved_peak_bytes // 2)
         for _ in range(2):  # what a failed try leaves does not count in the next one
             answer = child.ask(half)
             assert isinstance(answer, OutOfMemory)
             assert answer.step == 1
-        enough = Command(action=Action.TRY, limit_bytes=2 * whole.reserved_peak_bytes)
+        enough = Command(action=RunAction.TRY, limit_bytes=2 * whole.reserved_peak_bytes)
         assert isinstance(child.ask(enough), Stepped)
     finally:
         child.kill()

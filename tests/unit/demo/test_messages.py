@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swapkit.demo.messages import (
-    Action,
+    RunAction,
     Built,
     Command,
     Finished,
@@ -30,8 +30,8 @@ MESSAGES: tuple[Message, ...] = (
         threads=2,
         parent_pid=3,
     ),
-    Command(action=Action.BUILD, limit_bytes=2**40),
-    Command(action=Action.STEP, watched=True),
+    Command(action=RunAction.BUILD, limit_bytes=2**40),
+    Command(action=RunAction.STEP, watched=True),
     SegmentRanges(ranges=((1, 2), (3, 4))),
     Built(),
     Stepped(loss="0x1.8p+0", seconds=0.1, state_bytes=7, stage="search", series=SERIES),
@@ -48,9 +48,9 @@ def test_message_when_sent_then_arrives_equal(message: Message) -> None:
 
 
 def test_command_when_decoded_then_its_action_is_one_of_ours() -> None:
-    decoded = decode(encode(Command(action=Action.QUIT)))
+    decoded = decode(encode(Command(action=RunAction.QUIT)))
     assert isinstance(decoded, Command)
-    assert decoded.action is Action.QUIT
+    assert decoded.action is RunAction.QUIT
 
 
 @pytest.mark.parametrize(

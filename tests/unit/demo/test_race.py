@@ -8,7 +8,7 @@ import pytest
 
 from swapkit.demo.children import RunFailedError
 from swapkit.demo.messages import (
-    Action,
+    RunAction,
     Built,
     Command,
     Finished,
@@ -67,9 +67,9 @@ class ScriptedChild:
 
     def ask(self, command: Command) -> Message:
         self._log.append(f"{self.spec.label} {'watched ' * command.watched}{command.action.value}")
-        if command.action == Action.BUILD:
+        if command.action == RunAction.BUILD:
             return Built()
-        if command.action == Action.FINISH:
+        if command.action == RunAction.FINISH:
             return Finished(digest="abc")
         self._steps += 1
         if self._steps > self._last:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swapkit.demo.messages import Finished, OutOfMemory, RunKind, RunSpec
-from swapkit.demo.results import RaceResult, RunResult, Trial, race_problems, verdict
+from swapkit.demo.results import RaceResult, RunResult, PlainTrial, race_problems, verdict
 
 BUDGET_BYTES = 600 << 20
 FAILURE = OutOfMemory(text="no room\nat all", step=0)
@@ -43,7 +43,7 @@ def make(label: str, kind: RunKind) -> RunResult:
 
 
 PLAIN, TORCH, RECOMPUTE, SWAPKIT = (make(LABELS[kind], kind) for kind in LABELS)
-TRIAL = Trial(label="plain at 60%", budget_bytes=BUDGET_BYTES, out_of_memory=FAILURE)
+TRIAL = PlainTrial(label="plain at 60%", budget_bytes=BUDGET_BYTES, out_of_memory=FAILURE)
 RACE = RaceResult(runs=(PLAIN, TORCH, RECOMPUTE, SWAPKIT), trials=(TRIAL,))
 
 

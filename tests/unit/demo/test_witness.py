@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit.demo.witness import Witness, process_peak_bytes, resident_bytes, stopped
+from swapkit.demo.witness import ResidentWitness, process_peak_bytes, resident_bytes, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +124,7 @@ def state_of(pid: int) -> str:
 @LINUX
 def test_look_when_pages_come_and_go_then_the_peak_stays(obedient: subprocess.Popen[str]) -> None:
     address, nbytes = map(int, tell(obedient, "").split())
-    looker = Witness(obedient.pid)
+    looker = ResidentWitness(obedient.pid)
     looker.look()
     assert looker.looks == 0
     looker.ranges = ((address, nbytes),)
@@ -165,7 +165,7 @@ def test_witness_when_the_kernel_does_not_tell_then_sees_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    looker = Witness(os.getpid())
+    looker = ResidentWitness(os.getpid())
     looker.ranges = (POOL,)
     looker.look()
     assert looker.looks == 0
@@ -176,7 +176,7 @@ def test_witness_when_the_kernel_does_not_tell_then_sees_nothing(
 def test_look_when_the_process_is_gone_then_nothing_happens(
     obedient: subprocess.Popen[str],
 ) -> None:
-    looker = Witness(obedient.pid)
+    looker = ResidentWitness(obedient.pid)
     looker.ranges = (POOL,)
     obedient.kill()
     looker.look()

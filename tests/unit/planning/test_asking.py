@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit.planning.beside import GivenUp, Job, at_once, go_on
+from swapkit.planning.beside import GivenUp, ThreadJob, at_once, go_on
 from swapkit.planning.outcomes import Outcome
 from tests.support.learning import (
     OTHER_SHAPE,
@@ -136,7 +136,7 @@ def test_job_when_no_thread_is_to_be_had_then_done_here(monkeypatch: pytest.Monk
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    job = Job(threading.current_thread)
+    job = ThreadJob(threading.current_thread)
     assert job.is_done
     job.wait()
     assert job.take() is threading.current_thread()
@@ -150,7 +150,7 @@ def test_job_when_given_up_then_it_ends_without_a_result() -> None:
             begun.set()
             go_on()
 
-    job = Job(work)
+    job = ThreadJob(work)
     assert begun.wait(20)
     assert not job.is_done
     job.give_up()

@@ -13,7 +13,7 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning.bisecting import AdaptiveRecompute, ThresholdLearner
-from swapkit.planning.outcomes import Mode, Outcome
+from swapkit.planning.outcomes import StepMode, Outcome
 from swapkit.planning.threshold import WATCHED_STEPS
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def learner(plans: Plans, *, most: int = LIMIT, profile_steps: int = 3) -> Thres
     made = policy.make_learner(plans, profile_steps=profile_steps, search_steps=4)
     for step in range(profile_steps):
         is_last = step == profile_steps - 1
-        assert made.begin(SHAPE).mode is (Mode.RECORD if is_last else Mode.RESCUE)
+        assert made.begin(SHAPE).mode is (StepMode.RECORD if is_last else StepMode.RESCUE)
         assert made.stage == "warmup"
         made.end(RECORDED if is_last else Outcome(seconds=1.0))
     return made
@@ -117,7 +117,7 @@ def test_search_when_nothing_fits_the_limit_then_there_is_no_plan_and_a_reason()
     assert made.stage == "stable"
     assert made.case is not None
     assert made.case.why_none == "too little"
-    assert made.begin(SHAPE).mode is Mode.RESCUE
+    assert made.begin(SHAPE).mode is StepMode.RESCUE
 
 
 @pytest.mark.promise("A5")
@@ -141,7 +141,7 @@ def test_stable_step_when_memory_runs_out_late_then_the_next_is_recorded() -> No
     run(made, 700 * MIB)
     assert made.stage == "warmup"
     assert made.replans == 1
-    assert made.begin(SHAPE).mode is Mode.RECORD
+    assert made.begin(SHAPE).mode is StepMode.RECORD
 
 
 def test_search_when_it_makes_plans_then_their_time_counts_as_cost_of_the_case() -> None:
@@ -177,4 +177,4 @@ def test_plan_when_making_it_fails_then_the_error_is_the_users_and_the_next_step
     made.begin(SHAPE)
     with pytest.raises(ZeroDivisionError):
         made.end(RECORDED)
-    assert made.begin(SHAPE).mode is Mode.RESCUE
+    assert made.begin(SHAPE).mode is StepMode.RESCUE

@@ -18,7 +18,7 @@ from swapkit.planning.cases import (
     Stage,
 )
 from swapkit.planning.learning import CASES_KEPT, Learner
-from swapkit.planning.outcomes import Mode, Outcome
+from swapkit.planning.outcomes import StepMode, Outcome
 from tests.support.learning import (
     BUDGET,
     DEVIATING,
@@ -136,11 +136,11 @@ def test_recordings_when_they_cost_much_then_they_are_a_small_share_of_the_steps
     for step in range(steps):  # others come in between, twice in a row
         instruction = made.begin(SHAPE)
         done.append(instruction.mode)
-        if instruction.mode is Mode.RECORD:
+        if instruction.mode is StepMode.RECORD:
             made.end(RECORDED)
         else:
             made.end(DEVIATING if step % 12 < 2 else Outcome(seconds=1.0))
-    assert done.count(Mode.RECORD) * cost <= SHARE * steps + RECORDINGS * cost
+    assert done.count(StepMode.RECORD) * cost <= SHARE * steps + RECORDINGS * cost
 
 
 def test_recordings_when_more_shapes_come_than_are_kept_then_they_are_a_small_share() -> None:
@@ -150,7 +150,7 @@ def test_recordings_when_more_shapes_come_than_are_kept_then_they_are_a_small_sh
     chance = random.Random(0)
     recorded = 0
     for _ in range(steps):
-        is_recorded = made.begin(f"shape {chance.randrange(2 * CASES_KEPT)}").mode is Mode.RECORD
+        is_recorded = made.begin(f"shape {chance.randrange(2 * CASES_KEPT)}").mode is StepMode.RECORD
         recorded += is_recorded
         made.end(RECORDED if is_recorded else Outcome(seconds=1.0))
     assert recorded * cost <= SHARE * steps + (CASES_KEPT + 1) * cost
@@ -164,7 +164,7 @@ def test_plans_for_less_when_more_shapes_come_than_are_kept_then_they_count_as_r
     made = Learner(plans, profile_steps=2, search_steps=4, clock=Clock(cost))
     chance = random.Random(0)
     for _ in range(steps):  # every plan needs rescues, and so `ROUNDS` others follow it
-        is_recorded = made.begin(f"shape {chance.randrange(20)}").mode is Mode.RECORD
+        is_recorded = made.begin(f"shape {chance.randrange(20)}").mode is StepMode.RECORD
         made.end(RECORDED if is_recorded else Outcome(seconds=1.0, rescues=1))
     assert len(plans.shares) * cost <= SHARE * steps + (CASES_KEPT + 1) * cost
 
@@ -175,6 +175,6 @@ def test_plans_for_less_when_steps_change_for_good_then_the_next_recording_waits
     made = proven(plans, planning_seconds=cost)
     for step in range(steps):  # every plan needs rescues, and two odd steps come now and then
         odd = "another" if step % 120 < ODD_STEPS + 1 else ""
-        is_recorded = made.begin(SHAPE).mode is Mode.RECORD
+        is_recorded = made.begin(SHAPE).mode is StepMode.RECORD
         made.end(RECORDED if is_recorded else Outcome(seconds=1.0, rescues=1, deviation=odd))
     assert len(plans.shares) * cost <= SHARE * steps + RECORDINGS * (1 + ROUNDS) * cost

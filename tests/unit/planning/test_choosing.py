@@ -10,7 +10,7 @@ import pytest
 from swapkit.ir.plans import Plan, Prediction
 from swapkit.planning.cases import FASTER
 from swapkit.planning.learning import LOOKS, Learner
-from swapkit.planning.outcomes import Mode, Outcome, Timing
+from swapkit.planning.outcomes import StepMode, Outcome, Timing
 from tests.support.learning import RECORDED, SHAPE, run, seconds, warm_up
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_steps_when_candidates_are_compared_then_the_device_is_waited_for_and_el
     timings = []
     for outcome in outcomes:
         instruction = made.begin(SHAPE)
-        assert instruction.mode is Mode.FOLLOW
+        assert instruction.mode is StepMode.FOLLOW
         timings.append(instruction.timing)
         made.end(outcome)
     searched = [Timing.LEAD, Timing.PACE] * 3

@@ -16,8 +16,8 @@ import pytest
 from swapkit.ir.plans import Action
 from swapkit.planning.layers import (
     Assignment,
-    Choice,
-    Group,
+    LayerOption,
+    LayerGroup,
     Module,
     assign_layers,
     find_choices,
@@ -97,7 +97,7 @@ def list_all(each: Module) -> list[tuple[float, float]]:
 
 
 def assign_by_force(
-    choices: tuple[Choice, ...], layer: float, groups: list[Group], budget: float
+    choices: tuple[LayerOption, ...], layer: float, groups: list[LayerGroup], budget: float
 ) -> float:
     """All multisets of choices for each group, bytes and seconds by addition."""
     sums = [(0.0, 0.0)]
@@ -113,7 +113,7 @@ def assign_by_force(
     return min((seconds for nbytes, seconds in sums if nbytes <= budget), default=np.inf)
 
 
-def check(assignment: Assignment, layer: float, groups: list[Group], budget: float) -> None:
+def check(assignment: Assignment, layer: float, groups: list[LayerGroup], budget: float) -> None:
     """The counts are what the sums say, of as many layers as there are, within the budget."""
     nbytes = seconds = 0.0
     for group, counts in zip(groups, assignment.counts, strict=True):
@@ -150,8 +150,8 @@ def test_find_choices_when_a_module_is_treated_then_its_parts_are_not() -> None:
 def test_find_choices_when_swapping_is_hidden_then_it_costs_nothing() -> None:
     free = Module(name="a", nbytes=8.0, seconds=1.0, swapped_bytes=6.0, swap_seconds=0.0)
     choices = find_choices([free])
-    assert choices[0] == Choice(-6.0, 0.0, (("a", Action.SWAP),))
-    assert choices[1] == Choice(-8.0, 1.0, (("a", Action.RECOMPUTE),))
+    assert choices[0] == LayerOption(-6.0, 0.0, (("a", Action.SWAP),))
+    assert choices[1] == LayerOption(-8.0, 1.0, (("a", Action.RECOMPUTE),))
 
 
 def test_find_choices_when_there_are_very_many_ways_then_few_are_left() -> None:
@@ -167,7 +167,7 @@ def test_assign_layers_when_few_layers_then_as_good_as_all_assignments(
 ) -> None:
     layer = make_dense_layer()
     choices = find_choices([layer])
-    groups = [Group(4, in_flight)]
+    groups = [LayerGroup(4, in_flight)]
     assignment = assign_layers(choices, layer.nbytes, groups, budget / 2)
     expected = assign_by_force(choices, layer.nbytes, groups, budget / 2)
     if assignment is None:
@@ -184,7 +184,7 @@ def test_assign_layers_when_chunks_differ_then_as_good_as_all_assignments(seed: 
     choices = find_choices(
         module(name, *rng.uniform((50, 1, 1), (500, 40, 40)).tolist()) for name in "abc"
     )
-    groups = [Group(2, 3.0), Group(2, 2.0), Group(1, 1.0)]
+    groups = [LayerGroup(2, 3.0), LayerGroup(2, 2.0), LayerGroup(1, 1.0)]
     everything = 1500.0 * 11
     for share in (0.15, 0.4, 0.7, 0.95):
         budget = share * everything
@@ -204,7 +204,7 @@ def test_assign_layers_when_there_are_many_then_within_the_budget_and_near_the_r
 ) -> None:
     layer = make_dense_layer()
     choices = find_choices([layer])
-    groups = [Group(layers, in_flight)]
+    groups = [LayerGroup(layers, in_flight)]
     assignment = assign_layers(choices, layer.nbytes, groups, budget * GIB)
     assert assignment is not None
     check(assignment, layer.nbytes, groups, budget * GIB)
@@ -223,7 +223,7 @@ def test_assign_layers_when_there_are_many_then_within_the_budget_and_near_the_r
 def test_assign_layers_when_experts_are_swapped_and_recomputed_then_as_all_assignments() -> None:
     layer = make_expert_layer(1)
     choices = find_choices([layer])
-    groups = [Group(2)]
+    groups = [LayerGroup(2)]
     least = 2 * (layer.nbytes + min(choice.nbytes for choice in choices))
     for share in (0.05, 0.2, 0.5, 0.8):
         budget = least + share * (2 * layer.nbytes - least)
@@ -235,12 +235,12 @@ def test_assign_layers_when_experts_are_swapped_and_recomputed_then_as_all_assig
 
 def test_assign_layers_when_nothing_fits_then_none() -> None:
     layer = make_dense_layer()
-    assert assign_layers(find_choices([layer]), layer.nbytes, [Group(4)], 255.0) is None
+    assert assign_layers(find_choices([layer]), layer.nbytes, [LayerGroup(4)], 255.0) is None
 
 
 def test_assign_layers_when_everything_fits_then_nothing_is_done() -> None:
     layer = make_dense_layer()
-    assignment = assign_layers(find_choices([layer]), layer.nbytes, [Group(4)], 4 * 3300.0)
+    assignment = assign_layers(find_choices([layer]), layer.nbytes, [LayerGroup(4)], 4 * 3300.0)
     assert assignment is not None
     assert assignment.seconds == 0.0
-    assert assignment.counts == (((Choice(0.0, 0.0, ()), 4),),)
+    assert assignment.counts == (((LayerOption(0.0, 0.0, ()), 4),),)

@@ -9,7 +9,7 @@ import pytest
 from swapkit.ir.plans import Plan
 from swapkit.planning.cases import ODD_STEPS, PATIENCE, RECORDINGS, REGULAR_STEPS, ROUNDS, Stage
 from swapkit.planning.learning import CASES_KEPT, EXTRA_STEPS, LOOKS, MARGIN, STRANGERS, Learner
-from swapkit.planning.outcomes import Mode, Outcome
+from swapkit.planning.outcomes import StepMode, Outcome
 from tests.support.learning import (
     BUDGET,
     DEVIATING,
@@ -297,7 +297,7 @@ def test_adopted_plan_when_its_shape_comes_then_followed_at_once() -> None:
     made.adopt(SHAPE, RECORDED.trace, Plan(decisions=(), budget_bytes=BUDGET, policy="saved"))
     assert run(made, seconds(1.0)) == ["saved"]
     assert made.stage is Stage.STABLE
-    assert made.begin(OTHER_SHAPE).mode is Mode.RESCUE
+    assert made.begin(OTHER_SHAPE).mode is StepMode.RESCUE
 
 
 def test_adopted_plan_when_made_before_it_mattered_which_modules_train_then_followed(

@@ -9,7 +9,7 @@ from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Kind, Operator, Phase, Storage, Trace
 from swapkit.planning.learning import STRANGERS, Learner
 from swapkit.planning.lengths import AHEAD, Lengths, scale
-from swapkit.planning.outcomes import Mode, Outcome
+from swapkit.planning.outcomes import StepMode, Outcome
 
 TRACE = Trace(
     operators=(Operator(name="mm", seconds=2.0, phase=Phase.FORWARD, workspace_bytes=10),),
@@ -67,7 +67,7 @@ class Plans:
 
 def run(made: Learner, length: int, *, form: str = "form", rescues: int = 0) -> str:
     instruction = made.begin(f"{form} of {length}", form, length)
-    is_recorded = instruction.mode is Mode.RECORD
+    is_recorded = instruction.mode is StepMode.RECORD
     trace = TRACE if is_recorded else None
     made.end(Outcome(seconds=1.0, trace=trace, rescues=rescues))
     assert instruction.plan is None or instruction.for_any_length

@@ -16,7 +16,7 @@ from swapkit.planning.fluid import IDLE
 from swapkit.planning.moves import Moves, list_choices, list_rows
 from swapkit.planning.rounding import Rounder, Shares
 from swapkit.planning.search import Effort, Search
-from swapkit.planning.solving import Failure, Solution, plan_problem
+from swapkit.planning.solving import PlanFailure, Solution, plan_problem
 from swapkit.planning.trials import Trials
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, find_host_seconds
 from tests.support.problems import kept_peak, machine_for, random_problem
@@ -72,7 +72,7 @@ def test_plan_when_all_actions_can_be_tried_then_within_one_per_cent_of_the_best
     best = try_all(problem, machine)
     solution = plan_problem(problem, machine, effort=SMALL)
     if math.isinf(best):
-        assert isinstance(solution, Failure)
+        assert isinstance(solution, PlanFailure)
         assert solution.least.budget_bytes > machine.budget_bytes
         return
     assert isinstance(solution, Solution)
@@ -95,7 +95,7 @@ def test_plan_when_the_host_may_be_the_limit_then_within_one_per_cent_of_the_bes
     best = try_all(problem, machine, host)
     solution = plan_problem(problem, machine, effort=SMALL, host=host)
     if math.isinf(best):
-        assert isinstance(solution, Failure)
+        assert isinstance(solution, PlanFailure)
         return
     assert isinstance(solution, Solution)
     assert solution.trial.cost <= best * 1.01
@@ -170,7 +170,7 @@ def test_plan_when_no_item_can_move_then_says_what_is_needed() -> None:
         can_recompute=np.zeros_like(problem.can_recompute),
     )
     solution = plan_problem(fixed, machine_for(problem, 0.9))
-    assert isinstance(solution, Failure)
+    assert isinstance(solution, PlanFailure)
     assert solution.least.budget_bytes == kept_peak(problem)
 
 
@@ -178,7 +178,7 @@ def test_plan_when_no_item_can_move_then_says_what_is_needed() -> None:
 def test_least_budget_when_planned_for_then_runs_and_less_does_not(seed: int) -> None:
     problem, machine, _ = draw_case(seed, 5)
     failure = plan_problem(problem, replace(machine, budget_bytes=1))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, PlanFailure)
     least = failure.least
     assert least.trial.is_possible
     assert least.trial.run.peak_bytes <= least.budget_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from swapkit.reporting.text import (
     LARGEST_SHOWN,
-    Failure,
+    AllocationFailure,
     Holder,
     format_failure,
     format_holders,
@@ -27,8 +27,8 @@ def make_stats(*, budget_bytes: int) -> dict[str, int]:
     return {**stats, **counts, "budget_bytes": budget_bytes}
 
 
-def make_failure(*, budget: int = 1000 * KIB, where: str = "layers.3.mlp") -> Failure:
-    return Failure(
+def make_failure(*, budget: int = 1000 * KIB, where: str = "layers.3.mlp") -> AllocationFailure:
+    return AllocationFailure(
         asked=100 * KIB,
         where=where,
         in_use=960 * KIB,

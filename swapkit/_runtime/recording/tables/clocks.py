@@ -110,7 +110,7 @@ class HostTimer(Timer):
         return list(taken)
 
 
-class _Running:
+class _TimedOperator:
     """An operator that runs, or ran: events in its stream."""
 
     __slots__ = (
@@ -165,7 +165,7 @@ class StreamTimer(Timer):
         self._module: Any = getattr(torch, device.type)
         self._delays = Delays(device)
         # By thread: those that it is in, the innermost last; None: begun while a graph is captured.
-        self._running: dict[int, list[_Running | None]] = {}
+        self._running: dict[int, list[_TimedOperator | None]] = {}
         self._expected: dict[int, float] = {}  # by thread: the delay for the next operator
         self._empty: list[Any] = []  # events with nothing in between
 
@@ -176,7 +176,7 @@ class StreamTimer(Timer):
         if seconds and not is_capturing(self._device):
             self._delays.cover(self._module.current_stream(self._device), seconds)
 
-    def begin(self) -> _Running | None:
+    def begin(self) -> _TimedOperator | None:
         """Record an event."""
         thread = threading.get_ident()
         expected = self._expected.pop(thread, 0.0)
@@ -186,8 +186,8 @@ class StreamTimer(Timer):
         self._running.setdefault(thread, []).append(running)
         return running
 
-    def _start(self, stream: Any, expected: float) -> _Running:  # noqa: ANN401 - torch's
-        running = _Running(stream, expected or DELAY_SECONDS)
+    def _start(self, stream: Any, expected: float) -> _TimedOperator:  # noqa: ANN401 - torch's
+        running = _TimedOperator(stream, expected or DELAY_SECONDS)
         if not expected:  # another delay would hide how the call depends on the longer one
             self._delays.cover(stream)
         if not self._empty:
@@ -197,8 +197,8 @@ class StreamTimer(Timer):
         return running
 
     def end(
-        self, begun: _Running | None, call: tuple[Operator, Any, Any], _result: object
-    ) -> _Running | None:
+        self, begun: _TimedOperator | None, call: tuple[Operator, Any, Any], _result: object
+    ) -> _TimedOperator | None:
         """Record another."""
         self.abandon()
         if begun is None or is_capturing(self._device):
@@ -234,7 +234,7 @@ class StreamTimer(Timer):
                 running.delay = DELAY_SECONDS
                 running.since = time.perf_counter()
 
-    def _paused_now(self) -> list[_Running]:
+    def _paused_now(self) -> list[_TimedOperator]:
         """Return what this thread is in: the outer ones wait for what an inner one waits for."""
         mine = [each for each in self._running.get(threading.get_ident(), ()) if each is not None]
         return [] if mine and is_capturing(self._device) else mine
@@ -242,12 +242,12 @@ class StreamTimer(Timer):
     def nothing(self) -> None:
         """Return no events."""
 
-    def _record(self, running: _Running) -> Any:  # noqa: ANN401 - an event
+    def _record(self, running: _TimedOperator) -> Any:  # noqa: ANN401 - an event
         event = self._module.Event(enable_timing=True)
         event.record(running.stream)
         return event
 
-    def seconds(self, taken: Sequence[_Running | None]) -> list[float]:
+    def seconds(self, taken: Sequence[_TimedOperator | None]) -> list[float]:
         """Wait for the device; return the times between the events, without what these take."""
         self._delays.finish()
         between = [

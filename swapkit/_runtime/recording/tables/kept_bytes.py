@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from swapkit._runtime.operators.checksums import Slot
+    from swapkit._runtime.operators.checksums import ChecksumSlot
     from swapkit._runtime.recording.tables.storages import Storages
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -42,14 +42,14 @@ class _Era:
 
     __slots__ = ("is_saved", "is_used", "last", "rows")
 
-    def __init__(self, last: Slot | None) -> None:
+    def __init__(self, last: ChecksumSlot | None) -> None:
         self.last = last
-        self.rows: list[tuple[int, Slot | None]] = []
+        self.rows: list[tuple[int, ChecksumSlot | None]] = []
         self.is_saved = self.is_used = False
 
 
 # What an operator reads, with the checksums then.
-Read: TypeAlias = "Sequence[tuple[_Era, Slot | None]]"
+Read: TypeAlias = "Sequence[tuple[_Era, ChecksumSlot | None]]"
 
 
 class Bytes:
@@ -70,7 +70,7 @@ class Bytes:
 
     def before(self, given: Sequence[torch.Tensor]) -> Read:
         """Look at what an operator is about to read; `ran` takes what this returns."""
-        found: dict[int, tuple[_Era, Slot | None]] = {}
+        found: dict[int, tuple[_Era, ChecksumSlot | None]] = {}
         for tensor in given:
             number = self._number(tensor)
             if number is None or number in found:

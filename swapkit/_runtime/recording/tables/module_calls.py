@@ -20,7 +20,7 @@ _graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 _NO_TASK = -1
 
 
-class _Call:
+class _RunningCall:
     """One call of a module, and how often each operator has run in it."""
 
     __slots__ = ("counts", "module")
@@ -30,11 +30,11 @@ class _Call:
         self.counts: dict[tuple[Phase, int, str], int] = {}
 
 
-class _Thread(threading.local):
+class _ThreadCalls(threading.local):
     """The calls that run on a thread, innermost last; at the bottom none of a module."""
 
     def __init__(self) -> None:
-        self.calls = [_Call(None)]
+        self.calls = [_RunningCall(None)]
 
 
 class Calls:
@@ -63,7 +63,7 @@ class Calls:
         self._meet: Callable[[torch.nn.Module], None] | None = meet
         self._is_here: Callable[[], bool] | None = is_here
         self._met: set[int] = set()
-        self._thread = _Thread()
+        self._thread = _ThreadCalls()
         self._user = object()  # of the tracker, which must not keep what this refers to
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class Calls:
             self._met.add(id(module))
             meet(module)
         self._count_root(module)
-        self._thread.calls.append(_Call(module))
+        self._thread.calls.append(_RunningCall(module))
 
     def _count_root(self, module: torch.nn.Module) -> None:
         calls = self._thread.calls

@@ -17,7 +17,7 @@ from swapkit._native.sched import COPYING_OUT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.recording.tables.storages import Life
+    from swapkit._runtime.recording.tables.storages import StorageLife
 
 _use_count = torch._C._storage_Use_Count  # noqa: SLF001
 _address: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
@@ -28,7 +28,7 @@ NOBODY = -1  # the last operator during which somebody held what nobody was seen
 class Holds:
     """The saved storages that others than a graph hold now. The recorder's lock is held."""
 
-    def __init__(self, lives: list[Life]) -> None:
+    def __init__(self, lives: list[StorageLife]) -> None:
         """Know of none. `lives` are those of all storages, by number."""
         self._lives = lives
         self._held: dict[int, list[weakref.ref[Any]]] = {}  # what stands for its saved tensors

@@ -25,7 +25,7 @@ _SEQUENCES = (list, tuple)
 _address: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 
 
-class Life:
+class StorageLife:
     """What is known of one storage."""
 
     __slots__ = ("birth", "death", "held", "index", "is_saved", "kind", "module", "nbytes")
@@ -65,7 +65,7 @@ class Storages:
         self, device: torch.device, pool: DevicePool | None, now: Callable[[], int]
     ) -> None:
         """Begin without any. `now` returns the first operator that would run without a storage."""
-        self.lives: list[Life] = []
+        self.lives: list[StorageLife] = []
         self._numbers: dict[int, int] = {}  # by the addresses of those that are there
         self._watches: dict[int, _Watch] = {}  # by number
         self._device = device
@@ -94,7 +94,7 @@ class Storages:
             return None
         number = len(self.lives)
         storage = tensor.untyped_storage()
-        self.lives.append(Life(self._counted_bytes(storage, tensor.device), birth, kind))
+        self.lives.append(StorageLife(self._counted_bytes(storage, tensor.device), birth, kind))
         self._watch(storage, address, number)
         return number
 

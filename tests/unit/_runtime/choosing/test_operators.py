@@ -18,8 +18,8 @@ from swapkit._runtime.choosing.operators import (
 )
 from swapkit._runtime.choosing.parts import carry_marks, make_part
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Choice
-from swapkit.registry import Exclude, Recompute, Row, Source, Swap
+from swapkit._runtime.shim.placement import Action, Placement
+from swapkit.registry import Exclude, Recompute, Choice, Source, Swap
 from tests.support.captured import choosing, is_captured, pack
 from tests.support.threads import on_thread
 from tests.unit._runtime.rig import AUTO, KEEP, SWAP, group_of, make_swapper, numbers, state_of
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from swapkit.registry import What
 
 KIB = 1 << 10
-PASS = Choice(Action.PASS)
+PASS = Placement(Action.PASS)
 aten: Any = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("installation")
 
 
-def row(operator: str, what: What, meaning: str = "") -> Row:
-    return Row(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
+def row(operator: str, what: What, meaning: str = "") -> Choice:
+    return Choice(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
 
 
-def mark(tensor: torch.Tensor, choice: Choice = SWAP, changes: int = 0) -> bool:
+def mark(tensor: torch.Tensor, choice: Placement = SWAP, changes: int = 0) -> bool:
     return get_runtime().shim.mark(tensor, choice, changes)
 
 
-def saved(swapper: Any, tensor: torch.Tensor, choice: Choice = PASS) -> Any:
+def saved(swapper: Any, tensor: torch.Tensor, choice: Placement = PASS) -> Any:
     with torch.no_grad():
         return swapper.packer(choice)(tensor)
 
@@ -117,7 +117,7 @@ def test_mark_when_it_counts_a_change_to_come_then_found_only_after_it() -> None
 
 @pytest.mark.parametrize(("choice", "moves"), [(PASS, True), (AUTO, True), (KEEP, False)])
 def test_marked_tensor_when_saved_in_a_scope_then_only_one_that_keeps_stops_it(
-    choice: Choice, moves: bool
+    choice: Placement, moves: bool
 ) -> None:
     swapper = make_swapper()
     tensor = numbers(64 * KIB)
@@ -176,10 +176,10 @@ def test_swap_when_two_nodes_were_made_since_then_sent_where_something_else_is_s
 
 
 @pytest.mark.parametrize(("base", "moves"), [(PASS, False), (AUTO, False), (SWAP, True)])
-def test_swap_when_void_then_the_scope_around_decides(base: Choice, moves: bool) -> None:
+def test_swap_when_void_then_the_scope_around_decides(base: Placement, moves: bool) -> None:
     shim, swapper = get_runtime().shim, make_swapper()
     tensor = numbers(64 * KIB)
-    mark(tensor, Choice(Action.SWAP, prefetch=3))
+    mark(tensor, Placement(Action.SWAP, prefetch=3))
     with choosing("exp"):
         handle = saved(swapper, tensor, base)
         shim.void_swaps([numbers(4 * KIB), tensor.view(2, -1)])
@@ -265,7 +265,7 @@ def test_rows_for_a_function_when_asked_for_then_only_in_the_modules_own_forward
     carry_marks(model)
     model(torch.ones(2))
     own, other, inside = model.found
-    assert own == (Row(source=Source.CONFIGURATION, what=Recompute()),)
+    assert own == (Choice(source=Source.CONFIGURATION, what=Recompute()),)
     assert other == inside == ()
     assert rows_for_operator("PipeExpert") == ()
 

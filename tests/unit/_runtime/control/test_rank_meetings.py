@@ -11,7 +11,7 @@ import pytest
 import torch.distributed
 
 from swapkit._runtime.control import rank_meetings as places
-from swapkit._runtime.control.rank_meetings import Places
+from swapkit._runtime.control.rank_meetings import MeetingPlaces
 from swapkit._runtime.control.ranks import PATIENCE_STEPS, Ranks
 from tests.support import MIB
 
@@ -23,7 +23,7 @@ class Process:
 
     def __init__(self, store: Any, rank: int, count: int) -> None:
         self.rank = rank
-        self.places = Places(lambda: store, rank=rank, count=count)
+        self.places = MeetingPlaces(lambda: store, rank=rank, count=count)
 
     def enter(self) -> Ranks:
         return Ranks(self.places)

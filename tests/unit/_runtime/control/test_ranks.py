@@ -9,7 +9,7 @@ import pytest
 import torch.distributed
 import torch.testing._internal.distributed.fake_pg  # knows the backend "fake"
 
-from swapkit._runtime.control.rank_meetings import Places
+from swapkit._runtime.control.rank_meetings import MeetingPlaces
 from swapkit._runtime.control.ranks import MOST_NAMED, PATIENCE_STEPS, Ranks, join_ranks
 from swapkit.errors import InfeasibleBudget, InvalidDocument
 from swapkit.units import MOST_BYTES
@@ -38,7 +38,7 @@ def group() -> Iterator[None]:
 
 def make_ranks(count: int, store: Any = None) -> list[Ranks]:
     shared = distributed.HashStore() if store is None else store
-    return [Ranks(Places(lambda: shared, rank=rank, count=count)) for rank in range(count)]
+    return [Ranks(MeetingPlaces(lambda: shared, rank=rank, count=count)) for rank in range(count)]
 
 
 def agree(ranks: Ranks, budget_bytes: int = 8 * MIB, floor_bytes: int = FLOOR_BYTES) -> bool:

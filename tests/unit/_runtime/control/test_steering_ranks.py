@@ -10,7 +10,7 @@ import torch.distributed
 
 import swapkit
 from swapkit._runtime.control import plan_maker as plan_making
-from swapkit._runtime.control.rank_meetings import Places
+from swapkit._runtime.control.rank_meetings import MeetingPlaces
 from swapkit._runtime.control.ranks import PATIENCE_STEPS, Ranks
 from swapkit.errors import InvalidDocument, PlanMismatch
 from swapkit.planning.beside import at_once
@@ -39,7 +39,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     distributed: Any = torch.distributed
     shared = distributed.HashStore()
     monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
-    places = Places(lambda: shared, rank=0, count=2)
+    places = MeetingPlaces(lambda: shared, rank=0, count=2)
     monkeypatch.setattr(plan_making, "join_ranks", lambda: Ranks(places))
     return shared
 

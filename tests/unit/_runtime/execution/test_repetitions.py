@@ -15,7 +15,7 @@ from torch.nn import functional
 import swapkit
 from swapkit._runtime.choosing.parts import make_part, part_of
 from swapkit._runtime.torch_compat.dispatch_modes import OwnMode
-from swapkit.registry import Exclude, Row, Source, Swap
+from swapkit.registry import Exclude, Choice, Source, Swap
 from tests.unit._runtime.following_rig import (
     TOKENS,
     WIDTH,
@@ -44,11 +44,11 @@ pytestmark = pytest.mark.usefixtures("installation")
 @pytest.mark.parametrize(
     "what",
     [
-        Row(source=Source.DECORATOR, what=Exclude()),
-        Row(source=Source.DECORATOR, what=Exclude(), operator="gelu"),
+        Choice(source=Source.DECORATOR, what=Exclude()),
+        Choice(source=Source.DECORATOR, what=Exclude(), operator="gelu"),
     ],
 )
-def test_choices_when_a_user_excludes_it_then_it_is_not_recomputed(what: Row) -> None:
+def test_choices_when_a_user_excludes_it_then_it_is_not_recomputed(what: Choice) -> None:
     course = Course()
     expected = plain(course, *[Course.step] * 2)
     with course.running():
@@ -65,7 +65,7 @@ def test_choices_when_a_user_excludes_it_then_it_is_not_recomputed(what: Row) ->
 def test_choices_when_a_user_swaps_an_operator_then_the_plan_leaves_it() -> None:
     course = Course()
     expected = plain(course, *[Course.step] * 2)
-    row = Row(source=Source.DECORATOR, what=Swap(min_bytes=1), operator="gelu")
+    row = Choice(source=Source.DECORATOR, what=Swap(min_bytes=1), operator="gelu")
     with course.running():
         for number in range(3):
             make_part(block(course, number).act).add(row)

@@ -164,7 +164,7 @@ def test_call_when_an_error_is_handled_around_it_then_only_its_own_counts() -> N
             assert call is not None
             ends.append(call.has_raised)
 
-    begun: list[global_hooks.Call | None] = []
+    begun: list[global_hooks.ModuleCall | None] = []
     ends: list[bool] = []
     noting, module = Noting(), Failing()
     global_hooks.calls.add(noting)

@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d
 
 import swapkit
 from swapkit._runtime.operators import settings
-from swapkit._runtime.operators.settings import Settings
+from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit.registry import Recompute
 from tests.programs import assert_same_bits
 from tests.support.operators import Calls, choose, recomputed, train
@@ -50,7 +50,7 @@ def values() -> list[Any]:
 
 
 def test_settings_when_changed_since_then_hold_again_and_afterwards_as_before() -> None:
-    then, first = Settings.note(), values()
+    then, first = ThreadSettings.note(), values()
     for place, name, value in CHANGES:
         setattr(place, name, value)
     torch.backends.cuda.enable_math_sdp(False)
@@ -76,7 +76,7 @@ def of_torch() -> list[object]:
 
 
 def test_settings_of_torch_when_changed_since_then_hold_again_and_afterwards_as_before() -> None:
-    then, first = Settings.note(), of_torch()
+    then, first = ThreadSettings.note(), of_torch()
     torch.set_num_threads(torch.get_num_threads() + 1)
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -105,7 +105,7 @@ def test_settings_when_compiled_while_tiny_numbers_are_zero_then_they_know_when_
 
 
 def test_settings_when_the_run_fails_then_as_before_all_the_same() -> None:
-    then = Settings.note()
+    then = ThreadSettings.note()
     torch.set_float32_matmul_precision("medium")
     seen: list[str] = []
 
@@ -121,7 +121,7 @@ def test_settings_when_the_run_fails_then_as_before_all_the_same() -> None:
 
 
 def test_settings_when_unchanged_then_none_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    then = Settings.note()
+    then = ThreadSettings.note()
     monkeypatch.setattr(settings, "_change", None)
     with then.again():
         pass

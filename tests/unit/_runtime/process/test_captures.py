@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import swapkit
-from swapkit._runtime.operators.settings import Settings
+from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit._runtime.process.captures import find_operator, see
 from swapkit.errors import PlanMismatch, SavedTensorModified
 from swapkit.ir.traces import BEFORE
@@ -117,10 +117,10 @@ def test_plan_when_settings_held_in_a_part_of_forward_then_they_hold_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[bool] = []
-    again = Settings.again
+    again = ThreadSettings.again
 
     @contextlib.contextmanager
-    def noted(self: Settings) -> Iterator[None]:
+    def noted(self: ThreadSettings) -> Iterator[None]:
         with again(self):
             seen.append(torch._C._get_mkldnn_enabled())
             yield
@@ -131,7 +131,7 @@ def test_plan_when_settings_held_in_a_part_of_forward_then_they_hold_again(
         torch._C._set_mkldnn_enabled(True)
         return y * x
 
-    monkeypatch.setattr(Settings, "again", noted)
+    monkeypatch.setattr(ThreadSettings, "again", noted)
     course = Course(nn.Sequential(Apply(without), Twice()))
 
     def first(trace: Trace) -> tuple[Decision, ...]:

@@ -9,7 +9,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.sched import State
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit.errors import SavedTensorModified
 from tests.support import MIB
 from tests.unit._runtime.rig import (
@@ -134,7 +134,7 @@ def test_pack_when_a_scope_swaps_then_state_of_known_modules_stays(kind: str) ->
 @pytest.mark.parametrize("action", [Action.AUTO, Action.SWAP])
 def test_pack_when_the_least_size_is_higher_then_smaller_storages_pass(action: Action) -> None:
     swapper = make_swapper()
-    choice = Choice(action, min_bytes=8192)
+    choice = Placement(action, min_bytes=8192)
     assert save(swapper, 8188, choice).group is None
     assert save(swapper, 8192, choice).group is not None
 
@@ -202,7 +202,7 @@ def test_swap_when_saved_before_outside_of_the_scope_then_the_scopes_choice_hold
     swapper = make_swapper()
     tensor = numbers(4096)
     first = save(swapper, tensor, AUTO)
-    chosen = Choice(Action.SWAP, prefetch=3)
+    chosen = Placement(Action.SWAP, prefetch=3)
     save(swapper, tensor, chosen)
     assert group_of(first).choice is chosen
 

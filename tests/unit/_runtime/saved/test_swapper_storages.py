@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swapkit._native.sched import State
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from tests.support import MIB
 from tests.support.threads import on_threads
 from tests.unit._runtime.rig import (
@@ -178,7 +178,7 @@ def test_graphs_when_dropped_at_random_for_a_thousand_steps_then_nothing_is_left
     before = in_use(installation)
     alive: list[list[object]] = []
     for step in range(1000):
-        choice = chance.choice([AUTO, SWAP, KEEP, Choice(Action.SWAP, prefetch=2)])
+        choice = chance.choice([AUTO, SWAP, KEEP, Placement(Action.SWAP, prefetch=2)])
         handles = [save(swapper, chance.choice([2048, 65536]), choice) for _ in range(3)]
         if chance.random() < 0.3:
             swapper.rescue_bytes(1 if step % 20 else EVERYTHING)
@@ -228,7 +228,7 @@ def away_and_back(swapper: Swapper, handle: SavedTensor) -> None:
 
 @pytest.mark.parametrize("choice", [AUTO, SWAP], ids=["auto", "swap"])
 def test_life_when_interrupted_anywhere_then_the_tensor_comes_back_whole(
-    choice: Choice, installation: Installation
+    choice: Placement, installation: Installation
 ) -> None:
     swapper = make_swapper(limit_bytes=1)
     before = in_use(installation)

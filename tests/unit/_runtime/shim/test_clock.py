@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.shared import Move
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.saved.shared import PlannedMove
+from swapkit._runtime.shim.placement import Action, Placement
 from tests.unit._runtime.rig import make_swapper, scope
 
 pytestmark = pytest.mark.usefixtures("installation")
 
 SIDE = 64
-PLANNED = Choice(Action.SWAP, prefetch=2)
+PLANNED = Placement(Action.SWAP, prefetch=2)
 
 
 def rings() -> int:
@@ -49,7 +49,7 @@ def test_alarm_when_its_swapper_is_gone_then_it_rings_no_more() -> None:
 
 def test_alarms_when_two_swappers_have_some_then_each_is_rung() -> None:
     runtime = get_runtime()
-    runtime.trace = moves = list[Move]()
+    runtime.trace = moves = list[PlannedMove]()
     try:
         hidden = torch.ones(SIDE, SIDE, requires_grad=True) * 1.0
         swappers = make_swapper(), make_swapper()

@@ -11,7 +11,7 @@ import torch
 
 from swapkit._native.sched import State
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit.errors import SavedTensorModified
 from tests.unit._runtime.rig import evict, group_of, make_swapper, save, state_of, unpack
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("installation")
 
-ANY = Choice(Action.AUTO, min_bytes=1)
+ANY = Placement(Action.AUTO, min_bytes=1)
 PART_ALIGNMENT = 64
 
 

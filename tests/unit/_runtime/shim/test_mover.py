@@ -16,7 +16,7 @@ from swapkit._native.lib import lib
 from swapkit._native.pool import Ring
 from swapkit._native.sched import State, Tier
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from swapkit.errors import BackendError, DiskError, SavedTensorModified
 from tests.support import MIB, run_python
 from tests.support.threads import Worker
@@ -169,7 +169,7 @@ def test_copy_in_when_a_read_fails_then_the_group_is_out_and_comes_back_when_ask
     tmp_path: Path,
 ) -> None:
     swapper = make_swapper(disk=tmp_path)
-    handle = save(swapper, MIB, Choice(Action.SWAP, Tier.DISK))
+    handle = save(swapper, MIB, Placement(Action.SWAP, Tier.DISK))
     settle(swapper)
     assert state_of(handle) == State.OUT
     lib.sk_disk_fault_arm(lib.SK_DISK_CALL_READ, 1, False, errno.EIO)
@@ -264,7 +264,7 @@ def test_unpack_when_a_release_is_due_at_that_very_operator_then_the_tensor_is_w
     swapper = make_swapper()
     for count in range(8):
         x = numbers(20_000).requires_grad_()
-        with scope(swapper, Choice(Action.SWAP, prefetch=1)):
+        with scope(swapper, Placement(Action.SWAP, prefetch=1)):
             y = (x * 2).exp()
         swapper.scheduler.drain()
         z = torch.ones(1, requires_grad=True)

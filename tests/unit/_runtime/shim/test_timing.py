@@ -10,7 +10,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Choice
+from swapkit._runtime.shim.placement import Action, Placement
 from tests.support.threads import Worker, on_thread, on_threads
 from tests.unit._runtime.rig import in_use, make_swapper, scope
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.saved.shared import Move
+    from swapkit._runtime.saved.shared import PlannedMove
     from swapkit._runtime.saved.swapper import Swapper
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -29,7 +29,7 @@ THREADS_KEPT, SHAPES_KEPT = 64, 16  # of `shim/cpp/timing.cpp`
 
 
 @pytest.fixture
-def trace() -> Iterator[list[Move]]:
+def trace() -> Iterator[list[PlannedMove]]:
     runtime = get_runtime()
     runtime.trace = []
     yield runtime.trace
@@ -41,8 +41,8 @@ def swapper() -> Swapper:
     return make_swapper()
 
 
-def planned(distance: int) -> Choice:
-    return Choice(Action.SWAP, prefetch=distance)
+def planned(distance: int) -> Placement:
+    return Placement(Action.SWAP, prefetch=distance)
 
 
 def forward(
@@ -69,7 +69,7 @@ def gradient_of_chain(layers: int = LAYERS) -> torch.Tensor:
     return grad
 
 
-def distances(trace: list[Move], kind: str) -> list[int]:
+def distances(trace: list[PlannedMove], kind: str) -> list[int]:
     """Return how many operators lie between each move and the operator that saved what moves."""
     return [move.operator - move.saved_by for move in trace if move.kind == kind]
 
@@ -77,7 +77,7 @@ def distances(trace: list[Move], kind: str) -> list[int]:
 @pytest.mark.promise("B8")
 @pytest.mark.parametrize("distance", [1, 4, 10])
 def test_release_when_the_forward_is_long_enough_then_exactly_three_distances_later(
-    swapper: Swapper, trace: list[Move], distance: int
+    swapper: Swapper, trace: list[PlannedMove], distance: int
 ) -> None:
     _leaf, _loss = forward(swapper, distance)
     released = distances(trace, "release")
@@ -89,7 +89,7 @@ def test_release_when_the_forward_is_long_enough_then_exactly_three_distances_la
 @pytest.mark.promise("B8")
 @pytest.mark.parametrize("distance", [1, 4, 10])
 def test_copy_back_when_backward_runs_then_begins_exactly_the_distance_before_the_use(
-    swapper: Swapper, trace: list[Move], distance: int
+    swapper: Swapper, trace: list[PlannedMove], distance: int
 ) -> None:
     for _ in range(3):
         trace.clear()
@@ -104,7 +104,7 @@ def test_copy_back_when_backward_runs_then_begins_exactly_the_distance_before_th
 
 @pytest.mark.promise("B8")
 def test_backward_when_it_begins_then_what_is_needed_soon_stays_and_the_rest_goes(
-    swapper: Swapper, trace: list[Move]
+    swapper: Swapper, trace: list[PlannedMove]
 ) -> None:
     _leaf, loss = forward(swapper, 4)
     before = len(trace)
@@ -116,7 +116,7 @@ def test_backward_when_it_begins_then_what_is_needed_soon_stays_and_the_rest_goe
 
 @pytest.mark.promise("B8")
 def test_distance_when_larger_then_later_releases_and_earlier_copies_back(
-    swapper: Swapper, trace: list[Move], installation: Installation
+    swapper: Swapper, trace: list[PlannedMove], installation: Installation
 ) -> None:
     peaks = []
     for distance in (1, 4, 10):
@@ -134,7 +134,7 @@ def test_distance_when_larger_then_later_releases_and_earlier_copies_back(
 
 @pytest.mark.promise("B10")
 def test_distances_when_they_differ_by_part_then_each_part_has_its_own(
-    swapper: Swapper, trace: list[Move]
+    swapper: Swapper, trace: list[PlannedMove]
 ) -> None:
     hidden = torch.linspace(-1, 1, SIDE * SIDE, requires_grad=True) * 1.0
     begin = torch._C._autograd._get_sequence_nr()
@@ -160,7 +160,7 @@ def test_distances_when_they_differ_by_part_then_each_part_has_its_own(
 
 @pytest.mark.promise("B16")
 def test_scope_when_around_one_operator_then_only_that_moves(
-    swapper: Swapper, trace: list[Move]
+    swapper: Swapper, trace: list[PlannedMove]
 ) -> None:
     hidden = torch.linspace(-1, 1, SIDE * SIDE, requires_grad=True) * 1.0
     for layer in range(20):
@@ -178,7 +178,7 @@ def test_scope_when_around_one_operator_then_only_that_moves(
 
 
 def test_copy_back_when_operators_get_no_gradient_then_the_order_of_the_pass_before_counts(
-    swapper: Swapper, trace: list[Move]
+    swapper: Swapper, trace: list[PlannedMove]
 ) -> None:
     ahead = []
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_copy_back_when_operators_get_no_gradient_then_the_order_of_the_pass_bef
 
 
 def test_order_when_a_pass_was_only_a_part_then_the_next_whole_pass_is_learned(
-    swapper: Swapper, trace: list[Move]
+    swapper: Swapper, trace: list[PlannedMove]
 ) -> None:
     leaf, loss = forward(swapper, 2)
     middle = loss.grad_fn
@@ -216,7 +216,7 @@ def test_order_when_a_pass_was_only_a_part_then_the_next_whole_pass_is_learned(
 
 @pytest.mark.promise("B12")
 def test_release_when_the_link_is_slow_then_it_waits_and_the_stall_is_counted_for_the_site(
-    trace: list[Move],
+    trace: list[PlannedMove],
 ) -> None:
     latency_ns = 10_000_000
     swapper = make_swapper(Backend.cpu(copy_latency_ns=latency_ns))
@@ -232,7 +232,7 @@ def test_release_when_the_link_is_slow_then_it_waits_and_the_stall_is_counted_fo
 
 @pytest.mark.promise("B12")
 def test_release_when_a_copy_does_not_end_then_the_operator_waits_and_nothing_is_reused(
-    trace: list[Move], installation: Installation
+    trace: list[PlannedMove], installation: Installation
 ) -> None:
     slow = Backend.delay(Backend.cpu())
     swapper = make_swapper(slow)
@@ -254,7 +254,7 @@ def test_release_when_a_copy_does_not_end_then_the_operator_waits_and_nothing_is
 
 
 def test_threads_when_several_run_then_each_counts_its_own_operators(
-    swapper: Swapper, trace: list[Move]
+    swapper: Swapper, trace: list[PlannedMove]
 ) -> None:
     wrong: list[int] = []
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from swapkit.config.mindformers.documents import Document, read_document
-from swapkit.config.mindformers.layer_actions import LayerActions, Settings, settle
+from swapkit.config.mindformers.layer_actions import LayerActions, NormalSettings, settle
 from swapkit.config.mindformers.layouts import Layout
 from swapkit.config.mindformers.rules import check_rules
 from swapkit.errors import InvalidConfiguration, WrongType
 
 if TYPE_CHECKING:
-    from swapkit.config.mindformers.patterns import Part
+    from swapkit.config.mindformers.patterns import ModulePart
 
 
 @dataclass(eq=False)
 class Node:
     operators: tuple[str, ...] = ()
-    children: list[tuple[str, Part]] = field(default_factory=list)
+    children: list[tuple[str, ModulePart]] = field(default_factory=list)
 
 
 LAYER = Node(
@@ -38,11 +38,11 @@ def read(swap: dict[str, Any] | None = None, **recompute: object) -> Document:
     return read_document({"recompute_config": recompute, "swap_config": swap})
 
 
-def settled(swap: dict[str, Any] | None = None, **recompute: object) -> Settings:
+def settled(swap: dict[str, Any] | None = None, **recompute: object) -> NormalSettings:
     return settle(read(swap, **recompute), Layout(num_layers=2))
 
 
-def act(settings: Settings, layer: int = 0) -> LayerActions:
+def act(settings: NormalSettings, layer: int = 0) -> LayerActions:
     return settings.actions(layer, LAYER)
 
 
