@@ -38,18 +38,18 @@ C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
 # What the sanitisers see of the shim.
 SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
-	$(patsubst %,tests/unit/_runtime/%.py,choosing/test_operators execution/test_following \
-		execution/test_following_deviations execution/test_following_memory \
-		execution/test_following_recompute execution/test_repetitions model/test_resting \
+	$(patsubst %,tests/unit/_runtime/%.py,user_choices/test_operators execution/test_plan_executor \
+		execution/test_plan_deviations execution/test_plan_memory \
+		execution/test_plan_recompute execution/test_planned_recomputation model/test_resting \
 		process/test_captures saved/test_emptied_storages saved/test_eviction \
 		saved/test_existing_graphs saved/test_hooks saved/test_swapper saved/test_swapper_storages) \
 	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
-SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*.cpp))
+SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
-	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/shim/cpp/*.hpp))
+	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/shim/cpp/*/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --no-loadscope-reorder
-SHIM_FLAGS = -std=c++20 -I$(NATIVE)/include $$($(BIN)/python -m tools.shim_includes)
+SHIM_FLAGS = -std=c++20 -I$(NATIVE)/include -Iswapkit/_runtime/shim/cpp $$($(BIN)/python -m tools.shim_includes)
 # Run a command for every source, as many at a time as there are cores; {} is the source.
 EACH_C_SOURCE := printf '%s\n' $(C_SOURCES) | xargs -P $$(nproc) -I {}
 EACH_SHIM_SOURCE := printf '%s\n' $(SHIM_SOURCES) | xargs -P $$(nproc) -I {}

@@ -204,8 +204,8 @@ class InSession:
         if self._plan is None:
             return
         assert self._plan.trace is not None
-        following = session._active.steering._following  # type: ignore[union-attr] # noqa: SLF001
-        position, count = following and following.now(), len(self._plan.trace.events)
+        executor = session._active.controller._executor  # type: ignore[union-attr] # noqa: SLF001
+        position, count = executor and executor.now(), len(self._plan.trace.events)
         if position != count:
             where = "it went another way" if position is None else f"at event {position}"
             raise self._refuse(

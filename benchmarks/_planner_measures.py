@@ -13,10 +13,10 @@ from benchmarks._planner_instances import Instance, compose, measure_memory
 from benchmarks._planner_random import make_random_step
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.traces import Phase, Trace
-from swapkit.planning.bound import lower_bound
-from swapkit.planning.exact import solve_exact
+from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.planner import make_plan
-from swapkit.planning.solving import Solution, choose_effort, plan_problem
+from swapkit.planning.search.exact import solve_exact
+from swapkit.planning.search.solving import Solution, choose_effort, plan_problem
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations

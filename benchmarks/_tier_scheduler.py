@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from swapkit._native.backend import Backend
-from swapkit._native.sched import Group, Scheduler, Tier
+from swapkit._native.sched import Group, Scheduler
 from swapkit._runtime.shim.library import load_shim
+from swapkit.ir.plans import Tier
 
 COPIES = 1000
 LEAST_BYTES, MOST_BYTES = 4 << 10, 512 << 10

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import swapkit
 from benchmarks._per_saved_tensor import PLAIN, Passing, measure_ways, run_command
-from swapkit._runtime.execution.following import Following
+from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit.ir.plans import Action, Decision, Plan
@@ -86,7 +86,7 @@ class Bench:
             saved = [n for n, each in enumerate(self.trace.storages) if each.is_saved]
             plan = Plan(decisions=tuple(decisions(saved)), budget_bytes=1 << 30)
             swapper = session._active.swapper  # type: ignore[union-attr] # noqa: SLF001
-            following = Following(swapper, self.model, self.trace, plan)
+            following = PlanExecutor(swapper, self.model, self.trace, plan)
             following.start()
             self.step()
             following.end_step()

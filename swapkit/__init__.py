@@ -25,17 +25,17 @@ from swapkit.errors import SwapkitError
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installation import install, uninstall
     from swapkit._runtime.session.session import sessions
-    from swapkit.api.arguments import add_arguments, from_arguments
-    from swapkit.api.choosing import choices
+    from swapkit.api.autograd_functions import adapt_mem_func_wrapper
+    from swapkit.api.budgets import budget
+    from swapkit.api.checkpointing import checkpoint
+    from swapkit.api.choice_table import choices
+    from swapkit.api.command_line import add_arguments, from_arguments
     from swapkit.api.configuration import configure
-    from swapkit.api.contexts import budget
-    from swapkit.api.functions import adapt_mem_func_wrapper
-    from swapkit.api.operators import op
+    from swapkit.api.custom_kernels import op
+    from swapkit.api.memory_statistics import memory_stats, memory_summary, reset_peak_memory_stats
+    from swapkit.api.offloading import keep, offload
     from swapkit.api.planning import plan, simulate
     from swapkit.api.recording import record
-    from swapkit.api.regions import checkpoint
-    from swapkit.api.scopes import keep, offload
-    from swapkit.api.statistics import memory_stats, memory_summary, reset_peak_memory_stats
 
 __version__ = "0.1.0"
 
@@ -63,22 +63,22 @@ __all__ = [
 ]
 
 _LAZY = {
-    "adapt_mem_func_wrapper": "swapkit.api.functions",
-    "add_arguments": "swapkit.api.arguments",
-    "budget": "swapkit.api.contexts",
-    "checkpoint": "swapkit.api.regions",
-    "choices": "swapkit.api.choosing",
+    "adapt_mem_func_wrapper": "swapkit.api.autograd_functions",
+    "add_arguments": "swapkit.api.command_line",
+    "budget": "swapkit.api.budgets",
+    "checkpoint": "swapkit.api.checkpointing",
+    "choices": "swapkit.api.choice_table",
     "configure": "swapkit.api.configuration",
-    "from_arguments": "swapkit.api.arguments",
+    "from_arguments": "swapkit.api.command_line",
     "install": "swapkit._runtime.allocators.installation",
-    "keep": "swapkit.api.scopes",
-    "memory_stats": "swapkit.api.statistics",
-    "memory_summary": "swapkit.api.statistics",
-    "offload": "swapkit.api.scopes",
-    "op": "swapkit.api.operators",
+    "keep": "swapkit.api.offloading",
+    "memory_stats": "swapkit.api.memory_statistics",
+    "memory_summary": "swapkit.api.memory_statistics",
+    "offload": "swapkit.api.offloading",
+    "op": "swapkit.api.custom_kernels",
     "plan": "swapkit.api.planning",
     "record": "swapkit.api.recording",
-    "reset_peak_memory_stats": "swapkit.api.statistics",
+    "reset_peak_memory_stats": "swapkit.api.memory_statistics",
     "sessions": "swapkit._runtime.session.session",
     "simulate": "swapkit.api.planning",
     "uninstall": "swapkit._runtime.allocators.installation",

@@ -108,6 +108,7 @@ def _find_machine(arguments: argparse.Namespace) -> "Machine":
     from swapkit._runtime.allocators.installation import choose_device
     from swapkit._runtime.machine.measured_machine import measure_machine
     from swapkit._runtime.process.runtime import get_runtime
+    from swapkit._runtime.saved.limits import Limits
     from swapkit.errors import InvalidArgument, Unsupported
     from swapkit.units import parse_bytes
 
@@ -126,13 +127,12 @@ def _find_machine(arguments: argparse.Namespace) -> "Machine":
         whole_bytes = runtime.host_bytes()
         host_bytes = parse_bytes(arguments.host_limit, whole_bytes=whole_bytes, name="--host-limit")
     whole_bytes = device.backend.memory_info().total_bytes
-    return measure_machine(
-        device,
+    limits = Limits(
         budget_bytes=parse_bytes(arguments.budget, whole_bytes=whole_bytes, name="--budget"),
         host_bytes=host_bytes,
         disk=None if arguments.disk is None else Path(arguments.disk),
-        fresh=arguments.fresh,
     )
+    return measure_machine(device, limits, fresh=arguments.fresh)
 
 
 def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

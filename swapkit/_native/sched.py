@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit.ir.plans import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +37,6 @@ class State(enum.IntEnum):
 
 # The same as plain numbers: states are compared often, and members of an enumeration are looked up.
 RESIDENT, COPYING_OUT, CLEAN, OUT, COPYING_IN = map(int, State)
-
-
-class Tier(enum.IntEnum):
-    """Where a group's copy may live."""
-
-    ANY = lib.SK_TIER_ANY  # on the host, or on the disk when the host has no room
-    HOST = lib.SK_TIER_HOST
-    DISK = lib.SK_TIER_DISK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.choosing.layers import find_layers, name_layers, runs
-from swapkit._runtime.choosing.parts import carry_marks, end_part, make_part
 from swapkit._runtime.model.device_mesh import check_group, find_tensor_parallel_group
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit.api.choosing import choices
-from swapkit.api.remarks import describe, list_unmatched, remark
+from swapkit._runtime.user_choices.layers import find_layers, name_layers, runs
+from swapkit._runtime.user_choices.wrapping import carry_marks, end_part, make_part
+from swapkit.api.choice_table import choices
+from swapkit.api.configuration_warnings import describe, list_unmatched, remark
 from swapkit.api.targets import match_modules
 from swapkit.config.environment import read_environment
 from swapkit.config.mindformers.documents import read_document
 from swapkit.config.mindformers.layer_actions import settle
-from swapkit.config.mindformers.layouts import is_whole, lay_out
+from swapkit.config.mindformers.layouts import ModelInputs, is_whole, lay_out
 from swapkit.config.mindformers.rules import check_rules
 from swapkit.errors import InvalidArgument
-from swapkit.registry import Collectives, Exclude, Recompute, Choice, Source, Swap
+from swapkit.registry import Choice, Collectives, Exclude, Recompute, Source, Swap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swapkit._runtime.choosing.layers import ModuleOperator, ModulePart
-    from swapkit.config.mindformers.documents import Document, ModelInputs
+    from swapkit._runtime.user_choices.layers import ModuleOperator, ModulePart
+    from swapkit.config.mindformers.documents import Document
     from swapkit.config.mindformers.layer_actions import LayerActions, NormalSettings
     from swapkit.config.mindformers.layouts import Layout, Offset
     from swapkit.config.mindformers.patterns import Match

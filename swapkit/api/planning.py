@@ -10,7 +10,8 @@ import torch
 from swapkit._runtime.allocators.installation import KINDS, choose_device
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit.api.files import read_argument
+from swapkit._runtime.saved.limits import Limits
+from swapkit.api.path_arguments import read_argument
 from swapkit.errors import InvalidArgument, InvalidType
 from swapkit.ir.checks import check_machine, check_plan
 from swapkit.ir.codec import inside, read_machine, read_trace
@@ -146,4 +147,4 @@ def _measure(name: str, budget_bytes: int) -> Machine:
             "swapkit.ir.machines.Machine with the speed of the link"
         )
     device = get_runtime().device(choose_device(kind))
-    return measure_machine(device, budget_bytes=budget_bytes)
+    return measure_machine(device, Limits(budget_bytes=budget_bytes))

@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from swapkit._runtime.allocators.installation import KINDS, choose_device, installed_pool
 from swapkit._runtime.model.tracker import ModuleTracker
@@ -18,9 +17,11 @@ from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.saved_events import EventWatcher
 from swapkit._runtime.recording.tables.roofline import hardware_named
 from swapkit._runtime.saved.hooks import Hooks, innermost
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.torch_compat.internals import FakeTensor
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
+from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from swapkit._runtime.choosing.layers import runs
-from swapkit._runtime.choosing.parts import make_function, make_operator, make_part
+from swapkit._runtime.user_choices.layers import runs
+from swapkit._runtime.user_choices.wrapping import make_function, make_operator, make_part
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
 

@@ -298,7 +298,9 @@ def _choose_granularity(flags: _Flags) -> LayerPart | None:
         for name in ("recompute-method", "recompute-num-layers"):
             if flags[name] is not None:
                 _warn(f"--{name} has no effect without --recompute-granularity full")
-    return LayerPart(action="recompute", role=CORE_ATTENTION) if granularity == "selective" else None
+    return (
+        LayerPart(action="recompute", role=CORE_ATTENTION) if granularity == "selective" else None
+    )
 
 
 def _whole_layers(method: str | None, count: int | None) -> LayerPart:
@@ -319,7 +321,8 @@ def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:
         count = flags.count(f"{name}-num-layers")
         if flags[name]:
             parts += [
-                LayerPart(action="recompute", role=role, layers=count, first=first) for role in named
+                LayerPart(action="recompute", role=role, layers=count, first=first)
+                for role in named
             ]
         elif count is not None:
             _warn(f"--{name}-num-layers has no effect without --{name}")

@@ -9,10 +9,10 @@ import time
 from typing import BinaryIO
 
 from swapkit.demo.messages import (
-    RunAction,
     Command,
     GarbledError,
     Message,
+    RunAction,
     RunSpec,
     SegmentRanges,
     decode,

@@ -9,18 +9,18 @@ from typing import Protocol
 from swapkit.demo.children import Child, RunFailedError
 from swapkit.demo.messages import (
     STABLE,
-    RunAction,
     Command,
     Finished,
     Message,
     OutOfMemory,
+    RunAction,
     RunKind,
     RunSpec,
     Stepped,
 )
 from swapkit.demo.options import DemoOptions
 from swapkit.demo.progress import Progress
-from swapkit.demo.results import RaceResult, RunResult, PlainTrial
+from swapkit.demo.results import PlainTrial, RaceResult, RunResult
 from swapkit.demo.witness import available
 from swapkit.units import format_bytes
 

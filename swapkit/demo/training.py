@@ -18,13 +18,13 @@ import torch
 
 from swapkit.demo.channel import Channel
 from swapkit.demo.messages import (
-    RunAction,
     Built,
     Command,
     Finished,
     GarbledError,
     Message,
     OutOfMemory,
+    RunAction,
     RunKind,
     RunSpec,
     Series,
@@ -158,7 +158,9 @@ class TrainingRun:
                 return self._build(limit_bytes)
             if action == RunAction.TRY and limit_bytes is not None:
                 return self._try(limit_bytes)
-            return self._step(watched=command.watched) if action == RunAction.STEP else self._finish()
+            return (
+                self._step(watched=command.watched) if action == RunAction.STEP else self._finish()
+            )
         except torch.OutOfMemoryError as error:
             step = self._training.steps_done if self._training else 0
             return OutOfMemory(text=str(error), step=step)

@@ -193,7 +193,7 @@ def _check_decision(where: str, decision: Decision) -> None:
                     f"{where}.{field}", "nothing, as it is not swapped", getattr(decision, field)
                 )
         if decision.tier is not Tier.HOST:
-            refuse(f"{where}.tier", f"{Tier.HOST.value!r}, as it is not swapped", decision.tier)
+            refuse(f"{where}.tier", "'host', as it is not swapped", decision.tier)
         return
     release, prefetch = decision.release, decision.prefetch
     if release is not None and prefetch is not None and prefetch < release:

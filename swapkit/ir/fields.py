@@ -7,18 +7,19 @@ alone what it cannot turn: whoever checks the result then says what is wrong.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir import machines, plans, traces
 from swapkit.ir.machines import Machine
-from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
+from swapkit.ir.plans import PLANNED, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
 from swapkit.units import MOST_BYTES, show
 
 if TYPE_CHECKING:
-    import enum
+    from collections.abc import Iterable
 
 MOST_COUNT = (1 << 31) - 1  # operators and storages are numbered by 32 bits
 MOST_SECONDS = 1e9
@@ -99,25 +100,29 @@ class Number(Rule):
 
 
 class Member(Rule):
-    """A member of an enumeration, which stands in a document by its value."""
+    """A member of an enumeration, which stands in a document by its value, or by its name."""
 
-    def __init__(self, members: type[enum.Enum]) -> None:
-        self.members = members
-        self._by_value = {member.value: member for member in members}
-        self.expectation = f"a {members.__name__}: {', '.join(map(repr, self._by_value))}"
+    def __init__(self, members: Iterable[enum.Enum]) -> None:
+        self._texts = {
+            member: member.value if isinstance(member.value, str) else member.name.lower()
+            for member in members
+        }
+        self._members = {text: member for member, text in self._texts.items()}
+        (kind,) = {type(member) for member in self._texts}
+        self.expectation = f"a {kind.__name__}: {', '.join(map(repr, self._members))}"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is a member itself."""
-        return type(value) is self.members
+        """Tell whether it is one of the members."""
+        return isinstance(value, enum.Enum) and value in self._texts
 
     def encode(self, value: object) -> object:
-        """Return the member's value."""
-        assert isinstance(value, self.members)
-        return value.value
+        """Return the text of a member."""
+        assert isinstance(value, enum.Enum)
+        return self._texts[value]
 
     def decode(self, value: object) -> object:
-        """Return the member of this value."""
-        return self._by_value.get(value, value) if isinstance(value, str) else value
+        """Return the member of this text."""
+        return self._members.get(value, value) if isinstance(value, str) else value
 
 
 class Indexes(Rule):
@@ -252,8 +257,8 @@ DECISION = Shape(
     version=plans.VERSION,
     rules={
         "storage": _COUNT,
-        "action": Member(Action),
-        "tier": Member(Tier),
+        "action": Member(PLANNED),
+        "tier": Member((Tier.HOST, Tier.DISK)),
         "release": Optional(_COUNT),
         "prefetch": Optional(_COUNT),
     },

@@ -16,18 +16,28 @@ VERSION = 1
 
 
 class Action(enum.Enum):
-    """What happens to a saved storage while it is idle."""
+    """What happens to a saved storage while it is idle.
 
-    KEEP = "keep"
-    SWAP = "swap"
-    RECOMPUTE = "recompute"
+    A plan names one of the first three. A scope never recomputes: that is a region's, or an
+    operator's. In C++, `saved.hpp` has the same.
+    """
+
+    KEEP = "keep"  # it stays on the device
+    SWAP = "swap"  # it is copied out, and back ahead of its use
+    RECOMPUTE = "recompute"  # it is dropped, and its operator runs again
+    AUTO = "auto"  # it stays while memory lasts
+    PASS = "pass"  # it stays, except where a choice for its operator says otherwise
 
 
-class Tier(enum.Enum):
-    """Where a swapped storage goes."""
+PLANNED = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
 
-    HOST = "host"
-    DISK = "disk"
+
+class Tier(enum.IntEnum):
+    """Where a swapped storage goes: `sk_tier` of `swapkit_sched.h`. A plan names HOST or DISK."""
+
+    ANY = 0  # to the host, or to the disk when the host has no room
+    HOST = 1
+    DISK = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +94,10 @@ class Plan:
     version: int = VERSION
     # What it was made for, by which a session follows it. Not in the plan's own document.
     trace: Trace | None = field(default=None, compare=False, repr=False)
+
+    def outline(self) -> frozenset[tuple[int, Action, Tier]]:
+        """Return what the plan does with each storage, without the times."""
+        return frozenset((each.storage, each.action, each.tier) for each in self.decisions)
 
     def count_moved(self) -> tuple[int, int]:
         """Return how many storages are swapped, and how many recomputed."""

@@ -33,8 +33,8 @@ from swapkit.ir.snapshot_files import (
     GROWS,
     REQUESTS,
     SHRINKS,
-    SnapshotEntry,
     Snapshot,
+    SnapshotEntry,
     load_snapshot,
 )
 from swapkit.ir.traces import BEFORE, Operator, Phase, Storage, Trace

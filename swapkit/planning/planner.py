@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
 from swapkit.ir.plans import Decision, Plan
-from swapkit.planning.bound import lower_bound
-from swapkit.planning.cases import outline
-from swapkit.planning.feasibility import find_least
-from swapkit.planning.solving import PlanFailure, Solution, plan_problem
-from swapkit.planning.trade_offs import SHARES, TradeOff, measure_trade_offs
-from swapkit.planning.trials import Trials
+from swapkit.planning.bounds.bound import lower_bound
+from swapkit.planning.search.feasibility import find_least
+from swapkit.planning.search.solving import PlanFailure, Solution, plan_problem
+from swapkit.planning.search.trade_offs import SHARES, TradeOff, measure_trade_offs
+from swapkit.planning.search.trials import Trials
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import as_plan, set_moments, simulate
 from swapkit.simulation.validator import find_violations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
-    from swapkit.planning.feasibility import Least
+    from swapkit.planning.search.feasibility import Least
     from swapkit.simulation.problems import Problem
 
 __all__ = [
     "POLICIES",
-    "Limits",
+    "PlanTarget",
     "Policy",
     "TradeOff",
     "check_policy",
@@ -131,7 +130,7 @@ def make_candidates(
     if not plain.decisions or count < 2:
         return (plain,)
     problem = lower(trace)
-    plans = {outline(plain): plain}
+    plans = {plain.outline(): plain}
     for assumed, restricted in _assume(machine, policy):
         if len(plans) >= count:
             break
@@ -141,14 +140,14 @@ def make_candidates(
             tight = replace(machine, budget_bytes=tight_bytes)
             other = _make_other(trace, allowed, tight, tight, policy)
         if other is not None and _predicted_seconds(other) <= WORTH * _predicted_seconds(plain):
-            plans.setdefault(outline(other), replace(other, bound_seconds=plain.bound_seconds))
+            plans.setdefault(other.outline(), replace(other, bound_seconds=plain.bound_seconds))
     return tuple(
         sorted(plans.values(), key=lambda each: (each.budget_bytes, _predicted_seconds(each)))
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PlanTarget:
     """What a session's plans are made for."""
 
     machine: Machine  # as measured; its budget is the whole
@@ -157,7 +156,7 @@ class Limits:
 
 
 def make_plans(
-    trace: Trace, *, share: float, count: int, limits: Limits, policy: str | Policy
+    trace: Trace, *, share: float, count: int, target: PlanTarget, policy: str | Policy
 ) -> tuple[Plan, ...]:
     """Return plans for a share of a machine's budget: see `asking.MakePlans`.
 
@@ -165,19 +164,19 @@ def make_plans(
         trace: the step.
         share: of the budget.
         count: most plans, if the policy can make several.
-        limits: what they are made for.
+        target: the machine and the budget that the plans are for.
         policy: "auto", "swap" or "recompute", or one that makes plans.
 
     Raises:
         InfeasibleBudget: there is none.
     """
-    most_bytes = limits.most_bytes
+    most_bytes = target.most_bytes
     if isinstance(most_bytes, InfeasibleBudget):
         raise most_bytes
-    budget_bytes = min(max(1, int(limits.machine.budget_bytes * share)), most_bytes)
-    machine = replace(limits.machine, budget_bytes=budget_bytes)
+    budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), most_bytes)
+    machine = replace(target.machine, budget_bytes=budget_bytes)
     if isinstance(policy, str):
-        tight_bytes = min(limits.tight_bytes, most_bytes)
+        tight_bytes = min(target.tight_bytes, most_bytes)
         return make_candidates(trace, machine, policy, count, tight_bytes=tight_bytes)
     return (make_plan(trace, machine, policy),)
 

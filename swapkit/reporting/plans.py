@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit.ir.plans import Action
+from swapkit.ir.plans import Action, Tier
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.text import format_table
 from swapkit.units import format_bytes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.plans import Plan
     from swapkit.planning.reasons import Reason
-    from swapkit.planning.trade_offs import TradeOff
+    from swapkit.planning.search.trade_offs import TradeOff
 
 MOST_LINES = 24
 MOST_RANGES = 4  # of numbers in one name
@@ -63,7 +63,7 @@ def report_sites(reasons: Iterable[Reason]) -> tuple[SiteReport, ...]:
 
 def _name_action(reason: Reason) -> str:
     name = _ACTIONS[reason.action]
-    to_disk = reason.action is Action.SWAP and reason.tier.value == "disk"
+    to_disk = reason.action is Action.SWAP and reason.tier is Tier.DISK
     return f"{name} to disk" if to_disk else name
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from swapkit._runtime.saved.limits import Limits
     from swapkit._runtime.shim.placement import Placement
     from swapkit._runtime.shim.types import SavedTensor
     from tests.programs import Evict
@@ -258,8 +259,8 @@ def count_copies() -> Iterator[Copied]:
         copied = Copied(runtime.swappers(runtime.current_device()))
     new_scheduler, new_swapper = Device.new_scheduler, Runtime.new_swapper
 
-    def noted(device: Device, **options: Any) -> Scheduler:
-        copied.schedulers.append(new_scheduler(device, **options))
+    def noted(device: Device, *limits: Limits, **options: Any) -> Scheduler:
+        copied.schedulers.append(new_scheduler(device, *limits, **options))
         return copied.schedulers[-1]
 
     def noted_swapper(runtime: Runtime, *args: Any, **options: Any) -> Swapper:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit.api import contexts
+from swapkit.api import budgets as contexts
 from tests.conformance.database import (
     Case,
     differences,

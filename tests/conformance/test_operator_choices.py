@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import swapkit
-from swapkit._runtime.choosing.operators import OperatorRows, mark_operators
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.user_choices.operator_choices import OperatorRows, mark_operators
 from tests.conformance.modes import EVERYTHING, frozen_objects, settle
 from tests.programs import ILLEGAL, PROGRAMS, Entry, Evict, assert_same_bits, run
 from tests.programs.registry import results_of_plain_training

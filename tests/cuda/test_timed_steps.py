@@ -18,7 +18,7 @@ pytestmark = [
 
 CLOCK = """
 from swapkit._runtime.control.step_times import StepClock
-from swapkit.planning.outcomes import Timing
+from swapkit.planning.selection.outcomes import Timing
 
 large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
 clock = StepClock(torch.device("cuda", 0))

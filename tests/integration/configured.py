@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swapkit._runtime.choosing import part
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recompute.regions import run_region
+from swapkit._runtime.user_choices import part
 from tests.programs import assert_same_bits
 
 if TYPE_CHECKING:

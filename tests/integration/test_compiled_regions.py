@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 import swapkit
-from swapkit._runtime.torch_compat.dispatch_modes import OperatorMode
+from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
 from tests.programs import assert_same_bits
 
 if TYPE_CHECKING:
@@ -137,4 +137,4 @@ def test_modes_when_swapkit_has_them_then_all_know_the_compiler() -> None:
         kinds += kind.__subclasses__()
     ours = [kind for kind in kinds if kind.__module__.startswith("swapkit.")]
     assert len(ours) > 5
-    assert [kind for kind in ours if not issubclass(kind, OperatorMode)] == []
+    assert [kind for kind in ours if not issubclass(kind, DispatchMode)] == []

@@ -14,7 +14,7 @@ from torch import nn
 
 import swapkit
 from swapkit.ir.plans import Action
-from swapkit.planning.stage_swap import find_stages
+from swapkit.planning.policies.stage_swap import find_stages
 from tests.support.sessions import (
     LAYERS,
     Block,
@@ -30,7 +30,7 @@ from tests.support.sessions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit.api.arguments import Arguments
+    from swapkit.api.command_line import Arguments
 
 MIB = 1 << 20
 STEPS = 8
@@ -128,7 +128,9 @@ def test_adaptive_recompute_when_steps_need_more_than_planned_then_as_figure_1_d
     )
     assert 2 <= probes <= math.ceil(math.log2(limit / MIB)) + 2
     events = [
-        record.message for record in caplog.records if record.name == "swapkit.planning.bisecting"
+        record.message
+        for record in caplog.records
+        if record.name == "swapkit.planning.policies.adaptive_recompute"
     ]
     assert events[0] == f"search: the first threshold is {limit // MIB}.00 MiB"
     assert len(events) == probes + 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import swapkit
+from swapkit._runtime.saved.limits import Limits
 from swapkit.errors import InvalidArgument, PlanMismatch
 from tests.support.sessions import Plain, make_training, steady_machine_like, train, train_plainly
 
@@ -29,7 +30,7 @@ def make_plan_for(limit_bytes: int) -> Plan:
     training = make_training()
     training.step()
     trace = swapkit.record(training.step, training.model, training.optimizer)
-    machine = steady_machine_like(None, budget_bytes=limit_bytes, host_bytes=None)
+    machine = steady_machine_like(None, Limits(budget_bytes=limit_bytes))
     return swapkit.plan(trace, machine=machine)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import swapkit
 from swapkit._runtime.recording.recorder import Recorder
-from swapkit.planning.lengths import AHEAD
+from swapkit.planning.selection.lengths import AHEAD
 from tests.support.sessions import TOKENS, Training, make_training, train, train_plainly
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def follow(before: Callable[[Training, int], object], steps: int = STEPS) -> tup
     reports: list[Any] = []
     with swapkit.budget(plain.budget(SHARE), training.model, training.optimizer) as session:
         assert session._active is not None
-        learner = session._active.steering._learner  # type: ignore[union-attr]
+        learner = session._active.controller._learner  # type: ignore[union-attr]
         end = learner.end
 
         def note(outcome: Any) -> None:

@@ -16,8 +16,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 import swapkit
-from swapkit._runtime.choosing.parts import make_part
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.user_choices.wrapping import make_part
 from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute, Swap
 from tests.programs import SIDE, assert_same_bits, leaf

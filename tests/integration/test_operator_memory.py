@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 import swapkit
-from swapkit._runtime.choosing.parts import carry_marks, make_part
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit.registry import Exclude, Recompute, Choice, Source, Swap
+from swapkit._runtime.user_choices.wrapping import carry_marks, make_part
+from swapkit.registry import Choice, Exclude, Recompute, Source, Swap
 from tests.conformance.modes import settle
 from tests.support import MIB, installed, limit_above_reserved
 

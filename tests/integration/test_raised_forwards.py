@@ -10,14 +10,14 @@ from torch import nn
 
 import swapkit
 from swapkit.ir.traces import EventKind
-from swapkit.planning.learning import Learner
+from swapkit.planning.selection.learner import Learner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.session.session import Session
     from swapkit.ir.traces import Trace
-    from swapkit.planning.outcomes import Outcome
+    from swapkit.planning.selection.outcomes import Outcome
 
 WIDTH, TOKENS, BLOCKS = 64, 512, 6
 STEPS = 6

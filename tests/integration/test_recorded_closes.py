@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
-from swapkit._runtime.control.steering import Steering
+from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.recording.recorder import Recorder
 from tests.support.sessions import make_training, train_plainly
@@ -70,10 +70,10 @@ def test_close_when_an_operator_is_being_recorded_then_both_threads_go_on(
 def test_close_when_it_fails_elsewhere_then_the_sessions_thread_takes_its_own_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_steering: Steering) -> None:
+    def fail(_controller: PlanController) -> None:
         raise ValueError("no")
 
-    monkeypatch.setattr(Steering, "drop", fail)
+    monkeypatch.setattr(PlanController, "drop", fail)
     training = make_training()
     assert training.optimizer is not None
     with swapkit.budget("1GiB", training.model, training.optimizer, profile_steps=1) as session:

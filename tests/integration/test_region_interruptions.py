@@ -10,6 +10,7 @@ from torch._C import _len_torch_dispatch_stack
 import swapkit
 from swapkit._runtime.recompute import captured
 from swapkit._runtime.saved import hooks
+from swapkit._runtime.thread_state import thread_state
 from tests.unit._runtime.rig import interrupts
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -43,7 +44,7 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
         with swapkit.keep():  # takes off what is left
             pass
         assert stack(True) is None, nth
-        assert hooks._pushed.stack == [], nth
+        assert thread_state.hooks == [], nth
         assert _len_torch_dispatch_stack() == 0, nth
         assert in_use() == before, nth
         assert torch.ones(1, requires_grad=True).sum().requires_grad, nth

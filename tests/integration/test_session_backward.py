@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.saved import hooks as hooks_module
 from swapkit._runtime.saved.hooks import innermost
+from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat import internals
 from tests.support.sessions import Block, Log, Training, make_training, train_both
 
 BLOCKS = 4
@@ -239,10 +241,10 @@ def test_backward_when_a_scope_ends_inside_then_its_hooks_stay_off() -> None:
 def test_backward_when_interrupted_as_hooks_leave_then_they_come_back(
     is_off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pop = hooks_module._pop
+    pop = internals.pop_hooks
 
     def interrupt() -> None:
-        monkeypatch.setattr(hooks_module, "_pop", pop)
+        monkeypatch.setattr(hooks_module, "pop_hooks", pop)
         if is_off:
             pop()
         raise KeyboardInterrupt
@@ -253,11 +255,11 @@ def test_backward_when_interrupted_as_hooks_leave_then_they_come_back(
         assert hooks is not None
         hooks.packer.rests = True
         loss = x.square().sum()
-        monkeypatch.setattr(hooks_module, "_pop", interrupt)
+        monkeypatch.setattr(hooks_module, "pop_hooks", interrupt)
         with pytest.raises(KeyboardInterrupt):
             loss.backward()
         assert innermost() is hooks
-        assert hooks_module._pushed.stack == [hooks]
+        assert thread_state.hooks == [hooks]
     assert _top_hooks(True) is None
 
 

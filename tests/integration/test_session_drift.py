@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.tables.clocks import HostTimer
-from swapkit.planning.learning import Learner
+from swapkit.planning.selection.learner import Learner
 from tests.support.sessions import (
     LAYERS,
     TOKENS,
@@ -27,7 +27,7 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from swapkit.planning.outcomes import Outcome
+    from swapkit.planning.selection.outcomes import Outcome
     from tests.support.sessions import Log
 
 CHANGE = 9  # the step before which a program changes

@@ -14,6 +14,7 @@ import torch
 
 import swapkit
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.thread_state import thread_state
 from swapkit.errors import SessionError
 from tests.support import MIB, installed
 from tests.support.sessions import make_training, train_plainly
@@ -47,7 +48,7 @@ def assert_idle(installation: Installation) -> None:
     assert swapkit.sessions() == ()
     assert installation.sessions == []
     assert installation.runtime.active == []
-    assert installation.runtime.entered.stack == []
+    assert thread_state.sessions == []
     assert not installation.tracker._users
     assert budget_bytes() == 0
     assert not has_hooks()

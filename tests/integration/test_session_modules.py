@@ -53,7 +53,7 @@ class Listener:
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    monkeypatch.setattr(resting, "_has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
     listener = Listener()
     global_hooks.calls.add(listener)
     yield listener

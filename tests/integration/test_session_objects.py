@@ -380,7 +380,7 @@ def test_step_when_inputs_have_names_then_their_shapes_tell_steps_apart() -> Non
             model(torch.ones(4, 8), scale=torch.ones(rows, 8)).sum().backward()
             optimizer.step()
             assert session._active is not None
-            assert session._active.steering is not None
-            signatures.append(session._active.steering._signature)
+            assert session._active.controller is not None
+            signatures.append(session._active.controller._signature)
     assert len(set(signatures)) == 2
     assert signatures[:2] == signatures[2:]

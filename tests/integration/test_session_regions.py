@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.execution.following import Following
+from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.recompute import captured, regions
+from swapkit._runtime.saved.limits import Limits
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase
 from swapkit.testing import planning_at_once
@@ -51,13 +52,13 @@ def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 def deviations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Events that were not as recorded."""
     found: list[str] = []
-    deviated = Following.deviated
+    deviated = PlanExecutor.deviated
 
-    def note(self: Following, event: Any) -> None:
+    def note(self: PlanExecutor, event: Any) -> None:
         deviated(self, event)
         found.append(str(self._deviation))
 
-    monkeypatch.setattr(Following, "deviated", note)
+    monkeypatch.setattr(PlanExecutor, "deviated", note)
     return found
 
 
@@ -109,7 +110,7 @@ def test_plan_when_its_step_was_recorded_outside_of_a_session_then_followed_with
     training = make_part("saved")
     training.step()
     trace = swapkit.record(training.step, training.model, training.optimizer)
-    machine = steady_machine_like(None, budget_bytes=int(limit_bytes * 0.9), host_bytes=None)
+    machine = steady_machine_like(None, Limits(budget_bytes=int(limit_bytes * 0.9)))
     made = swapkit.plan(trace, machine=machine)
     training = make_part("saved")
     with swapkit.budget(limit_bytes, training.model, training.optimizer, plan=made) as session:
@@ -129,7 +130,7 @@ def test_plan_when_parts_keep_what_the_user_saves_then_that_moves_and_the_rest_i
         swapkit.budget(plain.budget(0.5), training.model, training.optimizer) as session,
     ):
         train(session, training, STEPS)
-        trace, plan = session._active.course().trace, session.plan  # type: ignore[union-attr]
+        trace, plan = session._active.status().trace, session.plan  # type: ignore[union-attr]
     assert trace is not None
     assert plan is not None
     inside = {

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from swapkit._native.pool import Pool
-from swapkit.planning import cases
+from swapkit.planning.selection import cases
 from tests.support.sessions import make_training, train_both
 
 SHARE, STEPS = 0.8, 16

@@ -13,6 +13,7 @@ from torch import nn
 import swapkit
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.saved.lent_hooks import Lending
+from swapkit._runtime.thread_state import thread_state
 from tests.support import MIB, limit_above_reserved
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_forward_when_it_ends_on_another_thread_then_no_hooks_stay_there(
         training.forward()
         with pytest.raises(RuntimeError, match="shapes"):
             training.model(torch.ones(3))
-        return [before, top(True), installation.runtime.entered.stack]
+        return [before, top(True), thread_state.sessions]
 
     limit = limit_above_reserved(installation, 64 * MIB)
     with (
@@ -129,8 +130,8 @@ def test_forward_when_it_is_interrupted_on_another_thread_then_the_next_session_
             found = [executor.submit(training.step).result() for _ in range(STEPS * goes_on)]
             assert (session.plan is not None) is goes_on
         assert found == expected()[: len(found)]
-        assert installation.runtime.entered.stack == []
-        assert executor.submit(lambda: installation.runtime.entered.stack).result() == []
+        assert thread_state.sessions == []
+        assert executor.submit(lambda: thread_state.sessions).result() == []
         assert not any(isinstance(each, Lending) for each in global_hooks.calls.now)
         training = Training()
         with swapkit.budget(limit, training.model, training.optimizer) as session:
@@ -155,7 +156,7 @@ def test_session_when_it_ends_in_the_middle_of_a_forward_then_that_gives_back_it
 
     def run() -> list[object]:
         model(x).sum().backward()
-        return [top(True), installation.runtime.entered.stack]
+        return [top(True), thread_state.sessions]
 
     with ThreadPoolExecutor(1) as executor:
         with swapkit.budget(limit_above_reserved(installation, 64 * MIB), model):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.choosing.operators import OperatorRows, carrying, mark_operators
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.user_choices.operator_choices import OperatorRows, carrying, mark_operators
+from swapkit.ir.plans import Action
 from swapkit.registry import Recompute
 from tests.support.operators import rows_of
 

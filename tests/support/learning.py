@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
-from swapkit.planning.learning import Learner
-from swapkit.planning.outcomes import Outcome
+from swapkit.planning.selection.learner import Learner
+from swapkit.planning.selection.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from swapkit.planning.asking import MakePlans
+    from swapkit.planning.selection.asking import MakePlans
 
 SHAPE, OTHER_SHAPE = "8x16", "8x32"
 RECORDED = Outcome(seconds=1.0, trace=Trace(operators=(), storages=()))

@@ -8,11 +8,12 @@ import torch
 
 from swapkit._runtime.optimizer.host_copies import HostCopies
 from swapkit._runtime.optimizer.state_mover import find_slots
+from swapkit._runtime.saved.limits import Limits
 from swapkit.errors import BackendError
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.optimizer.host_copies import HostCopy, HostBuffer
+    from swapkit._runtime.optimizer.host_copies import HostBuffer, HostCopy
 
 KIB = 1 << 10
 STATE = 64 * KIB  # bytes of one state of one parameter
@@ -23,7 +24,7 @@ class Recorder:
 
     def __init__(self, installation: Installation, host_limit_bytes: int | None = None) -> None:
         runtime = installation.runtime
-        self.scheduler = runtime.cpu.new_scheduler(host_limit_bytes=host_limit_bytes)
+        self.scheduler = runtime.cpu.new_scheduler(Limits(host_bytes=host_limit_bytes))
         self.engine = HostCopies(self.scheduler, runtime.cpu)
         self.asked: list[str] = []
         self.fails_at = 0  # the number of the call, from 1

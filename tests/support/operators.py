@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from swapkit._runtime.choosing.parts import carry_marks, make_part
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit.registry import Recompute, Choice, Source, Swap
+from swapkit._runtime.user_choices.wrapping import carry_marks, make_part
+from swapkit.registry import Choice, Recompute, Source, Swap
 from tests.conformance.modes import settle
 from tests.programs import leaf
 
@@ -30,7 +30,8 @@ HOW: dict[str, dict[str, What]] = {
 def rows_of(chosen: dict[str, What]) -> tuple[Choice, ...]:
     """Return one row for each pattern of operators."""
     return tuple(
-        Choice(source=Source.CONFIGURATION, what=what, operator=name) for name, what in chosen.items()
+        Choice(source=Source.CONFIGURATION, what=what, operator=name)
+        for name, what in chosen.items()
     )
 
 

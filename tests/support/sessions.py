@@ -18,6 +18,7 @@ from swapkit.ir.machines import Machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from swapkit._runtime.saved.limits import Limits
     from swapkit._runtime.session.session import Session
 
 WIDTH = 64
@@ -25,15 +26,13 @@ TOKENS = 512
 LAYERS = 5
 
 
-def steady_machine_like(
-    _device: object, *, budget_bytes: int, host_bytes: int | None, **_disk: object
-) -> Machine:
+def steady_machine_like(_device: object, limits: Limits) -> Machine:
     """Return what a session may plan for instead of what it would measure."""
     return Machine(
-        budget_bytes=budget_bytes,
+        budget_bytes=limits.budget_bytes,
         out_bytes_per_second=1e9,
         in_bytes_per_second=1e9,
-        host_bytes=host_bytes,
+        host_bytes=limits.host_bytes,
     )
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import _open
 from swapkit._runtime.saved import hooks as hooks_module
+from swapkit._runtime.thread_state import thread_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def copied() -> int:
 
 
 def assert_gone() -> None:
-    assert _open.stack == []
-    assert hooks_module._pushed.stack == []
+    assert thread_state.scopes == []
+    assert thread_state.hooks == []
     assert hooks_module._top() is None
     assert not get_runtime().tracker._users

@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from swapkit.registry import (
+    Choice,
     Exclude,
     Judgement,
     Keep,
     Recompute,
-    Choice,
     Source,
     Swap,
     What,

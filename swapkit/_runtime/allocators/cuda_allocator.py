@@ -10,6 +10,7 @@ import torch
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
 from swapkit._runtime.allocators.torch_allocator import NativeInstallation
 from swapkit._runtime.allocators.torch_statistics import repair_statistics
+from swapkit._runtime.torch_compat.internals import C
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
 from swapkit.units import parse_bytes
@@ -112,7 +113,8 @@ class CudaAllocator:
             limit_bytes = parse_bytes(limit, whole_bytes=whole_bytes, name="limit")
         installation.set_limit(limit_bytes)
 
-    # ---- for cpp/cuda.cpp -----------------------------------------------------------------------
+    # ---- for cpp/memory/cuda.cpp
+    # -----------------------------------------------------------------------
 
     def open(self, index: int) -> int:
         """Return the address of a GPU's entry, at the first allocation there."""
@@ -140,7 +142,7 @@ def _keep_benchmark_off() -> None:
     Whoever switches `cudnn.benchmark` on is warned, and trains without.
     """
     cudnn: Any = torch.backends.cudnn
-    set_benchmark = torch._C._set_cudnn_benchmark  # noqa: SLF001
+    set_benchmark = C._set_cudnn_benchmark  # noqa: SLF001
 
     def refuse(on: bool) -> None:  # noqa: FBT001 - as torch calls it
         if on:
@@ -153,9 +155,9 @@ def _keep_benchmark_off() -> None:
         set_benchmark(False)
 
     was_on = cudnn.benchmark
-    torch._C._set_cudnn_benchmark = refuse  # type: ignore[assignment]  # noqa: SLF001
+    C._set_cudnn_benchmark = refuse  # noqa: SLF001
     type(cudnn).benchmark = torch.backends.ContextProp(  # type: ignore[no-untyped-call]
-        torch._C._get_cudnn_benchmark,  # noqa: SLF001
+        C._get_cudnn_benchmark,  # noqa: SLF001
         refuse,
     )
     if was_on:

@@ -21,7 +21,8 @@ from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.undoing import raise_first
+from swapkit._runtime.process.undo import raise_first
+from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import OverBudget, SessionError
@@ -265,7 +266,7 @@ def _describe_place(tracker: ModuleTracker) -> str:
     name = tracker.name(tracker.current())
     if name:
         parts.append(name)
-    node = torch._C._current_autograd_node()  # noqa: SLF001 - torch has no public way to ask
+    node = current_node()
     if node is not None:
         parts.append(node.name())
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001

@@ -22,7 +22,7 @@ import torch
 
 from swapkit._native.pool import BlockState
 from swapkit._runtime.model.tracker import BACKWARD
-from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
     others_wait,
@@ -109,7 +109,7 @@ def _find_all(tracker: ModuleTracker) -> _Found:
 
 def _find_own() -> _Found:
     """Return what the sessions of this thread train, and what their optimizers know."""
-    trained = [each for swapper in get_runtime().entered.stack for each in swapper.trained()]
+    trained = [each for swapper in thread_state.sessions for each in swapper.trained()]
     models = [each for each in trained if isinstance(each, torch.nn.Module)]
     optimizers = [each for each in trained if isinstance(each, torch.optim.Optimizer)]
     buffers = [buffer for model in models for buffer in model.buffers()]

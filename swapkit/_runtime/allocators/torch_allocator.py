@@ -8,6 +8,7 @@ import torch
 
 from swapkit._native.pool import BlockInfo, BlockState
 from swapkit._runtime.allocators.installed_pool import Installation
+from swapkit._runtime.torch_compat.internals import observe_cuda_out_of_memory
 from swapkit.errors import OverBudget
 from swapkit.units import format_bytes
 
@@ -161,7 +162,7 @@ class NativeInstallation(Installation[TorchPool]):
         super().__init__(device, TorchPool(device))
         self.active = True
         # What was asked for and not had is known next time.
-        torch._C._cuda_attach_out_of_memory_observer(  # type: ignore[attr-defined]  # noqa: SLF001
+        observe_cuda_out_of_memory(
             lambda index, asked_bytes, *_: _note_failure(device, index, asked_bytes)
         )
 

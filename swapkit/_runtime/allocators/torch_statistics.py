@@ -14,6 +14,7 @@ import torch
 
 from swapkit._native.pool import BlockState
 from swapkit._native.pool_stats import STAT_FIELDS, STAT_NAMES, STAT_POOLS
+from swapkit._runtime.torch_compat.internals import C
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +59,8 @@ def repair_statistics(opened: Mapping[int, Installation]) -> None:
         "_accelerator_resetAccumulatedStats": answers.reset_accumulated,
     }
     for name, function in functions.items():
-        if hasattr(torch._C, name):  # noqa: SLF001 - torch has no public way to answer for it
-            setattr(torch._C, name, function)  # noqa: SLF001
+        if hasattr(C, name):
+            setattr(C, name, function)
 
 
 class _Answers:

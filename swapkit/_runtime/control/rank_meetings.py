@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 import torch.distributed
 
+from swapkit._runtime.torch_compat.internals import default_store
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Store
+    from swapkit._runtime.torch_compat.internals import Store
 
 _log = logging.getLogger(__name__)
 ALL, LEFT = "all", "left"  # how a round ends
@@ -226,7 +228,7 @@ def find_places() -> MeetingPlaces | None:
     def find_store() -> Store:
         if distributed.group.WORLD is not find_group():
             raise ValueError("the process group in which the session began is gone")
-        store: Store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+        store: Store = default_store()
         return store
 
     with _finding:

@@ -26,13 +26,20 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-import torch
-
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.torch_compat.internals import (
+    NO_TASK,
+    current_node,
+    engine,
+    graph_task,
+    nodes_made,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    import torch
 
 MOST_AHEAD = 16
 # Steps that nobody counted before the user is told.
@@ -41,12 +48,7 @@ STEPS_UNTIL_WARNING = 3
 # Once one of these has, it takes `MOST_AHEAD` without any of theirs: another phase of the training.
 STEPS_UNTIL_INSTEAD = 2
 
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_running_node = torch._C._current_autograd_node  # noqa: SLF001
-_NO_TASK = -1
 # How many nodes of graphs were made on this thread: a forward makes some, an optimizer none.
-_made_nodes = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001
-_engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
 
 class _Member:
@@ -62,7 +64,7 @@ class _Member:
 
     def settle(self) -> None:
         """Leave the first step to the session's step before, if a forward came after it."""
-        if self.joined_at is not None and self.joined_at != _made_nodes():
+        if self.joined_at is not None and self.joined_at != nodes_made():
             self.steps, self.joined_at = 0, None
 
 
@@ -158,7 +160,7 @@ class StepCounter:
             self._note_other(optimizer)
             return
         self._rebase(NO_MODULE)
-        if _graph_task() != _NO_TASK:
+        if graph_task() != NO_TASK:
             self._wait_for_backward(optimizer)
         else:
             self._note(optimizer)
@@ -242,7 +244,7 @@ class StepCounter:
             each.settle()
         member = self._members[optimizer] = _Member()
         if others and all(each.steps == 0 or each.joined_at is not None for each in others):
-            member.joined_at = _made_nodes()
+            member.joined_at = nodes_made()
         return member
 
     def _list_members(self) -> list[_Member]:
@@ -280,12 +282,12 @@ class StepCounter:
 
     def wait_for_pass(self) -> None:
         """Wait for the end of the innermost backward pass that runs on this thread."""
-        task = _graph_task()
+        task = graph_task()
         with self._lock:
             if task in self._tasks:
                 return
             self._tasks.add(task)
-        _engine.queue_callback(_PassEnd(self, task))
+        engine.queue_callback(_PassEnd(self, task))
 
     def forget_pass(self, task: int) -> None:
         """Note that the engine has done with a pass, in which something may have been raised."""
@@ -317,7 +319,7 @@ class _PassEnd:
         self._is_inner = False
 
     def __call__(self) -> None:
-        self._is_inner = _running_node() is not None
+        self._is_inner = current_node() is not None
         if not self._is_inner:
             self._counter.note_backward()
 
@@ -325,7 +327,7 @@ class _PassEnd:
         self._counter.forget_pass(self._task)
         if not self._is_inner:
             return
-        if _graph_task() == _NO_TASK:  # somebody kept this object: it is too late for a callback
+        if graph_task() == NO_TASK:  # somebody kept this object: it is too late for a callback
             self._counter.note_backward()
         else:
             self._counter.wait_for_pass()

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.execution.following import Following, StepReport
+    from swapkit._runtime.execution.plan_executor import PlanExecutor, StepReport
     from swapkit._runtime.model.resting import Rest
     from swapkit._runtime.model.tracker import ModuleTracker
-
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
 
 
 class Forwards:
@@ -28,7 +26,9 @@ class Forwards:
 
     def __init__(self) -> None:
         """Know of no step."""
-        self._first: global_hooks.ModuleCall | None = None  # the call of the model that began the step
+        self._first: global_hooks.ModuleCall | None = (
+            None  # the call of the model that began the step
+        )
         self._is_broken = False  # it raised, and no other one has begun since
         self._is_odd = False  # another one raised
         self._was_odd = False  # one raised in the step before
@@ -40,7 +40,7 @@ class Forwards:
     def leave(self) -> None:
         """Note that the call of the model has ended that listeners are being told of."""
         call = global_hooks.this_call()
-        if call is None or not call.has_raised or _graph_task() != _NO_TASK:
+        if call is None or not call.has_raised or graph_task() != NO_TASK:
             return  # in backward it is a part of that which is computed again
         if call is self._first:
             self._is_broken = True
@@ -75,18 +75,18 @@ class Rests:
     def __init__(self, tracker: ModuleTracker) -> None:
         """Begin with a step that is not known."""
         self._tracker = tracker
-        self._calm: Following | None = None  # what the latest step has followed to its end
+        self._calm: PlanExecutor | None = None  # what the latest step has followed to its end
         self._rest: Rest | None = None  # of the thread that runs the forward
 
-    def begin(self, following: Following | None) -> None:
+    def begin(self, executor: PlanExecutor | None) -> None:
         """A forward of the model begins, of which listeners are being told."""
-        if following is None or following is not self._calm or following.needs_modules:
+        if executor is None or executor is not self._calm or executor.needs_modules:
             return
-        if torch.is_grad_enabled() and following.now() is not None:
-            self._rest = self._tracker.rest(following)
+        if torch.is_grad_enabled() and executor.now() is not None:
+            self._rest = self._tracker.rest(executor)
 
-    def end_step(self, following: Following | None, report: StepReport | None) -> None:
+    def end_step(self, executor: PlanExecutor | None, report: StepReport | None) -> None:
         """The step has ended, with this report if it had a plan."""
-        self._calm = following if report is not None and report.deviation is None else None
+        self._calm = executor if report is not None and report.deviation is None else None
         if self._rest is not None:
             self._rest.end()  # whatever became of the forward, on whichever thread

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.notes import Setting
     from swapkit._runtime.shim.types import Packer
     from swapkit.ir.traces import Trace
-    from swapkit.planning.cases import Case
+    from swapkit.planning.selection.cases import Case
 
 MOST_DOUBT = 0.1  # of a step's time
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from swapkit.planning.outcomes import Timing
+from swapkit.planning.selection.outcomes import Timing
 
 STEPS_TIMED = 32  # the latest ones of a kind, whose median is the time of a step
 KINDS_KEPT = 16

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit._native.sched import Scheduler, Tier
+from swapkit._native.sched import Scheduler
 from swapkit._runtime.machine.copy_bursts import (
     COPIES,
     LEAST_BYTES,
@@ -21,7 +21,9 @@ from swapkit._runtime.machine.copy_bursts import (
     RowOut,
 )
 from swapkit._runtime.machine.overlap import make_bench
+from swapkit._runtime.saved.limits import Limits
 from swapkit.errors import DiskError
+from swapkit.ir.plans import Tier
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def measure_speeds(device: Device, *, room_bytes: int, host_bytes: int | None) -
     # With the limit of sessions: how host memory is locked, and so copied, depends on that.
     if host_bytes is not None:  # a session's may be less than there is to measure with
         host_bytes = max(host_bytes, (HOST_COPIES + 1) * most_bytes)
-    scheduler = device.new_scheduler(host_limit_bytes=host_bytes, copies_in_flight=COPIES)
+    scheduler = device.new_scheduler(Limits(host_bytes=host_bytes), copies_in_flight=COPIES)
     try:
         lanes = Lanes(device, scheduler, most_bytes)
         bench = make_bench(device, most_bytes=room_bytes // PARTS_OF_ROOM)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._native.pool import tentative
-from swapkit._native.sched import CLEAN, Group, Tier
+from swapkit._native.sched import CLEAN, Group
 from swapkit._runtime.optimizer.host_copies import NOT_STARTED
 from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.torch_compat.internals import storage_address
 from swapkit.errors import OverBudget
+from swapkit.ir.plans import Tier
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ class Lanes:
         shim = self.device.shared.shim
         owner = 0
         try:
-            owner = shim.new_owner(memory._cdata)  # noqa: SLF001
+            owner = shim.new_owner(storage_address(memory))
             copy(memory.data_ptr(), owner=owner, next_use=next_use, producer=producer)
         except BaseException:
             if owner and group.state in NOT_STARTED:  # else interrupted with the copy under way

@@ -13,7 +13,7 @@ import logging
 import os
 import platform
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from swapkit.reporting.machines import summarize_machine
 
 if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Device
+    from swapkit._runtime.saved.limits import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -39,25 +40,7 @@ PROCESSOR = Path("/proc/cpuinfo")
 WAY = 2  # of measuring: part of every key, raised when what is measured changes
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """What a step may use of a machine, beside its speeds."""
-
-    budget_bytes: int
-    host_bytes: int | None
-    disk: Path | None
-    disk_bytes: int
-
-
-def measure_machine(
-    device: Device,
-    *,
-    budget_bytes: int,
-    host_bytes: int | None = None,
-    disk: Path | None = None,
-    disk_bytes: int = 0,
-    fresh: bool = False,
-) -> Machine:
+def measure_machine(device: Device, limits: Limits, *, fresh: bool = False) -> Machine:
     """Return the machine that a device is, from the cache if it has been measured before.
 
     Measuring takes about a second, in which the device computes and copies: between steps, or
@@ -67,17 +50,13 @@ def measure_machine(
 
     Args:
         device: over whose link sessions that begin now copy.
-        budget_bytes: of the step that is planned.
-        host_bytes: most host memory for copies; None: as much as is needed.
-        disk: a folder for copies; None: there is no disk.
-        disk_bytes: most disk space; 0: what the file system has.
+        limits: of the step that is planned.
         fresh: measure in any case, and remember that.
 
     Raises:
         OverBudget: there is no device memory to be had without a rescue.
         SwapkitError: a copy failed.
     """
-    limits = _Limits(budget_bytes, host_bytes, disk, disk_bytes)
     cached = None if fresh else _read(device, limits)
     if cached is not None:
         return cached
@@ -94,22 +73,12 @@ def measure_machine(
     return machine
 
 
-def read_cached_machine(
-    device: Device,
-    *,
-    budget_bytes: int,
-    host_bytes: int | None = None,
-    disk: Path | None = None,
-    disk_bytes: int = 0,
-) -> Machine | None:
-    """Return the machine that a device is if it has been measured before, with these limits.
-
-    The arguments are those of `measure_machine`.
-    """
-    return _read(device, _Limits(budget_bytes, host_bytes, disk, disk_bytes))
+def read_cached_machine(device: Device, limits: Limits) -> Machine | None:
+    """Return the machine that a device is if it has been measured before, with these limits."""
+    return _read(device, limits)
 
 
-def _measure(device: Device, limits: _Limits) -> tuple[Machine, bool]:
+def _measure(device: Device, limits: Limits) -> tuple[Machine, bool]:
     """Return the machine, and whether it is worth remembering."""
     room_bytes = _room_bytes(device, limits.budget_bytes)
     with hidden(), torch.no_grad():
@@ -141,7 +110,7 @@ def _room_bytes(device: Device, budget_bytes: int) -> int:
     return max(0, min([*limits, total_bytes]) - device.in_use_bytes())
 
 
-def _limited(machine: Machine, limits: _Limits) -> Machine:
+def _limited(machine: Machine, limits: Limits) -> Machine:
     """Return a machine with the limits of a step."""
     return replace(
         machine,
@@ -151,7 +120,7 @@ def _limited(machine: Machine, limits: _Limits) -> Machine:
     )
 
 
-def _disk_bytes(limits: _Limits) -> int:
+def _disk_bytes(limits: Limits) -> int:
     if limits.disk is None:
         return 0
     return limits.disk_bytes or shutil.disk_usage(limits.disk).free
@@ -160,7 +129,7 @@ def _disk_bytes(limits: _Limits) -> int:
 # ---- the cache -----------------------------------------------------------------------------------
 
 
-def _read(device: Device, limits: _Limits) -> Machine | None:
+def _read(device: Device, limits: Limits) -> Machine | None:
     folder = cache_folder()
     if folder is None:
         return None
@@ -181,7 +150,7 @@ def _write(file: Path, machine: Machine) -> None:
         _log.info("what was measured could not be kept for the next time: %s", error)
 
 
-def _key(device: Device, limits: _Limits) -> str:
+def _key(device: Device, limits: Limits) -> str:
     """Return a digest of what the speeds of a machine depend on."""
     disk = "none" if limits.disk is None else str(limits.disk.resolve())
     parts = {
@@ -196,7 +165,7 @@ def _key(device: Device, limits: _Limits) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _file_name(device: Device, limits: _Limits) -> str:
+def _file_name(device: Device, limits: Limits) -> str:
     return f"machine-{_key(device, limits)}.json"
 
 

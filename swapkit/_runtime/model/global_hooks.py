@@ -24,8 +24,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
-from torch.nn.modules import module as module_hooks
-from torch.optim import optimizer as optimizer_hooks
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -34,6 +32,14 @@ from torch.optim.optimizer import (
 from swapkit._runtime.model import resting
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.torch_compat.internals import (
+    MODULE_CALL,
+    MODULE_HOOK_TABLES,
+    has_global_hook,
+    module_hooks,
+    optimizer_post_hooks,
+    optimizer_pre_hooks,
+)
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
@@ -227,7 +233,7 @@ def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
     """Return the modules that are called on the stack of a frame, innermost first."""
     found = []
     while frame is not None:
-        if frame.f_code is resting.CALL:
+        if frame.f_code is MODULE_CALL:
             found.append(frame.f_locals["self"])
         frame = frame.f_back
     return found
@@ -252,17 +258,17 @@ def _forget(table: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> N
 def _install_calls() -> Iterator[RemovableHandle]:
     global _period  # noqa: PLW0603
     _period += 1
-    if not module_hooks._has_any_global_hook():  # type: ignore[no-untyped-call] # noqa: SLF001
+    if not has_global_hook():  # type: ignore[no-untyped-call]
         _ignore_warning()
-    _forget(module_hooks._global_forward_pre_hooks, _enter)  # noqa: SLF001
-    _forget(module_hooks._global_forward_hooks, _leave)  # noqa: SLF001
+    _forget(getattr(module_hooks, MODULE_HOOK_TABLES[0]), _enter)
+    _forget(getattr(module_hooks, MODULE_HOOK_TABLES[1]), _leave)
     yield module_hooks.register_module_forward_pre_hook(_enter)
     yield module_hooks.register_module_forward_hook(_leave, always_call=True)
 
 
 def _install_steps() -> Iterator[RemovableHandle]:
-    _forget(optimizer_hooks._global_optimizer_pre_hooks, _before_step)  # noqa: SLF001
-    _forget(optimizer_hooks._global_optimizer_post_hooks, _after_step)  # noqa: SLF001
+    _forget(optimizer_pre_hooks, _before_step)
+    _forget(optimizer_post_hooks, _after_step)
     yield register_optimizer_step_pre_hook(_before_step)
     yield register_optimizer_step_post_hook(_after_step)
 
@@ -295,7 +301,7 @@ def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
         return
     # After an exception torch calls the hooks in the outer function itself. What is handled around
     # (`sys.exc_info`) may be an exception of the caller's, and a forward may return None.
-    has_raised = sys._getframe(1).f_code is resting.CALL  # noqa: SLF001
+    has_raised = sys._getframe(1).f_code is MODULE_CALL  # noqa: SLF001
     _running.now().leave_call(id(module), has_raised=has_raised)
 
 

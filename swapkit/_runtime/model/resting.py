@@ -17,12 +17,15 @@ compiled. After it has compiled anything nobody rests.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import torch
-from torch.nn.modules import module as module_hooks
+from swapkit._runtime.torch_compat.internals import (
+    MODULE_CALL,
+    MODULE_HOOK_TABLES,
+    has_compiled,
+    module_hooks,
+)
 
 if TYPE_CHECKING:
     from collections import OrderedDict
@@ -30,12 +33,8 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-# Torch asks here whether there are hooks; it calls those of a module in a function inside of it.
-CALL = torch.nn.Module._call_impl.__code__  # noqa: SLF001
-AROUND = torch.nn.Module._wrapped_call_impl.__code__  # noqa: SLF001 - calls it, with few locals
-_NAMES = ("_global_forward_pre_hooks", "_global_forward_hooks")
 # Torch looks into this one only if the other was false.
-_LAST = max(_NAMES, key=CALL.co_names.index)
+_LAST = max(MODULE_HOOK_TABLES, key=MODULE_CALL.co_names.index)
 Table: TypeAlias = "OrderedDict[int, Callable[..., Any]]"
 
 # Torch's own tables while ours are in place, with the number of our hook in it.
@@ -50,7 +49,7 @@ class Rest(Protocol):
 
 
 class _Shim(Protocol):
-    """What is asked so often that it is C++ (`shim/cpp/resting.hpp`)."""
+    """What is asked so often that it is C++ (`shim/cpp/running/resting.hpp`)."""
 
     # Tables of a kind of hooks: false for a thread that rests.
     FirstTable: type[Table]
@@ -118,12 +117,12 @@ def install(handles: Sequence[RemovableHandle]) -> bool:
     Args:
         handles: of our hooks, in the order of the tables.
     """
-    if _shim is None or _has_compiled() or len(handles) != len(_NAMES):
+    if _shim is None or has_compiled() or len(handles) != len(MODULE_HOOK_TABLES):
         return False
-    tables = [getattr(module_hooks, name) for name in _NAMES]
+    tables = [getattr(module_hooks, name) for name in MODULE_HOOK_TABLES]
     if any(list(table) != [handle.id] for table, handle in zip(tables, handles, strict=True)):
         return False  # hooks of others: torch takes the longer way for them
-    for name, table, handle in zip(_NAMES, tables, handles, strict=True):
+    for name, table, handle in zip(MODULE_HOOK_TABLES, tables, handles, strict=True):
         if not isinstance(table, (_shim.FirstTable, _shim.LastTable)):
             ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
             _former[name] = table, handle.id  # first: an interruption may come between two lines
@@ -141,9 +140,3 @@ def uninstall() -> None:
             table.pop(own, None)
             setattr(module_hooks, name, table)
             del _former[name]  # last: what an interruption leaves is done the next time
-
-
-def _has_compiled() -> bool:
-    """Return whether the compiler has met any function."""
-    loaded = sys.modules.get("torch._dynamo.convert_frame")
-    return loaded is not None and loaded.FRAME_COUNTER > 0

@@ -14,20 +14,20 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
 from swapkit._native.pool import set_tag
 from swapkit._runtime.model import global_hooks, resting
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of, storage_address
+from swapkit._runtime.torch_compat.plain_tensors import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
 NO_MODULE = 0
 # Added to a module's tag for what its backward takes.
 BACKWARD = 1 << 31
-# Kinds of parameters and buffers that have a storage of their own.
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class Sites(Protocol):
@@ -302,10 +302,10 @@ class ModuleTracker:
         added, step = self._added, self._step
         modules = self.modules()
         self._state = {
-            tensor.untyped_storage()._cdata  # noqa: SLF001
+            storage_address(tensor.untyped_storage())
             for module in modules
-            for tensor in (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
-            if tensor is not None and type(tensor) in PLAIN and tensor.layout is torch.strided
+            for tensor in (*parameters_of(module).values(), *buffers_of(module).values())
+            if is_plain(tensor)
         }
         self._known = added, len(modules), step  # last: other threads go by it
 

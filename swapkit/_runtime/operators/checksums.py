@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from swapkit._runtime.torch_compat.isolation import InferenceMode, hidden
+from swapkit._runtime.torch_compat.internals import InferenceMode
+from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit._runtime.torch_compat.stream_delays import is_capturing
 
 _WORD = 8  # bytes
@@ -128,7 +129,9 @@ class Checksums:
             return None if self._tables is None else made
 
 
-def _sum(storage: torch.UntypedStorage, nbytes: int, table: _ChecksumTable, place: torch.Tensor) -> None:
+def _sum(
+    storage: torch.UntypedStorage, nbytes: int, table: _ChecksumTable, place: torch.Tensor
+) -> None:
     """Put a checksum of a storage's first bytes into a place: their words' sum, mixed with places.
 
     In integers, so that neither the order of additions counts nor what the bits mean. Large ones

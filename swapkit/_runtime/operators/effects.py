@@ -17,10 +17,16 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch._library import simple_registry
-from torch._ops import HigherOrderOperator
-from torch.fx import node as fx_node
-from torch.utils._pytree import tree_leaves
+
+from swapkit._runtime.torch_compat.internals import (
+    HigherOrderOperator,
+    pytree,
+    schema_of,
+    side_effects,
+    simple_registry,
+    storage_address,
+)
+from swapkit._runtime.torch_compat.plain_tensors import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,7 +91,6 @@ _INEXACT = frozenset(
         "mkldnn_rnn_layer_backward",
     }
 )
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class _Argument(NamedTuple):
@@ -159,7 +164,7 @@ class Effects:
             self.can_keep = True
             self._has_own_state = True  # it runs functions, which may do anything
             return
-        schema = operator._schema  # noqa: SLF001
+        schema = schema_of(operator)
         self.declares_writes = bool(schema.is_mutable)
         self.can_keep = not schema.is_mutable and all(
             each.alias_info is None for each in schema.returns
@@ -173,7 +178,7 @@ class Effects:
         self.fills_saved = may_be_saved and not self.is_communication
 
     def _look_at_arguments(self, operator: Any) -> None:  # noqa: ANN401 - an overload
-        schema = operator._schema  # noqa: SLF001
+        schema = schema_of(operator)
         for position, each in enumerate(schema.arguments):
             argument = _Argument(position, each.name)
             if each.alias_info is not None:
@@ -217,7 +222,7 @@ class Effects:
         if not changed:
             return []
         values = [argument.value(args, kwargs) for argument in changed]
-        return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
     def unread(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that a call changes, and of which its results do not depend.
@@ -245,7 +250,7 @@ class Effects:
             return False
         if _is_shared(self.unread(args, kwargs), (args, kwargs)):
             return False  # what is read there is no scratch
-        return all(type(each) in _PLAIN for each in tensors)
+        return all(map(is_plain, tensors))
 
     def _is_training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         if self._flag is None:
@@ -259,9 +264,9 @@ def _is_shared(some: Sequence[torch.Tensor], arguments: object) -> bool:
     """Return whether other arguments lie in the memory of some of them."""
     if not some:
         return False
-    storages = {each.untyped_storage()._cdata for each in some}  # noqa: SLF001
-    tensors = [leaf for leaf in tree_leaves(arguments) if type(leaf) in _PLAIN]
-    there = sum(each.untyped_storage()._cdata in storages for each in tensors)  # noqa: SLF001
+    storages = {storage_address(each.untyped_storage()) for each in some}
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if is_plain(leaf)]
+    there = sum(storage_address(each.untyped_storage()) in storages for each in tensors)
     return there > len(some)
 
 
@@ -282,7 +287,9 @@ def is_repeatable(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any
     Not one that meets other ranks or waits for them, that has a state of its own, or that changes
     what it is given in a way that cannot be left out. Nor one on tensors that are made of others.
     """
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = [
+        leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+    ]
     return effects_of(operator).is_repeatable(args, kwargs, tensors)
 
 
@@ -290,7 +297,7 @@ def is_repeatable(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _is_wait(operator: Any) -> bool:  # noqa: ANN401 - an overload
-    base = operator._schema.name.partition("::")[2]  # noqa: SLF001
+    base = schema_of(operator).name.partition("::")[2]
     return operator.namespace in _COMMUNICATION and base in _WAITING
 
 
@@ -299,13 +306,13 @@ def _meets_others(operator: Any) -> bool:  # noqa: ANN401 - an overload
         return True
     return any(
         each.name in _GROUPS and "Tensor" not in str(each.type) and str(each.type) != "int"
-        for each in operator._schema.arguments  # noqa: SLF001
+        for each in schema_of(operator).arguments
     )
 
 
 def _has_own_state(operator: Any) -> bool:  # noqa: ANN401 - an overload
     """Whether an operator does, or depends on, something that none of its arguments shows."""
-    schema = operator._schema  # noqa: SLF001
+    schema = schema_of(operator)
     base = schema.name.partition("::")[2]
     if torch.Tag.maybe_aliasing_or_mutating in operator.tags:
         return True
@@ -323,17 +330,16 @@ def _may_read_statistics(operator: Any) -> bool:  # noqa: ANN401 - an overload
     if operator.namespace == _TORCH:
         return False
     return any(_is_written_silently(operator, name) for name in _STATISTICS) and any(
-        each.name in _STATISTICS
-        for each in operator._schema.arguments  # noqa: SLF001
+        each.name in _STATISTICS for each in schema_of(operator).arguments
     )
 
 
 def _is_registered(operator: Any) -> bool:  # noqa: ANN401 - an overload
     """Whether an effect was registered by `torch.library` or `torch.fx`."""
-    silent = fx_node._side_effectful_functions  # noqa: SLF001 - `fx.node.has_side_effect` adds to it
-    if operator in silent or operator.overloadpacket in silent:
+    # `fx.node.has_side_effect` adds to these.
+    if operator in side_effects or operator.overloadpacket in side_effects:
         return True
-    entry = simple_registry.singleton.find(operator._schema.name)  # noqa: SLF001
+    entry = simple_registry.singleton.find(schema_of(operator).name)
     holder = getattr(entry, "effect", None)  # not in every version of torch
     return getattr(holder, "effect", None) is not None
 
@@ -351,7 +357,7 @@ def _may_be_saved(schema: Any, argument: _Argument) -> bool:  # noqa: ANN401
 
 def _is_written_silently(operator: Any, name: str) -> bool:  # noqa: ANN401 - an overload
     """Whether an operator changes an argument of this name that it does not declare as changed."""
-    schema = operator._schema  # noqa: SLF001
+    schema = schema_of(operator)
     base = schema.name.partition("::")[2]
     if operator.namespace in _FILLING:
         return not schema.is_mutable and base not in _SENDING and _INPUT not in name

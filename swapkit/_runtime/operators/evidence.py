@@ -11,12 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from swapkit._runtime.operators.checksums import Checksums
 from swapkit._runtime.operators.effects import effects_of
 from swapkit._runtime.torch_compat.dispatch_modes import OwnMode
+from swapkit._runtime.torch_compat.internals import (
+    base_of,
+    free_weak_storage,
+    pytree,
+    storage_address,
+    storage_from_weak,
+    weak_storage,
+)
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit._runtime.torch_compat.plain_tensors import has_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.operators.checksums import ChecksumSlot
     from swapkit._runtime.operators.names import Operator
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TORCH = "aten"  # whose changes are seen where they happen (`process/captures.py`)
 
 
@@ -34,19 +41,19 @@ class _TrackedStorage:
     __slots__ = ("_reference", "last")
 
     def __init__(self, storage: torch.UntypedStorage, last: ChecksumSlot | None) -> None:
-        self._reference = storage._weak_ref()  # noqa: SLF001
+        self._reference = weak_storage(storage)
         self.last = last
 
     def __del__(self) -> None:
         reference = getattr(self, "_reference", None)  # an interruption may be why there is none
         if reference is not None:
-            torch.UntypedStorage._free_weak_ref(reference)  # type: ignore[no-untyped-call] # noqa: SLF001
+            free_weak_storage(reference)
 
     @property
     def storage(self) -> torch.UntypedStorage | None:
         """None: it is gone. Until this goes no other one has its address."""
         found: torch.UntypedStorage | None
-        found = torch.UntypedStorage._new_with_weak_ptr(self._reference)  # noqa: SLF001
+        found = storage_from_weak(self._reference)
         return found
 
 
@@ -61,7 +68,9 @@ class Evidence(OwnMode):
         Evidence.count += 1
         self._checksums = Checksums()
         self._eras: dict[int, _TrackedStorage] = {}  # by the storage
-        self._pairs: list[tuple[ChecksumSlot | None, ChecksumSlot | None]] = []  # that have to be the same
+        self._pairs: list[
+            tuple[ChecksumSlot | None, ChecksumSlot | None]
+        ] = []  # that have to be the same
         self._is_unsure = False
         self.draws = False  # numbers from a generator that an operator was handed
 
@@ -75,7 +84,7 @@ class Evidence(OwnMode):
     ) -> Any:  # noqa: ANN401 - whatever the operator returns
         kwargs = kwargs or {}
         effects = effects_of(func)
-        leaves = tree_leaves((args, kwargs))
+        leaves = pytree.tree_leaves((args, kwargs))
         self.draws = self.draws or any(isinstance(leaf, torch.Generator) for leaf in leaves)
         self._look(leaves)
         results = func(*args, **kwargs)
@@ -83,7 +92,7 @@ class Evidence(OwnMode):
         if written and getattr(func, "namespace", "") != _TORCH:
             self._is_unsure = True
         self._begin(written)
-        self._begin(tree_leaves(results), only_new=True)
+        self._begin(pytree.tree_leaves(results), only_new=True)
         return results
 
     def has_changed(self) -> bool:
@@ -94,7 +103,9 @@ class Evidence(OwnMode):
         values: dict[ChecksumSlot | None, int] = self._checksums.read()
         pairs, self._pairs = self._pairs, []
         self._checksums = Checksums()
-        self._eras = {key: _TrackedStorage(found, self._take(found)) for key, found in there.items()}
+        self._eras = {
+            key: _TrackedStorage(found, self._take(found)) for key, found in there.items()
+        }
         self._is_unsure = self._is_unsure or any(
             one is None or values.get(one) != values.get(other) for one, other in pairs
         )
@@ -109,9 +120,9 @@ class Evidence(OwnMode):
             assert isinstance(tensor, torch.Tensor)
             storage = tensor.untyped_storage()
             now = self._checksums.take(tensor)
-            era = self._eras.get(storage._cdata)  # noqa: SLF001
+            era = self._eras.get(storage_address(storage))
             if era is None:
-                self._eras[storage._cdata] = _TrackedStorage(storage, now)  # noqa: SLF001
+                self._eras[storage_address(storage)] = _TrackedStorage(storage, now)
             else:
                 self._pairs.append((era.last, now))
                 era.last = now
@@ -120,9 +131,9 @@ class Evidence(OwnMode):
         for tensor in filter(_is_looked_at, leaves):
             assert isinstance(tensor, torch.Tensor)
             storage = tensor.untyped_storage()
-            if not (only_new and storage._cdata in self._eras):  # noqa: SLF001
+            if not (only_new and storage_address(storage) in self._eras):
                 now = self._checksums.take(tensor)
-                self._eras[storage._cdata] = _TrackedStorage(storage, now)  # noqa: SLF001
+                self._eras[storage_address(storage)] = _TrackedStorage(storage, now)
 
 
 def _view(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -131,16 +142,8 @@ def _view(storage: torch.UntypedStorage) -> torch.Tensor:
 
 def _is_looked_at(value: object) -> bool:
     """Whether a value is a tensor with bytes of its own, and no weight."""
-    if type(value) not in _PLAIN:
+    if not has_bytes(value):
         return False
-    assert isinstance(value, torch.Tensor)
-    if value.layout is not torch.strided or value.device.type == "meta":
-        return False
-    root = value if value._base is None else value._base  # noqa: SLF001
-    if root.is_leaf and root.requires_grad:
-        return False
-    try:
-        storage = value.untyped_storage()
-        return storage.nbytes() > 0 and storage.data_ptr() != 0
-    except RuntimeError:
-        return False
+    base = base_of(value)
+    root = value if base is None else base
+    return not (root.is_leaf and root.requires_grad)

@@ -17,8 +17,16 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from swapkit._runtime.torch_compat.internals import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    all_operator_names,
+    higher_order_operators,
+    overload_of,
+    schema_of,
+)
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -89,7 +97,7 @@ def operator_names(operator: Operator) -> tuple[str, ...]:
     if isinstance(operator, HigherOrderOperator):
         name: str = operator.name()  # type: ignore[no-untyped-call]
         return (name, f"higher_order.{name}", f"higher_order::{name}", *_aliases(name))
-    return _names_of(operator._schema.name, operator._overloadname)  # noqa: SLF001
+    return _names_of(schema_of(operator).name, overload_of(operator))
 
 
 def _names_of(qualified: str, overload: str) -> tuple[str, ...]:
@@ -186,12 +194,12 @@ def find_operators(name: object) -> Iterator[Operator]:
 def _index() -> dict[str, list[tuple[str, str]]]:
     """Return by every name the operators, as qualified name and overload."""
     index: dict[str, list[tuple[str, str]]] = {}
-    for full in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+    for full in all_operator_names():
         qualified, _, overload = full.partition(".")
         entry = (qualified, overload or "default")
         for name in _names_of(*entry):
             index.setdefault(name, []).append(entry)
-    for name, operator in torch._ops._higher_order_ops.items():  # noqa: SLF001
+    for name, operator in higher_order_operators.items():
         for each in operator_names(operator):
             index.setdefault(each, []).append((f"higher_order::{name}", ""))
     return index
@@ -210,7 +218,7 @@ def names_known(_known: int) -> dict[str, list[tuple[str, str]]]:
 def _lookup(qualified: str, overload: str) -> Operator | None:
     namespace, _, base = qualified.partition("::")
     if not overload:
-        return torch._ops._higher_order_ops.get(base)  # noqa: SLF001
+        return higher_order_operators.get(base)
     try:
         found: Operator = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except (AttributeError, RuntimeError):

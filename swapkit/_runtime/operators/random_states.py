@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from swapkit._runtime.operators.names import is_random
+from swapkit._runtime.torch_compat.internals import is_key_excluded, set_key_excluded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -134,9 +135,9 @@ def _others_again(others: Sequence[tuple[_Access, Any]]) -> Iterator[None]:
 def _without_vmap() -> Iterator[None]:
     """Run random operators where torch computes many gradients at once, and would refuse them."""
     key = "VmapMode"
-    was_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(key)  # noqa: SLF001
-    torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)  # noqa: FBT003, SLF001
+    was_excluded = is_key_excluded(key)
+    set_key_excluded(key, True)  # noqa: FBT003
     try:
         yield
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)  # noqa: SLF001
+        set_key_excluded(key, was_excluded)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from swapkit._runtime.torch_compat.internals import C, DispatchKey, set_deterministic
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # Who counts versions and views.
-VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # noqa: SLF001
+VERSIONS = DispatchKey.ADInplaceOrView
 _PRECISIONS = [
     (backend, operators)
     for backend in ("generic", "cuda", "mkldnn")
@@ -75,7 +77,7 @@ def _get_deterministic() -> tuple[bool, bool]:
 
 
 def _set_deterministic(is_on: bool, warns_only: bool) -> None:  # noqa: FBT001 - as it is read
-    torch._C._set_deterministic_algorithms(is_on, warn_only=warns_only)  # noqa: SLF001
+    set_deterministic(is_on, warn_only=warns_only)
 
 
 def _flushes_denormals() -> bool:
@@ -88,7 +90,7 @@ def _flushes_denormals() -> bool:
 
 def _find() -> list[_Setting]:
     """Return those that this torch has; where one sets others as well, it comes first."""
-    functions = vars(torch._C)  # noqa: SLF001
+    functions = vars(C)
     found = [
         _Setting(functions[get], functions[put])
         for get, put in _SWITCHES.items()

@@ -26,6 +26,7 @@ from swapkit._native.lib import raise_interruption
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.optimizer.state_mover import StateMover, find_slots
 from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
 from swapkit.errors import SessionError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def attach(
     Raises:
         SessionError: the optimizer's states are offloaded already.
     """
-    hooks = optimizer._optimizer_step_pre_hooks.values()  # noqa: SLF001 - torch cannot be asked
+    hooks = step_pre_hooks_of(optimizer).values()
     if any(isinstance(getattr(hook, "__self__", None), OptimizerStates) for hook in hooks):
         raise SessionError("the states of this optimizer are offloaded already")
     return OptimizerStates(optimizer, executor, chunk_bytes=chunk_bytes, device=device)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, OUT, RESIDENT, Group, Tier
+from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, OUT, RESIDENT, Group
+from swapkit._runtime.torch_compat.internals import storage_address
+from swapkit.ir.plans import Tier
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +99,7 @@ class HostCopies:
         owner = 0
         stream = self._device.current_stream()
         try:
-            owner = self._shim.new_owner(storage._cdata)  # noqa: SLF001
+            owner = self._shim.new_owner(storage_address(storage))
             # Of use at once: before anything that is saved for backward.
             start(storage.data_ptr(), owner=owner, next_use=0, producer=stream)
         except BaseException:

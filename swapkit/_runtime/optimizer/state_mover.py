@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from swapkit._runtime.torch_compat.isolation import InferenceMode, hidden
+from swapkit._runtime.torch_compat.internals import (
+    InferenceMode,
+    is_cow,
+    is_zero_tensor,
+    storage_address,
+    storage_use_count,
+)
+from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import OutOfHostMemory
 from swapkit.units import format_bytes
 
@@ -86,7 +93,9 @@ def find_slots(state: object) -> list[StateSlot]:
             slots.append(StateSlot(state, key))
         elif isinstance(state[key], list):  # LBFGS
             within = state[key]
-            slots += [StateSlot(within, i) for i in range(len(within)) if torch.is_tensor(within[i])]
+            slots += [
+                StateSlot(within, i) for i in range(len(within)) if torch.is_tensor(within[i])
+            ]
     return slots
 
 
@@ -175,7 +184,7 @@ class StateMover:
         if nbytes < self._min_bytes or tensor.storage_offset() != 0 or _is_special(tensor):
             return False
         storage = tensor.untyped_storage()
-        holders = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001
+        holders = storage_use_count(storage_address(storage))
         is_own = storage.nbytes() == nbytes and holders == _OWN_HOLDERS
         return is_own and not self.is_hosted(slot)
 
@@ -324,6 +333,6 @@ def _is_special(tensor: torch.Tensor) -> bool:
         or tensor.is_conj()
         or tensor.is_neg()
         or (tensor.device.type == "cpu" and tensor.untyped_storage().is_shared())
-        or tensor._is_zerotensor()  # noqa: SLF001
-        or bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]  # noqa: SLF001
+        or is_zero_tensor(tensor)
+        or bool(is_cow(tensor))
     )

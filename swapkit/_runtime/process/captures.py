@@ -1,7 +1,7 @@
-"""Which runs of operators are captured, as what sees them (`shim/cpp/capturing.hpp`) is told.
+"""The runs of operators that the shim captures (`shim/cpp/recompute/capturing.hpp`).
 
-An operator is seen from the first plan, region or choice on that names it. What it changes in place
-is told along: results that would be computed again from that are kept before.
+The shim sees an operator from the first plan, region or choice on that names it. It also sees what
+the operator changes in place: results that would be computed again from that are kept before.
 """
 
 from __future__ import annotations
@@ -18,12 +18,19 @@ from swapkit._runtime.operators.effects import effects_of
 from swapkit._runtime.operators.names import matches, names_known
 from swapkit._runtime.operators.random_states import may_be_random
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.torch_compat.internals import (
+    all_operator_names,
+    has_kernel,
+    has_kernel_for,
+    schema_of,
+)
 from swapkit.errors import PlanMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from torch._ops import OpOverload
+    from swapkit._runtime.torch_compat.internals import OpOverload
+
 
 _MOST_RESULTS = 31  # of one operator; of more, all are computed again
 
@@ -113,9 +120,8 @@ def _has_kernel(qualified: str, overload: str) -> bool:
 
     Some have both: then that of the backend runs.
     """
-    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
     name = f"{qualified}.{overload}".removesuffix(".default")
-    if not torch._C._dispatch_has_kernel(name):  # noqa: SLF001
+    if not has_kernel(name):
         return False
     is_composite = has_kernel_for(name, "CompositeImplicitAutograd")
     return not is_composite or any(has_kernel_for(name, each) for each in _BACKENDS)
@@ -133,9 +139,8 @@ def _find(qualified: str, overload: str) -> OpOverload | None:
 
 def _kernels() -> Iterator[OpOverload]:
     """Yield the operators that have kernels of their own, rather than run others."""
-    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
-    for qualified in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
-        if not torch._C._dispatch_has_kernel(qualified):  # noqa: SLF001
+    for qualified in all_operator_names():
+        if not has_kernel(qualified):
             continue
         if not has_kernel_for(qualified, "CompositeImplicitAutograd"):
             namespace, _, name = qualified.partition("::")
@@ -147,8 +152,8 @@ def _kernels() -> Iterator[OpOverload]:
 
 @functools.cache
 def _see_changes() -> None:
-    for qualified in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
-        if qualified.startswith("aten::") and torch._C._dispatch_has_kernel(qualified):  # noqa: SLF001
+    for qualified in all_operator_names():
+        if qualified.startswith("aten::") and has_kernel(qualified):
             base, _, overload = qualified.removeprefix("aten::").partition(".")
             function = getattr(getattr(torch.ops.aten, base), overload or "default")
             if effects_of(function).declares_writes:
@@ -188,7 +193,7 @@ def see(name: str) -> int:
 def _see(function: OpOverload) -> int:
     """By the operator, not by its name: a user's may be defined anew."""
     effects = effects_of(function)
-    schema = function._schema  # noqa: SLF001
+    schema = schema_of(function)
     return get_runtime().shim.name_operator(
         function,
         (schema.name, schema.overload_name),

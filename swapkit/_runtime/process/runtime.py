@@ -11,9 +11,9 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._runtime.saved.device import CPU, TYPES, Device
-from swapkit._runtime.saved.lent_hooks import EnteredSessions
 from swapkit._runtime.saved.shared import SharedState
 from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.thread_state import thread_state
 from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ class Runtime(SharedState):
         apply_log_level(environment)
         note_without_effect(environment)
         super().__init__()
-        self.entered = EnteredSessions()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self._devices: dict[torch.device, Device] = {}
         # Of all sessions, ended ones too: their graphs may still hold what can be moved.
@@ -113,7 +112,7 @@ class Runtime(SharedState):
         The innermost session there, as in `current_swapper`, else the device's own. Memory of the
         CPU is the host's: moving it helps only who has put a pool there.
         """
-        for sessions in (self.entered.stack, self.active):
+        for sessions in (thread_state.sessions, self.active):
             for swapper in reversed(sessions):
                 if (swapper.device.type, swapper.device.index) == (device_type, index):
                     return swapper
@@ -135,7 +134,7 @@ class Runtime(SharedState):
         The innermost one of this thread; else the latest of the process, whose threads may be many;
         outside any session the current device's own.
         """
-        for sessions in (self.entered.stack, self.active):
+        for sessions in (thread_state.sessions, self.active):
             for innermost in sessions[-1:]:  # one look: other threads leave theirs meanwhile
                 return innermost
         return self.default_swapper(self.current_device())

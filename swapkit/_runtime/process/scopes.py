@@ -7,32 +7,22 @@ active there, or with the process's own outside any session.
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING
 
-from swapkit._native.sched import Tier
 from swapkit._runtime.model.tracker import Need
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.hooks import Hooks
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import InvalidArgument, SessionError
+from swapkit.ir.plans import Action, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
     from swapkit._runtime.saved.swapper import Swapper
-
-
-class _Open(threading.local):
-    """The scopes that this thread has open, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[OpenScope] = []
-
-
-_open = _Open()
 
 
 class OpenScope:
@@ -44,7 +34,7 @@ class OpenScope:
         self.scope = scope
         self.hooks = Hooks(runtime.current_swapper(), scope.choice)
         self._is_alone = not runtime.active  # outside of any session, whose figures name modules
-        self._stack = _open.stack
+        self._stack = thread_state.scopes
         self._tracker = runtime.tracker
 
     def __enter__(self) -> None:
@@ -130,18 +120,18 @@ class Scope:
         traceback: TracebackType | None,
     ) -> None:
         # A copy: other threads may end what they have taken over.
-        for entered in _open.stack[::-1]:
+        for entered in thread_state.scopes[::-1]:
             if entered.scope is self:
-                return entered.__exit__()
+                entered.__exit__()
+                return
         raise SessionError("a scope must end on the thread that it began on")
 
 
 @untraced
 def innermost_choice() -> Placement | None:
     """Return the choice of the scope that this thread has opened last, if one is open."""
-    for innermost in _open.stack[-1:]:  # one look: other threads may end it
-        return innermost.hooks.choice
-    return None
+    scopes: list[OpenScope] = thread_state.scopes[-1:]  # one look: other threads may end it
+    return scopes[0].hooks.choice if scopes else None
 
 
 @untraced

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from swapkit._runtime.torch_compat.internals import pytree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,8 +1,9 @@
 """Regions by capture: the function runs once, and its operators again in backward, one by one.
 
 While a region runs, operators that can be repeated are captured where they run
-(`shim/cpp/regions.hpp`), and what autograd saves of their results is computed again from them. So
-the function itself runs once, and so does what it does besides. What cannot be repeated is kept.
+(`shim/cpp/recompute/regions.hpp`), and what autograd saves of their results is computed again from
+them. So the function itself runs once, and so does what it does besides. What cannot be repeated is
+kept.
 
 In a session, and where a step is recorded, what a region saves that it has not made goes to the
 hooks by which events are counted, with operands of what it computes again; so it moves like other
@@ -34,9 +35,10 @@ from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
 from swapkit._runtime.recompute.watching import check_operators
 from swapkit._runtime.saved.hooks import Hooks, around_region
-from swapkit._runtime.shim.placement import Action
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
+from swapkit._runtime.torch_compat.internals import graph_task
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
+from swapkit.ir.plans import Action
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.hooks import Around
     from swapkit.registry import Recompute
 
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 # What is kept though nobody has chosen that may be so much, and a share of what is not.
 _LITTLE_BYTES = 1 << 16
 _SHARE = 1 / 32
@@ -58,7 +59,9 @@ class Captured:
     """One call of a region that is captured."""
 
     @untraced
-    def __init__(self, call: RegionCall, terms: Recompute, around: Around, *, is_first: bool) -> None:
+    def __init__(
+        self, call: RegionCall, terms: Recompute, around: Around, *, is_first: bool
+    ) -> None:
         """Prepare it. `is_first`: nothing is known yet of such calls."""
         runtime = get_runtime()
         swapper = runtime.current_swapper()
@@ -281,7 +284,7 @@ def capture(
     kwargs: dict[str, Any],
 ) -> Captured | None:
     """Return a call that is captured; None: it runs twice, as in torch's checkpoint."""
-    if not _is_simple(terms) or _graph_task() != -1 or has_foreign_mode(may_record=True):
+    if not _is_simple(terms) or graph_task() != -1 or has_foreign_mode(may_record=True):
         return None
     check_operators(terms)
     around = around_region()

@@ -12,11 +12,18 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils import _pytree as pytree
 
 from swapkit._runtime.operators.effects import FUNCTIONAL, can_keep
 from swapkit._runtime.operators.names import operator_names
+from swapkit._runtime.torch_compat.internals import (
+    HigherOrderOperator,
+    buffers_of,
+    parameters_of,
+    pytree,
+    schema_of,
+    storage_address,
+)
+from swapkit._runtime.torch_compat.plain_tensors import is_plain
 
 if TYPE_CHECKING:
     from swapkit._runtime.operators.names import Operator
@@ -34,7 +41,7 @@ def is_collective(operator: Operator) -> bool:
     """Return whether an operator starts a collective whose result is a tensor of its own."""
     if isinstance(operator, HigherOrderOperator) or not can_keep(operator):
         return False
-    qualified: str = operator._schema.name  # noqa: SLF001
+    qualified: str = schema_of(operator).name
     namespace, _, base = qualified.partition("::")
     return (namespace == FUNCTIONAL and base not in _NO_COLLECTIVES) or qualified in _OTHERS
 
@@ -78,7 +85,7 @@ class RepeatedCollectives:
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         if tensor.requires_grad and tensor.is_leaf:
             return True
-        storage = tensor.untyped_storage()._cdata  # noqa: SLF001
+        storage = storage_address(tensor.untyped_storage())
         if self._tracker.is_state(storage) or self._swapper.is_weight(tensor):
             return True
         if self._sharded is None:
@@ -91,15 +98,12 @@ class RepeatedCollectives:
         if self._module is not None:
             modules.update(self._module.modules())
         return {
-            shard.untyped_storage()._cdata  # noqa: SLF001
+            storage_address(shard.untyped_storage())
             for module in modules
-            for tensor in (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
+            for tensor in (*parameters_of(module).values(), *buffers_of(module).values())
             for shard in [getattr(tensor, "_local_tensor", tensor)]
-            if isinstance(shard, torch.Tensor) and type(shard) in _PLAIN
+            if is_plain(shard)
         }
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _is_inside(name: str, modules: tuple[str, ...]) -> bool:

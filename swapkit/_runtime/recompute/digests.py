@@ -17,23 +17,22 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import operator_names
 from swapkit._runtime.recompute.collectives import may_be_under_way
 from swapkit._runtime.recompute.operator_modes import OperatorMode, inspect
 from swapkit._runtime.recompute.selection import CAUSES
+from swapkit._runtime.torch_compat.internals import pytree, storage_address
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import RecomputeMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.torch_compat.internals import TorchDispatchMode
 
 _UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")
 _FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*", "*_ctc_loss*")
@@ -138,7 +137,7 @@ class RegionDigests:
     def _is_state(self, tensor: torch.Tensor) -> bool:
         if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
             return False
-        return self._tracker.is_state(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        return self._tracker.is_state(storage_address(tensor.untyped_storage()))
 
 
 class _Watching(OperatorMode):

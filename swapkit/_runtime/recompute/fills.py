@@ -12,12 +12,11 @@ import torch
 
 from swapkit._runtime.process.captures import see_fills
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.torch_compat.internals import top_hooks
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001
 
 
 class Fills:
@@ -41,7 +40,7 @@ class Fills:
     @untraced
     def ending(self) -> Iterator[None]:
         """Let a run of the region, which has just begun, end with what is saved last."""
-        pair = _top_hooks(True)  # noqa: FBT003
+        pair = top_hooks(True)  # noqa: FBT003
         assert pair is not None  # torch's checkpoint has put its own on top
         yield
         if self._must_end:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swapkit._runtime.torch_compat.internals import submodules_of
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
@@ -131,7 +133,7 @@ def _modes(module: torch.nn.Module) -> Hashable:
     modules, seen, modes = [module], {id(module)}, []
     for each in modules:
         modes.append(each.training)
-        for child in list(each._modules.values()):  # noqa: SLF001 - `modules()` takes much longer
+        for child in list(submodules_of(each).values()):
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 modules.append(child)

@@ -7,9 +7,9 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
-from swapkit._runtime.torch_compat.dispatch_modes import OperatorMode
+from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
+from swapkit._runtime.torch_compat.internals import FakeTensor, ModeKind, mode_of_kind, pytree
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ _DISTRIBUTED = {
     ("torch.distributed.tensor._api", "DTensor"),
     ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
 }
-_active_mode = torch._C._get_dispatch_mode  # noqa: SLF001
-_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
 
 
 class OperatorCall(NamedTuple):
@@ -38,7 +36,7 @@ def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     is_cast = operator is torch.ops.aten._to_copy.default  # noqa: SLF001 - an operator's name
     return OperatorCall(
         form=tuple((tensor.shape, tensor.dtype) for tensor in tensors),
-        is_abstract=_active_mode(_FAKE) is not None or any(map(_is_abstract, tensors)),
+        is_abstract=mode_of_kind(ModeKind.FAKE) is not None or any(map(_is_abstract, tensors)),
         is_weight_cast=is_cast and tensors[0].is_leaf and tensors[0].requires_grad,
     )
 
@@ -49,7 +47,7 @@ def is_tensor(value: object) -> bool:
 
 
 def _is_abstract(tensor: torch.Tensor) -> bool:
-    is_fake = isinstance(tensor, torch._subclasses.FakeTensor)  # noqa: SLF001
+    is_fake = isinstance(tensor, FakeTensor)
     return is_fake or tensor.device.type == "meta"
 
 
@@ -64,7 +62,7 @@ def _comes_to_others(kind: type) -> bool:
     return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
 
 
-class OperatorMode(OperatorMode):  # type: ignore[no-untyped-call]
+class OperatorMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Sees operators on plain tensors, `torch.ops.higher_order` among them."""
 
     @untraced

@@ -32,6 +32,12 @@ from swapkit._runtime.recompute.caches import find_caches
 from swapkit._runtime.recompute.captured import capture
 from swapkit._runtime.recompute.fills import Fills
 from swapkit._runtime.recompute.watching import make_watcher
+from swapkit._runtime.torch_compat.internals import (
+    ModeKind,
+    hooks_disabled_message,
+    innermost_transform,
+    mode_of_kind,
+)
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 
 if TYPE_CHECKING:
@@ -39,12 +45,6 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.recompute.slices import Slices
     from swapkit.registry import Recompute
-
-_autograd = torch._C._autograd  # noqa: SLF001
-_disabled_message = _autograd._saved_tensors_hooks_get_disabled_error_message  # noqa: SLF001
-_innermost_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
-_dispatch_mode = torch._C._get_dispatch_mode  # noqa: SLF001
-_PROXY = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001
 
 
 # Not the function inside: it may well be compiled.
@@ -88,9 +88,9 @@ def run_region(
 def _is_transformed() -> bool:
     """Return whether torch would refuse to record a region here, or could not run it again."""
     return (
-        _disabled_message() is not None
-        or _innermost_transform() is not None
-        or _dispatch_mode(_PROXY) is not None
+        hooks_disabled_message() is not None
+        or innermost_transform() is not None
+        or mode_of_kind(ModeKind.PROXY) is not None
     )
 
 

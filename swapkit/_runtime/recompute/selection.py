@@ -1,7 +1,7 @@
 """Selective recomputation: some operators' results are kept, on the device or on the host.
 
-A region's first run is watched by a dispatch mode, `RegionRecording`, that keeps results; when it is
-recomputed, another one, `Replaying`, gives them out in the order in which each operator ran, and
+A region's first run is watched by a dispatch mode, `RegionRecording`, that keeps results; when it
+is recomputed, another one, `Replaying`, gives them out in the order in which each operator ran, and
 lets the others run again. Results are kept as autograd keeps what it saves, detached and with their
 version, and those that go to the host move as whatever else does.
 
@@ -29,13 +29,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import is_random, matches
 from swapkit._runtime.operators.settings import VERSIONS
 from swapkit._runtime.recompute.operator_modes import OperatorCall, OperatorMode, inspect, is_tensor
+from swapkit._runtime.torch_compat.internals import ExcludeKey, keeps_graph, pytree, storage_address
+from swapkit._runtime.torch_compat.plain_tensors import is_plain
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ _BY_NAME = {
     "MUST_CPU_OFFLOAD": ResultDecision.OFFLOAD,  # not in every version of torch
     "PREFER_CPU_OFFLOAD": ResultDecision.OFFLOAD,
 }
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GONE: list[SavedTensor | object] = []
-_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph  # noqa: SLF001
 
 
 class ResultSelection:
@@ -124,7 +123,7 @@ class ResultSelection:
 
 def _storages(leaves: list[Any]) -> Iterator[torch.UntypedStorage]:
     for leaf in leaves:
-        if type(leaf) in _PLAIN and leaf.layout is torch.strided:
+        if is_plain(leaf):
             yield leaf.untyped_storage()
 
 
@@ -144,7 +143,7 @@ class _CallResults:
         self.generator = generator
         leaves, self.spec = pytree.tree_flatten(results)
         # The aliases kept must share the results' versions, which below autograd they would not.
-        with torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False):  # noqa: FBT003, SLF001
+        with ExcludeKey(VERSIONS, False):  # noqa: FBT003
             self.parts: list[SavedTensor | object] = [
                 pack(leaf) if is_tensor(leaf) else leaf for leaf in leaves
             ]
@@ -194,7 +193,7 @@ class Log:
     def note_written(self, tensors: list[torch.Tensor]) -> None:
         """Let go of what was kept in memory that an operator of the first run changes."""
         for storage in _storages(tensors):
-            _, changed = self._by_storage.pop(storage._cdata, (None, ()))  # noqa: SLF001
+            _, changed = self._by_storage.pop(storage_address(storage), (None, ()))
             for kept in changed:
                 kept.parts = _GONE
 
@@ -213,7 +212,7 @@ class Log:
             else part
             for part in parts
         ]
-        if self.is_complete and not _retains_graph():
+        if self.is_complete and not keeps_graph():
             kept.parts = _GONE
         if kept.generator is not None and self.keeper.preserves_random_state:
             _set_random_state(*kept.generator)

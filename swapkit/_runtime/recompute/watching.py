@@ -17,25 +17,25 @@ from swapkit._runtime.process.scopes import resting_choice
 from swapkit._runtime.recompute.collectives import RepeatedCollectives, is_collective
 from swapkit._runtime.recompute.digests import RegionDigests
 from swapkit._runtime.recompute.selection import (
-    ResultDecision,
     Keeper,
     Log,
     RegionRecording,
     Replaying,
+    ResultDecision,
     ResultSelection,
 )
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
+from swapkit.ir.plans import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.saved.swapper import Swapper
+    from swapkit._runtime.torch_compat.internals import TorchDispatchMode
     from swapkit.registry import Collectives, Recompute
 
 
@@ -132,7 +132,9 @@ class RegionWatcher:
 class _Keeping:
     """Which results are kept, and where."""
 
-    def __init__(self, log: Log, selection: ResultSelection, repetition: RepeatedCollectives | None) -> None:
+    def __init__(
+        self, log: Log, selection: ResultSelection, repetition: RepeatedCollectives | None
+    ) -> None:
         self.log = log
         self.offloads = selection.offloads
         self._selection = selection
@@ -159,7 +161,11 @@ class _Keeping:
         results: Any,  # noqa: ANN401 - whatever the operator returns
     ) -> ResultDecision:
         if self._repetition is not None and is_collective(operator):
-            return ResultDecision.SAVE if self._repetition.is_kept(operator, args) else ResultDecision.AGAIN
+            return (
+                ResultDecision.SAVE
+                if self._repetition.is_kept(operator, args)
+                else ResultDecision.AGAIN
+            )
         return self._selection.decide(operator, args, kwargs, results)
 
 
@@ -182,7 +188,9 @@ def make_watcher(
     return RegionWatcher(swapper, module, keeping, digests)
 
 
-def _make_keeping(terms: Recompute, swapper: Swapper, repetition: RepeatedCollectives | None) -> _Keeping:
+def _make_keeping(
+    terms: Recompute, swapper: Swapper, repetition: RepeatedCollectives | None
+) -> _Keeping:
     check_operators(terms)
     keeper = Keeper(
         save=swapper.packer(resting_choice(swapper)),

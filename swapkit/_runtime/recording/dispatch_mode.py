@@ -5,26 +5,25 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensor
-
 from swapkit._runtime.torch_compat.dispatch_modes import SeeingMode
+from swapkit._runtime.torch_compat.internals import FakeTensor, count_modes, disabled_dispatch
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
     from swapkit._runtime.operators.names import Operator
 
 _DISPATCH = "__torch_dispatch__"
-_no_dispatch = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 
 
 @functools.cache
 def _are_plain(types: tuple[type, ...]) -> bool:
     """Whether no tensor among an operator's is made of others, whose operators are to be seen."""
     return all(
-        issubclass(each, FakeTensor) or getattr(each, _DISPATCH, None) is _no_dispatch
+        issubclass(each, FakeTensor) or getattr(each, _DISPATCH, None) is disabled_dispatch
         for each in types
     )
 
@@ -62,7 +61,7 @@ class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
         if recorder is None or recorder.is_paused:
             return func(*args, **(kwargs or {}))
         if types and not _are_plain(tuple(types)):
-            if torch._C._len_torch_dispatch_stack() == 0:  # noqa: SLF001
+            if count_modes() == 0:
                 return NotImplemented  # the operators on what it is made of come here next
             return func(*args, **(kwargs or {}))  # to another mode, which may know what it is
         return recorder.run(func, args, kwargs or {})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from swapkit._runtime.torch_compat.internals import destroy_library
 from swapkit.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def standing_for(device: str) -> Iterator[None]:
             _device = outer
             _users -= 1
             if _users == 0 and _library is not None:
-                _library._destroy()  # type: ignore[no-untyped-call] # noqa: SLF001
+                destroy_library(_library)
                 _library = None
                 torch.autocast.__init__ = _init_autocast  # type: ignore[method-assign]
 

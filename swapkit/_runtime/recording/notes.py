@@ -14,6 +14,7 @@ from swapkit._runtime.recording.tables.kept_bytes import Bytes
 from swapkit._runtime.recording.tables.module_calls import Calls
 from swapkit._runtime.recording.tables.references import Holds
 from swapkit._runtime.recording.tables.storages import Storages
+from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit.ir.traces import BEFORE, Kind, Phase
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.clocks import Timer
     from swapkit._runtime.recording.tables.roofline import Hardware
     from swapkit._runtime.saved.device import DevicePool
-
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-NO_TASK = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class Notes:
         """Number a storage that no operator was seen to make. The lock is held."""
         if isinstance(tensor, torch.nn.Parameter):
             return self.storages.number(tensor, BEFORE, Kind.STATE)
-        if tensor.grad_fn is not None or _graph_task() != NO_TASK:
+        if tensor.grad_fn is not None or graph_task() != NO_TASK:
             return self.storages.number(tensor, len(self.rows))  # by something that was not seen
         return self.storages.number(tensor, BEFORE, Kind.INPUT)
 

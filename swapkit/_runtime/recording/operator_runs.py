@@ -6,11 +6,11 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch._ops import HigherOrderOperator
 
 from swapkit._runtime.operators.effects import effects_of
 from swapkit._runtime.operators.random_states import may_be_random
 from swapkit._runtime.recording.tables.clocks import NO_WORKSPACE
+from swapkit._runtime.torch_compat.internals import HigherOrderOperator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

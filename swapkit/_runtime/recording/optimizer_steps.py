@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit.ir.traces import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from swapkit._runtime.recording.notes import Notes
-
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
 
 
 class Optimizers:
@@ -64,15 +62,15 @@ class Optimizers:
     def is_stepping(self) -> bool:
         """Whether this thread's operators are an optimizer's."""
         # A closure computes the loss again in the middle of a step; the step itself has no grad.
-        is_inside = bool(self._tasks) and _graph_task() == self._tasks[-1]
+        is_inside = bool(self._tasks) and graph_task() == self._tasks[-1]
         return is_inside and not torch.is_grad_enabled()
 
     def phase(self) -> Phase:
         """Return what the operator that just ran on this thread was part of."""
         if self.is_stepping:
             return Phase.OPTIMIZER
-        task = _graph_task()
-        if task != _NO_TASK:
+        task = graph_task()
+        if task != NO_TASK:
             self._was_backward = True
             return Phase.BACKWARD
         if self._was_backward:  # the first operator after it
@@ -110,7 +108,7 @@ class Optimizers:
                 self._known.append(optimizer)
                 self._meet(optimizer)
             self.look()
-            self._tasks.append(_graph_task())
+            self._tasks.append(graph_task())
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
         """Note that it has ended."""

@@ -11,13 +11,10 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensor
-
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
 from swapkit._runtime.recording.dispatch_mode import RecordingMode
-from swapkit._runtime.recording.notes import NO_TASK, Notes, NotedOperator, Setting
+from swapkit._runtime.recording.notes import NotedOperator, Notes, Setting
 from swapkit._runtime.recording.operator_runs import form_of, run_timed
 from swapkit._runtime.recording.optimizer_steps import Optimizers
 from swapkit._runtime.recording.saved_events import Savings
@@ -26,21 +23,29 @@ from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.saved.hooks import is_in_region
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
+from swapkit._runtime.torch_compat.internals import (
+    NO_TASK,
+    FakeTensor,
+    buffers_of,
+    graph_task,
+    parameters_of,
+)
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.ir.traces import BEFORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.recording.tables.kept_bytes import Read
     from swapkit.ir.traces import Trace
 
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 UPDATE = "swapkit.update_statistics"  # the name of what an operator changes besides its results
 EMPTIED = "swapkit.take_memory"  # the name of what FSDP has done when backward begins
 # The name of what a region runs again in forward, where an operand is about to change: what plans
-# capture there is counted by names (`execution/plan_tables.py`), and this is not among it.
+# capture there is counted by names (`execution/plan_compiler.py`), and this is not among it.
 AGAIN = "swapkit.run_again"
 
 
@@ -198,7 +203,7 @@ class Recorder(Notes):
         made, taken, workspace = run_timed(self, (function, (), {}), run, is_same=True)
         with self.lock:
             writes = self._numbers_written([], made)
-            name = AGAIN if _graph_task() == NO_TASK else form_of(function).name
+            name = AGAIN if graph_task() == NO_TASK else form_of(function).name
             self._note(name, taken, (reads, writes), workspace, is_same=False)
 
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
@@ -206,7 +211,7 @@ class Recorder(Notes):
 
         A plan repeats operators of modules, in forward.
         """
-        is_forward = _graph_task() == NO_TASK and not self.optimizers.is_stepping
+        is_forward = graph_task() == NO_TASK and not self.optimizers.is_stepping
         if not (is_same and is_forward and self.bytes.is_on and self.calls.is_inside):
             return None
         return self.bytes.before(given)
@@ -222,7 +227,7 @@ class Recorder(Notes):
     def _look(self) -> None:
         """Note what forward holds no more, and has taken the memory of."""
         self.holds.look(len(self.rows))
-        task = _graph_task()
+        task = graph_task()
         if task == NO_TASK:
             return
         self.holds.finish(len(self.rows), task)
@@ -294,7 +299,7 @@ class Recorder(Notes):
 
     def _meet(self, module: torch.nn.Module) -> None:
         """Number the state of a module that is seen for the first time."""
-        for tensor in (*module._parameters.values(), *module._buffers.values()):  # noqa: SLF001
+        for tensor in (*parameters_of(module).values(), *buffers_of(module).values()):
             if tensor is not None:
                 with self.lock:
                     self.optimizers.add_state(tensor)

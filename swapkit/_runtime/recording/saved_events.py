@@ -9,21 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from swapkit._runtime.operators.settings import VERSIONS
 from swapkit._runtime.saved.swapper import _is_cast_weight
-from swapkit._runtime.shim.placement import Action
+from swapkit._runtime.shim.types import modified_error
+from swapkit._runtime.torch_compat.internals import (
+    ExcludeKey,
+    FakeTensor,
+    base_of,
+    graph_task,
+    version_of,
+)
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-from swapkit.errors import SavedTensorModified
+from swapkit._runtime.torch_compat.plain_tensors import KINDS
+from swapkit.ir.plans import Action
 from swapkit.ir.traces import EventKind, Kind
 
 if TYPE_CHECKING:
     from swapkit._runtime.recording.notes import Notes
     from swapkit._runtime.shim.placement import Placement
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
 
 
 class SavedEvent(NamedTuple):
@@ -84,7 +88,7 @@ class Savings:
                 is_planned = _mark(notes, number, tensor, site)
             if is_planned:
                 assert number is not None
-                notes.holds.add(number, packed, _graph_task())
+                notes.holds.add(number, packed, graph_task())
             self._saves[id(packed)] = len(self.events)
             self._add(notes, EventKind.SAVE, number if is_planned else None, -1)
         if number is not None:
@@ -146,9 +150,9 @@ class _SavedAlias:
         # data may be replaced.
         if tensor.is_leaf and tensor.requires_grad:
             self.alias = tensor
-        elif type(tensor) in _PLAIN:
+        elif type(tensor) in KINDS:
             # Below autograd, too, where an operand of a region's is kept: the count is shared.
-            counted = torch._C._SetExcludeDispatchKeyGuard(VERSIONS, False)  # noqa: FBT003, SLF001
+            counted = ExcludeKey(VERSIONS, False)  # noqa: FBT003
             with hidden(), counted:
                 self.alias = tensor.detach()
         else:  # made of others, or fake: who makes it has to see it
@@ -159,17 +163,13 @@ class _SavedAlias:
     def unpack(self) -> torch.Tensor:
         """Give it back, whoever asks for it: a region's hooks may."""
         if _version_of(self.alias) != self.version:
-            raise SavedTensorModified(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: {self.alias.dtype} {list(self.alias.size())} is at version "
-                f"{_version_of(self.alias)}; expected version {self.version} instead."
-            )
+            raise modified_error(self.alias, self.version)
         self._savings.used(self, self.alias)
         return self.alias
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 class EventWatcher:
@@ -238,11 +238,11 @@ class EventWatcher:
 
 def _may_move(tensor: torch.Tensor) -> bool:
     """Whether a tensor is plain memory, and no weight's, as far as it says itself."""
-    is_plain = type(tensor) in (*_PLAIN, FakeTensor) and tensor.layout is torch.strided
+    is_plain = type(tensor) in (*KINDS, FakeTensor) and tensor.layout is torch.strided
     if not is_plain or tensor.numel() == 0:
         return False
     # Such as weight.t().
     return not isinstance(tensor, torch.nn.Parameter) and not isinstance(
-        tensor._base,  # noqa: SLF001
+        base_of(tensor),
         torch.nn.Parameter,
     )

@@ -13,7 +13,7 @@ from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Tra
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit._runtime.recording.notes import Notes, NotedOperator
+    from swapkit._runtime.recording.notes import NotedOperator, Notes
     from swapkit._runtime.recording.saved_events import SavedEvent
     from swapkit._runtime.recording.tables.storages import StorageLife
 

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from swapkit._native.sched import Scheduler
+from swapkit._runtime.saved.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from swapkit._native.backend import Backend
     from swapkit._native.pool import BlockInfo, RingKind
     from swapkit._runtime.saved.shared import SharedState
 
 CPU = torch.device("cpu")
+NO_LIMITS = Limits()
 LOCKED_SHARE = 0.75  # of the machine's memory, or of the control group's
 # As torch numbers kinds of devices.
 TYPES = {"cpu": 0, "cuda": 1}
@@ -88,27 +89,20 @@ class Device:
         self.link = backend  # over whose streams schedulers that are made now copy
         self.pool: DevicePool | None = None  # once it is installed
 
-    def new_scheduler(
-        self,
-        *,
-        host_limit_bytes: int | None = None,
-        disk: Path | None = None,
-        disk_limit_bytes: int = 0,
-        copies_in_flight: int = 0,
-    ) -> Scheduler:
+    def new_scheduler(self, limits: Limits = NO_LIMITS, *, copies_in_flight: int = 0) -> Scheduler:
         """Return who moves storages, within these limits; see `Scheduler`.
 
         A device's host copies are locked: without a limit they get a share of the machine's memory.
         """
-        if host_limit_bytes is None and self.name != CPU:
-            whole_bytes = self.shared.host_bytes()
-            host_limit_bytes = int(whole_bytes * LOCKED_SHARE)
+        host_bytes = limits.host_bytes
+        if host_bytes is None and self.name != CPU:
+            host_bytes = int(self.shared.host_bytes() * LOCKED_SHARE)
         return Scheduler(
             self.link,
             drop_owner=self.shared.shim.drop_address,
-            host_limit_bytes=host_limit_bytes,
-            disk=disk,
-            disk_limit_bytes=disk_limit_bytes,
+            host_limit_bytes=host_bytes,
+            disk=limits.disk,
+            disk_limit_bytes=limits.disk_bytes,
             copies_in_flight=copies_in_flight,
         )
 

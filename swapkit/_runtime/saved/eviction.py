@@ -7,7 +7,8 @@ copied and dropped; oldest first, since backward needs the oldest last. What had
 brought back ahead of its use goes last of all.
 
 Where a `host_limit` leaves little room for copies, operators are captured while no plan has settled
-(`shim/cpp/standby.hpp`), and what the host cannot take is dropped and computed again in backward.
+(`shim/cpp/recompute/standby.hpp`), and what the host cannot take is dropped and computed again in
+backward.
 
 Only storages that nobody else holds are dropped: anything else would free nothing.
 """
@@ -42,7 +43,7 @@ LEAST = 1 / 256
 FIT = 1.25
 
 
-class Rescue:
+class Evictor:
     """The policy of a swapper under a budget. The swapper's lock is held, or taken by `free`."""
 
     def __init__(
@@ -83,7 +84,9 @@ class Rescue:
         self.multiple = 1  # of the bytes that are missing: what a rescue frees
         self._count = 0
         self._count_before = self._count_elsewhere()
-        self._digests: StorageDigests | None = None  # of what is dropped without a copy; None: nothing is
+        self._digests: StorageDigests | None = (
+            None  # of what is dropped without a copy; None: nothing is
+        )
         self._may_stand_by = False  # in a session that has prepared it
 
     @property

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.lib import defer_interruption, note_failure
+from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
@@ -134,7 +135,7 @@ def _is_alone() -> bool:
 
 def _roots() -> Iterator[Any]:
     """Yield the graph nodes that tensors hold, and the one that runs."""
-    node = torch._C._current_autograd_node()  # noqa: SLF001 - torch has no public way to ask
+    node = current_node()
     if node is not None:
         yield node
     try:

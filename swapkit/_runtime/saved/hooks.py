@@ -20,14 +20,23 @@ Autograd calls only the innermost pair of hooks on a thread. Ours is made to com
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import drop_left
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.torch_compat.internals import (
+    ENGINE_CALL,
+    NO_TASK,
+    graph_task,
+    hooks_disabled_message,
+    pop_hooks,
+    push_hooks,
+    top_hooks,
+)
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 
 if TYPE_CHECKING:
@@ -39,26 +48,9 @@ if TYPE_CHECKING:
 
 Pair: TypeAlias = "tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]"
 
-_autograd = torch._C._autograd  # noqa: SLF001
-_push = _autograd._push_saved_tensors_default_hooks  # noqa: SLF001
-_pop = _autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
-_disabled_message = _autograd._saved_tensors_hooks_get_disabled_error_message  # noqa: SLF001
-
-
-class _Pushed(threading.local):
-    """The pairs of ours that are on this thread's stack of hooks, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[Hooks] = []
-
-
-_pushed = _Pushed()
-
 
 def _top() -> Pair | None:
-    return _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001
+    return top_hooks(True)  # noqa: FBT003
 
 
 class Hooks:
@@ -89,16 +81,16 @@ class Hooks:
         self._is_stand_in = packer is not None
         self._has_entered = self._has_left = False
         self._is_popped = False  # taken off torch's stack, or about to be
-        self._task = _graph_task()
+        self._task = graph_task()
         self._foreign: Pair | None = None
         self.pair: Pair | None = None
 
     def enter(self) -> None:
         """Begin to see what this thread saves; without effect where hooks are disabled."""
-        if _disabled_message() is not None:
+        if hooks_disabled_message() is not None:
             return
         pop_left()
-        self._task = _graph_task()
+        self._task = graph_task()
         self._foreign = None if self.region is not None else _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
@@ -136,36 +128,36 @@ class Hooks:
     @property
     def _is_loose(self) -> bool:
         """Whether it can be taken off the stack now, and stays off."""
-        return self._is_on_top and self._task == _graph_task()
+        return self._is_on_top and self._task == graph_task()
 
     def _push(self) -> None:
         assert self.pair is not None
-        _push(*self.pair)
-        _pushed.stack.append(self)
+        push_hooks(*self.pair)
+        thread_state.hooks.append(self)
 
     def _push_again(self) -> None:
         """Undo `_pop`, as far as that came."""
         assert self.pair is not None
         self._is_popped = False
         if not self._is_on_top:
-            _push(*self.pair)
-        if self not in _pushed.stack:
-            _pushed.stack.append(self)
+            push_hooks(*self.pair)
+        if self not in thread_state.hooks:
+            thread_state.hooks.append(self)
 
     def _pop(self) -> None:
         self._is_popped = True
-        _pop()
+        pop_hooks()
         self._forget()
 
     def _forget(self) -> None:
-        if self in _pushed.stack:
-            _pushed.stack.remove(self)
+        if self in thread_state.hooks:
+            thread_state.hooks.remove(self)
 
 
 def pop_left() -> None:
     """Take off this thread's stacks what was left when it could not be taken off: pairs, modes."""
     drop_left()
-    stack = _pushed.stack
+    stack = thread_state.hooks
     while stack and stack[-1]._is_over:  # noqa: SLF001 - its own kind
         ours = stack[-1]
         if ours._is_loose:  # noqa: SLF001
@@ -182,9 +174,9 @@ def innermost() -> Hooks | None:
 
     None: there is none, or another pair is asked before, as in a recomputed region.
     """
-    if not _pushed.stack:
+    if not thread_state.hooks:
         return None
-    ours = _pushed.stack[-1]
+    ours = thread_state.hooks[-1]
     is_asked = ours._is_on_top and ours._foreign is None  # noqa: SLF001 - its own kind
     return ours if is_asked and ours.region is None and not ours.packer.is_inert else None
 
@@ -192,15 +184,15 @@ def innermost() -> Hooks | None:
 @untraced
 def is_foreign() -> bool:
     """Return whether hooks of others see what this thread saves, or nobody may."""
-    return _disabled_message() is not None or _foreign_pair() is not None
+    return hooks_disabled_message() is not None or _foreign_pair() is not None
 
 
 def _foreign_pair() -> Pair | None:
     """Return the pair that would be asked on this thread if none of ours were there."""
     top = _top()
-    if top is None or not _pushed.stack:
+    if top is None or not thread_state.hooks:
         return top
-    ours = _pushed.stack[-1]
+    ours: Hooks = thread_state.hooks[-1]
     if not ours._is_on_top:  # noqa: SLF001 - its own kind
         return top
     return ours._foreign if ours.region is None else ours.pair  # noqa: SLF001
@@ -220,19 +212,21 @@ def around_region() -> Around | None:
 
     Those of others see all that is saved here. A region around is not one of those.
     """
-    if _disabled_message() is not None:
+    if hooks_disabled_message() is not None:
         return None
     pop_left()
     foreign = _foreign_pair()
     if foreign is not None:
-        outer = next((each for each in reversed(_pushed.stack) if each.region is not None), None)
+        outer = next(
+            (each for each in reversed(thread_state.hooks) if each.region is not None), None
+        )
         is_ours = outer is not None and outer.pair is foreign
         return Around(outer.packer.pack, _events()) if outer is not None and is_ours else None
-    return Around(_pushed.stack[-1].packer.pack if _pushed.stack else None, _events())
+    return Around(thread_state.hooks[-1].packer.pack if thread_state.hooks else None, _events())
 
 
 def _events() -> Callable[[torch.Tensor], Any] | None:
-    for each in reversed(_pushed.stack):
+    for each in reversed(thread_state.hooks):
         if each.swapper.events is each.packer:
             return None if each.packer.is_inert else each.packer.pack
     return None
@@ -240,7 +234,7 @@ def _events() -> Callable[[torch.Tensor], Any] | None:
 
 def is_in_region() -> bool:
     """Return whether this thread's operators run in a region that is captured."""
-    return any(each.region is not None and each.region.is_open for each in _pushed.stack)
+    return any(each.region is not None and each.region.is_open for each in thread_state.hooks)
 
 
 class _Wrapped:
@@ -277,12 +271,12 @@ def suspended() -> Iterator[None]:
     """Take our pairs off the top of this thread's stack for a while."""
     aside: list[Hooks] = []
     try:
-        while _pushed.stack:
-            ours = _pushed.stack[-1]
+        while thread_state.hooks:
+            ours = thread_state.hooks[-1]
             if not ours._is_on_top:  # noqa: SLF001 - its own kind
                 break  # a foreign pair is inside of ours
             aside.append(ours)  # first: a signal handler may raise anywhere
-            ours._pop()  # noqa: SLF001 - its own kind
+            ours._pop()  # noqa: SLF001
         yield
     finally:
         for ours in reversed(aside):
@@ -291,15 +285,14 @@ def suspended() -> Iterator[None]:
 
 
 _CREATE_GRAPH = 2  # its place behind the outputs
-_running: Any = torch.autograd  # `_engine_run_backward`, which is called by this name
-_torchs_backward = _running._engine_run_backward  # noqa: SLF001
+_torchs_backward = getattr(torch.autograd, ENGINE_CALL)
 
 
 @untraced_itself
 def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """As torch's function of this kind; pairs of ours that rest leave the stack meanwhile."""
-    stack = _pushed.stack
-    may_rest = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and _graph_task() == _NO_TASK
+    stack = thread_state.hooks
+    may_rest = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and graph_task() == NO_TASK
     if not stack or not may_rest or not all(each.packer.rests for each in stack):
         return _torchs_backward(outputs, *args, **kwargs)
     with suspended():
@@ -329,8 +322,8 @@ def _detour_for(hooks: Hooks) -> None:
     with _detour_lock:
         _detoured.add(hooks)
         torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
-        if _running._engine_run_backward is _torchs_backward:  # noqa: SLF001
-            _running._engine_run_backward = _run_backward  # noqa: SLF001
+        if getattr(torch.autograd, ENGINE_CALL) is _torchs_backward:
+            setattr(torch.autograd, ENGINE_CALL, _run_backward)
 
 
 def _end_detour_for(hooks: Hooks) -> None:
@@ -338,5 +331,5 @@ def _end_detour_for(hooks: Hooks) -> None:
         _detoured.discard(hooks)
         if not _detoured:
             torch.autograd.graph.disable_saved_tensors_hooks = _disable
-            if _running._engine_run_backward is _run_backward:  # noqa: SLF001
-                _running._engine_run_backward = _torchs_backward  # noqa: SLF001
+            if getattr(torch.autograd, ENGINE_CALL) is _run_backward:
+                setattr(torch.autograd, ENGINE_CALL, _torchs_backward)

@@ -20,24 +20,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.model import global_hooks
 from swapkit._runtime.saved.hooks import Hooks
+from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat.internals import AROUND_MODULE_CALL, NO_TASK, graph_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.saved.swapper import Swapper
-
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
-
-
-class EnteredSessions(threading.local):
-    """The swappers of the sessions that were entered on this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[Swapper] = []
 
 
 class _Loan(NamedTuple):
@@ -66,10 +58,9 @@ class Lending:
 
     may_rest = True  # inside of the model's calls
 
-    def __init__(self, hooks: Hooks, model: torch.nn.Module, sessions: EnteredSessions) -> None:
+    def __init__(self, hooks: Hooks, model: torch.nn.Module) -> None:
         """Prepare; nothing is lent before `start`."""
         self._hooks = hooks
-        self._sessions = sessions
         self._find_model = find_weakly(model)
         self._lent = _Lent()
         self._lock = threading.Lock()  # of the next two; nothing is called that takes another
@@ -127,15 +118,15 @@ class Lending:
 
     @property
     def _entered(self) -> list[Swapper]:
-        return self._sessions.stack  # this thread's
+        return thread_state.sessions
 
     def _is_wanted(self) -> bool:
         """Whether the call saves something, and no session is there to see it."""
-        return not self._entered and torch.is_grad_enabled() and _graph_task() == _NO_TASK
+        return not self._entered and torch.is_grad_enabled() and graph_task() == NO_TASK
 
     def _is_running(self, loan: _Loan) -> bool:
         """Whether the call goes on: another thread may be in the middle of it."""
-        running = threads.receivers(loan.thread, resting.AROUND)
+        running = threads.receivers(loan.thread, AROUND_MODULE_CALL)
         return any(is_call_of(each, self._find_model()) for each in running)
 
     def _end(self, loan: _Loan) -> None:

@@ -3,8 +3,8 @@
 A saved tensor that can be moved joins its storage's group. Groups of a scope that swaps are copied
 out and released when the copy is done, or where the scope says; groups of a budget stay while
 memory lasts (`eviction.py`). In backward groups come back ahead of their use as far as there is
-room, and at the latest when they are unpacked (`shim/cpp/agenda.hpp`). What every saved tensor pays
-for is in `shim/cpp/hooks.cpp`; here is what it asks.
+room, and at the latest when they are unpacked (`shim/cpp/moves/agenda.hpp`). What every saved
+tensor pays for is in `shim/cpp/saved/pack_hooks.cpp`; here is what it asks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime.saved.eviction import Rescue
+from swapkit._runtime.saved.eviction import Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
 from swapkit._runtime.saved.shared import PlannedMove
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit.ir.plans import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Device
     from swapkit._runtime.shim.types import Mover, Packer, SavedTensor, StorageGroup
 
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
-_engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
 # What autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)
 
@@ -65,7 +64,7 @@ class Swapper:
         self._curve: Curve | None = None
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
         self.curve = None
-        self.rescue = Rescue(
+        self.rescue = Evictor(
             self.mover,
             scheduler,
             device,
@@ -126,7 +125,7 @@ class Swapper:
     @untraced
     def is_weight(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor views a parameter, or what autocast keeps of one."""
-        base = tensor._base  # noqa: SLF001
+        base = base_of(tensor)
         if base is not None and isinstance(base, torch.nn.Parameter):  # such as of weight.t()
             return True
         return _is_cast_weight(tensor)
@@ -152,7 +151,9 @@ class Swapper:
         """Note that a group's memory was released, or that it comes back, at an operator."""
         trace = self.shared.trace
         if trace is not None:
-            trace.append(PlannedMove(kind, self.site(group), group.operator, operator, group.nbytes))
+            trace.append(
+                PlannedMove(kind, self.site(group), group.operator, operator, group.nbytes)
+            )
 
     @untraced
     def backward_begins(self, tag: int) -> None:
@@ -160,10 +161,10 @@ class Swapper:
 
         The modules' own hooks label forward only. Once a pass, on the thread that runs it.
         """
-        if _graph_task() == _NO_TASK:  # somebody only looks at what a graph has saved
+        if graph_task() == NO_TASK:  # somebody only looks at what a graph has saved
             set_tag(tag)
         else:
-            _engine.queue_callback(lambda: _relabel(tag))
+            engine.queue_callback(lambda: _relabel(tag))
 
     @untraced
     def has_room(self, nbytes: int) -> bool:
@@ -218,8 +219,8 @@ def _is_cast_weight(tensor: torch.Tensor) -> bool:
     # Autocast hides itself from what runs below it, so it cannot be asked.
     if tensor.dtype not in CAST_TO:
         return False
-    source = tensor if tensor._base is None else tensor._base  # noqa: SLF001
-    node = source.grad_fn
+    base = base_of(tensor)
+    node = (tensor if base is None else base).grad_fn
     if node is None or node.name() != "ToCopyBackward0":
         return False
     inputs = node.next_functions

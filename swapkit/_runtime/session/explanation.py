@@ -15,14 +15,14 @@ from swapkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swapkit._runtime.control.course import Course
+    from swapkit._runtime.control.plan_status import PlanStatus
     from swapkit._runtime.session.stats import SessionStats
     from swapkit.reporting.text import Holder
 
 MOST_KINDS = 4  # of steps, beside the present one
 
 
-def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[Holder]) -> str:
+def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Sequence[Holder]) -> str:
     """Return what a session did, its plan, and what its budget does not cover, for people."""
     lines = [
         f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
@@ -31,12 +31,12 @@ def explain(stats: SessionStats, course: Course, policy: str, outside: Sequence[
         f"{format_bytes(stats.swapped_out_bytes)} copied out, "
         f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
         f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
-        *_explain_stalls(course),
-        *_explain_replans(course),
-        *_explain_plan(stats, course, policy),
+        *_explain_stalls(status),
+        *_explain_replans(status),
+        *_explain_plan(stats, status, policy),
     ]
-    if course.other_step_seconds:
-        lines += ["", _describe_others(course.other_step_seconds)]
+    if status.other_step_seconds:
+        lines += ["", _describe_others(status.other_step_seconds)]
     if outside:
         total_bytes = sum(holder.nbytes for holder in outside)
         lines.append(
@@ -55,22 +55,22 @@ def _describe_others(medians: Sequence[float]) -> str:
     return f"steps of {kinds}, with plans of their own: {shown}{rest}"
 
 
-def _explain_stalls(course: Course) -> Iterator[str]:
-    if course.stalls:
-        longest = ", ".join(f"{where} ({seconds:.3f} s)" for where, seconds in course.stalls)
+def _explain_stalls(status: PlanStatus) -> Iterator[str]:
+    if status.stalls:
+        longest = ", ".join(f"{where} ({seconds:.3f} s)" for where, seconds in status.stalls)
         yield f"waited longest for copies of what these saved: {longest}"
 
 
-def _explain_replans(course: Course) -> Iterator[str]:
-    if course.replans:
-        times = "once" if course.replans == 1 else f"{course.replans} times"
-        yield f"another plan was needed {times}; the last time, {course.reason}"
+def _explain_replans(status: PlanStatus) -> Iterator[str]:
+    if status.replans:
+        times = "once" if status.replans == 1 else f"{status.replans} times"
+        yield f"another plan was needed {times}; the last time, {status.reason}"
 
 
-def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[str]:
-    if course.why_none:
-        yield f"no plan, only rescue: {course.why_none}"
-    plan, trace, machine = course.plan, course.trace, course.machine
+def _explain_plan(stats: SessionStats, status: PlanStatus, policy: str) -> Iterator[str]:
+    if status.why_none:
+        yield f"no plan, only rescue: {status.why_none}"
+    plan, trace, machine = status.plan, status.trace, status.machine
     if plan is None or trace is None:
         return
     yield ""
@@ -85,8 +85,8 @@ def _explain_plan(stats: SessionStats, course: Course, policy: str) -> Iterator[
     paced = [
         replace(
             offer,
-            seconds=offer.seconds * course.pace,
-            bound_seconds=offer.bound_seconds * course.pace,
+            seconds=offer.seconds * status.pace,
+            bound_seconds=offer.bound_seconds * status.pace,
         )
         for offer in offers
     ]

@@ -1,7 +1,8 @@
 """A session from its entry to its end.
 
-A `SessionLife` acts: it limits the pool, sees saved tensors and steps, and ends. The `Session` that users
-hold refers to its life, never the other way round, so that a handle that is lost ends the session.
+A `SessionLife` acts: it limits the pool, sees saved tensors and steps, and ends. The `Session` that
+users hold refers to its life, never the other way round, so that a handle that is lost ends the
+session.
 
 What a life has done is taken back in two parts. The limit and everything else that belongs to the
 process goes at once, on whichever thread the session is ended. Hooks of autograd, dispatch modes
@@ -15,72 +16,35 @@ import functools
 import logging
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit._native.pool import RingKind, set_tag
-from swapkit._runtime.control.course import Course
-from swapkit._runtime.control.steering import Steering
+from swapkit._runtime.control.plan_controller import PlanController
+from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.control.step_counter import StepCounter
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
 from swapkit._runtime.model.tracker import NO_MODULE, Need
 from swapkit._runtime.process.captures import see_everything
-from swapkit._runtime.process.undoing import Undo
+from swapkit._runtime.process.undo import Undo
 from swapkit._runtime.saved.hooks import Hooks, pop_left
 from swapkit._runtime.session.stats import SessionStats, predictions
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.thread_state import thread_state
+from swapkit.ir.plans import Action
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import torch
 
     from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.saved.swapper import Swapper
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.planner import Policy
 
 _log = logging.getLogger(__name__)
-RESCUE = "rescue"  # the policy without a plan
-# Times the budget: a step that needs no more of the host than that has enough with any copies.
-HOST_PLENTY = 4
 OPTIMIZER_STEP = "an optimizer's step"  # the name of what is allocated there
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
-    """What a session was asked for. Limits of 0 or None: what the machine has."""
-
-    device: torch.device
-    limit_bytes: int
-    host_limit_bytes: int | None
-    min_swap_bytes: int
-    rescue_multiple: int = 1
-    disk: Path | None = None
-    disk_limit_bytes: int = 0
-    policy: str | Policy = RESCUE
-    profile_steps: int = 2
-    search_steps: int = 4
-    saved_plan: tuple[Trace, Plan] | None = None
-
-    @property
-    def is_host_scarce(self) -> bool:
-        """Whether there may be more to swap than the host takes."""
-        limit_bytes = self.host_limit_bytes
-        return (
-            limit_bytes is not None
-            and self.disk is None
-            and limit_bytes < HOST_PLENTY * self.limit_bytes
-        )
-
-    @property
-    def plans(self) -> bool:
-        """Whether a plan is looked for, or given."""
-        return self.policy != RESCUE or self.saved_plan is not None
 
 
 class SessionLife:
@@ -95,22 +59,17 @@ class SessionLife:
     ) -> None:
         """Prepare; nothing changes before `start`."""
         self.installation = installation
-        self.limit_bytes = config.limit_bytes
+        self.limit_bytes = config.limits.budget_bytes
         device = installation.device
-        scheduler = device.new_scheduler(
-            host_limit_bytes=config.host_limit_bytes,
-            disk=config.disk,
-            disk_limit_bytes=config.disk_limit_bytes,
-        )
         self.swapper = installation.runtime.new_swapper(
-            device, scheduler, limit_bytes=config.limit_bytes
+            device, device.new_scheduler(config.limits), limit_bytes=self.limit_bytes
         )
         self.swapper.train(model, *optimizers)
         self.swapper.rescue.multiple = config.rescue_multiple
         self.swapper.rescue.min_bytes = config.min_swap_bytes
         self.hooks = Hooks(self.swapper, Placement(Action.AUTO, min_bytes=config.min_swap_bytes))
         self.swapper.events = self.hooks.packer
-        self.steering: Steering | None = None
+        self.controller: PlanController | None = None
         self.is_closed = False
         self._config = config
         self._model = model
@@ -119,12 +78,12 @@ class SessionLife:
             model,
             optimizers,
             self._end_step,
-            is_here=lambda: self.swapper in installation.runtime.entered.stack,
+            is_here=lambda: self.swapper in thread_state.sessions,
             rebase=installation.tracker.rebase,
             tag=installation.tracker.tag_named(OPTIMIZER_STEP),
         )
         self._thread = threading.current_thread()
-        self._entered = installation.runtime.entered.stack  # this thread's
+        self._entered = thread_state.sessions  # this thread's
         self._of_process = Undo()
         self._of_thread = Undo()
         self._closing = threading.RLock()
@@ -134,19 +93,19 @@ class SessionLife:
 
     # ---- what it has done ------------------------------------------------------------------------
 
-    def course(self) -> Course:
+    def status(self) -> PlanStatus:
         """Return where the search for a plan stands."""
-        return Course() if self.steering is None else self.steering.course()
+        return PlanStatus() if self.controller is None else self.controller.status()
 
-    def course_to_save(self) -> Course:
+    def status_to_save(self) -> PlanStatus:
         """Likewise, with the best plan so far: waits for one that is being made."""
-        return Course() if self.steering is None else self.steering.course_to_save()
+        return PlanStatus() if self.controller is None else self.controller.status_to_save()
 
     def stats(self) -> SessionStats:
         """Return what has been done so far."""
         self.note_peak()
         moved = self.swapper.scheduler.stats()
-        course = self.course()
+        status = self.status()
         return SessionStats(
             budget_bytes=self.limit_bytes,
             peak_bytes=self._peak_bytes,
@@ -158,9 +117,9 @@ class SessionLife:
             stall_seconds=moved.stall_ns / 1e9,
             host_peak_bytes=moved.host_peak_bytes,
             disk_peak_bytes=moved.disk_peak_bytes,
-            replans=course.replans,
-            step_seconds=course.step_seconds,
-            **predictions(course),  # type: ignore[arg-type]
+            replans=status.replans,
+            step_seconds=status.step_seconds,
+            **predictions(status),  # type: ignore[arg-type]
         )
 
     def mark_step(self) -> None:
@@ -174,8 +133,8 @@ class SessionLife:
         set_tag(NO_MODULE)  # backward left its last module's
         self.installation.pool.note(RingKind.MARK, self._steps)
         self._steps += 1
-        if self.steering is not None:
-            self.steering.end_step()
+        if self.controller is not None:
+            self.controller.end_step()
         finish_ended()
 
     # ---- for the installation: any thread --------------------------------------------------------
@@ -209,7 +168,7 @@ class SessionLife:
         return hints
 
     def _advise_host(self, kept_bytes: int) -> str:
-        limit = self._config.host_limit_bytes
+        limit = self._config.limits.host_bytes
         if limit is None:
             return "the host has no room for more copies: give a folder as disk="
         return (
@@ -272,12 +231,12 @@ class SessionLife:
             self._of_process.add(rescue.end_standby)
             rescue.prepare_standby()
         if self._config.plans:
-            steering = Steering(
+            controller = PlanController(
                 installation, self.hooks, self._model, self._optimizers, self._config
             )
-            undo.add(steering.stop)
-            self.steering = steering
-            steering.start()
+            undo.add(controller.stop)
+            self.controller = controller
+            controller.start()
         self._model, self._optimizers = None, ()  # the session holds them while it is active
 
     # ---- the end ---------------------------------------------------------------------------------
@@ -302,8 +261,8 @@ class SessionLife:
             self._go_inert()
             errors = self._of_thread.run() if is_own else []
             errors += self._of_process.run()
-            if not is_own and self.steering is not None:
-                self.steering.drop()
+            if not is_own and self.controller is not None:
+                self.controller.drop()
         return errors
 
     def abandon(self) -> None:
@@ -331,8 +290,8 @@ class SessionLife:
     def _go_inert(self) -> None:
         self.is_closed = True
         self.hooks.packer.is_inert = True
-        if self.steering is not None:
-            self.steering.give_up()
+        if self.controller is not None:
+            self.controller.give_up()
 
     def finish(self) -> bool:
         """Take back what this thread may; return whether nothing is left."""

@@ -11,8 +11,8 @@ from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.installation import ensure_installation
 from swapkit._runtime.allocators.memory_holders import find_outside
-from swapkit._runtime.control.course import Course
-from swapkit._runtime.process.undoing import add_notes, raise_first
+from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.process.undo import add_notes, raise_first
 from swapkit._runtime.session.explanation import explain
 from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.stats import list_metrics, summarize
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.session.life import SessionConfig
+    from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.session.stats import SessionStats
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
@@ -58,13 +58,13 @@ class Session:
         model: torch.nn.Module | None,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
     ) -> None:
-        self.limit_bytes = config.limit_bytes
+        self.limit_bytes = config.limits.budget_bytes
         self._config = config
         self._model = model
         self._optimizers = optimizers
         self._active: SessionLife | None = None
         self._final: SessionStats | None = None
-        self._course = Course()
+        self._status = PlanStatus()
         self._advice: list[Callable[[int], str]] = []
         self._on_loss: weakref.finalize[[], Self] | None = None
         self._installation: Installation | None = None
@@ -160,11 +160,11 @@ class Session:
             DiskError: the file cannot be written. An `OSError`.
         """
         active = self._active
-        course = self._course if active is None else active.course_to_save()
-        if course.plan is None or course.trace is None:
-            why = course.why_none or f"the session is at its {course.stage.value}"
+        status = self._status if active is None else active.status_to_save()
+        if status.plan is None or status.trace is None:
+            why = status.why_none or f"the session is at its {status.stage.value}"
             raise SessionError(f"there is no plan to save: {why}")
-        write_planned(path, course.trace, course.plan)
+        write_planned(path, status.trace, status.plan)
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device, as when an allocation does not fit; return how many.
@@ -202,9 +202,9 @@ class Session:
             "from `session.metrics()`"
         )
 
-    def _look(self) -> Course:
+    def _look(self) -> PlanStatus:
         """Return where the search for a plan stands."""
-        return self._course if self._active is None else self._active.course()
+        return self._status if self._active is None else self._active.status()
 
     @property
     def _policy_name(self) -> str:
@@ -295,7 +295,7 @@ class Session:
         errors: list[BaseException] = []
         try:
             if self._final is None:
-                self._final, self._course = life.stats(), life.course()
+                self._final, self._status = life.stats(), life.status()
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             errors.append(error)
         errors += life.close()

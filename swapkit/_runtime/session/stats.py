@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from swapkit.planning.cases import Stage
+from swapkit.planning.selection.cases import Stage
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from swapkit._runtime.control.course import Course
+    from swapkit._runtime.control.plan_status import PlanStatus
 
 # Dashboards plot numbers.
 STAGE_NUMBERS = {stage: number for number, stage in enumerate(Stage)}
@@ -59,15 +59,15 @@ def summarize(stats: SessionStats, state: str) -> str:
     )
 
 
-def predictions(course: Course) -> dict[str, float | int | None]:
+def predictions(status: PlanStatus) -> dict[str, float | int | None]:
     """Return the fields of the statistics that come from the plan in force."""
-    plan = course.plan
+    plan = status.plan
     if plan is None:
         return {}
-    found, trace = plan.prediction, course.trace
+    found, trace = plan.prediction, status.trace
     return {
         "predicted_step_seconds": None if found is None else found.step_seconds,
         "predicted_peak_bytes": None if found is None else found.peak_bytes,
         "bound_step_seconds": plan.bound_seconds,
-        "unlimited_step_seconds": None if trace is None else trace.seconds * course.pace,
+        "unlimited_step_seconds": None if trace is None else trace.seconds * status.pace,
     }

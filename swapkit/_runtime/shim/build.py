@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached
+from swapkit._runtime.torch_compat.internals import CXX11_ABI
 from swapkit.errors import NativeBuildError
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-SOURCES = tuple(sorted((_FOLDER / "cpp").glob("*.cpp")))
+CPP = _FOLDER / "cpp"
+SOURCES = tuple(sorted(CPP.glob("*/*.cpp")))
 CORE_HEADERS = _FOLDER.parents[1] / "_native" / "include"
-HEADERS = (*sorted((_FOLDER / "cpp").glob("*.hpp")), *sorted(CORE_HEADERS.glob("*.h")))
+HEADERS = (*sorted(CPP.glob("*/*.hpp")), *sorted(CORE_HEADERS.glob("*.h")))
 # Nobody stands in for one of its functions: they are called, and inlined, directly.
 DIRECT = "-fno-semantic-interposition"
 OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=default", DIRECT, "-w")
@@ -88,13 +90,12 @@ def build_shim(*, force: bool = False) -> Build:
 
 def shim_name() -> str:
     """Return the file name that only this Python, torch, ABI, source and options have."""
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - torch has no public name for it
     python = sys.implementation.cache_tag
     options = " ".join(_options())
-    key = f"{python} {torch.__version__} {abi} {platform.machine()} {options}".encode()
+    key = f"{python} {torch.__version__} {CXX11_ABI} {platform.machine()} {options}".encode()
     key += b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))
     digest = hashlib.sha256(key).hexdigest()[:16]
-    return f"shim-{python}-torch{torch.__version__}-abi{abi}-{digest}.so"
+    return f"shim-{python}-torch{torch.__version__}-abi{CXX11_ABI}-{digest}.so"
 
 
 def compile_shim(folder: Path, *, often: str = ", once") -> Path:
@@ -136,7 +137,7 @@ def _say_waiting() -> None:
 
 def _options() -> tuple[str, ...]:
     """Return the options that say what is compiled; SWAPKIT_DEBUG asks for assertions."""
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"  # noqa: SLF001
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={CXX11_ABI}"
     is_checked = os.environ.get("SWAPKIT_DEBUG", "") not in {"", "0"}
     return (*OPTIONS, abi, *(("-DSK_DEBUG",) if is_checked else ()))
 
@@ -159,7 +160,7 @@ def _find_headers() -> list[str]:
             "has no Python.h. Install them (Debian: `apt-get install python3-dev`)."
         )
     torch_headers = Path(torch.__file__).parent / "include"
-    return [f"-I{torch_headers}", f"-I{python_headers}", f"-I{CORE_HEADERS}"]
+    return [f"-I{each}" for each in (torch_headers, python_headers, CORE_HEADERS, CPP)]
 
 
 def _units() -> list[tuple[Path, ...]]:

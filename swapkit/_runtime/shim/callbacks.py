@@ -1,4 +1,4 @@
-"""What running an operator again asks of Python (`cpp/recipes.cpp`): settings, random numbers."""
+"""Settings and random numbers for operators that run again (`cpp/recompute/recipes.cpp`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from swapkit._runtime.operators.random_states import RandomState
 from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit._runtime.shim.types import refuse_modified
 from swapkit._runtime.torch_compat.dispatch_modes import seeing_here
+from swapkit._runtime.torch_compat.internals import engine
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
 
@@ -112,7 +113,7 @@ def _repeat(
 @untraced
 def _pass_retains(mover: Mover) -> None:
     """Let go, where the backward pass that runs ends, of what it has computed again of regions."""
-    torch.autograd.Variable._execution_engine.queue_callback(mover.forget_retained)  # noqa: SLF001
+    engine.queue_callback(mover.forget_retained)
 
 
 FUNCTIONS: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Choices for the operators of a module, as Python sees them: the types are the compiled shim's.
 
-`cpp/chosen.hpp` tells what they are, and `library.py` loads them.
+`cpp/recompute/operator_choices.hpp` tells what they are, and `library.py` loads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class OperatorChoices(Protocol):
 class MakeChoices(Protocol):
     """Makes them."""
 
-    def __call__(self, kinds: tuple[tuple[bool, Placement | None], ...], places: bytes, /) -> OperatorChoices:
+    def __call__(
+        self, kinds: tuple[tuple[bool, Placement | None], ...], places: bytes, /
+    ) -> OperatorChoices:
         """Return them.
 
         Args:

@@ -30,6 +30,16 @@ from swapkit._runtime.shim.types import refuse_modified
 from swapkit._runtime.shim.user_cache import cache_folder, find_cached
 from swapkit._runtime.torch_compat import isolation as guards
 from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat.internals import (
+    AROUND_MODULE_CALL,
+    MODULE_CALL,
+    NoDispatchModes,
+    NoFunctionModes,
+    NoTransforms,
+    cuda_allocator,
+    cuda_custom_allocator,
+    storage_from_weak,
+)
 from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit.errors import NativeBuildError, Unsupported
 
@@ -70,7 +80,7 @@ class NameOperator(Protocol):
 
 
 class CudaOwner(Protocol):
-    """Who opens GPUs, as `cpp/cuda.cpp` sees it."""
+    """Who opens GPUs, as `cpp/memory/cuda.cpp` sees it."""
 
     def open(self, index: int, /) -> int:
         """Return the address of a GPU's entry."""
@@ -103,31 +113,32 @@ class Shim:
         self.region: MakeRegion = module.Region
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
-        # Choices for what single operators made (`cpp/marks.hpp`).
+        # Choices for what single operators made (`cpp/saved/storage_choices.hpp`).
         self.mark: Callable[[torch.Tensor, Placement, int], bool] = module.mark
         self.void_swaps: Callable[[Sequence[torch.Tensor]], None] = module.void_swaps
         self.has_marks: Callable[[], bool] = module.has_marks
         self.marks_count: Callable[[], int] = module.marks_count
-        # Choices for operators of the module that runs (`cpp/chosen.hpp`), and a number that is
-        # another one after an operator was defined.
+        # Choices for operators of the module that runs (`cpp/recompute/operator_choices.hpp`), and
+        # a number that changes when an operator is defined.
         self.choices: MakeChoices = module.Choices
         self.choosing: MakeChoosing = module.Choosing
         self.operators_known: Callable[[], int] = module.operators_known
-        # Operators that are computed again (`cpp/capturing.hpp`).
+        # Operators that are computed again (`cpp/recompute/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
-        # Whether a tensor is a plain one with a storage of so many bytes (`cpp/tensors.cpp`).
+        # Whether a tensor is a plain one with a storage of so many bytes (`cpp/saved/tensors.cpp`).
         self.has_plain_memory: Callable[[object, int], bool] = module.has_plain_memory
         # How many operators this thread has run that fill what autograd has saved by then.
         self.fills_run: Callable[[], int] = module.fills_run
         size = ctypes.c_size_t
-        # An owner for a copy from or to a storage (`cpp/owners.hpp`), and the end of one.
+        # Owners of copies (`cpp/memory/copy_owners.hpp`).
         self.new_owner = ctypes.PYFUNCTYPE(size, size)(("swapkit_owner_new", quick))
         self.drop_owner = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
         # Of a device, by its type and index: this thread's stream; bytes in use and reserved.
         self.current_stream: Callable[[int, int], int] = module.current_stream
         self.device_usage: Callable[[int, int], tuple[int, int]] = module.device_usage
-        # Torch's own allocator on a GPU: what frees memory when it has none (`cpp/aside.hpp`).
+        # Torch's own allocator on a GPU: what frees memory when it has none
+        # (`cpp/memory/reclaimable.hpp`).
         self.native_rescue: Callable[[int, int, bool], None] = module.native_rescue
         self.native_rescues: Callable[[int], tuple[int, int]] = module.native_rescues
         self.native_expect: Callable[[int, int], None] = module.native_expect
@@ -158,7 +169,7 @@ class Shim:
                 "registered one with a higher priority (c10::SetCPUAllocator)"
             )
 
-    def cuda_allocator(self, owner: CudaOwner) -> torch.cuda.memory._CUDAAllocator:
+    def cuda_allocator(self, owner: CudaOwner) -> Any:  # noqa: ANN401 - torch has no public type
         """Return what torch can have as its CUDA allocator: our pools.
 
         `owner` opens a GPU when torch first allocates there. It is kept for good.
@@ -167,7 +178,7 @@ class Shim:
         library = self._library
         library.swapkit_cuda_owner.argtypes = [ctypes.py_object]
         library.swapkit_cuda_owner(owner)
-        allocator: Any = torch._C._cuda_customAllocator(  # noqa: SLF001 - the class wants a file
+        allocator: Any = cuda_custom_allocator(
             _address(library.swapkit_cuda_alloc), _address(library.swapkit_cuda_free)
         )
         allocator.set_reset_fn(_address(library.swapkit_cuda_reset))
@@ -175,7 +186,7 @@ class Shim:
         allocator.set_base_alloc_fn(_address(library.swapkit_cuda_base))
         allocator.set_record_stream_fn(_address(library.swapkit_cuda_record_stream))
         allocator.set_begin_allocate_to_pool(_address(library.swapkit_cuda_begin_pool))
-        return torch.cuda.memory._CUDAAllocator(allocator)  # noqa: SLF001
+        return cuda_allocator(allocator)
 
     def uninstall(self) -> None:
         """Give torch its former CPU allocator back."""
@@ -218,7 +229,7 @@ def _load(library: Path) -> ModuleType:
             "out_of_memory": torch.OutOfMemoryError,
             "is_capturing": torch.cuda.is_current_stream_capturing,
             "parameter": torch.nn.Parameter,
-            "wrap_storage": torch.UntypedStorage._new_with_weak_ptr,  # noqa: SLF001
+            "wrap_storage": storage_from_weak,
             "error_of": untraced(error_of),
             "note_failure": _note_failure,
             "note_interruption": untraced(note_interruption),
@@ -226,11 +237,11 @@ def _load(library: Path) -> ModuleType:
             "raise_interruption": untraced(raise_interruption),
             "refuse_modified": refuse_modified,
             "hide": hide,
-            "no_function_modes": guards.NoFunctionModes,
-            "no_dispatch_modes": guards.NoDispatchModes,
-            "no_transforms": guards.NoTransforms,
-            "call_of_module": resting.CALL,
-            "call_around": resting.AROUND,
+            "no_function_modes": NoFunctionModes,
+            "no_dispatch_modes": NoDispatchModes,
+            "no_transforms": NoTransforms,
+            "call_of_module": MODULE_CALL,
+            "call_around": AROUND_MODULE_CALL,
             **again.FUNCTIONS,
         },
     )

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
 
-from swapkit._native.sched import Tier
 from swapkit.config.environment import MIN_SWAP_BYTES
+from swapkit.ir.plans import Action, Tier
 from swapkit.registry import Source, Swap
 
 TIERS = {"host": Tier.ANY, "disk": Tier.DISK}
-
-
-class Action(enum.Enum):
-    """What is to become of a saved tensor."""
-
-    KEEP = "keep"  # on the device, whatever happens
-    SWAP = "swap"  # to the host as soon as it is saved, back ahead of its use
-    AUTO = "auto"  # on the device while memory lasts
-    PASS = "pass"  # on the device, but for what choices for operators say (`choosing/operators.py`)
 
 
 class Placement(NamedTuple):

@@ -1,12 +1,14 @@
 """Saved tensors, the storages under them, and who moves these, as Python sees them.
 
-The types are the compiled shim's: `cpp/saved.hpp` tells what they are, and `library.py` loads them.
+The types are the compiled shim's: `cpp/saved/saved_tensors.hpp` tells what they are, and
+`library.py` loads them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from swapkit._runtime.torch_compat.internals import version_of
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import SavedTensorModified
 
@@ -142,7 +144,7 @@ class Packer(Protocol):
 
 
 class RegionHooks(Packer, Protocol):
-    """One run of a user's region that is captured (`cpp/regions.hpp`), and its hooks."""
+    """One run of a user's region that is captured (`cpp/recompute/regions.hpp`), and its hooks."""
 
     is_open: bool
     holds: bool  # nothing is given up before its end
@@ -188,8 +190,8 @@ class Mover(Protocol):
 
     policy: MoverPolicy
     host_is_full: bool  # set when a copy out finds no room
-    # Copying ahead (`cpp/behind.hpp`): from so many bytes in use on, at most so many at once,
-    # and so many bytes more in this step.
+    # Copying ahead (`cpp/moves/write_behind.hpp`): from so many bytes in use on, at most so many at
+    # once, and so many bytes more in this step.
     watermark_bytes: int
     most_copying: int
     ahead_bytes: int
@@ -294,7 +296,7 @@ class Owner(Protocol):
 
 
 class Follower(Protocol):
-    """Carries a plan out, event by event (`cpp/following.hpp`). The lock is held."""
+    """Carries a plan out, event by event (`cpp/moves/plan_cursor.hpp`). The lock is held."""
 
     is_on: bool  # nothing unexpected was seen in this step
     position: int  # events so far
@@ -327,7 +329,7 @@ class MakeFollower(Protocol):
     def __call__(
         self, mover: Mover, owner: Owner, events: bytes, storages: bytes, continuing: bytes, /
     ) -> Follower:
-        """Make a follower that is not on yet. The tables: see `execution/plan_tables.py`."""
+        """Make a follower that is not on yet. The tables: see `execution/plan_compiler.py`."""
 
 
 class MakeSavedTensor(Protocol):
@@ -362,9 +364,14 @@ def refuse_modified(handle: SavedTensor) -> NoReturn:
     """
     alias, group = handle.alias, handle.group
     name = "" if group is None else group.mover.policy.name(group)
+    raise modified_error(alias, handle.version, name)
+
+
+def modified_error(tensor: torch.Tensor, expected: int, name: str = "") -> SavedTensorModified:
+    """Return the error for a saved tensor that has another version than it had; `name`: where."""
     where = f", saved in {name}," if name else ""
-    raise SavedTensorModified(
+    return SavedTensorModified(
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: {alias.dtype} {list(alias.size())}{where} is at version {alias._version}; "  # noqa: SLF001
-        f"expected version {handle.version} instead."
+        f"operation: {tensor.dtype} {list(tensor.size())}{where} is at version "
+        f"{version_of(tensor)}; expected version {expected} instead."
     )

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
-from torch._C import _current_graph_task_id as _graph_task
-from torch._C import _get_dispatch_stack_at, _len_torch_dispatch_stack
-from torch.utils._python_dispatch import TorchDispatchMode
+from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.internals import (
+    NO_TASK,
+    TorchDispatchMode,
+    count_modes,
+    graph_task,
+    mode_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-    from torch._ops import HigherOrderOperator, OpOverload
 
-_NO_TASK = -1
+    from swapkit._runtime.torch_compat.internals import HigherOrderOperator, OpOverload
 
 
 def mode_stack() -> list[TorchDispatchMode]:
     """Return the dispatch modes that are on this thread's stack, outermost first."""
-    return [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
+    return [mode_at(index) for index in range(count_modes())]
 
 
-class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees operators. Every dispatch mode of ours is one, so that compiled blocks stay compiled.
 
     A `__torch_dispatch__` is decorated with `guards.untraced`.
@@ -73,17 +76,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flags.append(is_inside)
 
 
-class _Left(threading.local):
-    """Modes that are on this thread's stack and have been left elsewhere."""
-
-    def __init__(self) -> None:
-        self.modes: list[SeeingMode] = []
-
-
-_left = _Left()
-
-
-class SeeingMode(OperatorMode):  # type: ignore[no-untyped-call]
+class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode of ours that has operators run as they are, and notes what they do.
 
     Where it is left in the middle of a backward pass (a step ends there by optimizers in hooks),
@@ -93,8 +86,8 @@ class SeeingMode(OperatorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._task = _graph_task()
-        self._left = _left.modes  # of this thread
+        self._task = graph_task()
+        self._left = thread_state.left_modes  # of this thread
 
     @property
     def sees(self) -> bool:
@@ -112,14 +105,14 @@ class SeeingMode(OperatorMode):  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """See no more, and leave this thread's stack of modes, whoever was entered inside."""
-        if self._left is _left.modes and _graph_task() == self._task:
+        if self._left is thread_state.left_modes and graph_task() == self._task:
             super().leave()  # without effect while it runs
         else:
             self._left.append(self)
 
     def drop(self) -> bool:
         """Leave the stack for good, on the thread that entered, if that is possible now."""
-        if _graph_task() != self._task:
+        if graph_task() != self._task:
             return False
         super().leave()
         return True
@@ -127,9 +120,9 @@ class SeeingMode(OperatorMode):  # type: ignore[no-untyped-call]
 
 def drop_left() -> None:
     """Take those modes off this thread's stack that were left where they could not be taken off."""
-    for mode in list(_left.modes):
+    for mode in list(thread_state.left_modes):
         if mode.drop():
-            _left.modes.remove(mode)
+            thread_state.left_modes.remove(mode)
 
 
 def can_stay() -> bool:
@@ -139,7 +132,7 @@ def can_stay() -> bool:
     one there: the engine puts the modes back as they were.
     """
     drop_left()
-    return _len_torch_dispatch_stack() == 0 and _graph_task() == _NO_TASK
+    return count_modes() == 0 and graph_task() == NO_TASK
 
 
 def seeing_here() -> SeeingMode | None:
@@ -149,7 +142,7 @@ def seeing_here() -> SeeingMode | None:
     return next(seeing, None)
 
 
-class OwnMode(OperatorMode):  # type: ignore[no-untyped-call]
+class OwnMode(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that changes no operator: what others make of them is as if it were not there."""
 
 

@@ -9,8 +9,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import torch
-from torch._C._dynamo import eval_frame
+from swapkit._runtime.torch_compat.internals import (
+    FrameAction,
+    FrameStrategy,
+    NoDispatchModes,
+    NoFunctionModes,
+    NoTransforms,
+    set_code_exec_strategy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,12 +25,6 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _Result = TypeVar("_Result")
 
-NoFunctionModes = torch._C.DisableTorchFunction  # noqa: SLF001
-NoDispatchModes = torch._C._DisableTorchDispatch  # noqa: SLF001
-NoTransforms = torch._C._DisableFuncTorch  # noqa: SLF001
-# `torch.inference_mode`, without a frame of Python's that could keep its guard.
-InferenceMode = torch._C._InferenceMode  # noqa: SLF001
-
 
 def untraced(function: _Function) -> _Function:
     """Decorate what compiled blocks may call back: the compiler leaves it and its callees alone.
@@ -32,19 +32,19 @@ def untraced(function: _Function) -> _Function:
     As `torch.compiler.disable`, but without a wrapper's cost at each call, and without loading the
     compiler.
     """
-    return _leave_alone(function, eval_frame._FrameAction.SKIP)  # noqa: SLF001
+    return _leave_alone(function, FrameAction.SKIP)
 
 
 def untraced_itself(function: _Function) -> _Function:
     """Decorate what calls the user's code: as `untraced`, but callees may be compiled."""
-    return _leave_alone(function, eval_frame._FrameAction.DEFAULT)  # noqa: SLF001
+    return _leave_alone(function, FrameAction.DEFAULT)
 
 
-def _leave_alone(function: _Function, callees: eval_frame._FrameAction) -> _Function:
-    skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
-    eval_frame.set_code_exec_strategy(
+def _leave_alone(function: _Function, callees: FrameAction) -> _Function:
+    skip = FrameAction.SKIP
+    set_code_exec_strategy(
         cast("FunctionType", function).__code__,
-        eval_frame._FrameExecStrategy(skip, callees),  # noqa: SLF001
+        FrameStrategy(skip, callees),
     )
     return function
 
@@ -61,7 +61,7 @@ def _hidden_by_a_frame() -> Iterator[None]:
 
 
 # Until the shim is loaded: its own cannot be interrupted by signal handlers
-# (`shim/cpp/hiding.cpp`).
+# (`shim/cpp/running/hidden_operators.cpp`).
 _make_hidden: Callable[[], contextlib.AbstractContextManager[object]] = _hidden_by_a_frame
 
 

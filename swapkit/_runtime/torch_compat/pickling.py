@@ -31,4 +31,6 @@ def loader(module: str, name: str) -> PickledCall:
     Where swapkit cannot be imported, it loads as a function that returns the value.
     """
     # `{}.get(key, value)` is the value; `locate` returns None for a module that is not there.
-    return PickledCall(getattr, PickledCall(pydoc.locate, module), name, PickledCall(getattr, {}, "get"))
+    return PickledCall(
+        getattr, PickledCall(pydoc.locate, module), name, PickledCall(getattr, {}, "get")
+    )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swapkit._runtime.torch_compat.isolation import InferenceMode, hidden
+from swapkit._runtime.torch_compat.internals import InferenceMode
+from swapkit._runtime.torch_compat.isolation import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
+from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import CodeType, FrameType
@@ -51,11 +53,10 @@ _WAITS = frozenset(
 LOOKS = 64
 _NAMED = (type, FunctionType, BuiltinFunctionType)
 _ENGINE = (torch.autograd.graph.__file__, "_engine_run_backward")
-_NO_TASK = -1
 
 
-# By the shim (`shim/cpp/stacks.cpp`): in Python another thread could go on between two frames. Who
-# only records a step, as of a model without memory, needs no shim.
+# By the shim (`shim/cpp/running/thread_stacks.cpp`): in Python another thread could go on between
+# two frames. Who only records a step, as of a model without memory, needs no shim.
 _read_stacks: Callable[[], list[_Stack]] | None = None
 _read_receivers: Callable[[int, CodeType], list[Any]]
 
@@ -123,7 +124,7 @@ def take_while(may_go_on: Callable[[], bool], items: Iterable[_Item]) -> Iterato
 
 def _is_for(places: list[_Place]) -> bool:
     """Return whether places are the one of a backward pass that this thread runs for another."""
-    is_task = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001
+    is_task = graph_task() != NO_TASK
     return places == [_ENGINE] and is_task and not _runs_backward()
 
 

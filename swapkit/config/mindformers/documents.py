@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swapkit.config.mindformers.layouts import is_whole
+from swapkit.config.mindformers.layouts import ModelInputs, is_whole
 from swapkit.config.mindformers.log_lines import LogLine, warning
 from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig, check_bool
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
@@ -33,7 +33,6 @@ from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit.config.mindformers.layouts import Offset
 
 Section = TypeVar("Section", RecomputeConfig, SwapConfig)
 
@@ -43,17 +42,6 @@ WITHOUT_EFFECT = {
     "memory_optimize_level": "it is for static graphs of MindSpore, and there are none",
 }
 ALIKE = 0.75  # from here on, of 1, a key is taken for a misspelt section
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInputs:
-    """What a document says of the model and its pipeline; None where it says nothing."""
-
-    num_layers: int | None = None
-    offset: Offset = 0
-    pp_interleave_num: int | None = None
-    pipeline_stage: int | None = None
-    pipeline_interleave: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from swapkit.config.mindformers.log_lines import LogLine, info
-from swapkit.config.mindformers.patterns import SEPARATOR, Match, ModulePart, distinct, find, name_last
+from swapkit.config.mindformers.patterns import (
+    SEPARATOR,
+    LayerModule,
+    Match,
+    distinct,
+    find,
+    name_last,
+)
 from swapkit.config.mindformers.recomputation import (
     EXCLUDE,
     EXCLUDE_COMM,
@@ -32,7 +39,7 @@ from swapkit.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from swapkit.config.mindformers.documents import Document
-    from swapkit.config.mindformers.layouts import Layout, LayerPlace
+    from swapkit.config.mindformers.layouts import LayerPlace, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class NormalSettings:
     swapping: Swapping | None  # None: swap is off
     log_lines: tuple[LogLine, ...]
 
-    def actions(self, layer_id: int, layer: ModulePart) -> LayerActions:
+    def actions(self, layer_id: int, layer: LayerModule) -> LayerActions:
         """Say what to do with a layer.
 
         Args:
@@ -153,7 +160,11 @@ def _applies(recomputation: RecomputedLayers, key: str, *, full: bool) -> bool:
 
 
 def _find_targets(
-    recomputation: RecomputedLayers, key: str, place: LayerPlace, layer: ModulePart, lines: list[LogLine]
+    recomputation: RecomputedLayers,
+    key: str,
+    place: LayerPlace,
+    layer: LayerModule,
+    lines: list[LogLine],
 ) -> tuple[Match, ...]:
     """Return what the patterns of a key name in a layer, and log it pattern by pattern."""
     targets: list[Match] = []
@@ -199,7 +210,9 @@ def _reject_module(key: str, match: Match) -> LogLine:
     )
 
 
-def _swap_layer(swapping: Swapping | None, place: LayerPlace, lines: list[LogLine]) -> Prefetch | None:
+def _swap_layer(
+    swapping: Swapping | None, place: LayerPlace, lines: list[LogLine]
+) -> Prefetch | None:
     rule = find_rule(swapping.layer_swap, place) if swapping else None
     if rule is None:
         return None
@@ -210,7 +223,7 @@ def _swap_layer(swapping: Swapping | None, place: LayerPlace, lines: list[LogLin
 
 
 def _swap_operators(
-    swapping: Swapping | None, place: LayerPlace, layer: ModulePart, lines: list[LogLine]
+    swapping: Swapping | None, place: LayerPlace, layer: LayerModule, lines: list[LogLine]
 ) -> tuple[tuple[Match, Prefetch], ...]:
     swaps: list[tuple[Match, Prefetch]] = []
     names = []

@@ -20,12 +20,21 @@ from swapkit.errors import InvalidArgument, InvalidConfiguration, WrongType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit.config.mindformers.documents import ModelInputs
-
     Offset: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 
 # One number for each slot: a row for each chunk, in it a column for each stage.
 Table: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInputs:
+    """What a document says of the model and its pipeline; None where it says nothing."""
+
+    num_layers: int | None = None
+    offset: Offset = 0
+    pp_interleave_num: int | None = None
+    pipeline_stage: int | None = None
+    pipeline_interleave: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SEPARATOR = r"\."
 
 
-class ModulePart(Protocol):
+class LayerModule(Protocol):
     """A layer, or a module inside it. Parts that stand for one module are equal and hash alike."""
 
     @property
@@ -35,7 +35,7 @@ class ModulePart(Protocol):
         ...
 
     @property
-    def children(self) -> Sequence[tuple[str, ModulePart]]:
+    def children(self) -> Sequence[tuple[str, LayerModule]]:
         """Its direct submodules and their names, in the order of their declaration."""
         ...
 
@@ -45,14 +45,14 @@ class Match:
     """A module that a pattern names, or an operator inside a module."""
 
     path: tuple[str, ...]  # from the layer, the operator included
-    part: ModulePart  # the module, or the module that calls the operator
+    part: LayerModule  # the module, or the module that calls the operator
     operator: str | None = None
 
     def __str__(self) -> str:
         return ".".join(self.path)
 
 
-def find(pattern: str, layer: ModulePart) -> list[Match]:
+def find(pattern: str, layer: LayerModule) -> list[Match]:
     r"""Return what a pattern names inside a layer, each module and operator once.
 
     Args:
@@ -76,7 +76,7 @@ def find(pattern: str, layer: ModulePart) -> list[Match]:
 
 def distinct(matches: Iterable[Match]) -> list[Match]:
     """Return the first match of each module and of each operator."""
-    first: dict[tuple[ModulePart, str | None], Match] = {}
+    first: dict[tuple[LayerModule, str | None], Match] = {}
     for match in matches:
         first.setdefault((match.part, match.operator), match)
     return list(first.values())
@@ -102,7 +102,7 @@ def is_alike(pattern: str, other: str) -> bool:
 
 
 def _walk(
-    components: Sequence[re.Pattern[str]], part: ModulePart, path: tuple[str, ...]
+    components: Sequence[re.Pattern[str]], part: LayerModule, path: tuple[str, ...]
 ) -> Iterator[Match]:
     first, *others = components
     children = [(name, child) for name, child in part.children if first.fullmatch(name)]

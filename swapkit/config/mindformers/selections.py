@@ -19,7 +19,7 @@ from swapkit.errors import InvalidConfiguration, WrongStage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit.config.mindformers.layouts import Layout, LayerPlace, Table
+    from swapkit.config.mindformers.layouts import LayerPlace, Layout, Table
 
 COUNTS = (
     "True or False for all layers, or how many layers from the first on: "

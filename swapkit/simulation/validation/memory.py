@@ -142,7 +142,9 @@ def _measure_reruns(trace: Trace, steps: set[int], again: set[int]) -> tuple[int
     return least, together * len(again)
 
 
-def _follow_moves(schedule: Schedule, moves: Sequence[SwappedStorage], tolerance: float) -> list[int]:
+def _follow_moves(
+    schedule: Schedule, moves: Sequence[SwappedStorage], tolerance: float
+) -> list[int]:
     """Return the most bytes in each window of what is not back yet, or not gone yet.
 
     With a negative tolerance all is counted for so much longer instead.
@@ -207,7 +209,9 @@ def _find_cuts(trace: Trace, demand: Demand) -> set[int]:
     return cuts
 
 
-def measure_copies(moves: Iterable[SwappedStorage], tier: Tier, tolerance: float) -> tuple[int, int]:
+def measure_copies(
+    moves: Iterable[SwappedStorage], tier: Tier, tolerance: float
+) -> tuple[int, int]:
     """Return the most bytes of copies on a tier at any time, at the least and at the most.
 
     A copy is there until it is back, and no longer than its storage.

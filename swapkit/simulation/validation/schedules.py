@@ -103,13 +103,17 @@ def _check_room(
     for tier, limit, predicted in limits:
         least, most = measure_copies(moves, tier, tolerance)
         if limit is not None and max(least, predicted) > limit:
-            yield f"{max(least, predicted)} bytes are on the {tier.value}, more than {limit}"
+            yield f"{max(least, predicted)} bytes are on the {tier.name.lower()}, more than {limit}"
         if not least <= predicted <= most:
-            yield f"{least} bytes are on the {tier.value}, but predicted are {predicted}"
+            yield f"{least} bytes are on the {tier.name.lower()}, but predicted are {predicted}"
 
 
 def _check_sums(
-    trace: Trace, schedule: Schedule, demand: Demand, moves: Sequence[SwappedStorage], tolerance: float
+    trace: Trace,
+    schedule: Schedule,
+    demand: Demand,
+    moves: Sequence[SwappedStorage],
+    tolerance: float,
 ) -> Iterator[str]:
     """Yield where the prediction is not what the schedule comes to."""
     predicted = schedule.prediction

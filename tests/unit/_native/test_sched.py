@@ -10,7 +10,7 @@ import pytest
 
 from swapkit._native.backend import Backend
 from swapkit._native.lib import lib
-from swapkit._native.sched import Group, Scheduler, State, Tier
+from swapkit._native.sched import Group, Scheduler, State
 from swapkit.errors import (
     BackendError,
     DiskError,
@@ -18,6 +18,7 @@ from swapkit.errors import (
     OutOfDisk,
     OutOfHostMemory,
 )
+from swapkit.ir.plans import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

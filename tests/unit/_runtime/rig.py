@@ -13,7 +13,8 @@ import torch
 from swapkit._native.sched import Scheduler, State
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.hooks import Hooks
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit.ir.plans import Action
 from tests.support import MIB
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.choosing.parts import PartForward
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.user_choices.wrapping import PartForward
 from swapkit.api import configuration as configuration_module
 from swapkit.errors import (
     InvalidArgument,

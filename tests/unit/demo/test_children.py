@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from swapkit.demo.children import Child, RunFailedError
-from swapkit.demo.messages import RunAction, Built, Command, OutOfMemory, RunKind, RunSpec, Stepped
+from swapkit.demo.messages import Built, Command, OutOfMemory, RunAction, RunKind, RunSpec, Stepped
 
 START_A_CHILD = """
 import os, sys, time
 from swapkit.demo.children import Child
-from swapkit.demo.messages import Action, Command, RunKind, RunSpec
+from swapkit.demo.messages import Command, RunAction, RunKind, RunSpec
 child = Child(RunSpec(label="a", kind=RunKind.TORCH, size="tiny", seed=0, threads=1,
                       parent_pid=os.getpid()))
-child.ask(Command(action=Action.BUILD))
+child.ask(Command(action=RunAction.BUILD))
 print(child.pid, flush=True)
 time.sleep(60)
 """

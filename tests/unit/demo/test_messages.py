@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from swapkit.demo.messages import (
-    RunAction,
     Built,
     Command,
     Finished,
     GarbledError,
     Message,
     OutOfMemory,
+    RunAction,
     RunKind,
     RunSpec,
     SegmentRanges,

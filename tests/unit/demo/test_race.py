@@ -8,12 +8,12 @@ import pytest
 
 from swapkit.demo.children import RunFailedError
 from swapkit.demo.messages import (
-    RunAction,
     Built,
     Command,
     Finished,
     Message,
     OutOfMemory,
+    RunAction,
     RunKind,
     RunSpec,
     Stepped,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swapkit.demo.messages import Finished, OutOfMemory, RunKind, RunSpec
-from swapkit.demo.results import RaceResult, RunResult, PlainTrial, race_problems, verdict
+from swapkit.demo.results import PlainTrial, RaceResult, RunResult, race_problems, verdict
 
 BUDGET_BYTES = 600 << 20
 FAILURE = OutOfMemory(text="no room\nat all", step=0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.planning.bound import Program
+from swapkit.planning.bounds.bound import Program
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
 from tests.support.problems import machine_for, random_problem
 

@@ -13,8 +13,7 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Kind, Trace
 from swapkit.planning import planner
-from swapkit.planning.bound import lower_bound
-from swapkit.planning.feasibility import find_least
+from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.planner import (
     POLICIES,
     find_floor,
@@ -23,6 +22,7 @@ from swapkit.planning.planner import (
     trade_offs,
 )
 from swapkit.planning.reasons import Why, explain_decisions
+from swapkit.planning.search.feasibility import find_least
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations

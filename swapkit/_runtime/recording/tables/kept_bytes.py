@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-
 from swapkit._runtime.operators.checksums import Checksums
+from swapkit._runtime.torch_compat.plain_tensors import has_bytes
 from swapkit.ir.traces import Kind
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
+    import torch
+
     from swapkit._runtime.operators.checksums import ChecksumSlot
     from swapkit._runtime.recording.tables.storages import Storages
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STATES = (Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 # Of a storage that views read apart, as the steps of a sequence: less of it is not looked at, since
 # all of it would be, each time.
@@ -107,14 +107,14 @@ class Bytes:
     def saved(self, number: int, tensor: torch.Tensor) -> None:
         """Look at what is saved; once is enough, since what is used is looked at as well."""
         era = self._eras.get(number)
-        if era is not None and not era.is_saved and _is_plain(tensor):
+        if era is not None and not era.is_saved and has_bytes(tensor):
             era.is_saved = True
             era.last = self._checksums.take(tensor)
 
     def used(self, number: int, tensor: torch.Tensor) -> None:
         """Look at what autograd is given back first."""
         era = self._eras.get(number)
-        if era is not None and not era.is_used and _is_plain(tensor):
+        if era is not None and not era.is_used and has_bytes(tensor):
             era.is_used = True
             era.last = self._checksums.take(tensor)
 
@@ -132,23 +132,12 @@ class Bytes:
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a storage that is looked at; None: it is not."""
-        if not _is_plain(tensor):
+        if not has_bytes(tensor):
             return None
         with self._lock:
             number = self._storages.known(tensor)
             is_state = number is not None and self._storages.lives[number].kind in _STATES
         return None if is_state else number
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has bytes of its own to look at."""
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
-        return False
-    storage = tensor.untyped_storage()
-    try:
-        return storage.nbytes() > 0 and storage.data_ptr() != 0
-    except RuntimeError:
-        return False  # of a fake tensor, which functions of `torch.func` take the looks off
 
 
 def _is_most(tensor: torch.Tensor) -> bool:

@@ -9,15 +9,13 @@ import torch
 
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit.ir.traces import Phase
-
-_graph_task = torch._C._current_graph_task_id  # noqa: SLF001
-_NO_TASK = -1
 
 
 class _RunningCall:
@@ -109,7 +107,7 @@ class Calls:
 
     def _count_root(self, module: torch.nn.Module) -> None:
         calls = self._thread.calls
-        if torch.is_grad_enabled() and _graph_task() == _NO_TASK:
+        if torch.is_grad_enabled() and graph_task() == NO_TASK:
             if self.root is None and len(calls) == 1:
                 self.root = module
             if module is self.root and all(call.module is not module for call in calls):

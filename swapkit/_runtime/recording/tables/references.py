@@ -10,17 +10,12 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from swapkit._native.sched import COPYING_OUT
+from swapkit._runtime.torch_compat.internals import storage_id, storage_use_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swapkit._runtime.recording.tables.storages import StorageLife
 
-_use_count = torch._C._storage_Use_Count  # noqa: SLF001
-_address: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 OURS = 1  # Python's object for a storage, by which the recorder knows it, holds it too
 NOBODY = -1  # the last operator during which somebody held what nobody was seen to hold
 
@@ -79,7 +74,7 @@ def _is_held(packs: list[weakref.ref[Any]]) -> bool:
     group = getattr(alive[0], "group", None)
     if group is not None:
         return bool(group.is_on_device and not group.is_exclusive)
-    return bool(_use_count(_address(alive[0].alias)) > len(alive) + OURS)
+    return bool(storage_use_count(storage_id(alive[0].alias)) > len(alive) + OURS)
 
 
 def _is_copied(packs: list[weakref.ref[Any]]) -> bool:

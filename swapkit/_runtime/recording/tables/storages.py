@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_id
 from swapkit.ir.traces import BEFORE, Kind
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 ALIVE = -2  # the death of what is still there
 _Tensor = torch.Tensor
 _SEQUENCES = (list, tuple)
-_address: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined] # noqa: SLF001
 
 
 class StorageLife:
@@ -54,7 +54,7 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
         storage = self()
         if storage is None:
             return False
-        storage._fix_weakref()  # noqa: SLF001 - or it goes with this reference
+        fix_weak_storage(storage)  # or it goes with this reference
         return bool(storage.nbytes() < self.nbytes)
 
 
@@ -75,7 +75,7 @@ class Storages:
     def known(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage, if it has one."""
         try:
-            return self._numbers.get(_address(tensor))
+            return self._numbers.get(storage_id(tensor))
         except (NotImplementedError, RuntimeError):
             return None  # a sparse one has no storage of its own
 
@@ -87,7 +87,7 @@ class Storages:
     def add(self, tensor: torch.Tensor, birth: int, kind: Kind = Kind.ACTIVATION) -> int | None:
         """Return the number of a tensor's storage if that is new; None: it is not, or is none."""
         try:
-            address = _address(tensor)
+            address = storage_id(tensor)
         except (NotImplementedError, RuntimeError):
             return None
         if address in self._numbers:
@@ -109,7 +109,7 @@ class Storages:
         """Note that a storage's bytes are in a tensor's storage now."""
         if self.known(tensor) is None:
             self.lives[number].death = ALIVE
-            self._watch(tensor.untyped_storage(), _address(tensor), number)
+            self._watch(tensor.untyped_storage(), storage_id(tensor), number)
 
     def resize(self, number: int, tensor: torch.Tensor) -> None:
         """Note that a tensor's storage may have grown."""

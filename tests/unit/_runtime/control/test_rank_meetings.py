@@ -11,8 +11,8 @@ import pytest
 import torch.distributed
 
 from swapkit._runtime.control import rank_meetings as places
+from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS, Ranks
 from swapkit._runtime.control.rank_meetings import MeetingPlaces
-from swapkit._runtime.control.ranks import PATIENCE_STEPS, Ranks
 from tests.support import MIB
 
 distributed: Any = torch.distributed

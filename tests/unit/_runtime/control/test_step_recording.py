@@ -6,7 +6,7 @@ from typing import cast
 
 from swapkit._runtime.control.step_recording import finish_trace
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
-from swapkit.planning.cases import Case
+from swapkit.planning.selection.cases import Case
 
 TRACE = Trace(
     operators=tuple(

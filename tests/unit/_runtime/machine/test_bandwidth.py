@@ -15,6 +15,7 @@ from swapkit._runtime.machine import bandwidth as speeds
 from swapkit._runtime.machine.bandwidth import measure_disk, measure_speeds
 from swapkit._runtime.machine.copy_bursts import Lanes, RowOut
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.limits import Limits
 from swapkit.errors import BackendError, DiskError, OutOfHostMemory, OverBudget
 from swapkit.testing import slow_link
 from tests.support import MIB, limit_above_reserved
@@ -204,7 +205,7 @@ def test_link_when_the_host_has_no_room_then_the_memory_is_given_back(
 ) -> None:
     device = installation.device
     before = in_use(installation)
-    lanes = Lanes(device, device.new_scheduler(host_limit_bytes=4096), MIB)
+    lanes = Lanes(device, device.new_scheduler(Limits(host_bytes=4096)), MIB)
     row = RowOut(lanes, MIB)
     row.prepare()
     with pytest.raises(OutOfHostMemory):

@@ -66,7 +66,7 @@ def calls_of(*modules: nn.Module) -> list[tuple[str, nn.Module]]:
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    monkeypatch.setattr(resting, "_has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
     listener = Listener()
     global_hooks.calls.add(listener)
     yield listener
@@ -210,7 +210,7 @@ def test_rest_when_a_listener_needs_all_modules_then_there_is_none(listener: Lis
 def test_rest_when_the_compiler_was_used_then_there_is_none(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "_has_compiled", lambda: True)
+    monkeypatch.setattr(resting, "has_compiled", lambda: True)
     model = Model()
     model(ONE)
     assert listener.rested == [False]
@@ -220,7 +220,7 @@ def test_rest_when_the_compiler_was_used_then_there_is_none(
 def test_tables_when_the_last_listener_leaves_then_they_are_torchs_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resting, "_has_compiled", lambda: False)
+    monkeypatch.setattr(resting, "has_compiled", lambda: False)
     names = ("_global_forward_pre_hooks", "_global_forward_hooks")
     before = [getattr(module_hooks, name) for name in names]
     listener = Listener()
@@ -271,7 +271,7 @@ class Resting:
 
 @pytest.fixture
 def resting_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resting]:
-    monkeypatch.setattr(resting, "_has_compiled", lambda: False)
+    monkeypatch.setattr(resting, "has_compiled", lambda: False)
     tracker = ModuleTracker()
     tracker.start("test", Need.NAMES)
     listener = Resting(tracker)

@@ -16,7 +16,7 @@ from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit._runtime.process.captures import find_operator, see
 from swapkit.errors import PlanMismatch, SavedTensorModified
 from swapkit.ir.traces import BEFORE
-from tests.unit._runtime.following_rig import (
+from tests.unit._runtime.plan_rig import (
     WIDTH,
     Apply,
     Course,

@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.model import resting
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import _open, innermost_choice
+from swapkit._runtime.process.scopes import innermost_choice
 from swapkit._runtime.saved import hooks as hooks_module
-from swapkit._runtime.shim.placement import Action
+from swapkit._runtime.thread_state import thread_state
 from swapkit.errors import SessionError
+from swapkit.ir.plans import Action
 from tests.support.threads import on_thread, on_threads
 from tests.unit._runtime.rig import interrupts
 from tests.unit.scoped import ROOMY, SIDE, assert_gone, copied, gradient, leaf, make_model
@@ -132,7 +133,7 @@ def named() -> Callable[[], list[str]]:
 def test_modules_when_only_scopes_are_open_then_nobody_hears_of_inner_ones(
     named: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "_has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
     tracker = get_runtime().tracker
     inner = Saving()
     model = Saving(inner)
@@ -160,7 +161,7 @@ def test_modules_when_only_scopes_are_open_then_nobody_hears_of_inner_ones(
 def test_modules_when_a_model_is_a_scope_then_its_thread_rests_as_if_the_scope_were_around(
     named: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "_has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
     inner = Saving()
     model = Saving(inner)
     swapkit.offload(model, prefetch=1000)
@@ -217,11 +218,11 @@ def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
     interruptions = 0
     while interrupts(interruptions + 1, scope.__enter__):
         interruptions += 1
-        assert _open.stack == []
+        assert thread_state.scopes == []
         assert hooks_module._top() is None
-        assert hooks_module._pushed.stack == []
+        assert thread_state.hooks == []
     assert interruptions > 5
-    assert len(_open.stack) == 1
+    assert len(thread_state.scopes) == 1
     scope.__exit__(None, None, None)
     assert tracker._users == users
     assert not hooks_module._detoured
@@ -239,14 +240,14 @@ def test_scope_when_its_end_is_interrupted_anywhere_then_it_is_over_or_as_before
         scope.__enter__()
         end = partial(scope.__exit__, None, None, None)
         is_interrupted = interrupts(interruptions + 1, end)
-        if _open.stack:  # before anything was undone: its end can be asked for again
+        if thread_state.scopes:  # before anything was undone: its end can be asked for again
             assert hooks_module._top() is not None
             untouched += 1
             end()
         interruptions += 1
         assert innermost_choice() is None
         assert hooks_module._top() is None
-        assert hooks_module._pushed.stack == []
+        assert thread_state.hooks == []
     assert interruptions > 20
     assert untouched < interruptions / 4
     assert tracker._users == users
@@ -258,7 +259,7 @@ def test_scope_when_it_ends_on_another_thread_then_refused_and_its_own_is_untouc
     with scope:
         with pytest.raises(SessionError):
             on_thread(lambda: scope.__exit__(None, None, None))
-        assert len(_open.stack) == 1
+        assert len(thread_state.scopes) == 1
     assert_gone()
 
 
@@ -269,12 +270,12 @@ def test_scope_when_it_ends_on_a_thread_that_has_another_open_then_refused_and_b
         with swapkit.keep():
             with pytest.raises(SessionError, match="on the thread that it began on"):
                 scope.__exit__(None, None, None)
-            assert len(_open.stack) == 1
-        assert not _open.stack
+            assert len(thread_state.scopes) == 1
+        assert not thread_state.scopes
 
     with scope:
         on_thread(end)
-        assert len(_open.stack) == 1
+        assert len(thread_state.scopes) == 1
     assert_gone()
 
 
@@ -288,7 +289,7 @@ def test_scopes_when_left_in_odd_order_then_none_stays() -> None:
     next(second)
     first.close()
     choice = innermost_choice()
-    assert len(_open.stack) == 1
+    assert len(thread_state.scopes) == 1
     assert choice is not None
     assert choice.action is Action.KEEP
     second.close()

@@ -15,7 +15,7 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Phase
 from swapkit.simulation.validator import find_violations
-from tests.unit._runtime.following_rig import (
+from tests.unit._runtime.plan_rig import (
     TOKENS,
     WIDTH,
     Apply,

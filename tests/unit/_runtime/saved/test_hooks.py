@@ -13,6 +13,7 @@ import swapkit
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved import hooks as hooks_module
 from swapkit._runtime.saved.hooks import Hooks
+from swapkit._runtime.thread_state import thread_state
 from tests.unit._runtime.rig import AUTO, EVERYTHING, KEEP, SWAP, make_swapper, scope, settle
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def swapper() -> Swapper:
 
 
 def assert_gone() -> None:
-    assert hooks_module._pushed.stack == []
+    assert thread_state.hooks == []
     assert hooks_module._top() is None
     assert torch.autograd.graph.disable_saved_tensors_hooks is disable_saved_tensors_hooks
 
@@ -225,7 +226,7 @@ def test_disabled_when_inside_a_scope_then_ours_step_aside_and_come_back(
                 body(leaf())
             with pytest.raises(RuntimeError, match="not here"), save_on_cpu():
                 pass
-        assert len(hooks_module._pushed.stack) == 2
+        assert len(thread_state.hooks) == 2
     assert swapper.scheduler.stats().copied_out_bytes == 0
     assert_gone()
 

@@ -9,8 +9,9 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.sched import State
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
 from swapkit.errors import SavedTensorModified
+from swapkit.ir.plans import Action
 from tests.support import MIB
 from tests.unit._runtime.rig import (
     AUTO,

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from swapkit._native.sched import State
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit.ir.plans import Action
 from tests.support import MIB
 from tests.support.threads import on_threads
 from tests.unit._runtime.rig import (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.control.course import Course
-from swapkit._runtime.execution.plan_fit import pace
+from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.execution.plan_checks import pace
 from swapkit._runtime.session import explanation as explaining
 from swapkit._runtime.session.explanation import explain
 from swapkit._runtime.session.stats import SessionStats
 from swapkit.ir.machines import Machine
 from swapkit.planning.planner import make_plan
-from swapkit.planning.trade_offs import TradeOff
+from swapkit.planning.search.trade_offs import TradeOff
 from swapkit.simulation.lowering import lower
 from tests.support.layers import layered_trace
 from tests.support.problems import kept_peak
@@ -48,26 +48,26 @@ def test_other_budgets_when_steps_take_longer_than_recorded_then_compared_at_the
         peak_bytes=1,
     )
     monkeypatch.setattr(explaining, "trade_offs", lambda *_args, **_named: [same])
-    course = Course(plan=pace(plan, 3.0), trace=trace, machine=machine, pace=3.0)
+    course = PlanStatus(plan=pace(plan, 3.0), trace=trace, machine=machine, pace=3.0)
     row = explain(STATS, course, "auto", []).splitlines()[-1]
     assert "+0.0%" in row or "-0.0%" in row
 
 
 def test_measured_time_when_steps_are_of_several_kinds_then_others_are_told_apart() -> None:
-    course = Course(step_seconds=0.002, other_step_seconds=(0.5, 0.25))
+    course = PlanStatus(step_seconds=0.002, other_step_seconds=(0.5, 0.25))
     lines = explain(STATS, course, "auto", []).splitlines()
     assert lines[-1] == "steps of 2 other kinds, with plans of their own: 500.00 ms, 250.00 ms"
 
 
 def test_waits_when_copies_were_late_then_the_places_are_named() -> None:
-    course = Course(stalls=(("layers.3.mlp #2", 0.25), ("layers.1 #0", 0.0104)))
+    course = PlanStatus(stalls=(("layers.3.mlp #2", 0.25), ("layers.1 #0", 0.0104)))
     text = explain(STATS, course, "auto", [])
     assert "waited longest for" in text
     assert "layers.3.mlp #2 (0.250 s), layers.1 #0 (0.010 s)" in text
-    assert "waited" not in explain(STATS, Course(), "auto", [])
+    assert "waited" not in explain(STATS, PlanStatus(), "auto", [])
 
 
 def test_plans_when_another_was_needed_then_the_reason_is_told() -> None:
-    text = explain(STATS, Course(replans=2, reason="2 steps in a row were others"), "auto", [])
+    text = explain(STATS, PlanStatus(replans=2, reason="2 steps in a row were others"), "auto", [])
     assert "another plan was needed 2 times; the last time, 2 steps in a row were others" in text
-    assert "another plan" not in explain(STATS, Course(), "auto", [])
+    assert "another plan" not in explain(STATS, PlanStatus(), "auto", [])

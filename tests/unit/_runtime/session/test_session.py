@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.saved.device import CPU
-from swapkit._runtime.session.life import SessionConfig
+from swapkit._runtime.saved.limits import Limits
 from swapkit._runtime.session.session import Session
 from swapkit.errors import OverBudget, SessionError
 from tests.support import MIB, limit_above_reserved
@@ -35,9 +36,8 @@ def make_session(
     *,
     host_limit_bytes: int | None = None,
 ) -> Session:
-    config = SessionConfig(
-        device=CPU, limit_bytes=limit_bytes, host_limit_bytes=host_limit_bytes, min_swap_bytes=1024
-    )
+    limits = Limits(budget_bytes=limit_bytes, host_bytes=host_limit_bytes)
+    config = SessionConfig(device=CPU, limits=limits, min_swap_bytes=1024)
     return Session(config, model, () if optimizer is None else (optimizer,))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit._runtime.following_rig import (
+from tests.unit._runtime.plan_rig import (
     WIDTH,
     Apply,
     Course,

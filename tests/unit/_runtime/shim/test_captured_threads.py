@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.support.threads import Worker, on_thread
-from tests.unit._runtime.following_rig import (
+from tests.unit._runtime.plan_rig import (
     TOKENS,
     WIDTH,
     Apply,
@@ -25,7 +25,7 @@ from tests.unit._runtime.following_rig import (
 )
 
 if TYPE_CHECKING:
-    from swapkit._runtime.execution.following import Following
+    from swapkit._runtime.execution.plan_executor import PlanExecutor
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -66,7 +66,7 @@ def test_operand_when_changed_on_a_thread_while_autograd_repeats_then_the_change
 def test_operator_when_another_plan_begins_while_it_runs_then_that_one_has_captured_nothing() -> (
     None
 ):
-    others: list[Following] = []
+    others: list[PlanExecutor] = []
 
     def begin_other() -> None:
         plans.close()

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.choosing.operators import OperatorRows, mark_operators
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import innermost_choice
-from swapkit._runtime.shim.placement import Action
+from swapkit._runtime.user_choices.operator_choices import OperatorRows, mark_operators
+from swapkit.ir.plans import Action
 from swapkit.registry import Recompute
 from tests.support.captured import capture, choosing, is_captured, pack, unpack
 from tests.support.operators import rows_of

@@ -14,10 +14,11 @@ import torch
 from swapkit._native.backend import Backend
 from swapkit._native.lib import lib
 from swapkit._native.pool import Ring
-from swapkit._native.sched import State, Tier
+from swapkit._native.sched import State
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
 from swapkit.errors import BackendError, DiskError, SavedTensorModified
+from swapkit.ir.plans import Action, Tier
 from tests.support import MIB, run_python
 from tests.support.threads import Worker
 from tests.unit._runtime.rig import (
@@ -326,12 +327,13 @@ def test_process_when_it_ends_while_a_thread_waits_for_a_copy_then_it_ends_well(
         import os, threading, time
         import torch
         from swapkit._native.backend import Backend
-        from swapkit._runtime.shim.placement import Action, Choice
+        from swapkit._runtime.shim.placement import Placement
+        from swapkit.ir.plans import Action
         from tests.unit._runtime.rig import group_of, make_swapper, save
 
         slow = Backend.delay(Backend.cpu())
         swapper = make_swapper(slow)
-        handle = save(swapper, 4096, Choice(Action.SWAP, prefetch=5))
+        handle = save(swapper, 4096, Placement(Action.SWAP, prefetch=5))
         wait = lambda: swapper.mover.finish_out(group_of(handle))
         threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.3)

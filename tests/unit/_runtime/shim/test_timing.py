@@ -10,7 +10,8 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Action, Placement
+from swapkit._runtime.shim.placement import Placement
+from swapkit.ir.plans import Action
 from tests.support.threads import Worker, on_thread, on_threads
 from tests.unit._runtime.rig import in_use, make_swapper, scope
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("installation")
 
 SIDE = 64
 LAYERS = 40
-THREADS_KEPT, SHAPES_KEPT = 64, 16  # of `shim/cpp/timing.cpp`
+THREADS_KEPT, SHAPES_KEPT = 64, 16  # of `shim/cpp/moves/prefetch.cpp`
 
 
 @pytest.fixture

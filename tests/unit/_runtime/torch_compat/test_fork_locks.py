@@ -50,7 +50,7 @@ LOCKS = {
         from swapkit._runtime.model import global_hooks
         lock = global_hooks.calls._lock
     """,
-    "operators": "from swapkit._runtime.choosing.operators import _lock as lock",
+    "operators": "from swapkit._runtime.user_choices.operator_choices import _lock as lock",
     "sessions": "from swapkit._runtime.session.session import _lock as lock",
 }
 

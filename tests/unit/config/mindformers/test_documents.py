@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swapkit.config.mindformers.documents import Document, ModelInputs, read_document
+from swapkit.config.mindformers.documents import Document, read_document
+from swapkit.config.mindformers.layouts import ModelInputs
 from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 

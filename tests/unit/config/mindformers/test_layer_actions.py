@@ -15,13 +15,13 @@ from swapkit.config.mindformers.rules import check_rules
 from swapkit.errors import InvalidConfiguration, WrongType
 
 if TYPE_CHECKING:
-    from swapkit.config.mindformers.patterns import ModulePart
+    from swapkit.config.mindformers.patterns import LayerModule
 
 
 @dataclass(eq=False)
 class Node:
     operators: tuple[str, ...] = ()
-    children: list[tuple[str, ModulePart]] = field(default_factory=list)
+    children: list[tuple[str, LayerModule]] = field(default_factory=list)
 
 
 LAYER = Node(

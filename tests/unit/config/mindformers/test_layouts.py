@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from swapkit.config.mindformers.documents import ModelInputs
-from swapkit.config.mindformers.layouts import Layout, lay_out
+from swapkit.config.mindformers.layouts import Layout, ModelInputs, lay_out
 from swapkit.errors import InvalidArgument, InvalidConfiguration, WrongType
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swapkit.config.mindformers.patterns import ModulePart, distinct, find, is_alike, name_last
+from swapkit.config.mindformers.patterns import LayerModule, distinct, find, is_alike, name_last
 from swapkit.errors import InvalidPattern
 
 
 @dataclass(eq=False)
 class Node:
     operators: tuple[str, ...] = ()
-    children: list[tuple[str, ModulePart]] = field(default_factory=list)
+    children: list[tuple[str, LayerModule]] = field(default_factory=list)
 
 
 SHARED = Node(operators=("matmul",))

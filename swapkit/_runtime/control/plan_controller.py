@@ -1,0 +1,393 @@
+"""From recorded steps to a plan that is followed: what a session does beyond rescue.
+
+What happens in a step is decided when its first forward begins, by the shapes of what the model is
+given (`planning/selection/learner.py`); what is saved before that is nobody's. Without a model all
+steps count as the same, and each begins where the one before has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.control.plan_maker import PlanMaker
+from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
+from swapkit._runtime.control.step_forwards import Forwards, Rests
+from swapkit._runtime.control.step_recording import StepRecording, finish_trace
+from swapkit._runtime.control.step_times import StepClock, StepTimes
+from swapkit._runtime.execution.plan_checks import (
+    check_fit,
+    find_form,
+    is_heavier,
+    pace,
+    sign,
+)
+from swapkit._runtime.execution.plan_executor import PlanExecutor
+from swapkit._runtime.model import global_hooks
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.saved.lent_hooks import Lending, find_weakly, is_call_of
+from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
+from swapkit._runtime.torch_compat.internals import tracing_state
+from swapkit.planning.selection.cases import Stage
+from swapkit.planning.selection.learner import CASES_KEPT, STRANGE
+from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode
+
+if TYPE_CHECKING:
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.control.session_config import SessionConfig
+    from swapkit._runtime.saved.hooks import Hooks
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+_log = logging.getLogger(__name__)
+ANY = ""  # the signature of all steps where there is no model
+
+
+class PlanController:
+    """Learns what the steps of one session do, and has the best plan for them followed."""
+
+    may_rest = True  # where it says so
+
+    def __init__(
+        self,
+        installation: Installation,
+        hooks: Hooks,
+        model: torch.nn.Module | None,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        config: SessionConfig,
+    ) -> None:
+        """Prepare; nothing is seen before `start`."""
+        self._installation = installation
+        self._hooks = hooks
+        self._swapper = hooks.swapper
+        # Weakly: the session holds them, and what its thread takes back later needs them no more.
+        self._find_model = find_weakly(model)
+        self._optimizers = [weakref.ref(each) for each in optimizers]
+        self._config = config
+        self._plans = PlanMaker(installation.device, config)
+        self._learner = self._plans.make_learner()
+        self._undo = ExitStack()
+        self._signature = ANY
+        self._form = "", 0  # of the step's inputs, and their elements
+        self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
+        self._is_begun = False  # whether the step's first forward was seen,
+        self._is_training = False  # and was one of training
+        self._forwards = Forwards()
+        self._rests = Rests(installation.tracker)
+        self._is_late = False  # whether the step begins with a module's forward, whichever
+        self._stepping = 0  # the thread that runs the step, once its forward was seen
+        self._calls_model = model is not None  # as far as is known
+        self._instruction: Instruction | None = None
+        self._executor: PlanExecutor | None = None
+        self._executors: OrderedDict[int, PlanExecutor] = OrderedDict()  # by the plan
+        self._recording = StepRecording(hooks.packer)
+        self._clock = StepClock(installation.device.name)
+        self._began_bytes = 0
+        self._moving_before = 0.0
+        self._rescues_before = 0
+        self._times = StepTimes()
+
+    def status(self) -> PlanStatus:
+        """Return where the present steps are."""
+        case = self._learner.case
+        return PlanStatus(
+            stage=self._learner.stage,
+            plan=None if case is None or case.chosen is None else pace(case.chosen, case.pace),
+            pace=1.0 if case is None else case.pace,
+            trace=None if case is None else case.trace,
+            machine=self._plans.machine,
+            why_none="" if case is None else case.why_none,
+            replans=self._learner.replans,
+            reason=self._learner.reason,
+            step_seconds=self._times.median(self._learner.kind),
+            other_step_seconds=self._times.others(self._learner.kind),
+            stalls=self._swapper.longest_stalls(),
+        )
+
+    def status_to_save(self) -> PlanStatus:
+        """Likewise, with the best plan so far, also one that is still being made."""
+        status = self.status()
+        if status.plan is not None:
+            return status
+        found = self._learner.find_plan()
+        best = next(iter(found.plans), None)
+        plan = None if best is None else pace(best, status.pace)
+        return replace(status, plan=plan, why_none=found.why_none)
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin with the step that comes.
+
+        Raises:
+            PlanMismatch: the plan that was saved cannot be for this model or budget.
+        """
+        if self._config.saved_plan is not None:
+            self._adopt(*self._config.saved_plan)
+        self._plans.join_ranks()
+        with ExitStack() as undo:
+            model = self._find_model()
+            if model is not None:
+                lending = Lending(self._hooks, model)
+                lending.start()
+                undo.callback(lending.stop)
+            undo.callback(self._stop_planning)
+            global_hooks.calls.add(self)
+            undo.callback(global_hooks.calls.remove, self)
+            undo.callback(self._leave_step)
+            self._enter_step(self._signature)
+            self._undo = undo.pop_all()
+
+    def stop(self) -> None:
+        """Undo `start`, in the middle of a step too."""
+        self._undo.close()
+
+    def give_up(self) -> None:
+        """Let no more plans be made. Anywhere, in finalizers too."""
+        self._learner.give_up()
+        self._plans.give_up()
+
+    def drop(self) -> None:
+        """Let go of what is recorded, which holds the model, before `stop`. Any thread."""
+        self._recording.drop()
+        self._stop_planning()
+
+    def _stop_planning(self) -> None:
+        self._learner.stop()
+        self._plans.stop()
+
+    def _adopt(self, trace: Trace, plan: Plan) -> None:
+        """Follow a plan that was made before.
+
+        Raises:
+            PlanMismatch: it cannot be for this model or budget.
+        """
+        check_fit(trace, plan, self._find_model(), self._config.limits.budget_bytes)
+        self._learner.adopt(trace.signature, trace, plan)
+        self._signature = trace.signature
+        self._is_unbound = plan.trace is not None  # recorded outside of a session
+
+    # ---- the beginning of a step ---------------------------------------------------------------
+
+    @property
+    def _is_innermost(self) -> bool:
+        """Whether this thread's steps are the session's: no other one has begun inside of it.
+
+        A thread without a session has them whose forward began the step (`saved/lent_hooks.py`).
+        """
+        stack = thread_state.sessions
+        innermost = stack[-1:]  # one look: a session may be ended on another thread
+        if not innermost:
+            return self._stepping == threading.get_ident()
+        return innermost == [self._swapper]
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """A module's forward begins, on any thread: see `global_hooks.CallListener`."""
+        model = self._find_model()
+        if model is not None and is_call_of(module, model):
+            self._see_forward(model)
+            if self._is_innermost:
+                self._rests.begin(self._executor)
+        elif self._is_late and torch.is_grad_enabled() and self._is_innermost and can_stay():
+            self._is_late = False
+            self._begin_step(module)
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """It has ended."""
+        if self._is_begun and self._is_innermost and is_call_of(module, self._find_model()):
+            self._forwards.leave()
+
+    def _see_forward(self, module: torch.nn.Module) -> None:
+        """Begin a step if the model's forward is the first one of it."""
+        if not torch.is_grad_enabled() or not self._is_innermost:
+            return
+        if tracing_state() is not None:
+            return
+        is_again = self._begins_again()
+        # What was run for evaluation, and saved for nothing, is no part of the step.
+        if not is_again and self._is_begun and (self._is_training or not module.training):
+            return
+        drop_left()  # a recorder's that stopped in backward would slow down what follows
+        self._forwards.begin()
+        self._is_begun, self._is_training = True, module.training
+        self._stepping = threading.get_ident()
+        inputs = global_hooks.find_inputs()
+        signature = sign(module, inputs)
+        if self._is_unbound:
+            self._is_unbound = False
+            self._learner.rename(self._signature, signature)
+        if signature != self._signature:
+            self._recording.stop()
+            self._enter_step(signature, *find_form(inputs, signature))
+            is_again = False  # what was before had another plan
+        self._begin_step(module, is_again=is_again)
+
+    def _begins_again(self) -> bool:
+        is_again = self._forwards.begins_again(self._has_used)
+        if is_again:
+            self._recording.stop()
+        return is_again
+
+    def _has_used(self) -> bool:
+        executor = self._executor
+        return self._recording.has_used() or (executor is not None and executor.has_used())
+
+    def _enter_step(self, signature: str, form: str = "", length: int = 0) -> None:
+        """Prepare what is to be done in the step that comes: see `Learner.begin`."""
+        self._signature, self._form = signature, (form, length)
+        instruction = self._learner.begin(signature, form, length)
+        if instruction.mode is StepMode.RECORD and self._plans.is_busy:
+            instruction = Instruction(mode=StepMode.RESCUE)  # it could not be planned for
+        self._instruction = instruction
+        if instruction.mode is StepMode.FOLLOW:
+            self._follow(instruction)
+        else:
+            self._stop_following()
+        if not self._calls_model:
+            self._is_late = not can_stay()
+            self._begin_step(None)
+
+    def _begin_step(self, root: torch.nn.Module | None, *, is_again: bool = False) -> None:
+        """Count from here on what happens in the step; if again, with the rescues so far.
+
+        `root`: runs already.
+        """
+        assert self._instruction is not None
+        if self._executor is not None and self._executor.now() != 0:
+            self._executor.end_step()  # what was saved before the first forward is not of a plan
+        # A settled plan needs no rescue, unless the step goes another way
+        # (`PlanExecutor.deviated`).
+        is_settled = self._executor is not None and self._learner.stage is Stage.STABLE
+        self._swapper.rescue.set_standby(is_on=not is_settled)
+        if self._instruction.mode is StepMode.RECORD and self._recording.recorder is None:
+            self._record(root)
+        if not is_again:
+            self._rescues_before = self._swapper.rescue.count
+            self._began_bytes = self._in_use_bytes()
+            self._moving_before = self._moving_seconds()
+        self._clock.begin(self._instruction.timing)
+
+    def _in_use_bytes(self) -> int:
+        pool = self._installation.device.pool
+        return 0 if pool is None else pool.in_use_bytes()
+
+    def _moving_seconds(self) -> float:
+        """Time that moves of free memory have taken so far."""
+        pool = self._installation.device.pool
+        return 0.0 if pool is None else pool.moving_seconds()
+
+    def _follow(self, instruction: Instruction) -> None:
+        trace, plan = instruction.trace, instruction.plan
+        assert plan is not None
+        assert trace is not None
+        if self._executor is not None and self._executor.plan is plan:
+            return
+        self._stop_following()
+        executor = self._executors.pop(id(plan), None)
+        if executor is None:
+            executor = PlanExecutor(
+                self._swapper,
+                self._find_model(),
+                trace,
+                plan,
+                for_any_length=instruction.for_any_length,
+            )
+        self._executors[id(plan)] = executor
+        while len(self._executors) > CASES_KEPT:
+            self._executors.popitem(last=False)
+        executor.start()
+        self._executor = executor
+
+    def _stop_following(self) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.stop()
+
+    # ---- recording -----------------------------------------------------------------------------
+
+    def _record(self, root: torch.nn.Module | None) -> None:
+        """Record from here on. `root` None: not where the recorder's mode would not stay."""
+        if root is None and self._is_late:
+            return
+        device = self._installation.device
+        setting = Setting(
+            device=device.name,
+            tracker=self._installation.tracker,
+            pool=device.pool,
+            root=self._find_model(),
+            optimizers=tuple(each for ref in self._optimizers if (each := ref())),
+            make_room=self._installation.runtime.make_room if device.sets_aside else None,
+        )
+        self._recording.start(setting, root)
+
+    def _stop_recording(self, *, is_wanted: bool) -> Trace | None:
+        recorder, case = self._recording.stop(), self._learner.case
+        if recorder is None or not recorder.has_seen or not is_wanted or case is None:
+            return None  # there is nothing to plan, as yet
+        known = self._times.latest(self._learner.kind)
+        trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
+        return finish_trace(trace, recorder.doubtful, case, has_looked=recorder.has_looked)
+
+    def _leave_step(self) -> None:
+        """Stop what runs, without learning from it."""
+        self._recording.stop()
+        self._stop_following()
+        self._instruction = None
+
+    # ---- the end of a step ---------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Learn from the step that ends, and prepare the next one."""
+        instruction = self._instruction
+        if instruction is None or not self._is_innermost:
+            return
+        self._calls_model = self._is_begun
+        taken = self._clock.end()
+        executor = self._executor
+        report = None if executor is None else executor.end_step()
+        is_more = executor is not None and is_heavier(
+            self._began_bytes, executor.bytes_before, self._config.limits.budget_bytes
+        )
+        trace = self._stop_recording(is_wanted=self._forwards.end())
+        if instruction.mode is not StepMode.RECORD:
+            self._times.add(self._learner.kind, taken.seconds)
+        self._rests.end_step(executor, report)
+        outcome = Outcome(
+            seconds=taken.seconds,
+            timing=taken.timing,
+            is_host_bound=taken.is_host_bound,
+            moving_seconds=max(0.0, self._moving_seconds() - self._moving_before),
+            rescues=self._swapper.rescue.count - self._rescues_before,
+            deviation="" if report is None else report.deviation or "",
+            trace=trace,
+            is_heavier=is_more,
+        )
+        try:
+            self._learn(outcome)
+        finally:
+            self._is_begun = False
+            # Which length comes is not known yet: the plan for any is followed until then.
+            is_any = self._learner.is_general
+            self._enter_step(STRANGE if is_any else self._signature, *self._form)
+
+    def _learn(self, outcome: Outcome) -> None:
+        """Give a step's outcome to the learner; say in the log what comes of it."""
+        if outcome.trace is not None and not self._plans.agree(outcome.trace):
+            outcome = replace(outcome, trace=None)  # the next step is recorded again
+        former, replans = self._learner.stage, self._learner.replans
+        self._learner.end(outcome)
+        if self._learner.replans > replans:
+            _log.info("another plan is needed: %s", self._learner.reason)
+        elif outcome.deviation or (outcome.rescues and former is Stage.STABLE):
+            what = outcome.deviation or f"{outcome.rescues} rescues"
+            _log.debug("the plan is kept after a step that was not as planned: %s", what)
+        if self._learner.stage is not former:
+            tell_stage(_log, self.status())

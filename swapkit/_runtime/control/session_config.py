@@ -1,0 +1,58 @@
+"""The options of a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from swapkit._runtime.saved.limits import Limits
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.planner import Policy
+
+RESCUE = "rescue"  # the policy without a plan
+# A host limit of so many budgets suffices for the copies of any step.
+HOST_PLENTY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """The options of a session.
+
+    Args:
+        device: where the session trains.
+        limits: the memory and disk space of the session.
+        min_swap_bytes: the least size of a saved storage that moves.
+        rescue_multiple: a rescue frees that many times the bytes that the allocation needs.
+        policy: the name of a policy, or an object that makes plans.
+        profile_steps: the steps before the first plan.
+        search_steps: the number of plans that the session tries.
+        saved_plan: the trace and plan to follow from the first step on.
+    """
+
+    device: torch.device
+    limits: Limits
+    min_swap_bytes: int
+    rescue_multiple: int = 1
+    policy: str | Policy = RESCUE
+    profile_steps: int = 2
+    search_steps: int = 4
+    saved_plan: tuple[Trace, Plan] | None = None
+
+    @property
+    def is_host_scarce(self) -> bool:
+        """Whether there may be more to swap than the host takes."""
+        limits = self.limits
+        return (
+            limits.host_bytes is not None
+            and limits.disk is None
+            and limits.host_bytes < HOST_PLENTY * limits.budget_bytes
+        )
+
+    @property
+    def plans(self) -> bool:
+        """Whether a plan is looked for, or given."""
+        return self.policy != RESCUE or self.saved_plan is not None

@@ -1,0 +1,355 @@
+"""A plan as tables: what is due at which event of a step, and which operators are repeated.
+
+An *event* is one call of the session's hooks; `Event.operator` of a trace says which operators run
+between two of them. What a plan says of an operator is done at an event: what has to be gone before
+it starts at the last event before, what may come back then at the first one that is no earlier.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from swapkit._runtime.process.captures import Capture
+from swapkit.errors import PlanMismatch
+from swapkit.ir.plans import Action, Tier
+from swapkit.ir.traces import BEFORE, EventKind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit.ir.plans import Decision, Plan
+    from swapkit.ir.traces import Trace
+
+# As in `shim/cpp/moves/plan_cursor.cpp`.
+FIRST_SAVE, SAVE, USE = 0, 1, 2
+_ACTIONS = {Action.KEEP: 0, Action.SWAP: 1, Action.RECOMPUTE: 2}
+_RECOMPUTE = _ACTIONS[Action.RECOMPUTE]
+# What the host has no room for goes to the disk.
+_TIERS = {Tier.HOST: Tier.ANY, Tier.DISK: Tier.DISK}
+_NOTHING = -1
+_ANY_BYTES = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table:
+    """What is due at each event. The three tables are rows of 64-bit numbers; -1 is none.
+
+    `events`: storage (-1: none that is planned), bytes (-1: any), tag of the module and number
+    of the save in its call, kind. `storages`: last save in forward, tier, action, the
+    storage that it continues, the event at which it goes and its place among those that go,
+    the same of those that come. `continuing`: event, and the storage that continues another.
+    """
+
+    events: bytes
+    storages: bytes
+    continuing: bytes
+    captures: tuple[Capture, ...]  # what is computed again, in order
+    operators: tuple[str, ...]  # names of all that run in the step
+    # Where something is saved first: tags, and the bytes that have been sent out by then.
+    curve: tuple[tuple[int, int], ...]
+    largest_bytes: int  # of what is moved
+
+
+def compile_plan(
+    trace: Trace, plan: Plan, tracker: ModuleTracker, *, for_any_length: bool = False
+) -> Table:
+    """Return what a plan comes to at each event of its trace.
+
+    Args:
+        trace: the step.
+        plan: what is done with its storages.
+        tracker: knows the modules.
+        for_any_length: whether storages may have other sizes than there.
+
+    Raises:
+        PlanMismatch: the plan decides about storages that the trace does not have, or the trace
+            has no events.
+    """
+    decisions = _decisions(trace, plan)
+    lives = _event_lives(trace)
+    paths = {tracker.name_of(module) for module in tracker.modules()}
+    chains = _Chains(trace, decisions, paths)
+    movable = lives.keys() - _find_changing(trace, lives)
+    planned = {
+        storage: _possible(decisions[storage], chains)
+        for storage in sorted(movable & decisions.keys())
+    }
+    rows = list(_event_rows(trace, lives, tracker))
+    events = [(each[0], _ANY_BYTES, *each[2:]) for each in rows] if for_any_length else rows
+    actions = _actions(trace, planned)
+    return Table(
+        events=array("q", [number for row in events for number in row]).tobytes(),
+        storages=array("q", _storage_rows(trace, lives, planned, actions)).tobytes(),
+        continuing=array("q", _continuing(trace, lives)).tobytes(),
+        captures=tuple(chains.captures()),
+        operators=tuple(sorted({operator.name for operator in trace.operators})),
+        curve=_curve(rows, planned),
+        largest_bytes=max((trace.storages[each].nbytes for each in planned), default=0),
+    )
+
+
+def _decisions(trace: Trace, plan: Plan) -> dict[int, Decision]:
+    """Return a plan's decisions by storage; see `compile_plan`."""
+    if not trace.events:
+        raise PlanMismatch("the trace has no events, by which its plan could be followed")
+    decisions = {decision.storage: decision for decision in plan.decisions}
+    unknown = [storage for storage in decisions if not 0 <= storage < len(trace.storages)]
+    if unknown:
+        raise PlanMismatch(f"the plan decides about storage {unknown[0]}, which the trace lacks")
+    return decisions
+
+
+def _possible(decision: Decision, chains: _Chains) -> Decision:
+    """Return what can be done instead of computing again what no module makes: it moves."""
+    if decision.action is Action.RECOMPUTE and decision.storage not in chains.made:
+        return replace(decision, action=Action.SWAP)
+    return decision
+
+
+class _EventLife(NamedTuple):
+    """The events of one storage."""
+
+    first_save: int  # of what continues another storage: the first event after that one's end
+    last_save: int  # before its first use; likewise
+    first_use: int  # the number of events: it is not used
+    first_event: int
+
+
+def _event_lives(trace: Trace) -> dict[int, _EventLife]:
+    """Return the events of each storage that is saved."""
+    saves: dict[int, list[int]] = {}
+    uses: dict[int, int] = {}
+    for number, event in enumerate(trace.events):
+        if event.storage is None:
+            continue
+        if event.kind is EventKind.USE:
+            uses.setdefault(event.storage, number)
+        else:
+            saves.setdefault(event.storage, []).append(number)
+    lives = {}
+    operators = [event.operator for event in trace.events]
+    for storage in {**saves, **uses}:
+        numbers = saves.get(storage, [])
+        first_use = uses.get(storage, len(trace.events))
+        first_event = min([first_use, *numbers[:1]])
+        if trace.storages[storage].continues is not None:
+            numbers = [bisect_left(operators, trace.storages[storage].birth), *numbers]
+        if numbers:
+            last = max((each for each in numbers if each < first_use), default=numbers[0])
+            lives[storage] = _EventLife(numbers[0], last, first_use, first_event)
+    return lives
+
+
+def _find_changing(trace: Trace, lives: dict[int, _EventLife]) -> set[int]:
+    """Return the storages that forward changes after they were saved first.
+
+    Pieces of one storage, as of `unsafe_chunk`, may each be changed while another is saved.
+    """
+    saved_at = {storage: trace.events[life.first_save].operator for storage, life in lives.items()}
+    return {
+        storage
+        for number, operator in enumerate(trace.operators)
+        if operator.phase is Phase.FORWARD
+        for storage in operator.writes
+        if number >= saved_at.get(storage, len(trace.operators))
+    }
+
+
+def _event_rows(
+    trace: Trace, lives: dict[int, _EventLife], tracker: ModuleTracker
+) -> Iterator[tuple[int, int, int, int, int]]:
+    for number, event in enumerate(trace.events):
+        storage = event.storage
+        is_known = storage is not None and storage in lives
+        if event.kind is EventKind.USE:
+            yield storage if storage is not None and is_known else _NOTHING, 0, 0, 0, USE
+        elif storage is None:
+            yield _NOTHING, 0, 0, 0, SAVE
+        elif lives[storage].first_save == number and trace.storages[storage].continues is None:
+            saved = trace.storages[storage]
+            yield storage, saved.nbytes, tracker.tag_named(saved.module), saved.index, FIRST_SAVE
+        else:
+            yield storage, 0, 0, 0, SAVE
+
+
+def _actions(trace: Trace, planned: dict[int, Decision]) -> list[int]:
+    """Return what is done with each storage."""
+    actions: list[int] = []
+    for number, storage in enumerate(trace.storages):
+        decision = planned.get(number)
+        action = _ACTIONS[decision.action if decision is not None else Action.KEEP]
+        # What is computed again is so in each backward pass.
+        if storage.continues is not None and actions[storage.continues] == _RECOMPUTE:
+            action = _RECOMPUTE
+        actions.append(action)
+    return actions
+
+
+def _storage_rows(
+    trace: Trace,
+    lives: dict[int, _EventLife],
+    planned: dict[int, Decision],
+    actions: Sequence[int],
+) -> Iterator[int]:
+    operators = [event.operator for event in trace.events]
+    swapped = {
+        storage: _moves(operators, lives[storage], decision)
+        for storage, decision in planned.items()
+        if decision.action is Action.SWAP
+    }
+    # A copy that is waited for overtakes the others, which then wait for what it waits for, too: on
+    # the way out, what is used last was made first.
+    order = {
+        storage: place
+        for place, storage in enumerate(sorted(swapped, key=lambda each: lives[each].first_use))
+    }
+    for number, storage in enumerate(trace.storages):
+        decision = planned.get(number)
+        moves = swapped.get(number, _Moves(_NOTHING, _NOTHING))
+        place = order.get(number, 0)
+        yield lives[number].last_save if number in lives else 0
+        yield int(_TIERS[decision.tier] if decision is not None else Tier.ANY)
+        yield actions[number]
+        yield _NOTHING if storage.continues is None else storage.continues
+        yield from (moves.goes, len(order) - place, moves.comes, place)
+
+
+def _continuing(trace: Trace, lives: dict[int, _EventLife]) -> Iterator[int]:
+    """Yield at which events storages continue others: what is needed first, first."""
+    continuing = [
+        # No later than its own first event, which has to find it.
+        (max(0, min(life.first_save, life.first_event - 1)), life.first_use, storage)
+        for storage, life in lives.items()
+        if trace.storages[storage].continues is not None
+    ]
+    for event, _, storage in sorted(continuing):
+        yield from (event, storage)
+
+
+class _Moves(NamedTuple):
+    """The events at which a storage goes and comes; -1: none is named."""
+
+    goes: int
+    comes: int
+
+
+def _moves(operators: Sequence[int], life: _EventLife, decision: Decision) -> _Moves:
+    """Return at which events what is swapped goes and comes."""
+    goes = comes = _NOTHING
+    if decision.release is not None:
+        goes = max(bisect_right(operators, decision.release) - 1, life.last_save)
+    if decision.prefetch is None:
+        return _Moves(goes, comes)
+    # What comes no earlier than it is used comes with its use: at the event before, the operators
+    # in between still need that memory.
+    if life.first_use == len(operators) or decision.prefetch < operators[life.first_use]:
+        comes = min(_event_before(operators, decision.prefetch), life.first_use - 1)
+    return _Moves(goes, comes)
+
+
+def _event_before(operators: Sequence[int], operator: int) -> int:
+    """Return the last event right before an operator; if there is none, the first one after."""
+    after = bisect_right(operators, operator)
+    is_right_before = after > 0 and operators[after - 1] == operator
+    return after - 1 if is_right_before else after
+
+
+def _curve(
+    rows: Sequence[tuple[int, int, int, int, int]], planned: dict[int, Decision]
+) -> tuple[tuple[int, int], ...]:
+    first = [(storage, nbytes, tag) for storage, nbytes, tag, _, kind in rows if kind == FIRST_SAVE]
+    moved = accumulate(
+        nbytes if storage in planned and planned[storage].action is Action.SWAP else 0
+        for storage, nbytes, _ in first
+    )
+    return tuple((tag, so_far) for (_, _, tag), so_far in zip(first, moved, strict=True))
+
+
+# ---- what is computed again ----------------------------------------------------------------------
+
+
+class _Chains:
+    """Which operators have to run again for what a plan recomputes.
+
+    `simulation/chains.py` says what can be recomputed; here is what follows for the operators.
+    """
+
+    def __init__(
+        self, trace: Trace, decisions: dict[int, Decision], paths: Collection[str]
+    ) -> None:
+        """Find them all. `paths`: of the modules, inside of which operators are seen."""
+        self._trace = trace
+        self._paths = paths
+        self._makers = _makers(trace)
+        self._saved = {event.storage for event in trace.events if event.storage is not None}
+        self._results: dict[int, set[int]] = {}  # by the operators that run again
+        self.made: set[int] = set()  # of the recomputed storages, those whose maker can be repeated
+        for storage, decision in decisions.items():
+            if decision.action is Action.RECOMPUTE and self._add(storage):
+                self.made.add(storage)
+
+    def captures(self) -> Iterator[Capture]:
+        """Yield the runs, in order."""
+        events = [event.operator for event in self._trace.events]
+        position, counts = 0, dict[str, int]()
+        for step, operator in enumerate(self._trace.operators):
+            if operator.phase is not Phase.FORWARD:
+                continue
+            now = bisect_right(events, step)
+            if now != position:
+                position, counts = now, {}
+            run = counts.get(operator.name, 0)
+            counts[operator.name] = run + 1
+            storages = self._results.get(step)
+            if storages is not None:
+                born = [each for each in operator.writes if self._is_born(each, step)]
+                wanted = tuple(each in storages for each in born)
+                yield Capture(position, operator.name, run, wanted, operator.module)
+
+    def _is_born(self, storage: int, step: int) -> bool:
+        return self._trace.storages[storage].birth == step
+
+    def _add(self, storage: int) -> bool:
+        """Add the operator that makes a storage, and those before it; False: that cannot be."""
+        due = [storage]
+        while due:
+            made = due.pop()
+            maker = self._makers.get(made)
+            if maker is None or not self._can_repeat(maker):
+                continue  # the recipe of what needs it keeps it
+            if maker not in self._results:
+                due += self._find_missing(maker)
+            self._results.setdefault(maker, set()).add(made)
+        maker = self._makers.get(storage)
+        return maker is not None and storage in self._results.get(maker, ())
+
+    def _find_missing(self, maker: int) -> Iterator[int]:
+        """Yield what an operator reads that nobody keeps."""
+        for read in self._trace.operators[maker].reads:
+            if read not in self._saved and not self._trace.storages[read].keeps_bytes(
+                BEFORE, maker
+            ):
+                yield read
+
+    def _can_repeat(self, maker: int) -> bool:
+        operator = self._trace.operators[maker]
+        is_seen = operator.module in self._paths
+        return is_seen and operator.is_repeatable and operator.phase is Phase.FORWARD
+
+
+def _makers(trace: Trace) -> dict[int, int]:
+    """Return what made each storage that nothing else has written."""
+    writers: dict[int, list[int]] = {}
+    for number, operator in enumerate(trace.operators):
+        for storage in operator.writes:
+            writers.setdefault(storage, []).append(number)
+    return {
+        storage: numbers[0]
+        for storage, numbers in writers.items()
+        if len(numbers) == 1 and trace.storages[storage].birth == numbers[0]
+    }

@@ -1,0 +1,254 @@
+"""Carrying a plan out in the steps of a session, for as long as they go as recorded.
+
+What every event pays is in `shim/cpp/moves/plan_cursor.cpp`; here is what is done once a step, and
+where a step goes another way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.execution.plan_compiler import compile_plan
+from swapkit._runtime.execution.planned_recomputation import PlannedRepetition, Repetitions
+from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.process.captures import capture_table
+from swapkit._runtime.saved.byte_curve import Curve
+from swapkit._runtime.saved.lent_hooks import find_weakly
+from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit.errors import SessionError
+from swapkit.ir.traces import EventKind
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit._runtime.process.captures import Capture
+    from swapkit._runtime.saved.swapper import Swapper
+    from swapkit._runtime.shim.types import Follower
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+_NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """How a step went. `deviation` None: as recorded, to its end."""
+
+    deviation: str | None
+    events: int  # until it went another way
+    stall_seconds: float  # waited for copies
+    late_prefetches: int  # storages that were waited for where they were used
+    refused_prefetches: int  # times that one found no room when it was due
+
+
+class PlanExecutor:
+    """One plan, carried out in the steps of a session."""
+
+    def __init__(
+        self,
+        swapper: Swapper,
+        model: torch.nn.Module | None,
+        trace: Trace,
+        plan: Plan,
+        *,
+        for_any_length: bool = False,
+    ) -> None:
+        """Prepare; nothing happens before `start`.
+
+        Args:
+            swapper: of the session.
+            model: whose operators are repeated.
+            trace: what the plan is for.
+            plan: to follow.
+            for_any_length: whether storages may have other sizes than in the trace.
+
+        Raises:
+            PlanMismatch: the plan is not one for the trace, or the trace has no events.
+            SessionError: the swapper is of no session.
+        """
+        if swapper.events is None:
+            raise SessionError("a plan is followed in a session: nobody counts events here")
+        self.plan = plan
+        self.bytes_before = trace.bytes_before
+        self.needs_modules = False  # for `tracking.Sites`
+        self._trace = trace
+        self._swapper = swapper
+        self._find_model = find_weakly(model)
+        self._packer = swapper.events
+        self._tracker = swapper.shared.tracker
+        self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
+        self._follower: Follower | None = None
+        self._repetitions: Repetitions | None = None  # what is computed again
+        self._deviation: str | None = None
+        self._waited_before = 0.0
+        self._rescues_before = 0
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Follow the plan from the next event on, which has to be the first one of a step."""
+        swapper, table = self._swapper, self._table
+        with swapper.shared.lock:
+            self._follower = follower = swapper.shared.shim.follower(
+                swapper.mover, self, table.events, table.storages, table.continuing
+            )
+            swapper.mover.follower = follower
+            swapper.device.expect(table.largest_bytes)
+            if table.captures:
+                self._repetitions = Repetitions(self._find_repetitions(), follower)
+                global_hooks.steps.add(self)
+            self._begin(follower)
+        self._packer.has_saved_late = False
+        self._packer.follows = True
+
+    def stop(self) -> None:
+        """Follow it no more; what is out comes back as memory allows."""
+        if self._follower is None:
+            return
+        swapper = self._swapper
+        self._packer.follows = self._packer.rests = False
+        repetitions, self._repetitions = self._repetitions, None
+        if repetitions is not None:
+            repetitions.end()
+        global_hooks.steps.remove(self)
+        with swapper.shared.lock:
+            self._follower.end()
+            swapper.mover.follower = self._follower = None
+            swapper.curve = None
+            swapper.rescue.resume()
+
+    def end_step(self) -> StepReport:
+        """Say how the step went that ends here, and begin the next one.
+
+        Raises:
+            SessionError: it was not started.
+        """
+        follower, swapper = self._follower, self._swapper
+        if follower is None:
+            raise SessionError("this plan is not followed: call start() first")
+        with swapper.shared.lock:
+            position, count = int(follower.position), len(self._trace.events)
+            if follower.is_on and position < count:
+                self._deviation = (
+                    f"the step ended after {position} of {count} events: {self._expected(position)}"
+                )
+            report = StepReport(
+                deviation=self._deviation,
+                events=position,
+                stall_seconds=swapper.mover.waited_seconds - self._waited_before,
+                late_prefetches=int(follower.late),
+                refused_prefetches=int(follower.refused),
+            )
+            # What was saved unseen may be why there was a rescue: the next step looks.
+            is_rescued = swapper.rescue.count != self._rescues_before
+            is_planned = report.deviation is None and not self._packer.has_saved_late
+            self._packer.rests = is_planned and not is_rescued
+            self._begin(follower)
+        return report
+
+    def _begin(self, follower: Follower) -> None:
+        self._deviation = None
+        self._waited_before = self._swapper.mover.waited_seconds
+        self._rescues_before = self._swapper.rescue.count
+        self._swapper.curve = None
+        self._swapper.rescue.hold()
+        repetitions = self._repetitions
+        if repetitions is not None and repetitions.has_changed():
+            follower.capture(capture_table(repetitions.captures(), self._table.operators))
+        follower.reset()
+
+    # ---- what is computed again -----------------------------------------------------------------
+
+    def _find_repetitions(self) -> Iterator[PlannedRepetition]:
+        """Yield the operators that the plan repeats, by module."""
+        model = self._find_model()
+        by_module: dict[str, list[Capture]] = {}
+        for capture in self._table.captures:
+            by_module.setdefault(capture.module, []).append(capture)
+        for module in self._tracker.modules() if model is None else model.modules():
+            captures = by_module.get(self._tracker.name_of(module))
+            if captures is not None:
+                yield PlannedRepetition(module, captures)
+
+    def now(self) -> int | None:
+        """Return how many events the step has had; None: it goes another way than recorded."""
+        follower = self._follower
+        return int(follower.position) if follower is not None and follower.is_on else None
+
+    def find_site(self) -> tuple[int, int] | None:
+        """Return where the thread saves something now, if that is where the plan expects it.
+
+        See `tracking.Sites`.
+        """
+        follower = self._follower
+        return None if follower is None else follower.site()
+
+    def set_blind(self, *, is_blind: bool) -> None:
+        """Note whether the place where this thread saves something is all that is known of it.
+
+        See `tracking.Sites`.
+        """
+        if self._follower is not None:
+            self._follower.rest(is_blind)
+
+    def has_used(self) -> bool:
+        """Return whether something was used in the step; True where it left the plan: maybe."""
+        position = self.now()
+        if position is None:
+            return True
+        return any(event.kind is EventKind.USE for event in self._trace.events[:position])
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep what would be computed again from parameters that change now. Any thread."""
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        changed = [each for each in parameters if torch.is_tensor(each)]
+        self._swapper.shared.shim.settle(changed, False, False)  # noqa: FBT003 - positional only
+
+    def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
+        """Nothing more is to be done."""
+
+    # ---- deviations -----------------------------------------------------------------------------
+
+    @untraced
+    def deviated(self, found: tuple[int, bool, int, int, int, bool]) -> None:
+        """Note that an event was not as expected; see `Owner`."""
+        assert self._follower is not None
+        resting.end()
+        self._packer.rests = False
+        position = found[0]  # not the follower's: another thread's events are counted there, too
+        expected = self._expected(position)
+        self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"
+        self._swapper.curve = Curve(
+            self._swapper.mover, self._table.curve, int(self._follower.moved_bytes)
+        )
+        self._swapper.rescue.resume()
+        self._swapper.rescue.set_standby(is_on=True)
+
+    def _expected(self, position: int) -> str:
+        events = self._trace.events
+        if position >= len(events):
+            return f"expected the step to end after {len(events)} events"
+        event = events[position]
+        verb = "saves" if event.kind is EventKind.SAVE else "uses"
+        if event.storage is None:
+            return f"expected that autograd {verb} something that no plan moves"
+        storage = self._trace.storages[event.storage]
+        return (
+            f"expected that autograd {verb} storage {event.storage}, {format_bytes(storage.nbytes)}"
+            f" of {storage.module or 'no module'}"
+        )
+
+    def _describe(self, found: tuple[int, bool, int, int, int, bool]) -> str:
+        _, is_save, tag, nbytes, number, is_recipe = found
+        verb = "saves" if is_save else "uses"
+        if is_recipe:
+            return f"it {verb} what is computed again"
+        if nbytes == _NOTHING:
+            return f"it {verb} something that is not moved"
+        which = "what no plan knows" if number == _NOTHING else f"storage {number}"
+        where = self._tracker.name(tag) or "no module"
+        return f"it {verb} {which}, {format_bytes(nbytes)} of {where}"

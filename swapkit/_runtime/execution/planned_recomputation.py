@@ -1,0 +1,138 @@
+"""What a plan computes again in backward, as rows beside a user's choices.
+
+`process/captures.py` tells what sees the operators; here is what they come to by module: for those
+who ask what is chosen, and for users' choices, which hold before a plan's.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from swapkit._runtime.process.captures import find_operator
+from swapkit._runtime.user_choices.part import changes
+from swapkit._runtime.user_choices.wrapping import part_of
+from swapkit.registry import Choice, Recompute, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+    from swapkit._runtime.process.captures import Capture
+    from swapkit._runtime.shim.types import Follower
+
+
+class PlannedRepetition:
+    """The rows that a plan has made for the operators of one module."""
+
+    def __init__(self, module: torch.nn.Module, captures: Iterable[Capture]) -> None:
+        """Take what the plan repeats of the module's own operators."""
+        self.find_module = weakref.ref(module)
+        self._captures: dict[str, list[Capture]] = {}
+        for each in captures:
+            self._captures.setdefault(each.name, []).append(each)
+        self._rows = {name: _row(name, len(runs)) for name, runs in sorted(self._captures.items())}
+        self.counts: Counter[Capture] = Counter()  # how often each was captured
+        self.owner: Repetitions | None = None
+        self.removed = 0
+
+    @property
+    def rows(self) -> tuple[Choice, ...]:
+        """One for each operator."""
+        return tuple(self._rows.values())
+
+    def count_of(self, row: Choice) -> int:
+        """Return how many operators ran that a row is for."""
+        if self.owner is not None:
+            self.owner.count()
+        return sum(self.counts[each] for each in self._captures[row.operator])
+
+    def remove(self, row: Choice) -> None:
+        """Repeat an operator no more, from the next step on."""
+        self._rows = {name: each for name, each in self._rows.items() if each is not row}
+        self.removed += 1
+
+    def captures(self) -> Iterator[Capture]:
+        """Yield what is repeated, but for operators that a user has spoken of."""
+        module = self.find_module()
+        part = None if module is None else part_of(module)
+        if part is not None and part.is_whole:
+            return
+        spoken = None if part is None else part.operators
+        for name in self._rows:
+            if spoken is None or spoken.judged(find_operator(name)) is None:
+                yield from self._captures[name]
+
+
+def _row(name: str, runs: int) -> Choice:
+    return Choice(
+        source=Source.PLANNER,
+        what=Recompute(),
+        operator=name,
+        meaning=re.escape(name),
+        occurrences=tuple(range(runs)),
+    )
+
+
+# The plan's rows by module, for whoever asks what is chosen; a plan that begins replaces another's.
+_repetitions: weakref.WeakKeyDictionary[torch.nn.Module, PlannedRepetition] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def repetition_of(module: torch.nn.Module) -> PlannedRepetition | None:
+    """Return what a plan that is followed repeats of a module's own operators, if anything."""
+    return _repetitions.get(module)
+
+
+class Repetitions:
+    """What one plan repeats, by module."""
+
+    def __init__(self, repetitions: Iterable[PlannedRepetition], follower: Follower) -> None:
+        """Let a plan's rows hold from now on. `follower`: who captures their operators."""
+        self._all = tuple(repetitions)
+        self._follower = follower
+        self._captures: list[tuple[PlannedRepetition, Capture]] = []  # as the follower has them
+        self._counted: list[int] = []
+        self._known = (-1, 0)
+        for each in self._all:
+            each.owner = self
+            module = each.find_module()
+            if module is not None:
+                _repetitions[module] = each
+
+    def end(self) -> None:
+        """Let them hold no more."""
+        self.count()
+        for each in self._all:
+            each.owner = None  # who refers to the follower
+            module = each.find_module()
+            if module is not None and _repetitions.get(module) is each:
+                del _repetitions[module]
+
+    def has_changed(self) -> bool:
+        """Return whether choices were made or taken back since this was asked last."""
+        now = (changes(), sum(each.removed for each in self._all))
+        former, self._known = self._known, now
+        return now != former
+
+    def captures(self) -> list[Capture]:
+        """Return what is repeated from now on, in order."""
+        self.count()
+        pairs = [(each, capture) for each in self._all for capture in each.captures()]
+        pairs.sort(key=lambda pair: pair[1].position)
+        self._captures, self._counted = pairs, [0] * len(pairs)
+        return [capture for _, capture in pairs]
+
+    def count(self) -> None:
+        """Count what was captured since."""
+        now = self._follower.captured()
+        if len(now) == len(self._captures):
+            for (owner, capture), before, count in zip(
+                self._captures, self._counted, now, strict=True
+            ):
+                owner.counts[capture] += count - before
+            self._counted = now

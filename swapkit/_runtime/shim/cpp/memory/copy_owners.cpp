@@ -1,0 +1,92 @@
+// copy_owners.cpp - memory that a storage and the owners of its copies share.
+#include "memory/copy_owners.hpp"
+
+#include "python/links.hpp"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <utility>
+
+namespace {
+
+std::atomic<std::uint64_t> serials{0};
+
+// Stands in a storage for the memory that it had; each copy under way holds it, too.
+struct Shared {
+    c10::DataPtr memory;
+    std::uint64_t serial; // below all addresses
+    std::atomic<std::size_t> holders;
+};
+
+void drop(void *context) {
+    auto *shared = static_cast<Shared *>(context);
+    if (shared->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        delete shared;
+    }
+}
+
+// The context of an owner.
+struct Held {
+    Shared *shared;
+    c10::intrusive_ptr<c10::StorageImpl> storage;
+};
+
+void end(void *context) {
+    auto *held = static_cast<Held *>(context);
+    drop(held->shared);
+    delete held;
+}
+
+// Whether nobody looks for a context of its own behind memory. What is mapped from a file or
+// another process is asked for the map, and cannot be exchanged: torch neither resizes it nor
+// shares it once more.
+bool may_share(const c10::DataPtr &memory) {
+    static const c10::DeleterFnPtr of_blobs =
+        c10::InefficientStdFunctionContext::makeDataPtr(
+            nullptr, [](void *) {}, c10::Device(c10::DeviceType::CPU))
+            .get_deleter();
+    bool is_simple = memory.get_context() == memory.get();
+    return memory.get() != nullptr && (is_simple || memory.get_deleter() == of_blobs);
+}
+
+// What stands in a storage for its memory; null: it has to keep that itself.
+Shared *share(c10::StorageImpl *storage) {
+    c10::DataPtr &memory = storage->_mutable_data_ptr_no_checks();
+    if (memory.get_deleter() == &drop) {
+        return static_cast<Shared *>(memory.get_context());
+    }
+    if (!may_share(memory)) {
+        return nullptr;
+    }
+    void *data = memory.get(); // which others may read meanwhile: it stays the same
+    auto *shared = new Shared{.memory = std::move(memory), .serial = ++serials, .holders = 1};
+    memory = c10::DataPtr(data, shared, &drop, shared->memory.device());
+    return shared;
+}
+
+} // namespace
+
+std::uint64_t swapkit::memory_of(const c10::StorageImpl *storage) {
+    const c10::DataPtr &memory = storage->data_ptr();
+    if (memory.get_deleter() == &drop) {
+        return static_cast<const Shared *>(memory.get_context())->serial;
+    }
+    return reinterpret_cast<std::uint64_t>(memory.get());
+}
+
+c10::StorageImpl *swapkit_owner_new(c10::StorageImpl *storage) {
+    SWAPKIT_ASSERT(swapkit::has_python());
+    Shared *shared = storage->device().is_cpu() ? share(storage) : nullptr;
+    if (shared == nullptr) {
+        c10::raw::intrusive_ptr::incref(storage);
+        return storage;
+    }
+    auto *held = new Held{shared, c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)};
+    shared->holders.fetch_add(1, std::memory_order_relaxed);
+    return c10::make_intrusive<c10::StorageImpl>(
+               c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
+               c10::DataPtr(shared->memory.get(), held, &end, storage->device()), nullptr, false)
+        .release();
+}

@@ -1,0 +1,176 @@
+// storages.cpp - looking at a tensor in one call, giving an alias another storage, and storages of
+// our own.
+//
+// An alias is a detached tensor that shares the saved tensor's version counter. Its storage is
+// exchanged for an empty one while the bytes are elsewhere, and for a new one when they are back;
+// sizes, strides, offset, conjugate and negative bits stay with it all the while. Nobody but the
+// saved tensor's handle sees an alias, so nobody reads one without memory.
+#include "memory/storages.hpp"
+
+#include "memory/streams.hpp"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/COW.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <string>
+#include <utility>
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+// By functionality, whatever the device. Kinds of tensors whose bytes are not simply those of their
+// storage:
+constexpr DispatchKeySet foreign({
+    DispatchKey::Python,
+    DispatchKey::PythonTLSSnapshot,
+    DispatchKey::FuncTorchBatched,
+    DispatchKey::FuncTorchGradWrapper,
+    DispatchKey::Functionalize,
+    DispatchKey::ZeroTensor,
+    DispatchKey::NestedTensor,
+    DispatchKey::Quantized,
+    DispatchKey::Sparse,
+    DispatchKey::SparseCsr,
+    DispatchKey::MkldnnCPU,
+});
+
+// What stands between an operator of ours and the device: modes and function transforms.
+constexpr DispatchKeySet modes({
+    DispatchKey::Python,
+    DispatchKey::PythonTLSSnapshot,
+    DispatchKey::FuncTorchDynamicLayerFrontMode,
+    DispatchKey::FuncTorchVmapMode,
+    DispatchKey::Functionalize,
+});
+
+thread_local std::string storage_error;
+thread_local bool storage_is_out_of_memory = false;
+
+bool is_plain(c10::TensorImpl &tensor) {
+    return !tensor.key_set().has_any(foreign) && tensor.layout() == c10::kStrided &&
+           !tensor.is_inference() && tensor.has_storage() && !tensor.has_symbolic_sizes_strides();
+}
+
+// Newer torch keeps a storage's wrapper in Python for as long as the storage lives, and it counts
+// as a holder; in older torch it does so only while somebody in Python has it.
+template <class Storage> bool is_wrapped_for_nobody(Storage *storage) {
+    if constexpr (requires { storage->pyobj_slot()->has_unique_reference(); }) {
+        return storage->pyobj_slot()->has_unique_reference();
+    }
+    return false;
+}
+
+// Whether there is a wrapper, under either torch's name for the question.
+template <class Slot> bool has_object(Slot *slot) {
+    if constexpr (requires { slot->load_pyobj(); }) {
+        return slot->load_pyobj() != nullptr;
+    } else {
+        return slot->owns_pyobj();
+    }
+}
+
+// One for all aliases of a thread: whose they are is told by nothing of theirs.
+c10::Storage empty_storage(c10::Device device) {
+    thread_local c10::Storage latest;
+    if (!latest || latest.device() != device) {
+        latest = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false));
+    }
+    return latest;
+}
+
+} // namespace
+
+namespace swapkit {
+
+c10::StorageImpl *plain_storage(c10::TensorImpl &tensor, std::size_t least_bytes) {
+    if (!is_plain(tensor) || tensor.numel() == 0) {
+        return nullptr;
+    }
+    c10::StorageImpl *storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+    bool is_one = storage != nullptr && storage->nbytes() >= least_bytes &&
+                  !c10::impl::cow::is_cow_data_ptr(storage->data_ptr());
+    return is_one ? storage : nullptr;
+}
+
+c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *out) {
+    c10::StorageImpl *storage = plain_storage(tensor, least_bytes);
+    if (storage == nullptr) {
+        return nullptr;
+    }
+    c10::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
+    std::int64_t last = 0;
+    for (std::size_t i = 0; i < sizes.size(); i++) {
+        last += (sizes[i] - 1) * strides[i];
+    }
+    std::size_t item = tensor.itemsize();
+    out->begin_bytes = static_cast<std::size_t>(tensor.storage_offset()) * item;
+    out->end_bytes = out->begin_bytes + static_cast<std::size_t>(last + 1) * item;
+    return storage;
+}
+
+bool is_observed() {
+    return at::impl::torch_function_mode_enabled() ||
+           c10::impl::tls_local_dispatch_key_set().included_.has_any(modes);
+}
+
+std::size_t count_holders(c10::StorageImpl *storage) {
+    std::size_t count = c10::raw::intrusive_ptr::use_count(storage);
+    return count - (is_wrapped_for_nobody(storage) ? 1 : 0);
+}
+
+bool is_known_to_python(c10::StorageImpl *storage) { return has_object(storage->pyobj_slot()); }
+
+void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::int64_t shift) {
+    alias->set_allow_tensor_metadata_change(true);
+    c10::Storage fresh =
+        storage == nullptr
+            ? empty_storage(alias->device())
+            : c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+    if (shift != 0) {
+        alias->set_storage_offset(alias->storage_offset() - shift);
+    }
+    alias->set_storage_keep_dtype(std::move(fresh));
+}
+
+} // namespace swapkit
+
+c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_type,
+                                      std::int8_t device_index) {
+    c10::Device device(static_cast<c10::DeviceType>(device_type), device_index);
+    try {
+        c10::OptionalDeviceGuard current;
+        if (!device.is_cpu()) {
+            current.reset_device(device);
+        }
+        c10::Allocator *allocator = swapkit::allocator_of(device.type());
+        return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
+                                                     allocator, /*resizable=*/false)
+            .release();
+    } catch (const c10::OutOfMemoryError &error) {
+        storage_is_out_of_memory = true;
+        storage_error = error.what_without_backtrace();
+        return nullptr;
+    } catch (const c10::Error &error) {
+        storage_error = error.what_without_backtrace();
+    } catch (const std::exception &error) {
+        storage_error = error.what();
+    }
+    storage_is_out_of_memory = false;
+    return nullptr;
+}
+
+const char *swapkit_storage_error(bool *is_out_of_memory) {
+    *is_out_of_memory = storage_is_out_of_memory;
+    return storage_error.c_str();
+}
+
+void swapkit_storage_hold(c10::StorageImpl *storage) { c10::raw::intrusive_ptr::incref(storage); }
+
+void swapkit_storage_drop(void *storage) {
+    c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl *>(storage));
+}

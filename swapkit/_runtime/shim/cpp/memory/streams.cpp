@@ -1,0 +1,94 @@
+// streams.cpp - the streams of a device, by way of what torch registers for its kind.
+#include "memory/streams.hpp"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <dlfcn.h>
+
+namespace swapkit {
+
+namespace {
+
+c10::Stream stream_of(c10::Device device, std::int64_t stream) {
+    return c10::Stream(c10::Stream::UNSAFE, device, stream);
+}
+
+// The driver's own stream. Torch 2.10 tells it only of its CUDA class, which is a stream and
+// nothing else.
+template <class Stream> void *handle_of(const Stream &stream) {
+    if constexpr (requires { stream.native_handle(); }) {
+        return stream.native_handle();
+    } else {
+        static const auto ask = reinterpret_cast<void *(*)(const Stream *)>(
+            torchs_function(cuda_library, "_ZNK3c104cuda10CUDAStream6streamEv"));
+        TORCH_CHECK(ask != nullptr, "swapkit: this torch does not tell the driver's streams");
+        return ask(&stream);
+    }
+}
+
+} // namespace
+
+void *torchs_function(const char *library, const char *name) {
+    void *loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    return loaded == nullptr ? nullptr : dlsym(loaded, name);
+}
+
+c10::Allocator *allocator_of(c10::DeviceType type) {
+    switch (type) {
+    case c10::DeviceType::CPU:
+        return c10::GetCPUAllocator();
+    case c10::DeviceType::CUDA: // the registered one is that of the start, not the present one
+        return at::detail::getCUDAHooks().getCUDADeviceAllocator();
+    default:
+        return c10::GetAllocator(type);
+    }
+}
+
+bool is_of_allocator(c10::Device device, const c10::StorageImpl &storage) {
+    return !has_streams(device) ||
+           storage.data_ptr().get_deleter() == allocator_of(device.type())->raw_deleter();
+}
+
+std::int64_t current_stream(c10::Device device) {
+    return has_streams(device) ? c10::impl::VirtualGuardImpl(device.type()).getStream(device).id()
+                               : 0;
+}
+
+sk_stream *stream_handle(c10::Device device, std::int64_t stream) {
+    return has_streams(device) ? static_cast<sk_stream *>(handle_of(stream_of(device, stream)))
+                               : nullptr;
+}
+
+void order_streams(c10::Device device, std::int64_t earlier, std::int64_t later) {
+    if (earlier != later) {
+        c10::Event event(device.type());
+        event.record(stream_of(device, earlier));
+        event.block(stream_of(device, later));
+    }
+}
+
+void note_use(c10::StorageImpl *storage, c10::Device device, std::int64_t stream) {
+    if (has_streams(device)) {
+        c10::impl::VirtualGuardImpl(device.type())
+            .recordDataPtrOnStream(storage->data_ptr(), stream_of(device, stream));
+    }
+}
+
+Usage device_usage(c10::Device device) {
+    auto *allocator = dynamic_cast<c10::DeviceAllocator *>(allocator_of(device.type()));
+    TORCH_CHECK(allocator != nullptr, "swapkit: ", device, " has no statistics");
+    if (!allocator->initialized()) {
+        return {};
+    }
+    auto stats = allocator->getDeviceStats(device.index());
+    return {.in_use_bytes = stats.allocated_bytes[0].current,
+            .reserved_bytes = stats.reserved_bytes[0].current};
+}
+
+} // namespace swapkit

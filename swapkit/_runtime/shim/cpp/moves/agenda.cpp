@@ -1,0 +1,456 @@
+// agenda.cpp - the list out and the list back.
+#include "moves/agenda.hpp"
+
+#include "memory/streams.hpp"
+#include "moves/mover.hpp"
+#include "moves/prefetch.hpp"
+#include "recompute/recomputed.hpp"
+
+#include <algorithm>
+
+namespace swapkit {
+
+namespace {
+
+// Back ahead of use: at least so many groups, and at most so many more while they are small.
+constexpr std::size_t ahead_groups = 2;
+constexpr std::size_t ahead_most = 16;
+constexpr std::size_t ahead_bytes = std::size_t{64} << 20;
+
+// On a device with streams the host is far ahead of the copies, so that waiting for those would
+// keep everything saved: with more than this on its way out, a stream waits for the oldest copy
+// instead. A copy that starts after that waits with the stream, so there have to be others until
+// then: 10 ms of a link of 50 GB/s.
+constexpr std::size_t stash_groups = 64;
+constexpr std::size_t stash_least_groups = 2;
+constexpr std::size_t stash_bytes = std::size_t{512} << 20;
+
+// So many of those whose copies wait are looked at whenever another one is saved.
+constexpr std::size_t looks = 64;
+
+// ---- lists --------------------------------------------------------------------------------------
+
+void leave_line(Agenda &agenda, Group *group) {
+    if (group->line == Line::none) {
+        return;
+    }
+    agenda.line(group->line).erase(group->turn);
+    agenda.stash_bytes -= std::exchange(group->stash_bytes, 0);
+    group->line = Line::none;
+    group->turn = 0;
+}
+
+void drop_end(Agenda &agenda, Group *group) {
+    if (std::exchange(group->departure.has_end, false)) {
+        const Point &end = group->departure.end;
+        agenda.schedule(end.clock).ends.erase({end.number, end.order});
+    }
+}
+
+void drop_arrival(Agenda &agenda, Group *group) {
+    if (group->arrival.when == ComeAt::point) {
+        const Point &at = group->arrival.at;
+        agenda.schedule(at.clock).arrivals.erase({at.number, at.order});
+        group->arrival.when = ComeAt::use;
+    }
+}
+
+bool is_planned(const Group *group) {
+    return group->arrival.when != ComeAt::room && group->arrival.at.clock == plan_clock;
+}
+
+// Let a group stay, and not come either.
+void stay(Mover *mover, Group *group) {
+    agenda_remain(mover, group);
+    drop_arrival(mover->books->agenda, group);
+    group->departure.copy = CopyAt::never;
+}
+
+// For assertions: whether the lists hold what groups say.
+[[maybe_unused]] bool is_sound(const Agenda &agenda) {
+    std::size_t on_stash = 0, coming = 0, lost = 0;
+    for (std::size_t which = 0; which < line_count; which++) {
+        for (auto [turn, group] : agenda.lines[which]) {
+            lost += group->turn == turn && group->line == static_cast<Line>(which) ? 0 : 1;
+            on_stash += group->stash_bytes;
+        }
+    }
+    for (const Coming &each : agenda.coming) {
+        coming += each.nbytes;
+    }
+    return lost == 0 && on_stash == agenda.stash_bytes && coming == agenda.coming_bytes;
+}
+
+// ---- out ----------------------------------------------------------------------------------------
+
+// Whether nothing saves a group once more, as far as a plan knows.
+bool is_settled(const Agenda &agenda, const Group *group) {
+    return group->departure.last_save < agenda.events;
+}
+
+// Whether the copy of a group that waits can start.
+bool may_start(const Agenda &agenda, const Group *group) {
+    const bool is_partial = group_is_partial(group);
+    if (group->departure.copy == CopyAt::once) {
+        return !is_partial || is_settled(agenda, group);
+    }
+    // Others that hold its storage may write to it yet: to pieces with versions of their own, or in
+    // the operator that saved it. Its neighbours first: they may be of the same storage.
+    const bool is_newest = group->turn == agenda.newest_turn;
+    return group_is_exclusive(group) && !(is_newest && is_partial);
+}
+
+// Start the copy of a group that waited for it.
+bool start(Mover *mover, Group *group) {
+    Agenda &agenda = mover->books->agenda;
+    int started = group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
+    if (started < 0 || group->line != Line::starts) {
+        return started >= 0;
+    }
+    if (started == 0) {
+        leave_line(agenda, group); // it stays, but for the end of its departure
+        return true;
+    }
+    const Departure &departure = group->departure;
+    agenda_move(agenda, group, departure.release == ReleaseAt::copied ? Line::leaves : Line::bound);
+    if (departure.copy == CopyAt::exclusive && departure.release == ReleaseAt::copied) {
+        group->stash_bytes = group->nbytes;
+        agenda.stash_bytes += group->nbytes;
+    }
+    return true;
+}
+
+// Start the copies of all that scopes have sent.
+bool start_all(Mover *mover) {
+    Agenda &agenda = mover->books->agenda;
+    std::uint64_t turn = 0;
+    for (;;) {
+        auto next = agenda.line(Line::starts).upper_bound(turn);
+        if (next == agenda.line(Line::starts).end()) {
+            return true;
+        }
+        turn = next->first;
+        auto group = Ref<Group>::share(next->second);
+        if (group->departure.copy == CopyAt::exclusive && !start(mover, group.get())) {
+            return false;
+        }
+    }
+}
+
+// Start the copies of those that can, of a few in their turn.
+bool start_some(Mover *mover) {
+    Agenda &agenda = mover->books->agenda;
+    const BySerial &starts = agenda.line(Line::starts);
+    std::size_t count = std::min(looks, starts.size());
+    for (std::size_t i = 0; i < count; i++) {
+        auto next = starts.upper_bound(agenda.looked_at);
+        next = next == starts.end() ? starts.begin() : next;
+        if (next == starts.end()) {
+            return true;
+        }
+        agenda.looked_at = next->first;
+        auto group = Ref<Group>::share(next->second);
+        if (may_start(agenda, group.get()) && !start(mover, group.get())) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool is_stash_full(const Mover *mover) {
+    const Agenda &agenda = mover->books->agenda;
+    std::size_t count = agenda.line(Line::leaves).size();
+    return has_streams(mover->device()) &&
+           (count > stash_groups ||
+            (count > stash_least_groups && agenda.stash_bytes > stash_bytes));
+}
+
+// Let the memory of a group go if its copy is there.
+bool release_copied(Mover *mover, Group *group) {
+    agenda_remain(mover, group);
+    return group_state(group) != SK_GROUP_CLEAN || group->storage == nullptr ||
+           release(mover, group);
+}
+
+// Release groups in their turn as far as their copies are done.
+bool release_all_copied(Mover *mover) {
+    Agenda &agenda = mover->books->agenda;
+    std::uint64_t turn = 0;
+    for (;;) {
+        auto next = agenda.line(Line::leaves).upper_bound(turn);
+        if (next == agenda.line(Line::leaves).end()) {
+            return true;
+        }
+        turn = next->first;
+        auto group = Ref<Group>::share(next->second);
+        if (!is_settled(agenda, group.get())) {
+            continue;
+        }
+        int is_done = poll_out(mover, group.get());
+        if (is_done == 0 && group->stash_bytes != 0 && is_stash_full(mover)) {
+            is_done = finish_out(mover, group.get()) < 0 ? -1 : 1;
+        }
+        if (is_done != 1 || !release_copied(mover, group.get())) {
+            return is_done == 0;
+        }
+    }
+}
+
+// The first of those that may leave now; null: there is none.
+Group *next_to_leave(const Agenda &agenda) {
+    Group *first = nullptr;
+    for (Line line : {Line::leaves, Line::bound}) {
+        auto found =
+            std::find_if(agenda.line(line).begin(), agenda.line(line).end(),
+                         [&](const auto &each) { return is_settled(agenda, each.second); });
+        if (found != agenda.line(line).end() && (first == nullptr || found->first < first->turn)) {
+            first = found->second;
+        }
+    }
+    return first;
+}
+
+// Give up the memory of the first that leaves if its copy is done. 0: it is not, or none leaves.
+int release_next_copied(Mover *mover) {
+    auto group = Ref<Group>::share(next_to_leave(mover->books->agenda));
+    int is_done = group ? poll_out(mover, group.get()) : 0;
+    return is_done == 1 && !release_copied(mover, group.get()) ? -1 : is_done;
+}
+
+// ---- back ---------------------------------------------------------------------------------------
+
+// Start bringing a group back, which does not leave any more then; what was copied by now makes
+// room for it. 0: there is none yet.
+int bring(Mover *mover, Group *group) {
+    // What is computed again has no copy that could come.
+    int started = group->storage != nullptr || is_recomputed(group) ? 1 : 0, is_released = 1;
+    const bool is_room_planned = is_planned(group);
+    while (started == 0 && is_released == 1) {
+        started = is_room_planned ? bring_planned(mover, group) : bring_early(mover, group);
+        is_released = started == 0 ? release_next_copied(mover) : 0;
+    }
+    if (started == 1) {
+        stay(mover, group);
+    }
+    return is_released < 0 ? -1 : started;
+}
+
+// Take what backward has reached, at `serial`, off what is on its way.
+void count_arrived(Agenda &agenda, std::uint64_t serial) {
+    if (serial >= agenda.pass_serial) { // another pass: what the last one did not use stays there
+        agenda.pass_serial = serial;
+        agenda.coming_bytes = 0;
+        agenda.coming.clear();
+    }
+    while (!agenda.coming.empty() && agenda.coming.front().serial >= serial) {
+        agenda.coming_bytes -= agenda.coming.front().nbytes;
+        agenda.coming.pop_front();
+    }
+}
+
+} // namespace
+
+// ---- filling it in ------------------------------------------------------------------------------
+
+void agenda_move(Agenda &agenda, Group *group, Line line) {
+    std::uint64_t turn = group->turn != 0 ? group->turn : ++agenda.turns;
+    leave_line(agenda, group);
+    group->turn = turn;
+    group->line = line;
+    agenda.line(line)[turn] = group;
+    SWAPKIT_ASSERT(is_sound(agenda));
+}
+
+bool agenda_depart(Mover *mover, Group *group, const Departure &departure) {
+    Agenda &agenda = mover->books->agenda;
+    SWAPKIT_ASSERT(has_python() && departure.copy != CopyAt::never);
+    agenda_remain(mover, group);
+    group->departure = departure;
+    group->departure.has_end = false;
+    if (departure.has_end) {
+        agenda_end_by(mover, group, departure.end);
+    }
+    if (departure.copy == CopyAt::pressure) {
+        agenda_move(agenda, group, Line::ahead);
+        return true;
+    }
+    agenda_move(agenda, group, Line::starts);
+    agenda.newest_turn = group->turn;
+    bool is_due = departure.copy == CopyAt::once && may_start(agenda, group);
+    return !is_due || start(mover, group);
+}
+
+void agenda_end_by(Mover *mover, Group *group, Point end) {
+    Agenda &agenda = mover->books->agenda;
+    drop_end(agenda, group);
+    group->departure.end = end;
+    group->departure.has_end = true;
+    agenda.schedule(end.clock).ends[{end.number, end.order}] = group;
+}
+
+void agenda_remain(Mover *mover, Group *group) {
+    leave_line(mover->books->agenda, group);
+    drop_end(mover->books->agenda, group);
+}
+
+void agenda_arrive(Mover *mover, Group *group, const Arrival &arrival) {
+    Agenda &agenda = mover->books->agenda;
+    drop_arrival(agenda, group);
+    group->arrival = arrival;
+    if (arrival.when == ComeAt::point) {
+        agenda.schedule(arrival.at.clock).arrivals[{arrival.at.number, arrival.at.order}] = group;
+    }
+}
+
+void agenda_needed(Mover *mover, Group *group) {
+    if (is_planned(group)) {
+        stay(mover, group);
+    }
+}
+
+void agenda_unplan(Mover *mover, Group *group) {
+    const Departure &departure = group->departure;
+    const bool is_ended = departure.has_end && departure.end.clock == plan_clock; // by the plan
+    if (!is_planned(group) && !is_ended) {
+        return;
+    }
+    stay(mover, group);
+    group->arrival = {};
+    if (group->storage == nullptr) {
+        agenda_note_out(mover, group);
+    }
+}
+
+void agenda_revived(Mover *mover, Group *group) {
+    bool has_left = group->line == Line::none && group->departure.copy != CopyAt::never;
+    if (is_planned(group) && has_left) {
+        agenda_move(mover->books->agenda, group, Line::leaves);
+    }
+}
+
+void agenda_forget(Mover *mover, Group *group) {
+    stay(mover, group);
+    mover->books->agenda.out.erase(group->serial);
+}
+
+void agenda_note_out(Mover *mover, Group *group) {
+    if (group->arrival.when == ComeAt::room && !is_recomputed(group)) {
+        mover->books->agenda.out[group->serial] = group;
+    }
+}
+
+bool send(Mover *mover, Group *group) {
+    if (is_in_backward()) {
+        return true; // recomputed: it is needed in a moment
+    }
+    Departure departure = {.copy = CopyAt::exclusive, .release = ReleaseAt::copied};
+    Arrival arrival = {};
+    if (group->terms.prefetch != no_prefetch && !timing_saved(mover, group, &departure, &arrival)) {
+        return false;
+    }
+    // A plan's group leaves as the scope says from now on, and no more as the plan does.
+    const bool is_leaving =
+        !is_planned(group) &&
+        (group->line == Line::starts || group->line == Line::leaves || group->line == Line::bound);
+    agenda_arrive(mover, group, arrival);
+    if (!is_leaving && !agenda_depart(mover, group, departure)) {
+        return false;
+    }
+    if (is_leaving && departure.has_end) { // it was saved again
+        agenda_end_by(mover, group, departure.end);
+    }
+    return agenda_attend(mover, false);
+}
+
+// ---- what is due --------------------------------------------------------------------------------
+
+bool agenda_attend(Mover *mover, bool is_end) {
+    SWAPKIT_ASSERT(has_python() && is_sound(mover->books->agenda));
+    return (is_end ? start_all(mover) : start_some(mover)) && release_all_copied(mover);
+}
+
+bool agenda_is_idle(const Mover *mover) {
+    const Agenda &agenda = mover->books->agenda;
+    return agenda.line(Line::starts).empty() && agenda.line(Line::leaves).empty();
+}
+
+bool agenda_release_now(Mover *mover, Group *group) {
+    agenda_remain(mover, group);
+    if (group_state(group) == SK_GROUP_RESIDENT && copy_out(mover, group) < 0) {
+        return false; // else it has waited for neighbours, or for others to let go
+    }
+    if (group_state(group) == SK_GROUP_COPYING_OUT && finish_out(mover, group) < 0) {
+        return false;
+    }
+    return release_copied(mover, group);
+}
+
+bool agenda_release_due(Mover *mover, std::uint64_t clock, std::int64_t number) {
+    for (;;) {
+        const ByPoint &ends = mover->books->agenda.schedule(clock).ends;
+        if (ends.empty() || ends.begin()->first.first > number) {
+            return true;
+        }
+        auto group = Ref<Group>::share(ends.begin()->second);
+        const bool waits_for_others = group->departure.copy == CopyAt::exclusive &&
+                                      group_state(group.get()) == SK_GROUP_RESIDENT &&
+                                      !group_is_exclusive(group.get());
+        if (waits_for_others) { // who may write to it yet, and would keep its memory
+            Point end = group->departure.end;
+            end.number = number + 1;
+            agenda_end_by(mover, group.get(), end);
+        } else if (!agenda_release_now(mover, group.get()) ||
+                   !timing_note(mover, clock, interned<"release">(), group.get(), number)) {
+            return false;
+        }
+    }
+}
+
+int agenda_release_next(Mover *mover) {
+    auto group = Ref<Group>::share(next_to_leave(mover->books->agenda));
+    if (!group) {
+        return 0;
+    }
+    return agenda_release_now(mover, group.get()) ? 1 : -1;
+}
+
+int agenda_bring_due(Mover *mover, std::uint64_t clock, std::int64_t number) {
+    for (;;) {
+        const ByPoint &arrivals = mover->books->agenda.schedule(clock).arrivals;
+        if (arrivals.empty() || arrivals.begin()->first.first > number) {
+            return 1;
+        }
+        auto group = Ref<Group>::share(arrivals.begin()->second);
+        const bool was_out = group->storage == nullptr && !is_recomputed(group.get());
+        int started = bring(mover, group.get());
+        if (started != 1) {
+            return started;
+        }
+        if (was_out && !timing_note(mover, clock, interned<"prefetch">(), group.get(), -number)) {
+            return -1;
+        }
+    }
+}
+
+bool agenda_bring_before(Mover *mover, std::uint64_t serial) {
+    Agenda &agenda = mover->books->agenda;
+    count_arrived(agenda, serial);
+    while (agenda.coming.size() < ahead_groups ||
+           (agenda.coming.size() < ahead_most && agenda.coming_bytes < ahead_bytes)) {
+        auto next =
+            agenda.out.lower_bound(agenda.coming.empty() ? serial : agenda.coming.back().serial);
+        if (next == agenda.out.begin()) {
+            return true;
+        }
+        auto group = Ref<Group>::share(std::prev(next)->second);
+        int started = bring_early(mover, group.get());
+        if (started != 1) {
+            return started == 0;
+        }
+        agenda.coming.push_back({.serial = group->serial, .nbytes = group->nbytes});
+        agenda.coming_bytes += group->nbytes;
+    }
+    return true;
+}
+
+} // namespace swapkit

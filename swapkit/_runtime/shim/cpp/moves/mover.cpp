@@ -1,0 +1,422 @@
+// mover.cpp - finding groups, and moving them.
+#include "moves/mover.hpp"
+
+#include "memory/copy_owners.hpp"
+#include "memory/reclaimable.hpp"
+#include "memory/streams.hpp"
+#include "moves/plan_cursor.hpp"
+#include "recompute/recomputed.hpp"
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace swapkit {
+
+// Next uses count down from here: what was saved last is needed first.
+static constexpr std::uint64_t last_use = std::uint64_t{1} << 63;
+
+// A part begins where vector instructions see the same alignment as in the whole.
+static constexpr std::size_t part_alignment = 64;
+
+// ---- the books ----------------------------------------------------------------------------------
+
+// Let a group's storage no longer lead to it: another one may get its address.
+static void forget_key(Mover *mover, Group *group) {
+    auto found = mover->books->index.find(group->key);
+    if (found != mover->books->index.end() && found->second == group) {
+        mover->books->index.erase(found);
+    }
+}
+
+void enroll(Mover *mover, Group *group) {
+    Books &books = *mover->books;
+    SWAPKIT_ASSERT(has_python() && group->storage != nullptr &&
+                   group->storage == group->key.storage);
+    if (group->serial == 0) {
+        group->serial = ++books.serials;
+    }
+    books.agenda.out.erase(group->serial);
+    books.resident[group->serial] = group;
+    if (!is_of_region(group)) { // which finds it itself
+        books.index[group->key] = group;
+    }
+}
+
+void enroll_again(Mover *mover, Group *group) {
+    forget_key(mover, group);
+    group->key.storage = group->storage;
+    agenda_remain(mover, group);
+    enroll(mover, group);
+}
+
+void enroll_out(Mover *mover, Group *group) {
+    mover->books->resident.erase(group->serial);
+    if (group->weak == nullptr) {
+        forget_key(mover, group);
+    }
+    agenda_note_out(mover, group);
+}
+
+void enroll_recomputed(Mover *mover, Group *group) {
+    group->serial = ++mover->books->serials;
+    if (!is_of_region(group)) {
+        mover->books->index[group->key] = group;
+    }
+    mover->books->recomputed++;
+}
+
+Ref<Group> find_recomputed(Mover *mover, Key key) {
+    auto found = mover->books->index.find(key);
+    bool is_one = found != mover->books->index.end() && is_recomputed(found->second) &&
+                  found->second->storage == nullptr;
+    return Ref<Group>::share(is_one ? found->second : nullptr);
+}
+
+Ref<Group> find_group(Mover *mover, const c10::TensorImpl *tensor, Key key, Span span) {
+    auto found = mover->books->index.find(key);
+    if (found == mover->books->index.end()) {
+        return Ref<Group>();
+    }
+    auto group = Ref<Group>::share(found->second);
+    if (group->storage == nullptr) {
+        if (!group_revive(group.get())) {
+            return Ref<Group>();
+        }
+        enroll(mover, group.get());
+        agenda_revived(mover, group.get());
+    }
+    return group_can_take(group.get(), tensor, span) ? std::move(group) : Ref<Group>();
+}
+
+void mover_forget(Mover *mover, Group *group) {
+    SWAPKIT_ASSERT(has_python());
+    forget_key(mover, group);
+    follower_forget(mover->follower, group);
+    agenda_forget(mover, group);
+    mover->books->resident.erase(group->serial);
+}
+
+void forget_copy(Mover *mover, Group *group) {
+    agenda_remain(mover, group);
+    mover->books->agenda.out.erase(group->serial);
+    group_drop_copy(group);
+}
+
+static void note(Mover *mover, sk_ring_kind kind, std::size_t nbytes) {
+    if (mover->pool != 0) {
+        links.sk_pool_note(reinterpret_cast<sk_pool *>(mover->pool), kind, nbytes);
+    }
+}
+
+// ---- transfers ----------------------------------------------------------------------------------
+
+// The stream that a group's bytes are valid on.
+static sk_stream *stream_of(const Mover *mover, const Group *group) {
+    return stream_handle(mover->device(), group->stream);
+}
+
+// Why a copy out is not made or fails without harm: the storage stays where it is.
+static bool is_no_room(sk_status status) {
+    return status == SK_OUT_OF_HOST_MEMORY || status == SK_OUT_OF_DISK || status == SK_DISK_FAILED;
+}
+
+// Make the native group to copy out with, unless it is there.
+static bool begin(Mover *mover, Group *group) {
+    if (group->native != nullptr) {
+        return true;
+    }
+    std::size_t part = 0, nbytes = group->nbytes;
+    if (group_is_partial(group)) {
+        part = group->cover.begin_bytes / part_alignment * part_alignment;
+        nbytes = group->cover.end_bytes - part;
+    }
+    sk_tier tier = mover->has_disk != 0 ? group->terms.tier : SK_TIER_ANY;
+    if (raises(links.sk_group_create(mover->sched, nbytes, tier, &group->native))) {
+        return false;
+    }
+    group->part_bytes = part;
+    group->nbytes = nbytes;
+    group->state_at = links.sk_group_state_at(group->native);
+    return true;
+}
+
+int copy_out(Mover *mover, Group *group) {
+    if (!group_has_storage(group)) {
+        return 0;
+    }
+    bool is_first = group->native == nullptr;
+    if (!begin(mover, group)) {
+        return -1;
+    }
+    c10::StorageImpl *storage = group->storage;
+    c10::StorageImpl *owner = swapkit_owner_new(storage);
+    group->copied_from = memory_of(storage);
+    const char *bytes =
+        static_cast<const char *>(owner->data()) + group->part_bytes - group->shift_bytes;
+    sk_status status = SK_OK;
+    {
+        WithoutPython others;
+        status = links.sk_group_copy_out(group->native, bytes, owner, last_use - group->serial,
+                                         stream_of(mover, group));
+    }
+    if (status != SK_OK) {
+        if (is_no_room(status)) {
+            mover->host_is_full = 1;
+            if (is_first) {
+                group_end_copy(group);
+            }
+        } else {
+            (void)raises(status);
+        }
+        swapkit_storage_drop(owner);
+        return is_no_room(status) ? 0 : -1;
+    }
+    if (group->standby == Standby::spare) {
+        recipe_leave(group); // whose operands need not be kept any more
+    }
+    note(mover, SK_RING_COPY_OUT, group->nbytes);
+    return 1;
+}
+
+int poll_out(Mover *, Group *group) {
+    if (group_state(group) != SK_GROUP_COPYING_OUT) {
+        return 1;
+    }
+    sk_status status = links.sk_group_finish_out(group->native, nullptr, true);
+    if (status == SK_NOT_READY) {
+        return 0;
+    }
+    return is_no_room(status) || !raises(status) ? 1 : -1;
+}
+
+// Wait for a transfer, and count what that took for the group's site.
+static sk_status wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) finish) {
+    sk_status status = SK_OK;
+    auto started = std::chrono::steady_clock::now();
+    {
+        WithoutPython others;
+        status = finish(group->native, stream_of(mover, group), false);
+    }
+    std::chrono::duration<double> taken = std::chrono::steady_clock::now() - started;
+    mover->waited_seconds += taken.count();
+    mover->waits++;
+    mover->books->stalls[{group->tag, group->index}] += taken.count();
+    return status;
+}
+
+int finish_out(Mover *mover, Group *group) {
+    sk_status status = SK_OK;
+    if (group->native == nullptr) {
+        return 0;
+    }
+    if (links.sk_group_has_copy(group->native)) { // only who drops what it needed is waited for
+        WithoutPython others;
+        status = links.sk_group_finish_out(group->native, stream_of(mover, group), false);
+    } else {
+        status = wait_for(mover, group, links.sk_group_finish_out);
+    }
+    if (is_no_room(status)) {
+        return 0;
+    }
+    return raises(status) ? -1 : 1;
+}
+
+bool finish_in(Mover *mover, Group *group) {
+    if (group_state(group) != SK_GROUP_COPYING_IN) {
+        return true;
+    }
+    sk_status status = links.sk_group_finish_in(group->native, nullptr, true);
+    if (status == SK_NOT_READY) {
+        status = wait_for(mover, group, links.sk_group_finish_in);
+    }
+    if (group_state(group) == SK_GROUP_OUT) { // it failed
+        if (group->storage != nullptr) {
+            swapkit_storage_drop(std::exchange(group->storage, nullptr));
+        }
+        enroll_out(mover, group);
+    }
+    return !raises(status);
+}
+
+// Start bringing a group that is out back. 0: only effort could get the memory, and it is
+// `tentative`.
+static int copy_in(Mover *mover, Group *group, bool tentative) {
+    SWAPKIT_ASSERT(group->native != nullptr);
+    c10::StorageImpl *storage = nullptr;
+    bool previous = tentative && links.sk_tentative_set(true);
+    {
+        WithoutPython others;
+        storage = swapkit_storage_new(group->nbytes, static_cast<std::int8_t>(mover->device_type),
+                                      mover->device_index);
+    }
+    if (tentative) {
+        (void)links.sk_tentative_set(previous);
+    }
+    if (storage == nullptr) {
+        if (tentative) {
+            return 0;
+        }
+        bool is_out_of_memory = false;
+        const char *why = swapkit_storage_error(&is_out_of_memory);
+        Ref<> text = Ref<>::steal(
+            PyUnicode_DecodeUTF8(why, static_cast<Py_ssize_t>(std::strlen(why)), "replace"));
+        if (text) {
+            PyErr_SetObject(is_out_of_memory ? links.out_of_memory : PyExc_RuntimeError,
+                            text.get());
+        }
+        return -1;
+    }
+    group_restore(group, storage);
+    group->stream = current_stream(mover->device()); // which it was allocated on
+    swapkit_storage_hold(storage);                   // the copy's
+    sk_status status = SK_OK;
+    {
+        WithoutPython others;
+        status = links.sk_group_copy_in(group->native, storage->mutable_data(), storage,
+                                        last_use - group->serial, stream_of(mover, group));
+    }
+    if (raises(status)) {
+        swapkit_storage_drop(storage);
+        swapkit_storage_drop(std::exchange(group->storage, nullptr));
+        return -1;
+    }
+    note(mover, SK_RING_COPY_IN, group->nbytes);
+    return 1;
+}
+
+int set_aside(Mover *mover, Group *group) {
+    if (!group_has_storage(group) || is_known_to_python(group->storage)) {
+        return 0;
+    }
+    if (!begin(mover, group)) {
+        return -1;
+    }
+    c10::StorageImpl *storage = group->storage;
+    note_use(storage, mover->device(), group->stream);
+    aside_expect(storage, group->native, mover->device());
+    int started = -1;
+    try {
+        started = copy_out(mover, group);
+    } catch (...) {
+        aside_forget(storage);
+        throw;
+    }
+    if (started != 1) {
+        aside_forget(storage);
+        return started;
+    }
+    group->is_aside = 1;
+    group_strip(group);
+    enroll_out(mover, group);
+    return 1;
+}
+
+// Let a group that was set aside be resident again, or else really out.
+static bool end_aside(Mover *mover, Group *group) {
+    if (group->is_aside == 0) {
+        return true;
+    }
+    if (group_revive(group)) { // before the list lets go of it
+        enroll_again(mover, group);
+        return true;
+    }
+    group->is_aside = 0;
+    if (group_state(group) == SK_GROUP_COPYING_OUT && // and done, or nobody had taken it
+        poll_out(mover, group) < 0) {
+        return false;
+    }
+    return !raises(links.sk_group_evict(group->native));
+}
+
+// Whether a copy has the bytes of the group's storage. The program may have exchanged the memory
+// inside of it while others than autograd held it (`share_memory_`, `resize_`): no version counts
+// that. Then they are copied once more, if they can be; -1: an exception is set.
+static int make_copy_sound(Mover *mover, Group *group) {
+    if (group->storage == nullptr || memory_of(group->storage) == group->copied_from) {
+        return 1;
+    }
+    group_forget_copy(group);
+    int is_copied = copy_out(mover, group);
+    return is_copied == 1 ? finish_out(mover, group) : is_copied;
+}
+
+bool release(Mover *mover, Group *group) {
+    SWAPKIT_ASSERT(has_python() && group->native != nullptr);
+    int is_sound = make_copy_sound(mover, group);
+    if (is_sound != 1) {
+        agenda_remain(mover, group); // it stays
+        return is_sound == 0;
+    }
+    if (raises(links.sk_group_evict(group->native))) {
+        return false;
+    }
+    if (group->storage != nullptr) {
+        note_use(group->storage, mover->device(), group->stream); // which waits for the copy
+    }
+    aside_sweep(); // or what the copy held of it would keep its memory
+    group_strip(group);
+    agenda_remain(mover, group);
+    enroll_out(mover, group);
+    return true;
+}
+
+// ---- back ---------------------------------------------------------------------------------------
+
+// Whether so many bytes may come back; if it `spares`, beside what operators need. -1: an exception
+// is set.
+static int has_room(Mover *mover, std::size_t nbytes, bool spares) {
+    if (mover->pool != 0) {
+        return links.sk_pool_has_room(reinterpret_cast<sk_pool *>(mover->pool), nbytes, spares);
+    }
+    Ref<> number = Ref<>::steal(PyLong_FromSize_t(nbytes));
+    Ref<> room = number ? call_method<"has_room">(mover->policy, number.get()) : Ref<>();
+    return room ? PyObject_IsTrue(room.get()) : -1;
+}
+
+// As `bring_early`, and `has_room`.
+static int bring_if_room(Mover *mover, Group *group, bool spares) {
+    if (!end_aside(mover, group)) {
+        return -1;
+    }
+    if (group->storage == nullptr && !group_revive(group)) {
+        int started = has_room(mover, group->nbytes, spares);
+        if (started == 1) {
+            started = copy_in(mover, group, true);
+        }
+        if (started != 1) {
+            return started;
+        }
+    }
+    enroll_again(mover, group);
+    return 1;
+}
+
+int bring_early(Mover *mover, Group *group) { return bring_if_room(mover, group, true); }
+
+int bring_planned(Mover *mover, Group *group) { return bring_if_room(mover, group, false); }
+
+bool bring_back(Mover *mover, Group *group) {
+    SWAPKIT_ASSERT(has_python());
+    if (!end_aside(mover, group)) {
+        return false;
+    }
+    if (is_recomputed(group)) {
+        if (!compute_again(mover, group)) {
+            return false;
+        }
+    } else if (group_state(group) == SK_GROUP_OUT) {
+        if (!group_revive(group) && copy_in(mover, group, false) < 0) {
+            return false;
+        }
+        enroll_again(mover, group);
+    }
+    c10::StorageImpl *storage = group->storage;
+    SWAPKIT_ASSERT(storage != nullptr);
+    swapkit_storage_hold(storage); // so that no rescue meanwhile takes it for nobody's
+    bool is_back = agenda_bring_before(mover, group->serial) && finish_in(mover, group);
+    swapkit_storage_drop(storage);
+    return is_back;
+}
+
+} // namespace swapkit

@@ -1,0 +1,91 @@
+// failures.cpp - exceptions that nobody can be handed.
+#include "python/failures.hpp"
+
+#include "python/links.hpp"
+#include "running/operator_clock.hpp"
+
+#include <utility>
+#include <vector>
+
+namespace swapkit {
+
+namespace {
+
+// The exception that is set, which is not any more.
+Ref<> take_exception() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) {
+        PyException_SetTraceback(value, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return Ref<>::steal(value);
+}
+
+void report(const Named *named, const Ref<> &error) {
+    PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
+    PyErr_WriteUnraisable(named->function);
+}
+
+// A pending call of Python, which the main thread makes, as it runs handlers.
+int raise_next(void *) { return raise_interruption() ? 0 : -1; }
+
+// Raise it where Python goes on: on the main thread, if it is kept for that; else here.
+void raise_later(const Ref<> &error, bool is_kept) {
+    if (is_kept) {
+        (void)Py_AddPendingCall(&raise_next, nullptr); // if they are too many: at the next hook
+    } else {                                           // by its class, as another thread has set it
+        (void)PyThreadState_SetAsyncExc(PyThread_get_thread_ident(),
+                                        as_object(Py_TYPE(error.get())));
+    }
+}
+
+// Let the exception that is set be nobody's. `is_foreign`: no code of ours can have raised it.
+void dispose(const Named *named, bool is_foreign) {
+    struct Left {
+        Ref<> error;
+        bool flag;
+    };
+    constexpr int most_tries = 16;
+    if (PyErr_Occurred() == nullptr) {
+        return;
+    }
+    std::vector<Left> left, later; // whether it is foreign; whether it is kept for the main thread
+    left.push_back({.error = take_exception(), .flag = is_foreign});
+    std::vector<Ref<>> failures;
+    for (int tries = 0; !left.empty() && tries < most_tries; tries++) {
+        Ref<> is_sure = Ref<>::steal(PyBool_FromLong(left.back().flag));
+        Ref<> is_kept = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.note_interruption, left.back().error.get(), is_sure.get(), nullptr));
+        if (!is_kept) { // a signal handler has raised in there
+            left.push_back({.error = take_exception(), .flag = true});
+            continue;
+        }
+        if (is_kept.get() == Py_False) {
+            failures.push_back(std::move(left.back().error));
+        } else {
+            later.push_back(
+                {.error = std::move(left.back().error), .flag = is_kept.get() == Py_True});
+        }
+        left.pop_back();
+    }
+    for (const Left &each : left) {
+        report(named, each.error);
+    }
+    for (const Ref<> &each : failures) {
+        report(named, each);
+    }
+    for (const Left &each : later) { // last: Python that reports would be interrupted
+        raise_later(each.error, each.flag);
+    }
+}
+
+} // namespace
+
+void swallow(const Named *named) { dispose(named, false); }
+
+void put_off(const Named *named) { dispose(named, true); }
+
+} // namespace swapkit

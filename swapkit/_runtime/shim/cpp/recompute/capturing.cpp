@@ -1,0 +1,583 @@
+// capturing.cpp - kernels that see the operators that somebody names.
+#include "recompute/capturing.hpp"
+
+#include "moves/plan_cursor.hpp"
+#include "python/failures.hpp"
+#include "recompute/operator_choices.hpp"
+#include "recompute/recipes.hpp"
+#include "recompute/regions.hpp"
+#include "recompute/standby.hpp"
+#include "running/operator_clock.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <utility>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+struct CaptureTable {
+    // One run of an operator that is captured.
+    struct Row {
+        const Named *named;
+        std::uint32_t run;     // among those of this operator since the event
+        std::uint32_t results; // of them each that is wanted, as a bit,
+        std::uint32_t count;   // if it makes so many; else all
+    };
+
+    std::vector<std::size_t> first; // by event: of the rows after so many events; and their end
+    std::vector<Row> rows;
+};
+
+namespace {
+
+const c10::DispatchKeySet below_select(c10::DispatchKeySet::FULL_AFTER,
+                                       c10::DispatchKey::BackendSelect);
+
+// ---- the cursor ---------------------------------------------------------------------------------
+
+struct Count {
+    const Named *named;
+    std::uint32_t runs;
+};
+
+// Only its thread touches it; what it refers to may be gone, but for the table.
+struct Cursor {
+    std::shared_ptr<const CaptureTable> table;
+    const Follower *follower = nullptr;
+    std::uint64_t position = 0;
+    std::size_t row = 0, end = 0;
+    std::vector<Count> counts; // of runs since the event
+
+    void stop() { row = end = 0; }
+    // The row that is for this run of an operator, which is counted; the end: there is none.
+    std::size_t count(const Named *named);
+};
+
+thread_local Cursor cursor;
+
+// How many operators this thread has run that fill what autograd has saved by then.
+thread_local std::uint64_t fills = 0;
+
+std::size_t Cursor::count(const Named *named) {
+    auto known = std::find_if(counts.begin(), counts.end(),
+                              [named](const Count &each) { return each.named == named; });
+    if (known == counts.end()) {
+        known = counts.insert(counts.end(), {.named = named, .runs = 0});
+    }
+    std::uint32_t run = known->runs++;
+    for (std::size_t at = row; at < end; at++) {
+        const CaptureTable::Row &wanted = table->rows[at];
+        if (wanted.named == named && wanted.run == run) {
+            return at;
+        }
+    }
+    return end;
+}
+
+// ---- one run ------------------------------------------------------------------------------------
+
+// The hooks whose follower has set the cursor and expects what comes now, borrowed; null: none.
+Packer *expecting() {
+    Packer *packer = innermost_packer();
+    if (packer == nullptr || !packer->is_following() ||
+        torch::autograd::get_current_graph_task_id() != -1) {
+        return nullptr;
+    }
+    const Follower *follower = packer->mover->follower;
+    if (follower != cursor.follower ||
+        !follower_is_at(follower, cursor.table.get(), cursor.position)) {
+        cursor.stop(); // another step, or another thread's
+        return nullptr;
+    }
+    return packer;
+}
+
+// Who captures a run.
+struct Claim {
+    Captor captor;
+    std::size_t row = 0;      // of the cursor's table, if a plan does
+    Region *region = nullptr; // if one does
+};
+
+// One run of an operator that is captured, from before it to after it.
+class Capture {
+  public:
+    Capture(const Named *named, Claim claim, c10::DispatchKeySet keys, const Stack &stack)
+        : claim_(claim), table_(claim.captor == Captor::plan ? cursor.table : nullptr) {
+        WithPython python;
+        Packer *packer = asked();
+        if (packer == nullptr) {
+            return;
+        }
+        Deeper ours;
+        OwnOperators unseen;
+        packer_ = Ref<Packer>::share(packer);
+        Locked lock(packer->mover);
+        try {
+            if (lock) {
+                begin(named, keys, stack);
+            }
+        } catch (const std::exception &) {
+            raise_current();
+        }
+        swallow(named);
+    }
+
+    void end(const Stack &stack) {
+        if (!recipe_) {
+            return;
+        }
+        WithPython python;
+        Deeper ours;
+        OwnOperators unseen;
+        RecipeRef recipe = std::move(recipe_);
+        Locked lock(packer_->mover);
+        try {
+            std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
+            std::vector<Ref<Group>> groups;
+            if (lock && recipe_end(recipe.get(), made, wanted(made.size()), terms(), &groups)) {
+                carry(std::move(groups));
+            }
+        } catch (const std::exception &) {
+            raise_current();
+        }
+        swallow(recipe->named);
+        packer_ = Ref<Packer>();
+    }
+
+    ~Capture() {
+        if (packer_) {
+            WithPython python;
+            recipe_ = RecipeRef(); // the operator has raised
+            packer_ = Ref<Packer>();
+        }
+    }
+    Capture(const Capture &) = delete;
+    Capture &operator=(const Capture &) = delete;
+
+  private:
+    // The hooks of whoever captures it; null: it does not after all.
+    Packer *asked() const {
+        switch (claim_.captor) {
+        case Captor::region:
+            return region_rest(claim_.region);
+        case Captor::user:
+            return choosing_packer();
+        case Captor::plan:
+            return expecting();
+        default:
+            return standing_by();
+        }
+    }
+
+    void begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack) {
+        Keeping keeping = {.mover = packer_->mover,
+                           .terms = &packer_->terms,
+                           .captor = claim_.captor,
+                           .region = claim_.region};
+        Ref<Mover> mover; // of the device that it runs on
+        if (claim_.captor == Captor::user) {
+            mover = prepare_chosen(named, packer_->mover, stack);
+            if (!mover) {
+                return;
+            }
+            keeping.mover = mover.get();
+        }
+        recipe_ = recipe_begin(named, keys, stack, keeping);
+    }
+
+    // What holds for the results once they are there again. What nobody moves stays.
+    Terms terms() const {
+        Terms found = packer_->terms;
+        if (claim_.captor == Captor::user && found.action != Action::automatic) {
+            found.action = Action::keep;
+        }
+        return found;
+    }
+
+    void carry(std::vector<Ref<Group>> groups) const {
+        switch (claim_.captor) {
+        case Captor::region:
+            region_carry(claim_.region, std::move(groups));
+            break;
+        case Captor::user:
+            carry_chosen(std::move(groups));
+            break;
+        case Captor::plan:
+            follower_carry(packer_->mover->follower, table_.get(), claim_.row, std::move(groups));
+            break;
+        default:
+            carry_captured(packer_->mover, std::move(groups));
+        }
+    }
+
+    // Which of so many results are.
+    std::vector<bool> wanted(std::size_t count) const {
+        std::vector<bool> results(count, true);
+        if (table_ != nullptr && table_->rows[claim_.row].count == count) {
+            for (std::size_t at = 0; at < count; at++) {
+                results[at] = (table_->rows[claim_.row].results >> at & 1) != 0;
+            }
+        }
+        return results;
+    }
+
+    Claim claim_;
+    std::shared_ptr<const CaptureTable> table_; // null: of no plan
+    RecipeRef recipe_;
+    Ref<Packer> packer_;
+};
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+void add_storage(const at::Tensor &tensor, std::vector<c10::StorageImpl *> *out) {
+    if (tensor.defined() && tensor.has_storage()) {
+        out->push_back(tensor.storage().unsafeGetStorageImpl());
+    }
+}
+
+void add_storages(const c10::IValue &value, std::vector<c10::StorageImpl *> *out) {
+    if (value.isTensor()) {
+        add_storage(value.toTensor(), out);
+    } else if (value.isTensorList()) {
+        for (const at::Tensor &each : value.toTensorVector()) {
+            add_storage(each, out);
+        }
+    }
+}
+
+// Settle the recipes of what an operator is about to change. Throws what that raises.
+void settle_written(const Named *named, const c10::IValue *arguments) {
+    std::vector<c10::StorageImpl *> changed;
+    for (std::size_t at : named->declared) {
+        add_storages(arguments[at], &changed);
+    }
+    if (!named->undeclared.empty() && named->is_training(arguments)) {
+        for (std::size_t at : named->undeclared) {
+            add_storages(arguments[at], &changed);
+        }
+    }
+    if (std::none_of(changed.begin(), changed.end(), may_settle)) {
+        return;
+    }
+    WithPython python;
+    Deeper ours;
+    OwnOperators unseen;
+    if (!settle(changed, false)) {
+        bool is_out_of_memory = PyErr_ExceptionMatches(links.out_of_memory) != 0;
+        swallow(named);
+        TORCH_CHECK_WITH(OutOfMemoryError, !is_out_of_memory,
+                         "swapkit: no memory to keep what is computed again from an operand of ",
+                         named->op.schema().name(), " before that is changed in place");
+        TORCH_CHECK(false, "swapkit: what is computed again from an operand of ",
+                    named->op.schema().name(),
+                    " could not be kept before that is changed in place");
+    }
+}
+
+class Kernel final : public c10::OperatorKernel {
+  public:
+    explicit Kernel(const Named *named) : named_(named) {}
+
+    void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
+        if (op.schema().arguments().size() != named_->arguments) { // it was defined anew
+            op.redispatchBoxed(keys & below_select, stack);
+            return;
+        }
+        keys = named_->former ? keys : keys & below_select;
+        if (named_->may_write()) {
+            about_to_write(stack->data() + (stack->size() - named_->arguments));
+        }
+        bool is_idle = cursor.row == cursor.end && !stands_anyone_by() &&
+                       open_region() == nullptr && !is_anything_chosen();
+        if (C10_LIKELY(is_idle || Deeper::depth() > 0)) {
+            named_->run(keys, stack);
+            return;
+        }
+        if (is_anything_chosen()) {
+            UsingChosen use(named_);
+            run_as_chosen(chosen_for(named_, *stack), keys, stack);
+        } else {
+            run_as_chosen(nullptr, keys, stack);
+        }
+    }
+
+  private:
+    void run_as_chosen(const Chosen *chosen, c10::DispatchKeySet keys, Stack *stack) const {
+        if (Region *region = open_region()) {
+            run_inside(region, keys, stack);
+        } else if (chosen != nullptr && !chosen->recomputes) {
+            run_marked(*chosen, keys, stack);
+        } else if (chosen != nullptr && named_->can_repeat) {
+            capture({.captor = Captor::user}, keys, stack);
+        } else {
+            run_unchosen(keys, stack);
+        }
+    }
+
+    void about_to_write(const c10::IValue *arguments) const {
+        if (may_settle_any()) {
+            settle_written(named_, arguments);
+        }
+        fills += named_->fills_saved ? 1 : 0;
+    }
+
+    // Run it where no user has chosen anything for it.
+    void run_unchosen(c10::DispatchKeySet keys, Stack *stack) const {
+        if (named_->can_repeat && cursor.row != cursor.end) {
+            std::size_t row = cursor.count(named_);
+            if (row != cursor.end) {
+                capture({.captor = Captor::plan, .row = row}, keys, stack);
+                return;
+            }
+        }
+        if (named_->can_repeat && stands_anyone_by()) {
+            capture({.captor = Captor::standby}, keys, stack);
+            return;
+        }
+        Deeper inside;
+        named_->run(keys, stack);
+    }
+
+    // Run it, and mark what it makes.
+    void run_marked(const Chosen &chosen, c10::DispatchKeySet keys, Stack *stack) const {
+        std::vector<at::Tensor> viewed; // by what it makes
+        if (named_->gives_view) {
+            viewed = tensors_given(named_, *stack);
+        }
+        run_unchosen(keys, stack);
+        WithPython python;
+        mark_chosen(chosen, named_, viewed, *stack);
+    }
+
+    void capture(Claim claim, c10::DispatchKeySet keys, Stack *stack) const {
+        Capture capture(named_, claim, keys, *stack);
+        if (claim.captor == Captor::region || claim.captor == Captor::user) {
+            count_run(); // after what its operands are: events
+        }
+        {
+            Deeper inside;
+            named_->run(keys, stack);
+        }
+        capture.end(*stack);
+    }
+
+    // Count a run that a plan does not capture, since a user has it captured.
+    void count_run() const {
+        if (named_->can_repeat && cursor.row != cursor.end) {
+            (void)cursor.count(named_);
+        }
+    }
+
+    // Run it in a user's region.
+    void run_inside(Region *region, c10::DispatchKeySet keys, Stack *stack) const {
+        bool is_kept = region_keeps(region, named_);
+        if (!is_kept && named_->can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
+            capture({.captor = Captor::region, .region = region}, keys, stack);
+            return;
+        }
+        count_run();
+        {
+            Deeper inside;
+            named_->run(keys, stack);
+        }
+        if (is_kept) {
+            WithPython python;
+            region_note_kept(region, tensors_made(named_, *stack));
+        }
+    }
+
+    const Named *named_;
+};
+
+// ---- for Python ---------------------------------------------------------------------------------
+
+class Silent : public c10::WarningHandler {
+  public:
+    void process(const c10::Warning &warning) override { (void)warning; }
+};
+
+// Guarded by the interpreter; kept for good, like the kernels.
+auto &names = *new std::deque<Named>;
+
+bool returns_alias(const c10::OperatorHandle &op) {
+    const auto &returned = op.schema().returns();
+    return std::any_of(returned.begin(), returned.end(),
+                       [](const c10::Argument &each) { return each.alias_info() != nullptr; });
+}
+
+bool read_places(PyObject *tuple, std::vector<std::size_t> *out) {
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tuple); at++) {
+        out->push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, at)));
+    }
+    return PyErr_Occurred() == nullptr;
+}
+
+// name_operator(function, (name, overload), (can_repeat, may_be_random, fills_saved), (declared,
+// undeclared, barred, flag, chance)): see the runs of an operator from now on; its number. Once for
+// each.
+PyObject *name_operator(PyObject *, PyObject *args) {
+    PyObject *function, *declared, *undeclared, *barred;
+    const char *name, *overload;
+    int can_repeat, may_be_random, fills_saved;
+    Py_ssize_t flag, chance;
+    if (PyArg_ParseTuple(args, "O(ss)(ppp)(O!O!O!nn):name_operator", &function, &name, &overload,
+                         &can_repeat, &may_be_random, &fills_saved, &PyTuple_Type, &declared,
+                         &PyTuple_Type, &undeclared, &PyTuple_Type, &barred, &flag, &chance) == 0) {
+        return nullptr;
+    }
+    auto &dispatcher = c10::Dispatcher::singleton();
+    auto op = dispatcher.findSchema({name, overload});
+    if (!op) {
+        return PyErr_Format(PyExc_KeyError, "torch has no operator %s.%s", name, overload);
+    }
+    Named named = {.op = *op,
+                   .function = Py_NewRef(function),
+                   .arguments = op->schema().arguments().size(),
+                   .former = std::nullopt,
+                   .declared = {},
+                   .undeclared = {},
+                   .barred = {},
+                   .flag = flag,
+                   .chance = chance,
+                   .can_repeat = can_repeat != 0,
+                   .may_be_random = may_be_random != 0,
+                   .fills_saved = fills_saved != 0,
+                   .gives_view = PyTuple_GET_SIZE(declared) == 0 && returns_alias(*op)};
+    if (!read_places(declared, &named.declared) || !read_places(undeclared, &named.undeclared) ||
+        !read_places(barred, &named.barred)) {
+        return nullptr;
+    }
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)) {
+        named.former.emplace(op->getComputedKernelForDispatchKey(c10::DispatchKey::BackendSelect));
+    }
+    const Named &kept = names.emplace_back(std::move(named));
+    // Torch warns of a kernel in another one's place; that one is called by ours.
+    Silent silent;
+    c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    // Never taken back: other threads may be inside.
+    static auto &registered = *new std::deque<c10::RegistrationHandleRAII>;
+    registered.push_back(dispatcher.registerImpl(
+        {name, overload}, c10::DispatchKey::BackendSelect,
+        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(&kept)), std::nullopt,
+        nullptr, "swapkit: operators that are computed again"));
+    return PyLong_FromSize_t(names.size() - 1);
+}
+
+// fills_run(): how many operators that fill what autograd has saved by then, as rrelu its noise,
+// this thread has run so far, of those that are seen.
+PyObject *fills_run(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(fills); }
+
+// settle(tensors, is_over, only_chosen): settle the recipes of what lies in these tensors' memory;
+// or of these only those that users have chosen for operators.
+PyObject *settle_tensors(PyObject *, PyObject *args) {
+    PyObject *argument;
+    int is_over, only_chosen;
+    if (PyArg_ParseTuple(args, "Opp:settle", &argument, &is_over, &only_chosen) == 0) {
+        return nullptr;
+    }
+    Settled which = only_chosen != 0 ? Settled::chosen : Settled::all;
+    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "a sequence of tensors is needed"));
+    std::vector<c10::StorageImpl *> changed;
+    for (Py_ssize_t at = 0; tensors && at < PySequence_Fast_GET_SIZE(tensors.get()); at++) {
+        c10::TensorImpl *impl = nullptr;
+        if (!impl_of(PySequence_Fast_GET_ITEM(tensors.get(), at), &impl)) {
+            return nullptr;
+        }
+        if (impl->has_storage() && may_settle_any() &&
+            may_settle(impl->unsafe_storage().unsafeGetStorageImpl())) {
+            changed.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
+        }
+    }
+    Deeper ours;
+    bool is_done = tensors && (changed.empty() || settle(changed, is_over != 0, which));
+    return is_done ? Py_NewRef(Py_None) : nullptr;
+}
+
+} // namespace
+
+int &Deeper::depth() {
+    static thread_local int depth = 0;
+    return depth;
+}
+
+void capture_from(const Follower *follower, const std::shared_ptr<const CaptureTable> &table,
+                  std::uint64_t position) {
+    SWAPKIT_ASSERT(has_python());
+    if (table == nullptr || position + 1 >= table->first.size()) {
+        cursor.stop();
+        return;
+    }
+    cursor.row = table->first[position];
+    cursor.end = table->first[position + 1];
+    if (cursor.row == cursor.end) {
+        return;
+    }
+    if (cursor.table != table) {
+        cursor.table = table;
+    }
+    cursor.follower = follower;
+    cursor.position = position;
+    cursor.counts.clear();
+}
+
+std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &bytes, std::size_t events) {
+    struct Row {
+        std::int64_t event, named, run, results, count;
+    };
+    auto table = std::make_shared<CaptureTable>();
+    std::vector<Row> rows(static_cast<std::size_t>(bytes.len) / sizeof(Row));
+    if (!rows.empty()) {
+        std::memcpy(rows.data(), bytes.buf, rows.size() * sizeof(Row));
+    }
+    table->first.assign(events + 2, 0);
+    std::int64_t latest = 0;
+    for (const Row &row : rows) {
+        bool is_sound = latest <= row.event && row.event <= static_cast<std::int64_t>(events) &&
+                        0 <= row.named && row.named < static_cast<std::int64_t>(names.size());
+        if (!is_sound) {
+            PyErr_SetString(PyExc_ValueError, "a row names an event or operator that is not there");
+            return nullptr;
+        }
+        latest = row.event;
+        table->first[static_cast<std::size_t>(row.event) + 1]++;
+        table->rows.push_back({.named = &names[static_cast<std::size_t>(row.named)],
+                               .run = static_cast<std::uint32_t>(row.run),
+                               .results = static_cast<std::uint32_t>(row.results),
+                               .count = static_cast<std::uint32_t>(row.count)});
+    }
+    for (std::size_t at = 1; at < table->first.size(); at++) {
+        table->first[at] += table->first[at - 1];
+    }
+    return table;
+}
+
+const Named *named_at(std::size_t number) {
+    if (number < names.size()) {
+        return &names[number];
+    }
+    if (PyErr_Occurred() == nullptr) {
+        PyErr_SetString(PyExc_ValueError, "an operator of no number");
+    }
+    return nullptr;
+}
+
+std::size_t capture_count(const CaptureTable &table) { return table.rows.size(); }
+
+PyMethodDef capture_functions[] = {
+    {"name_operator", shielded<name_operator>, METH_VARARGS, nullptr},
+    {"settle", shielded<settle_tensors>, METH_VARARGS, nullptr},
+    {"fills_run", shielded<fills_run>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit

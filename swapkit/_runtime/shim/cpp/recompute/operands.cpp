@@ -1,0 +1,110 @@
+// operands.cpp - what stands for the operands of what is computed again.
+#include "memory/streams.hpp"
+#include "recompute/recomputed.hpp"
+#include "recompute/regions.hpp"
+#include "recompute/standby.hpp"
+#include "saved/pack_hooks.hpp"
+#include "saved/storage_choices.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
+
+#include <algorithm>
+
+namespace swapkit {
+
+// Statistics that a norm elsewhere may update, of which torch counts no version: numbers without
+// gradients, one for each channel. None: it is none such.
+static Ref<> copy_statistics(c10::TensorImpl *impl) {
+    constexpr std::size_t most_bytes = std::size_t{1} << 16;
+    std::int64_t largest = 1;
+    for (std::int64_t size : impl->sizes()) {
+        largest = std::max(largest, size);
+    }
+    if (impl->requires_grad() || !c10::isFloatingType(c10::typeMetaToScalarType(impl->dtype())) ||
+        impl->numel() != largest ||
+        static_cast<std::size_t>(largest) * impl->itemsize() > most_bytes) {
+        return {};
+    }
+    at::AutoDispatchBelowADInplaceOrView unseen;
+    at::Tensor copy =
+        at::Tensor(
+            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl))
+            .clone();
+    // Strides may decide how an operator computes: those of an expanded tensor are not kept.
+    return copy.strides() == impl->strides()
+               ? Ref<>::steal(as_object(handle_new(copy.unsafeGetTensorImpl(), nullptr)))
+               : Ref<>();
+}
+
+// A handle in the group of an operand's storage, or of its own if it stays where it is.
+static Ref<> keep_in_group(const Keeping &keeping, c10::TensorImpl *impl, Key key, Span span) {
+    Mover *mover = keeping.mover;
+    // Only a budget may move what nobody has chosen to move.
+    bool may_move = keeping.captor != Captor::user || keeping.terms->action == Action::automatic;
+    bool is_moved = may_move && impl->device() == mover->device() &&
+                    key.storage->nbytes() >= keeping.terms->min_bytes;
+    Joined joined = {Ref<Group>(), false};
+    if (is_moved) {
+        joined = join_group(mover, impl, key, span, *keeping.terms);
+    }
+    Group *group = joined.group.get();
+    if (group == nullptr) {
+        return PyErr_Occurred() != nullptr ? Ref<>()
+                                           : Ref<>::steal(as_object(handle_new(impl, nullptr)));
+    }
+    group_cover(group, span);
+    if (joined.is_new) {
+        group->stream = current_stream(mover->device());
+    }
+    return Ref<>::steal(as_object(handle_new(impl, group)));
+}
+
+Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
+    Region *region = keeping.region;
+    Span span = {};
+    bool is_empty = impl->numel() == 0;
+    if (!is_empty && look(*impl, 0, &span) == nullptr) {
+        return {};
+    }
+    if (is_empty || gathers_gradients(impl) || impl->is_wrapped_number()) {
+        return Ref<>::steal(as_object(handle_new(impl, nullptr)));
+    }
+    Key key = key_of(*impl);
+    if (Group *made = region == nullptr ? nullptr : region_find(region, key)) {
+        return Ref<>::steal(as_object(handle_new(impl, made)));
+    }
+    Ref<> copy = copy_statistics(impl);
+    if (copy) {
+        return copy;
+    }
+    if (region != nullptr && region_tells(region)) {
+        return region_operand(region, impl, key, span);
+    }
+    Ref<Group> computed = find_recomputed(keeping.mover, key);
+    if (computed && recipe_may_serve(computed.get())) {
+        return Ref<>::steal(as_object(handle_new(impl, computed.get())));
+    }
+    if (region != nullptr) {
+        return region_operand(region, impl, key, span);
+    }
+    if (keeping.captor == Captor::standby && !find_group(keeping.mover, impl, key, span) &&
+        may_keep(keeping.mover, key.storage) != 1) {
+        return {};
+    }
+    return keep_in_group(keeping, impl, key, span);
+}
+
+Ref<> scratch_of(c10::TensorImpl *impl) {
+    if (plain_storage(*impl, 0) == nullptr) {
+        return {};
+    }
+    Handle *handle = handle_new(impl, nullptr);
+    if (handle != nullptr) {
+        exchange_storage(handle->alias, nullptr, 0);
+    }
+    return Ref<>::steal(as_object(handle));
+}
+
+} // namespace swapkit

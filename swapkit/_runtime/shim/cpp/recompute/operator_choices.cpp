@@ -1,0 +1,496 @@
+// operator_choices.cpp - users' choices for the operators of the module that runs.
+#include "recompute/operator_choices.hpp"
+
+#include "python/failures.hpp"
+#include "recompute/capturing.hpp"
+#include "saved/carried.hpp"
+#include "saved/storage_choices.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+namespace {
+
+constexpr std::size_t few_carried = 64; // groups that are looked at for each operator
+
+struct ChoiceTable {
+    std::vector<Chosen> kinds;
+    std::unordered_map<const Named *, std::size_t> kind_of;
+};
+
+// Nothing of it changes but the counts.
+struct Choices {
+    PyObject ob_base;
+    ChoiceTable *table;
+};
+
+// What a thread has open, on its own list, which only that thread changes. Others may end it: then
+// it is over, and the thread takes it out where it next looks.
+struct Open {
+    Choices *choices;  // owned; null: it only carries
+    PyObject *tracker; // owned: who knows which module runs
+    Open *outer;       // of the same thread
+    long tag;          // of the module
+    bool may_recompute;
+    std::atomic<bool> is_over; // set with the interpreter, read without
+};
+
+struct Choosing {
+    PyObject ob_base;
+    Choices *choices;  // owned; null: it only carries
+    PyObject *tracker; // owned
+    Open *open;        // null: it is not, or no more
+    bool may_recompute;
+};
+
+// What was captured on a thread since its outermost carrier began.
+struct Carrier {
+    unsigned depth = 0;
+    Ref<Mover> mover; // of some of it: all have the same lock
+    Carried groups{true};
+};
+
+// The thread's own. Not objects: a thread may end where there is no interpreter.
+thread_local Open *open_here = nullptr;     // all
+thread_local Open *choosing_here = nullptr; // the innermost that has a table
+thread_local Carrier *carrier = nullptr;
+thread_local unsigned uses = 0; // of what is open here, by kernels
+
+Choices *as_choices(PyObject *self) { return reinterpret_cast<Choices *>(self); }
+Choosing *as_choosing(PyObject *self) { return reinterpret_cast<Choosing *>(self); }
+
+// The tag of the module that runs here. -1: an exception is set.
+long current_tag(PyObject *tracker) {
+    Ref<> tag = call_method<"current">(tracker);
+    return tag ? PyLong_AsLong(tag.get()) : -1;
+}
+
+// ---- the table ----------------------------------------------------------------------------------
+
+void choices_free(PyObject *self) {
+    if (ChoiceTable *table = as_choices(self)->table) {
+        for (Chosen &kind : table->kinds) {
+            Py_XDECREF(kind.terms.choice);
+        }
+        delete table;
+    }
+    Py_TYPE(self)->tp_free(self);
+}
+
+// Read pairs (recomputes, choice or None).
+bool read_kinds(ChoiceTable *table, PyObject *kinds) {
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(kinds); at++) {
+        int recomputes;
+        PyObject *choice;
+        if (PyArg_ParseTuple(PyTuple_GET_ITEM(kinds, at), "pO", &recomputes, &choice) == 0) {
+            return false;
+        }
+        Chosen &kind = table->kinds.emplace_back(Chosen{});
+        kind.recomputes = recomputes != 0;
+        kind.swaps = choice != Py_None;
+        if (kind.swaps && !terms_read(choice, &kind.terms)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Read rows (number of the operator, its kind).
+bool read_kind_places(ChoiceTable *table, const Py_buffer &bytes) {
+    struct Row {
+        std::int64_t named, kind;
+    };
+    std::vector<Row> rows(static_cast<std::size_t>(bytes.len) / sizeof(Row));
+    if (!rows.empty()) {
+        std::memcpy(rows.data(), bytes.buf, rows.size() * sizeof(Row));
+    }
+    for (const Row &row : rows) {
+        const Named *named = named_at(static_cast<std::size_t>(row.named));
+        auto kind = static_cast<std::size_t>(row.kind);
+        if (named != nullptr && kind >= table->kinds.size()) {
+            PyErr_SetString(PyExc_ValueError, "a row names a kind that is not there");
+        }
+        if (PyErr_Occurred() != nullptr) {
+            return false;
+        }
+        table->kind_of.emplace(named, kind);
+    }
+    return true;
+}
+
+// Choices(kinds, places)
+PyObject *choices_make(PyTypeObject *type, PyObject *args, PyObject *) {
+    PyObject *kinds;
+    Py_buffer places;
+    if (PyArg_ParseTuple(args, "O!y*:Choices", &PyTuple_Type, &kinds, &places) == 0) {
+        return nullptr;
+    }
+    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
+    bool is_read = static_cast<bool>(made);
+    if (is_read) {
+        ChoiceTable *table = as_choices(made.get())->table = new ChoiceTable;
+        is_read = read_kinds(table, kinds) && read_kind_places(table, places);
+    }
+    PyBuffer_Release(&places);
+    return is_read ? made.release() : nullptr;
+}
+
+// seen(): how many operators of each kind ran.
+PyObject *choices_seen(PyObject *self, PyObject *) {
+    Ref<> counts = Ref<>::steal(PyList_New(0));
+    for (const Chosen &kind : as_choices(self)->table->kinds) {
+        Ref<> count = Ref<>::steal(PyLong_FromUnsignedLongLong(kind.seen));
+        if (!counts || !count || PyList_Append(counts.get(), count.get()) != 0) {
+            return nullptr;
+        }
+    }
+    return counts.release();
+}
+
+PyMethodDef choices_methods[] = {
+    {"seen", shielded<choices_seen>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// ---- where it holds -----------------------------------------------------------------------------
+
+void carry_begin() {
+    if (carrier == nullptr) {
+        carrier = new Carrier;
+    }
+    carrier->depth++;
+}
+
+// False: an exception is set.
+bool carry_end() {
+    if (carrier == nullptr || --carrier->depth > 0) {
+        return true;
+    }
+    Carrier *ended = std::exchange(carrier, nullptr);
+    Ref<Mover> mover = std::move(ended->mover);
+    if (!mover) {
+        delete ended;
+        return true;
+    }
+    Locked lock(mover.get());
+    if (!lock) { // what nobody has saved goes later, with another carrier's
+        carrier = ended;
+        carrier->mover = std::move(mover);
+        return false;
+    }
+    ended->groups.drop();
+    delete ended;
+    return true;
+}
+
+void find_choosing() {
+    choosing_here = open_here;
+    while (choosing_here != nullptr && choosing_here->choices == nullptr) {
+        choosing_here = choosing_here->outer;
+    }
+}
+
+// Take the innermost that is over off this thread's list; null: none is.
+Open *take_over() {
+    Open **at = &open_here;
+    while (*at != nullptr && !(*at)->is_over) {
+        at = &(*at)->outer;
+    }
+    Open *over = *at;
+    if (over != nullptr) {
+        *at = over->outer;
+        find_choosing();
+    }
+    return over;
+}
+
+// Let what is over hold no more on this thread, unless a kernel uses it: then where one next looks.
+// False: an exception is set.
+bool clear_over() {
+    if (uses > 0) {
+        return true;
+    }
+    bool is_done = true;
+    for (Open *over = take_over(); over != nullptr; over = is_done ? take_over() : nullptr) {
+        is_done = over->choices == nullptr || watch_end();
+        is_done = carry_end() && is_done;
+        Py_XDECREF(as_object(over->choices));
+        Py_DECREF(over->tracker);
+        delete over;
+    }
+    return is_done;
+}
+
+// Let it hold no more, at once if this thread has it open. False: an exception is set.
+bool close_choosing(Choosing *choosing) {
+    if (Open *open = std::exchange(choosing->open, nullptr)) {
+        open->is_over = true;
+    }
+    return clear_over();
+}
+
+// Choosing(table or None, tracker, may_recompute)
+PyObject *choosing_make(PyTypeObject *type, PyObject *args, PyObject *) {
+    PyObject *choices, *tracker;
+    int may_recompute;
+    if (PyArg_ParseTuple(args, "OOp:Choosing", &choices, &tracker, &may_recompute) == 0) {
+        return nullptr;
+    }
+    if (choices != Py_None && Py_TYPE(choices) != &choices_type) {
+        return PyErr_Format(PyExc_TypeError, "Choices are needed, or None, not %R", choices);
+    }
+    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
+    if (made) {
+        Choosing *choosing = as_choosing(made.get());
+        choosing->choices = choices == Py_None ? nullptr : as_choices(Py_NewRef(choices));
+        choosing->tracker = Py_NewRef(tracker);
+        choosing->may_recompute = may_recompute != 0;
+    }
+    return made.release();
+}
+
+PyObject *choosing_enter(PyObject *self, PyObject *) {
+    Choosing *choosing = as_choosing(self);
+    if (choosing->open != nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "it holds already");
+        return nullptr;
+    }
+    bool has_table = choosing->choices != nullptr;
+    long tag =
+        has_table ? current_tag(choosing->tracker) : 0; // of the module, which has just begun
+    if (PyErr_Occurred() != nullptr || !clear_over()) {
+        return nullptr;
+    }
+    Py_XINCREF(as_object(choosing->choices));
+    choosing->open = open_here = new Open{.choices = choosing->choices,
+                                          .tracker = Py_NewRef(choosing->tracker),
+                                          .outer = open_here,
+                                          .tag = tag,
+                                          .may_recompute = choosing->may_recompute,
+                                          .is_over = false};
+    if (has_table) {
+        choosing_here = choosing->open;
+        watch_begin();
+    }
+    carry_begin();
+    return Py_NewRef(self);
+}
+
+PyObject *choosing_exit(PyObject *self, PyObject *) {
+    return close_choosing(as_choosing(self)) ? Py_NewRef(Py_None) : nullptr;
+}
+
+void choosing_free(PyObject *self) {
+    Choosing *choosing = as_choosing(self);
+    if (choosing->open != nullptr) { // an interruption may have been why nobody has left it
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        if (!close_choosing(choosing)) {
+            PyErr_WriteUnraisable(self);
+        }
+        PyErr_Restore(type, value, trace);
+    }
+    Py_XDECREF(as_object(choosing->choices));
+    Py_XDECREF(choosing->tracker);
+    Py_TYPE(self)->tp_free(self);
+}
+
+// runs(): whether the module's own operators run here, and not those of one inside.
+PyObject *choosing_runs(PyObject *self, PyObject *) {
+    Choosing *choosing = as_choosing(self);
+    if (!clear_over()) {
+        return nullptr;
+    }
+    const Open *open = choosing->open;
+    if (open == nullptr || choosing_here != open) {
+        Py_RETURN_FALSE;
+    }
+    long wanted = open->tag, tag = current_tag(choosing->tracker);
+    return PyErr_Occurred() != nullptr ? nullptr : PyBool_FromLong(tag == wanted);
+}
+
+PyMethodDef choosing_methods[] = {
+    {"__enter__", shielded<choosing_enter>, METH_NOARGS, nullptr},
+    {"__exit__", shielded<choosing_exit>, METH_VARARGS, nullptr},
+    {"runs", shielded<choosing_runs>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// Whether a tensor stands for one in a trace, as of a compiler: such operators are no runs.
+bool has_no_bytes(const at::Tensor &tensor) { return tensor.is_meta(); }
+
+// ---- operators that are defined -----------------------------------------------------------------
+
+std::atomic<std::uint64_t> definitions{0};
+
+// Called under the dispatcher's own lock.
+class DefinitionCounter final : public c10::OpRegistrationListener {
+  public:
+    void onOperatorRegistered(const c10::OperatorHandle &op) override {
+        (void)op;
+        definitions++;
+    }
+    void onOperatorDeregistered(const c10::OperatorHandle &op) override {
+        (void)op;
+        definitions++;
+    }
+};
+
+// operators_known(): a number that is another one after an operator was defined.
+PyObject *operators_known(PyObject *, PyObject *) {
+    // For good, like the kernels.
+    static auto &listener =
+        *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
+            std::make_unique<DefinitionCounter>()));
+    (void)listener;
+    return PyLong_FromUnsignedLongLong(definitions.load());
+}
+
+} // namespace
+
+// ---- operators ----------------------------------------------------------------------------------
+
+bool is_anything_chosen() { return choosing_here != nullptr; }
+
+UsingChosen::UsingChosen(const Named *named) {
+    if (uses == 0 && choosing_here->is_over) {
+        WithPython python;
+        if (!clear_over()) {
+            swallow(named);
+        }
+    }
+    uses++;
+}
+UsingChosen::~UsingChosen() { uses--; }
+
+Packer *choosing_packer() {
+    if (!c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() != -1) {
+        return nullptr;
+    }
+    Packer *packer = innermost_packer();
+    return packer == nullptr || packer->is_inert != 0 ? nullptr : packer;
+}
+
+const Chosen *chosen_for(const Named *named, const Stack &stack) {
+    const Open *here = choosing_here;
+    if (here == nullptr || here->is_over) {
+        return nullptr;
+    }
+    auto found = here->choices->table->kind_of.find(named);
+    if (found == here->choices->table->kind_of.end()) {
+        return nullptr;
+    }
+    std::vector<at::Tensor> given = tensors_given(named, stack);
+    if (std::any_of(given.begin(), given.end(), has_no_bytes)) {
+        return nullptr;
+    }
+    WithPython python;
+    long tag = current_tag(here->tracker);
+    if (PyErr_Occurred() != nullptr) {
+        put_off(named);
+        return nullptr;
+    }
+    if (tag != here->tag || here->is_over) {
+        return nullptr;
+    }
+    Chosen &kind = here->choices->table->kinds[found->second];
+    kind.seen++;
+    bool holds = kind.swaps || (kind.recomputes && here->may_recompute);
+    if (!holds || choosing_packer() == nullptr) {
+        return nullptr;
+    }
+    if (kind.swaps && !send_pending()) {
+        swallow(named);
+    }
+    return &kind;
+}
+
+Ref<Mover> prepare_chosen(const Named *named, Mover *mover, const Stack &stack) {
+    std::vector<at::Tensor> given = tensors_given(named, stack);
+    for (const at::Tensor &each : given) {
+        if (!void_swap(key_of(*each.unsafeGetTensorImpl()))) {
+            return {};
+        }
+    }
+    if (!send_pending()) {
+        return {};
+    }
+    if (carrier != nullptr && carrier->groups.count() <= few_carried) {
+        carrier->groups.sweep(); // what nobody can save any more keeps no operands
+    }
+    return given.empty() ? Ref<Mover>::share(mover) : mover_for(mover, given.front().device());
+}
+
+void carry_chosen(std::vector<Ref<Group>> groups) {
+    if (carrier == nullptr || groups.empty()) {
+        return;
+    }
+    carrier->mover = Ref<Mover>::share(groups.front()->mover);
+    carrier->groups.add(std::move(groups));
+}
+
+void mark_chosen(const Chosen &chosen, const Named *named, const std::vector<at::Tensor> &viewed,
+                 const Stack &stack) {
+    std::vector<Key> made;
+    for (const at::Tensor &each : tensors_made(named, stack)) {
+        if (!has_no_bytes(each)) {
+            made.push_back(key_of(*each.unsafeGetTensorImpl()));
+        }
+    }
+    if (named->gives_view) { // which does not yet have its tensor's count
+        std::vector<Key> views = std::exchange(made, {});
+        for (const at::Tensor &each : viewed) {
+            Key key = key_of(*each.unsafeGetTensorImpl());
+            if (std::any_of(views.begin(), views.end(),
+                            [key](Key view) { return view.storage == key.storage; })) {
+                made.push_back(key);
+            }
+        }
+    }
+    for (Key key : made) {
+        if (key.storage != nullptr) {
+            key.version += named->declared.empty() ? 0 : 1; // which is counted later
+            add_mark(key, chosen.terms);
+        }
+    }
+}
+
+PyMethodDef chosen_functions[] = {
+    {"operators_known", shielded<operators_known>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyTypeObject choices_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Choices",
+    .tp_basicsize = sizeof(Choices),
+    .tp_dealloc = choices_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "What users have chosen for the operators of a module.",
+    .tp_methods = choices_methods,
+    .tp_new = choices_make,
+};
+
+PyTypeObject choosing_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Choosing",
+    .tp_basicsize = sizeof(Choosing),
+    .tp_dealloc = choosing_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "A context manager: choices for operators hold on its thread.",
+    .tp_methods = choosing_methods,
+    .tp_new = choosing_make,
+};
+
+} // namespace swapkit

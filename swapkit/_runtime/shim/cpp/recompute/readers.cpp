@@ -1,0 +1,68 @@
+// readers.cpp - recipes by the storages that they read, or make.
+#include "recompute/recipes.hpp"
+
+#include <atomic>
+#include <mutex>
+#include <pthread.h>
+#include <unordered_map>
+
+namespace swapkit {
+
+namespace {
+
+// By the storages of operands. Kept for good, like all that has no end in which to let go of it.
+auto &readers = *new std::unordered_multimap<const c10::StorageImpl *, Recipe *>;
+auto &readers_lock = *new std::mutex; // besides the interpreter: for a look without it
+std::atomic<std::size_t> readers_count{0};
+
+// A forked child runs operators, too, and looks here: it finds the lock free. Nothing else is
+// locked while this is held.
+[[maybe_unused]] const int readers_at_fork = pthread_atfork(
+    [] { readers_lock.lock(); }, [] { readers_lock.unlock(); }, [] { readers_lock.unlock(); });
+
+} // namespace
+
+void add_reader(Recipe *recipe, const c10::StorageImpl *storage) {
+    recipe->reads.push_back(storage);
+    std::lock_guard lock(readers_lock);
+    readers.emplace(storage, recipe);
+    readers_count = readers.size();
+}
+
+void remove_reader(Recipe *recipe) {
+    std::lock_guard lock(readers_lock);
+    for (const c10::StorageImpl *storage : recipe->reads) {
+        auto [first, last] = readers.equal_range(storage);
+        for (auto each = first; each != last; ++each) {
+            if (each->second == recipe) {
+                readers.erase(each);
+                break;
+            }
+        }
+    }
+    recipe->reads.clear();
+    readers_count = readers.size();
+}
+
+std::vector<RecipeRef> find_readers(const std::vector<c10::StorageImpl *> &storages) {
+    std::vector<RecipeRef> found;
+    std::lock_guard lock(readers_lock);
+    for (const c10::StorageImpl *storage : storages) {
+        auto [first, last] = readers.equal_range(storage);
+        for (auto each = first; each != last; ++each) {
+            found.emplace_back(each->second);
+        }
+    }
+    return found;
+}
+
+// A recipe that this thread's operators made is counted; one that another thread makes meanwhile
+// begins after the change, or without order to it.
+bool may_settle_any() { return readers_count.load(std::memory_order_relaxed) != 0; }
+
+bool may_settle(const c10::StorageImpl *changed) {
+    std::lock_guard lock(readers_lock);
+    return readers.find(changed) != readers.end();
+}
+
+} // namespace swapkit

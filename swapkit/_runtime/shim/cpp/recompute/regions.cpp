@@ -1,0 +1,495 @@
+// regions.cpp - hooks of a region, and what it has made.
+#include "recompute/regions.hpp"
+
+#include "memory/streams.hpp"
+#include "recompute/capturing.hpp"
+#include "recompute/recomputed.hpp"
+#include "running/operator_clock.hpp"
+#include "saved/storage_choices.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace swapkit {
+
+namespace {
+
+constexpr std::size_t least_sweep = 64;
+
+// A storage that a region has not made, and keeps.
+struct Kept {
+    std::size_t holds; // of the region's
+    bool is_chosen;    // the user wants it kept
+    bool is_grouped;   // a group holds it, too
+};
+
+using Made = std::unordered_map<Key, Ref<Group>, KeyHash>;
+
+struct Body {
+    std::shared_ptr<Run> run;
+    std::unordered_set<const Named *> chosen;
+    std::unordered_set<const c10::StorageImpl *> inputs; // who calls the region holds them
+    Made made;
+    std::size_t next_sweep = least_sweep;
+    std::unordered_map<c10::StorageImpl *, Kept> kept; // referred to weakly
+};
+
+} // namespace
+
+struct Region {
+    PyObject ob_base;
+    Packer *rest;     // owned: the hooks for what is kept
+    PyObject *around; // owned: the pack hook around; None: there is none
+    PyObject *others; // owned: a pack hook for what it was not handed; None: that stays
+    Region *outer;    // owned while it is open
+    Body *body;
+    char is_open, holds;
+    char is_inert, rests; // as of other hooks; never
+};
+
+namespace {
+
+thread_local Region *innermost = nullptr;
+
+Region *as_region(PyObject *self) { return reinterpret_cast<Region *>(self); }
+
+bool is_gone(const Group *group) {
+    bool is_there = group->weak != nullptr && c10::raw::intrusive_ptr::use_count(group->weak) > 0;
+    return group->nhandles == 0 && !is_there && group->storage == nullptr;
+}
+
+// Whether a storage is the one that a group's bytes lie in, or lay in when their operator had run.
+// Not by its key: what was computed again lies elsewhere, and another one may have that address.
+bool is_of(const c10::StorageImpl *storage, const Group *group) {
+    return storage == (group->storage != nullptr ? group->storage : group->weak);
+}
+
+// Forget what nobody can save any more. What goes may end others, and run Python: last.
+void sweep(Body &body) {
+    std::vector<Ref<Group>> gone;
+    for (auto each = body.made.begin(); each != body.made.end();) {
+        if (is_gone(each->second.get())) {
+            gone.push_back(std::move(each->second));
+            each = body.made.erase(each);
+        } else {
+            ++each;
+        }
+    }
+    body.next_sweep = std::max(least_sweep, 2 * body.made.size());
+}
+
+Kept &note(Region *region, c10::StorageImpl *storage) {
+    auto [found, is_new] = region->body->kept.try_emplace(storage, Kept{0, false, false});
+    if (is_new) {
+        c10::raw::intrusive_ptr::make_weak(storage);
+    }
+    return found->second;
+}
+
+// The bytes that only the region keeps, though nobody has chosen that; and lets go of the notes.
+std::size_t count_kept(Body &body) {
+    std::size_t nbytes = 0;
+    for (auto [storage, kept] : std::exchange(body.kept, {})) {
+        bool is_there = c10::raw::intrusive_ptr::use_count(storage) > 0;
+        std::size_t ours = kept.holds + (kept.is_grouped ? 1 : 0);
+        if (is_there && !kept.is_chosen && count_holders(storage) <= ours) {
+            nbytes += storage->nbytes();
+        }
+        c10::raw::weak_intrusive_ptr::decref(storage);
+    }
+    return nbytes;
+}
+
+bool is_kept_here(const Region *region) {
+    Action action = region->rest->terms.action;
+    return action == Action::keep || action == Action::pass;
+}
+
+// Whether a tensor is a weight, or a view of one: that stays where it is, and no plan knows of it.
+bool is_weight(c10::TensorImpl *impl) {
+    return gathers_gradients(impl) || (views_leaf(impl) && views_parameter(impl));
+}
+
+// What a pack hook makes of a tensor. Where that is the one of hooks that a session, or a recorder,
+// sees events by, they are told of its use, too, though autograd asks the region for it.
+PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
+    Ref<> packed = Ref<>::steal(PyObject_CallOneArg(pack, tensor));
+    Packer *teller = region->others == Py_None ? nullptr : packer_of(region->others);
+    if (packed && teller != nullptr && packer_of(pack) == teller &&
+        Py_TYPE(packed.get()) == &handle_type) {
+        Py_INCREF(teller);
+        reinterpret_cast<Handle *>(packed.get())->teller = teller;
+    }
+    return packed.release();
+}
+
+// What stands for a tensor that no region has made.
+PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bool is_input) {
+    if (region->others != Py_None && is_weight(impl)) {
+        return as_object(handle_keep(tensor, false));
+    }
+    if (is_input && region->around != Py_None) {
+        return pack_by(region, region->around, tensor);
+    }
+    Kept *kept = nullptr;
+    if (!is_input && region->is_open != 0 && !gathers_gradients(impl)) {
+        kept = &note(region, impl->unsafe_storage().unsafeGetStorageImpl());
+        kept->holds++;
+    }
+    if (region->others != Py_None) {
+        c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
+        PyObject *packed = pack_by(region, region->others, tensor);
+        auto *handle = packed != nullptr && Py_TYPE(packed) == &handle_type
+                           ? reinterpret_cast<Handle *>(packed)
+                           : nullptr;
+        if (kept != nullptr && handle != nullptr && handle->group != nullptr) {
+            note(region, storage).is_grouped = true;
+        }
+        return packed;
+    }
+    if (is_input || is_kept_here(region)) {
+        return as_object(handle_keep(tensor, false));
+    }
+    return call_method<"pack">(as_object(region->rest), tensor).release();
+}
+
+// A handle of what was made in a region.
+Ref<> handle_made(Region *region, c10::TensorImpl *impl, Group *group) {
+    bool is_held = region->holds != 0 && group->recipe != nullptr && group->storage == nullptr;
+    if (is_held && group_revive(group)) {
+        group->standby = Standby::held;
+        if (group->terms.action == Action::automatic) {
+            enroll_again(group->mover, group); // a rescue may move it meanwhile
+        }
+    }
+    return Ref<>::steal(as_object(handle_new(impl, group)));
+}
+
+PyObject *region_pack(PyObject *self, PyObject *tensor) {
+    if (!raise_interruption()) {
+        return nullptr;
+    }
+    auto own = Ref<>::share(self);
+    Region *region = as_region(self);
+    OwnOperators ours;
+    c10::TensorImpl *impl = nullptr;
+    if (as_object(Py_TYPE(tensor)) != links.tensor) {
+        return as_object(handle_keep(tensor, false));
+    }
+    if (!impl_of(tensor, &impl)) {
+        return nullptr;
+    }
+    Key key = key_of(*impl);
+    if (key.storage == nullptr) {
+        return as_object(handle_keep(tensor, false));
+    }
+    if (region->is_open != 0) {
+        Locked lock(region->rest->mover);
+        Group *group = lock ? region_find(region, key) : nullptr;
+        if (group != nullptr || !lock) {
+            return lock ? handle_made(region, impl, group).release() : nullptr;
+        }
+    }
+    return pack_other(region, tensor, impl, region->body->inputs.contains(key.storage));
+}
+
+// Let what a region has made be nobody else's: whoever changes the storage that has escaped, or its
+// version, changes another one.
+void part(Group *group) {
+    if (group->weak != nullptr) {
+        c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
+    }
+    c10::VariableVersion version(group->key.version);
+    for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        if (handle_is_intact(handle)) {
+            handle->alias->set_version_counter(version);
+        }
+    }
+}
+
+struct Sums {
+    std::size_t kept_bytes, dropped_bytes, moved; // the last: groups that a rescue has moved
+};
+
+// Let a group that is held be computed again; or be kept, and its recipe go. So is what a rescue
+// has moved: nobody has looked at its bytes since.
+void settle_held(Group *group, bool drops, Sums *sums) {
+    bool is_moved = group->digest != nullptr || group->native != nullptr;
+    sums->moved += is_moved ? 1 : 0;
+    if (group->standby != Standby::held || group->recipe == nullptr) {
+        return;
+    }
+    group->standby = Standby::region;
+    if (drops && !is_moved) {
+        forget_computed(group->mover, group);
+        return;
+    }
+    recipe_leave(group);
+    if (group->storage != nullptr) {
+        enroll_again(group->mover, group);
+    }
+}
+
+void count_group(const Group *group, Sums *sums) {
+    if (group->recipe != nullptr) {
+        sums->dropped_bytes += group->nhandles > 0 ? group->nbytes : 0;
+    } else if (group_is_exclusive(group)) { // it was settled
+        sums->kept_bytes += group->nbytes;
+    }
+}
+
+// Let go of what was made. The lock is held.
+Sums end(Region *region, bool drops) {
+    Body &body = *region->body;
+    sweep(body);
+    Sums sums = {.kept_bytes = count_kept(body), .dropped_bytes = 0, .moved = 0};
+    Region *outer = region->outer;
+    bool is_held = outer != nullptr && outer->holds != 0 && !drops;
+    for (auto &[key, group] : std::exchange(body.made, {})) {
+        count_group(group.get(), &sums);
+        if (!is_held) {
+            settle_held(group.get(), drops, &sums);
+        }
+        if (group->recipe == nullptr) {
+            continue;
+        }
+        if (outer == nullptr) {
+            part(group.get());
+        } else if (is_of(key.storage, group.get())) {
+            outer->body->made.insert_or_assign(key, Ref<Group>::share(group.get()));
+        }
+    }
+    return sums;
+}
+
+// ---- for Python ---------------------------------------------------------------------------------
+
+// Region(rest, around, others, chosen, inputs, holds). `chosen`: numbers of operators whose results
+// are kept; `inputs`: the tensors that it is handed.
+bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(chosen); at++) {
+        const Named *named = named_at(PyLong_AsSize_t(PyTuple_GET_ITEM(chosen, at)));
+        if (named == nullptr) {
+            return false;
+        }
+        region->body->chosen.insert(named);
+    }
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); at++) {
+        c10::TensorImpl *impl = nullptr;
+        if (!impl_of(PyList_GET_ITEM(inputs, at), &impl)) {
+            return false;
+        }
+        if (const c10::StorageImpl *storage = plain_storage(*impl, 0)) {
+            region->body->inputs.insert(storage);
+        }
+    }
+    return true;
+}
+
+PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *) {
+    PyObject *rest, *around, *others, *chosen, *inputs;
+    int holds;
+    if (PyArg_ParseTuple(args, "O!OOO!O!p:Region", &packer_type, &rest, &around, &others,
+                         &PyTuple_Type, &chosen, &PyList_Type, &inputs, &holds) == 0) {
+        return nullptr;
+    }
+    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
+    if (!made) {
+        return nullptr;
+    }
+    Region *region = as_region(made.get());
+    region->rest = reinterpret_cast<Packer *>(Py_NewRef(rest));
+    region->around = Py_NewRef(around);
+    region->others = Py_NewRef(others);
+    region->body = new Body;
+    region->holds = static_cast<char>(holds);
+    return read_parts(region, chosen, inputs) ? made.release() : nullptr;
+}
+
+PyObject *region_begin(PyObject *self, PyObject *) {
+    Region *region = as_region(self);
+    SWAPKIT_ASSERT(region->is_open == 0 && region->outer == nullptr);
+    Region *outer = innermost;
+    bool is_held = region->holds != 0 || (outer != nullptr && outer->holds != 0);
+    region->holds = static_cast<char>(is_held);
+    auto run = std::make_shared<Run>();
+    run->outer = outer == nullptr ? nullptr : outer->body->run;
+    run->depth = outer == nullptr ? 1 : run->outer->depth + 1;
+    run->task = -1;
+    region->body->run = std::move(run);
+    Py_XINCREF(as_object(outer));
+    region->outer = outer;
+    region->is_open = 1;
+    Py_INCREF(self);
+    innermost = region;
+    Py_RETURN_NONE;
+}
+
+// end(drops): nothing more runs in it; what it holds is given up, or kept. The bytes that it keeps
+// though nobody has chosen that, and those that it computes again; what a rescue moved of it.
+PyObject *region_end(PyObject *self, PyObject *argument) {
+    auto own = Ref<>::share(self);
+    Region *region = as_region(self);
+    int drops = PyObject_IsTrue(argument);
+    if (drops < 0) {
+        return nullptr;
+    }
+    Sums sums = {};
+    if (region->is_open != 0) {
+        SWAPKIT_ASSERT(innermost == region);
+        Locked lock(region->rest->mover); // if it is interrupted nothing else comes of it
+        region->is_open = 0;
+        innermost = region->outer;
+        sums = end(region, drops == 1);
+        Py_CLEAR(region->outer);
+        region->body->inputs.clear();
+        Py_DECREF(self);
+        if (!lock) {
+            return nullptr;
+        }
+    }
+    return Py_BuildValue("nnn", sums.kept_bytes, sums.dropped_bytes, sums.moved);
+}
+
+PyObject *region_unpack(PyObject *, PyObject *packed) {
+    auto kept = Ref<>::share(packed); // a thread may let go of the graph
+    Packer *teller = teller_of(packed);
+    return teller == nullptr ? unpack(nullptr, packed) : packer_use(as_object(teller), packed);
+}
+
+int region_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(as_object(as_region(self)->rest));
+    Py_VISIT(as_region(self)->around);
+    Py_VISIT(as_region(self)->others);
+    return 0;
+}
+
+int region_clear(PyObject *self) {
+    Py_XSETREF(as_region(self)->around, Py_NewRef(Py_None));
+    Py_XSETREF(as_region(self)->others, Py_NewRef(Py_None));
+    return 0;
+}
+
+void region_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    Region *region = as_region(self);
+    if (region->body != nullptr) {
+        (void)count_kept(*region->body);
+        delete region->body;
+    }
+    Py_XDECREF(as_object(region->rest));
+    Py_XDECREF(region->around);
+    Py_XDECREF(region->others);
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyMethodDef region_methods[] = {
+    {"pack", shielded<region_pack>, METH_O, nullptr},
+    {"unpack", shielded<region_unpack>, METH_O, nullptr},
+    {"begin", shielded<region_begin>, METH_NOARGS, nullptr},
+    {"end", shielded<region_end>, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef region_members[] = {
+    {"is_inert", T_BOOL, offsetof(Region, is_inert), READONLY, nullptr},
+    {"rests", T_BOOL, offsetof(Region, rests), READONLY, nullptr},
+    {"is_open", T_BOOL, offsetof(Region, is_open), READONLY, nullptr},
+    {"holds", T_BOOL, offsetof(Region, holds), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+} // namespace
+
+Region *open_region() { return innermost; }
+
+bool region_keeps(const Region *region, const Named *named) {
+    return region->body->chosen.contains(named);
+}
+
+void region_note_kept(Region *region, const std::vector<at::Tensor> &made) {
+    for (const at::Tensor &tensor : made) {
+        c10::StorageImpl *storage = plain_storage(*tensor.unsafeGetTensorImpl(), 0);
+        if (storage != nullptr) {
+            note(region, storage).is_chosen = true;
+        }
+    }
+}
+
+bool region_tells(const Region *region) { return region->others != Py_None; }
+
+Packer *region_rest(const Region *region) { return region->rest; }
+
+std::shared_ptr<Run> region_run(const Region *region) { return region->body->run; }
+
+void region_carry(Region *region, std::vector<Ref<Group>> groups) {
+    Body &body = *region->body;
+    for (Ref<Group> &group : groups) {
+        Key key = group->key;
+        body.made.insert_or_assign(key, std::move(group));
+    }
+    if (body.made.size() >= body.next_sweep) {
+        sweep(body);
+    }
+}
+
+Group *region_find(Region *region, Key key) {
+    for (; region != nullptr; region = region->outer) {
+        auto found = region->body->made.find(key);
+        Group *group = found == region->body->made.end() ? nullptr : found->second.get();
+        if (group != nullptr && group->recipe != nullptr && is_of(key.storage, group)) {
+            group->depth = std::min(group->depth, region->body->run->depth);
+            return group;
+        }
+    }
+    return nullptr;
+}
+
+Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) {
+    Mover *mover = region->rest->mover;
+    if (region->others != Py_None) { // each is an event, whatever else there is of it
+        bool is_kept = is_weight(impl);
+        Ref<> tensor = is_kept ? Ref<>() : Ref<>::steal(wrap(impl));
+        if (!is_kept && !tensor) {
+            return {};
+        }
+        // Others than plain tensors know how they are detached, though not here.
+        return is_kept || as_object(Py_TYPE(tensor.get())) != links.tensor
+                   ? Ref<>::steal(as_object(handle_new(impl, nullptr)))
+                   : Ref<>::steal(pack_other(region, tensor.get(), impl,
+                                             region->body->inputs.contains(key.storage)));
+    }
+    if (Ref<Group> group = find_group(mover, impl, key, span)) {
+        group_cover(group.get(), span);
+        return Ref<>::steal(as_object(handle_new(impl, group.get())));
+    }
+    bool is_input = region->body->inputs.contains(key.storage);
+    bool is_moved = is_input ? region->around != Py_None : !is_kept_here(region);
+    if (!is_moved) {
+        if (!is_input) {
+            note(region, key.storage).holds++;
+        }
+        return Ref<>::steal(as_object(handle_new(impl, nullptr)));
+    }
+    Ref<> tensor = Ref<>::steal(wrap(impl));
+    return tensor ? Ref<>::steal(pack_other(region, tensor.get(), impl, is_input)) : Ref<>();
+}
+
+PyTypeObject region_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Region",
+    .tp_basicsize = sizeof(Region),
+    .tp_dealloc = region_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "One run of a region whose operators are captured, and its hooks.",
+    .tp_traverse = region_traverse,
+    .tp_clear = region_clear,
+    .tp_methods = region_methods,
+    .tp_members = region_members,
+    .tp_new = region_make,
+};
+
+} // namespace swapkit

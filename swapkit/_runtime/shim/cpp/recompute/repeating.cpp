@@ -1,0 +1,411 @@
+// repeating.cpp - running recipes again.
+#include "recompute/recipes.hpp"
+
+#include "memory/streams.hpp"
+#include "recompute/repeat.hpp"
+#include "running/operator_clock.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+bool get_current_graph_task_keep_graph(); // NOLINT(readability-identifier-naming)
+int get_current_graph_task_id();          // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+namespace {
+
+// What a session's hooks give for an operand, as they would to autograd. Undefined: an exception is
+// set.
+at::Tensor told_now(const Recipe *recipe, Handle *handle) {
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    Ref<> given = Ref<>::steal(packer_use(as_object(handle->teller), as_object(handle)));
+    c10::TensorImpl *impl = nullptr;
+    if (!given || !impl_of(given.get(), &impl)) {
+        return {};
+    }
+    if (!has_memory(*impl)) {
+        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_emptied, handle,
+                                                                 recipe->named->function, nullptr));
+        return {};
+    }
+    return at::Tensor(Impl::reclaim_copy(impl));
+}
+
+// A tensor that is an operand of a repetition. Undefined: an exception is set.
+at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    if (Py_TYPE(operand.packed.get()) == &handle_type) {
+        auto *handle = reinterpret_cast<Handle *>(operand.packed.get());
+        if (operand.is_scratch) {
+            return at::empty_strided(
+                handle->alias->sizes(), handle->alias->strides(),
+                c10::TensorOptions().dtype(handle->alias->dtype()).device(handle->alias->device()));
+        }
+        if (!handle_is_intact(handle)) {
+            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
+                links.refuse_operand, handle, recipe->named->function, nullptr));
+            return {};
+        }
+        bool is_used = torch::autograd::get_current_graph_task_id() != -1;
+        if (is_used && handle->teller != nullptr) {
+            return told_now(recipe, handle);
+        }
+        if (!handle_bytes(handle)) {
+            return {};
+        }
+        if (!has_memory(*handle->alias)) {
+            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
+                links.refuse_emptied, handle, recipe->named->function, nullptr));
+            return {};
+        }
+        // Not the alias: while the operator runs, a rescue may strip that.
+        return at::Tensor(Impl::reclaim(detached(handle->alias)));
+    }
+    Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
+    c10::TensorImpl *impl = nullptr;
+    return other && impl_of(other.get(), &impl) ? at::Tensor(Impl::reclaim_copy(impl))
+                                                : at::Tensor();
+}
+
+bool fill_arguments(const Recipe *recipe, Stack *stack) {
+    *stack = recipe->arguments;
+    for (std::size_t at = 0; at < stack->size(); at++) {
+        if ((*stack)[at].isList()) {
+            (*stack)[at] = (*stack)[at].toList().copy();
+        }
+    }
+    for (const Operand &operand : recipe->operands) {
+        at::Tensor tensor = operand_now(recipe, operand);
+        if (!tensor.defined()) {
+            return false;
+        }
+        c10::IValue &argument = (*stack)[operand.argument];
+        if (operand.place < 0) {
+            argument = std::move(tensor);
+        } else {
+            argument.toList().set(static_cast<std::size_t>(operand.place), std::move(tensor));
+        }
+    }
+    return true;
+}
+
+bool run_again(const Recipe *recipe, Stack *stack) {
+    Again settings, random;
+    std::uint64_t now = settings_word(recipe->mover->device());
+    if (now != recipe->settings_word && !settings.enter(recipe->settings.get())) {
+        return false;
+    }
+    if (recipe->random && !random.enter(recipe->random.get())) {
+        return false;
+    }
+    WithoutPython others;
+    Deeper inside;
+    c10::impl::ForceDispatchKeyGuard as_then(recipe->local);
+    c10::AutoGradMode gradients(recipe->wants_gradients);
+    recipe->named->run(recipe->keys, stack);
+    return true;
+}
+
+// One run of a recipe, for whoever runs it from Python.
+struct Rerun {
+    const Recipe *recipe;
+    const Stack *given;
+    Stack *made;
+};
+
+Ref<> wrap_all(const std::vector<at::Tensor> &tensors) {
+    Ref<> list = Ref<>::steal(PyList_New(0));
+    for (const at::Tensor &each : tensors) {
+        Ref<> wrapped = Ref<>::steal(list ? wrap(each.unsafeGetTensorImpl()) : nullptr);
+        if (!wrapped || PyList_Append(list.get(), wrapped.get()) != 0) {
+            return {};
+        }
+    }
+    return list;
+}
+
+PyObject *rerun(PyObject *self, PyObject *) {
+    auto *body = static_cast<Rerun *>(PyCapsule_GetPointer(self, nullptr));
+    if (body == nullptr) {
+        return nullptr;
+    }
+    *body->made = *body->given;
+    return run_again(body->recipe, body->made)
+               ? wrap_all(tensors_made(body->recipe->named, *body->made)).release()
+               : nullptr;
+}
+
+PyMethodDef rerun_method = {"rerun", shielded<rerun>, METH_NOARGS, nullptr};
+
+void add_tensors(const c10::IValue &value, std::vector<at::Tensor> *out) {
+    if (value.isTensor() && value.toTensor().defined()) {
+        out->push_back(value.toTensor());
+    } else if (value.isTensorList()) {
+        std::vector<at::Tensor> listed = value.toTensorVector();
+        out->insert(out->end(), listed.begin(), listed.end());
+    }
+}
+
+// Run a recipe again where a recorder may see it: what a region computes again is a part of the
+// step.
+bool run_seen(const Recipe *recipe, Stack *stack) {
+    if (!recipe->run || !is_observed()) {
+        return run_again(recipe, stack);
+    }
+    std::vector<at::Tensor> read;
+    for (const c10::IValue &each : *stack) {
+        add_tensors(each, &read);
+    }
+    Stack made;
+    Rerun body = {.recipe = recipe, .given = stack, .made = &made};
+    Ref<> capsule = Ref<>::steal(PyCapsule_New(&body, nullptr, nullptr));
+    Ref<> run = Ref<>::steal(capsule ? PyCFunction_New(&rerun_method, capsule.get()) : nullptr);
+    Ref<> given = run ? wrap_all(read) : Ref<>();
+    if (!given || !Ref<>::steal(PyObject_CallFunctionObjArgs(links.repeat, recipe->named->function,
+                                                             given.get(), run.get(), nullptr))) {
+        return false;
+    }
+    *stack = std::move(made);
+    return true;
+}
+
+bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t result) {
+    if (layout_of(tensor) != recipe->layouts[result] ||
+        tensor.storage().nbytes() != group->nbytes) {
+        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
+        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.refuse_mismatch, recipe->named->function, found.get(), nullptr));
+        return false;
+    }
+    if (group->digest != nullptr) {
+        Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
+        if (!found || !Ref<>::steal(PyObject_CallFunctionObjArgs(
+                          links.compare_digest, group->digest, recipe->named->function, found.get(),
+                          nullptr))) {
+            return false;
+        }
+    }
+    c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
+    swapkit_storage_hold(storage);
+    group_restore(group, storage);
+    if (!recipe->run) {
+        group->standby = recipe->is_spare ? Standby::spare : Standby::none;
+    }
+    group->stream = current_stream(recipe->mover->device());
+    if (!recipe->run || group->terms.action != Action::keep) { // nobody else looks for it
+        enroll_again(recipe->mover.get(), group);
+    }
+    return true;
+}
+
+// Let what was computed again be given up where the pass ends, which retains its graph: what no
+// plan has named.
+bool retain(const Recipe *recipe) {
+    Books &books = *recipe->mover->books;
+    bool is_first = books.retained.empty();
+    for (Group *group : recipe->results) {
+        if (group != nullptr && group->storage != nullptr && group->nhandles > 0) {
+            books.retained.push_back(Ref<Group>::share(group));
+        }
+    }
+    return !is_first || books.retained.empty() ||
+           Ref<>::steal(PyObject_CallOneArg(links.pass_retains, as_object(recipe->mover.get())));
+}
+
+// Count what ran again: an operator, or a region once in a backward pass.
+void count_run(const Recipe *recipe) {
+    std::int64_t task = torch::autograd::get_current_graph_task_id();
+    if (!recipe->run || std::exchange(recipe->run->task, task) != task || task == -1) {
+        recipe->mover->repeated++;
+    }
+}
+
+// The run of a region that a group is of: its recipe's, or one around that; null: of none.
+const Run *run_of(const Group *group) {
+    const Run *run = group->recipe == nullptr ? nullptr : group->recipe->run.get();
+    while (run != nullptr && run->depth > group->depth) {
+        run = run->outer.get();
+    }
+    return run;
+}
+
+// Whether what is of one run is needed for another one only to compute something from it.
+bool is_passing(const Run *run, const Run *needing) {
+    while (needing != nullptr && run != nullptr && needing->depth > run->depth) {
+        needing = needing->outer.get();
+    }
+    return run != nullptr && run != needing;
+}
+
+// Give up what only this recipe of another region has needed.
+void forget_operands(const Recipe *recipe, const Run *needing) {
+    for (const Operand &operand : recipe->operands) {
+        const Handle *handle = handle_in(operand);
+        Group *group = handle == nullptr ? nullptr : handle->group;
+        if (group != nullptr && group->nhandles == 1 && is_passing(run_of(group), needing)) {
+            forget_computed(group->mover, group);
+        }
+    }
+}
+
+// Let those of a recipe's groups have storages that lack them.
+bool give_all(Recipe *recipe, const std::vector<at::Tensor> &made, const Run *needing,
+              std::vector<Ref<Group>> *passing) {
+    for (std::size_t at = 0; at < recipe->results.size(); at++) {
+        auto group = Ref<Group>::share(recipe->results[at]);
+        if (!group || group->storage != nullptr || group->nhandles == 0) {
+            continue;
+        }
+        if (at >= made.size() || !give(recipe, group.get(), made[at], at)) {
+            return false;
+        }
+        if (is_passing(run_of(group.get()), needing)) {
+            passing->push_back(std::move(group));
+        }
+    }
+    return true;
+}
+
+// Run an operator again for a group of a region's run, and let those of its groups have storages
+// that lack them. `passing`: those of other regions.
+bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing) {
+    RecipeRef hold(recipe);
+    if (recipe->is_over) {
+        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
+            links.refuse_overwritten, recipe->named->function, nullptr));
+        return false;
+    }
+    Stack stack;
+    if (!fill_arguments(recipe, &stack) || !run_seen(recipe, &stack)) {
+        return false;
+    }
+    count_run(recipe);
+    std::size_t passed = passing->size();
+    if (!give_all(recipe, tensors_made(recipe->named, stack), needing, passing)) {
+        return false;
+    }
+    bool is_passed = passing->size() != passed;
+    // Another pass over the same graph computes it again.
+    bool is_last = torch::autograd::get_current_graph_task_id() == -1 ||
+                   !torch::autograd::get_current_graph_task_keep_graph();
+    if (is_last && !recipe->is_spare && !is_passed) { // a rescue may drop it once more
+        consume(recipe);
+    } else if (!is_last && (recipe->run || recipe->is_chosen)) {
+        return retain(recipe);
+    }
+    if (is_passed) {
+        forget_operands(recipe, needing);
+    }
+    return true;
+}
+
+// The first of a recipe's operands that has to be computed before; null: there is none.
+Group *first_missing(Mover *mover, const Recipe *recipe) {
+    for (const Operand &operand : recipe->operands) {
+        const Handle *handle = handle_in(operand);
+        if (handle != nullptr && handle->is_stripped && handle->group->mover == mover &&
+            is_missing(handle->group)) {
+            return handle->group;
+        }
+    }
+    return nullptr;
+}
+
+void forget(Mover *mover, const std::vector<Ref<Group>> &groups) {
+    for (const Ref<Group> &each : groups) {
+        forget_computed(mover, each.get());
+    }
+}
+
+// Note that something of a region's run is computed again.
+void begin_run(Mover *mover, const Run *run) {
+    while (run != nullptr && run->outer) {
+        run = run->outer.get();
+    }
+    Books &books = *mover->books;
+    std::int64_t task = torch::autograd::get_current_graph_task_id();
+    bool is_other = run != nullptr && run != books.retained_run;
+    if (is_other || task != books.retained_task) {
+        forget_retained(mover); // of another region, or of a pass that has raised
+        books.retained_run = is_other ? run : books.retained_run;
+        books.retained_task = task;
+    }
+}
+
+} // namespace
+
+bool compute_again(Mover *mover, Group *group) {
+    const Run *needing = run_of(group);
+    begin_run(mover, needing);
+    // Each needs the next one: chains may be of any length. What was computed for one is held until
+    // that one is, or a rescue would drop it for another operand.
+    struct Due {
+        Ref<Group> group;
+        std::vector<c10::Storage> held;
+    };
+    std::vector<Due> due;
+    std::vector<Ref<Group>> passing;
+    due.push_back({Ref<Group>::share(group), {}});
+    while (!due.empty()) {
+        Group *next = due.back().group.get();
+        if (!is_missing(next)) {
+            auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(next->storage);
+            due.pop_back();
+            if (!due.empty()) {
+                due.back().held.emplace_back(std::move(storage));
+            }
+            continue;
+        }
+        if (Group *missing = first_missing(mover, next->recipe)) {
+            due.push_back({Ref<Group>::share(missing), {}});
+            continue;
+        }
+        bool is_passed = is_passing(run_of(next), needing);
+        if (!repeat(next->recipe, needing, &passing)) {
+            return false;
+        }
+        if (!is_passed) { // what another region has made for it
+            forget(mover, std::exchange(passing, {}));
+        }
+    }
+    return true;
+}
+
+void sweep_retained(Mover *mover) {
+    std::vector<Ref<Group>> &retained = mover->books->retained;
+    auto is_used = [](const Ref<Group> &each) { return each->nhandles > 0; };
+    if (std::all_of(retained.begin(), retained.end(), is_used)) {
+        return;
+    }
+    // What goes may end others, which come here.
+    std::vector<Ref<Group>> former = std::exchange(retained, {});
+    for (Ref<Group> &each : former) {
+        if (is_used(each)) {
+            retained.push_back(std::move(each));
+        }
+    }
+}
+
+void forget_retained(Mover *mover) { forget(mover, std::exchange(mover->books->retained, {})); }
+
+void forget_computed(Mover *mover, Group *group) {
+    // What a rescue has moved is computed again all the same: a step goes as recorded.
+    if (is_of_region(group) && group->recipe != nullptr && group->native != nullptr) {
+        forget_copy(mover, group);
+    }
+    if (is_recomputed(group) && group->storage != nullptr) {
+        group_strip(group);
+        enroll_out(mover, group);
+    }
+}
+
+} // namespace swapkit

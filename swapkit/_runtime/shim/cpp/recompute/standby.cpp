@@ -1,0 +1,143 @@
+// standby.cpp - recipes for the case that memory runs out.
+#include "recompute/standby.hpp"
+
+#include "moves/agenda.hpp"
+#include "moves/prefetch.hpp"
+#include "recompute/recipes.hpp"
+
+#include <c10/core/GradMode.h>
+
+#include <atomic>
+#include <unordered_set>
+#include <vector>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+namespace {
+
+constexpr std::size_t little_bytes = std::size_t{1} << 16;
+
+std::atomic<std::size_t> standing{0}; // hooks that stand by
+
+// Whether an operand's memory is where it was; `next`: what has to be computed for it, if that is
+// so.
+bool is_there(const Operand &operand, std::vector<const Recipe *> *next) {
+    if (Py_TYPE(operand.packed.get()) != &handle_type || operand.is_scratch) {
+        return true;
+    }
+    const auto *handle = reinterpret_cast<const Handle *>(operand.packed.get());
+    const Group *group = handle->group;
+    if (handle->is_stripped) {
+        if (is_recomputed(group)) {
+            next->push_back(group->recipe);
+        }
+        return true;
+    }
+    return has_memory(*handle->alias);
+}
+
+// Whether all that a recipe computes from, in the end, is there. Whoever manages storages (FSDP)
+// may have taken memory away.
+bool can_compute(const Recipe *recipe) {
+    std::unordered_set<const Recipe *> seen = {recipe};
+    std::vector<const Recipe *> due = {recipe};
+    while (!due.empty()) {
+        const Recipe *next = due.back();
+        due.pop_back();
+        if (next->is_over) {
+            return false;
+        }
+        std::vector<const Recipe *> needed;
+        for (const Operand &operand : next->operands) {
+            if (!is_there(operand, &needed)) {
+                return false;
+            }
+        }
+        for (const Recipe *each : needed) {
+            if (seen.insert(each).second) {
+                due.push_back(each);
+            }
+        }
+    }
+    return true;
+}
+
+} // namespace
+
+bool stands_anyone_by() { return standing.load(std::memory_order_relaxed) != 0; }
+
+void stand_by(Packer *packer, bool is_on) {
+    SWAPKIT_ASSERT(has_python());
+    if (is_on == (packer->stands_by != 0)) {
+        return;
+    }
+    is_on ? standing++ : standing--;
+    packer->stands_by = is_on ? 1 : 0;
+    if (!is_on) {
+        packer->mover->books->captured.drop();
+    }
+}
+
+void end_captures(Mover *mover) {
+    mover->books->captured.drop();
+    mover->books->has_dropped = false;
+}
+
+Packer *standing_by() {
+    if (!stands_anyone_by() || !c10::GradMode::is_enabled() ||
+        torch::autograd::get_current_graph_task_id() != -1) {
+        return nullptr;
+    }
+    Packer *packer = innermost_packer();
+    bool is_one = packer != nullptr && packer->stands_by != 0 && packer->is_inert == 0;
+    return is_one ? packer : nullptr;
+}
+
+int may_keep(const Mover *mover, const c10::StorageImpl *storage) {
+    if (storage->nbytes() <= little_bytes) {
+        return 1;
+    }
+    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(const_cast<c10::StorageImpl *>(storage)));
+    Ref<> is_state = address ? call_method<"is_state">(mover->tracker, address.get()) : Ref<>();
+    return is_state ? PyObject_IsTrue(is_state.get()) : -1;
+}
+
+void carry_captured(Mover *mover, std::vector<Ref<Group>> groups) {
+    mover->books->captured.add(std::move(groups));
+}
+
+bool backward_begins(Mover *mover) {
+    Carried &captured = mover->books->captured;
+    if (captured.is_empty() || torch::autograd::get_current_graph_task_id() == -1) {
+        return true;
+    }
+    Locked lock(mover);
+    if (lock) {
+        captured.drop();
+    }
+    return static_cast<bool>(lock);
+}
+
+bool drop_spare(Mover *mover, Group *group, PyObject *digest) {
+    bool is_held = group->standby == Standby::held;
+    bool is_possible = (group->standby == Standby::spare || is_held) && group->recipe != nullptr &&
+                       group->native == nullptr && group_is_exclusive(group) &&
+                       can_compute(group->recipe);
+    if (!is_possible) {
+        return false;
+    }
+    Py_XDECREF(std::exchange(group->digest, Py_NewRef(digest)));
+    group->standby = is_held ? Standby::region : Standby::captured;
+    mover->books->has_dropped = mover->books->has_dropped || !is_held;
+    timing_forget(group); // it has no copy that could come back early
+    agenda_forget(mover, group);
+    forget_computed(mover, group);
+    return true;
+}
+
+} // namespace swapkit

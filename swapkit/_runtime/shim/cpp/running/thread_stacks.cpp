@@ -1,0 +1,118 @@
+// thread_stacks.cpp - what runs on the stacks of threads.
+//
+// Up to Python 3.11 making the object of a frame may start the collector, whose finalizers let
+// other threads run: the frame may be gone when its object is made. So the collector is off here,
+// frames are read in one go, and no object of one is handed out.
+#include "running/thread_stacks.hpp"
+
+#include <frameobject.h>
+
+#include <utility>
+
+namespace swapkit {
+
+namespace {
+
+class WithoutCollector {
+  public:
+    WithoutCollector() : was_enabled_(PyGC_Disable() != 0) {}
+    ~WithoutCollector() {
+        if (was_enabled_) {
+            (void)PyGC_Enable();
+        }
+    }
+    WithoutCollector(const WithoutCollector &) = delete;
+    WithoutCollector &operator=(const WithoutCollector &) = delete;
+
+  private:
+    bool was_enabled_;
+};
+
+// The innermost frames of all threads, by the number of the thread; none: an exception is set.
+Ref<> innermost_frames() {
+    PyObject *current_frames = PySys_GetObject("_current_frames");
+    if (current_frames == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "this Python has no sys._current_frames");
+        return {};
+    }
+    return Ref<>::steal(PyObject_CallNoArgs(current_frames));
+}
+
+// Call `see` with a frame and those below it until it returns false: an exception is set.
+template <class See> bool walk(PyObject *innermost, See &&see) {
+    auto frame = Ref<PyFrameObject>::share(reinterpret_cast<PyFrameObject *>(innermost));
+    while (frame) {
+        if (!see(frame.get())) {
+            return false;
+        }
+        frame = Ref<PyFrameObject>::steal(PyFrame_GetBack(frame.get()));
+    }
+    return true;
+}
+
+bool append(PyObject *list, Ref<> item) { return item && PyList_Append(list, item.get()) == 0; }
+
+Ref<> code_of(PyFrameObject *frame) { return Ref<>::steal(as_object(PyFrame_GetCode(frame))); }
+
+Ref<> stack_of(PyObject *innermost) {
+    Ref<> stack = Ref<>::steal(PyList_New(0));
+    bool is_read =
+        stack && walk(innermost, [&](PyFrameObject *frame) {
+            Ref<> code = code_of(frame);
+            Ref<> globals = attribute<"f_globals">(as_object(frame));
+            return globals &&
+                   append(stack.get(), Ref<>::steal(PyTuple_Pack(2, code.get(), globals.get())));
+        });
+    return is_read ? std::move(stack) : Ref<>();
+}
+
+PyObject *stacks(PyObject *, PyObject *) {
+    WithoutCollector guard;
+    Ref<> frames = innermost_frames();
+    Ref<> own = Ref<>::steal(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+    Ref<> found = Ref<>::steal(PyList_New(0));
+    if (!frames || !own || !found) {
+        return nullptr;
+    }
+    PyObject *thread, *innermost;
+    for (Py_ssize_t at = 0; PyDict_Next(frames.get(), &at, &thread, &innermost) != 0;) {
+        int is_own = PyObject_RichCompareBool(thread, own.get(), Py_EQ);
+        if (is_own < 0 || (is_own == 0 && !append(found.get(), stack_of(innermost)))) {
+            return nullptr;
+        }
+    }
+    return found.release();
+}
+
+PyObject *receivers(PyObject *, PyObject *args) {
+    PyObject *thread, *code;
+    if (PyArg_ParseTuple(args, "O!O!:receivers", &PyLong_Type, &thread, &PyCode_Type, &code) == 0) {
+        return nullptr;
+    }
+    WithoutCollector guard;
+    Ref<> frames = innermost_frames();
+    Ref<> found = Ref<>::steal(PyList_New(0));
+    if (!frames || !found) {
+        return nullptr;
+    }
+    PyObject *innermost = PyDict_GetItemWithError(frames.get(), thread);
+    bool is_read = walk(innermost, [&](PyFrameObject *frame) {
+        if (code_of(frame).get() != code) {
+            return true;
+        }
+        Ref<> locals = attribute<"f_locals">(as_object(frame));
+        return locals && append(found.get(),
+                                Ref<>::steal(PyObject_GetItem(locals.get(), interned<"self">())));
+    });
+    return is_read && PyErr_Occurred() == nullptr ? found.release() : nullptr;
+}
+
+} // namespace
+
+PyMethodDef stack_functions[] = {
+    {"stacks", shielded<stacks>, METH_NOARGS, nullptr},
+    {"receivers", shielded<receivers>, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit

@@ -1,0 +1,463 @@
+// group.cpp - handles and groups: who holds a storage, and how a tensor is rebuilt bit for bit.
+#include "memory/copy_owners.hpp"
+#include "memory/reclaimable.hpp"
+#include "moves/mover.hpp"
+#include "moves/prefetch.hpp"
+#include "recompute/recomputed.hpp"
+
+#include <algorithm>
+
+namespace swapkit {
+
+namespace {
+
+// Saved views that cover at least this share of their storage move all of it.
+constexpr double coverage = 0.5;
+
+// Of what has no native group.
+constexpr sk_group_state resident = SK_GROUP_RESIDENT, computed_again = SK_GROUP_OUT;
+
+std::uint32_t version_of(c10::TensorImpl *impl) {
+    return impl->is_inference() ? 0 : impl->version_counter().current_version();
+}
+
+// For assertions: whether a group knows its handles, and they their group.
+[[maybe_unused]] bool handles_are_sound(const Group *group) {
+    std::size_t count = 0;
+    const Handle *previous = nullptr;
+    for (const Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        if (handle->group != group || handle->previous != previous) {
+            return false;
+        }
+        previous = handle;
+        count++;
+    }
+    return count == group->nhandles;
+}
+
+void handle_join(Handle *handle, Group *group) {
+    SWAPKIT_ASSERT(has_python() && handle->group == nullptr);
+    Py_INCREF(group);
+    handle->group = group;
+    handle->shift = static_cast<std::int64_t>(group->shift_bytes / handle->alias->itemsize());
+    handle->next = group->handles;
+    if (handle->next != nullptr) {
+        handle->next->previous = handle;
+    }
+    group->handles = handle;
+    group->nhandles++;
+    SWAPKIT_ASSERT(handles_are_sound(group));
+}
+
+void handle_part(Handle *handle) {
+    Group *group = handle->group;
+    SWAPKIT_ASSERT(has_python() && group->nhandles > 0);
+    (handle->previous == nullptr ? group->handles : handle->previous->next) = handle->next;
+    if (handle->next != nullptr) {
+        handle->next->previous = handle->previous;
+    }
+    group->nhandles--;
+    SWAPKIT_ASSERT(handles_are_sound(group));
+}
+
+// Let go of the storage; the alias stays as a tracker of the version.
+void handle_strip(Handle *handle) {
+    if (!handle->is_stripped) {
+        exchange_storage(handle->alias, nullptr, 0);
+        handle->is_stripped = true;
+    }
+}
+
+} // namespace
+
+// ---- handles ------------------------------------------------------------------------------------
+
+// A handle that takes the caller's alias. Null: an exception is set.
+static Handle *handle_of(c10::TensorImpl *alias) {
+    auto *handle = reinterpret_cast<Handle *>(handle_type.tp_alloc(&handle_type, 0));
+    if (handle == nullptr) {
+        c10::raw::intrusive_ptr::decref(alias);
+        return nullptr;
+    }
+    handle->alias = alias;
+    handle->version = version_of(alias);
+    return handle;
+}
+
+Handle *handle_keep(PyObject *tensor, bool itself) {
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return nullptr;
+    }
+    itself = itself || gathers_gradients(impl);
+    if (!itself && as_object(Py_TYPE(tensor)) == links.tensor &&
+        plain_storage(*impl, 0) != nullptr) {
+        return handle_of(detached(impl));
+    }
+    // Other kinds know how they are detached.
+    Ref<> alias = itself ? Ref<>::share(tensor) : call_method<"detach">(tensor);
+    if (!alias || !impl_of(alias.get(), &impl)) {
+        return nullptr;
+    }
+    c10::raw::intrusive_ptr::incref(impl);
+    return handle_of(impl);
+}
+
+Handle *handle_new(c10::TensorImpl *tensor, Group *group) {
+    Handle *handle = handle_of(detached(tensor));
+    if (handle != nullptr && group != nullptr) {
+        handle_join(handle, group);
+        if (group->storage == nullptr) {
+            handle_strip(handle);
+        }
+    }
+    return handle;
+}
+
+bool handle_is_intact(const Handle *handle) { return version_of(handle->alias) == handle->version; }
+
+bool handle_check(Handle *handle) {
+    if (handle_is_intact(handle)) {
+        return true;
+    }
+    Ref<> result = Ref<>::steal(
+        PyObject_CallOneArg(links.refuse_modified, reinterpret_cast<PyObject *>(handle)));
+    return static_cast<bool>(result);
+}
+
+void handle_fill(Handle *handle) {
+    Group *group = handle->group;
+    if (!handle->is_stripped || group == nullptr || group->storage == nullptr) {
+        return;
+    }
+    auto shift = static_cast<std::int64_t>(group->shift_bytes / handle->alias->itemsize());
+    exchange_storage(handle->alias, group->storage, shift - handle->shift);
+    handle->shift = shift;
+    handle->is_stripped = false;
+}
+
+// ---- groups -------------------------------------------------------------------------------------
+
+Group *group_new(Mover *mover, const Terms &terms, Key key) {
+    auto *group = reinterpret_cast<Group *>(group_type.tp_alloc(&group_type, 0));
+    if (group == nullptr) {
+        return nullptr;
+    }
+    Py_INCREF(mover);
+    group->mover = mover;
+    Py_INCREF(terms.choice);
+    group->terms = terms;
+    swapkit_storage_hold(key.storage);
+    group->storage = key.storage;
+    group->key = key;
+    group->nbytes = key.storage->nbytes();
+    group->cover = {.begin_bytes = group->nbytes, .end_bytes = 0};
+    group->state_at = &resident;
+    return group;
+}
+
+Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key) {
+    Group *group = group_new(mover, terms, key);
+    if (group != nullptr) {
+        group->cover = {.begin_bytes = 0, .end_bytes = group->nbytes};
+        // Who runs the operator holds the storage.
+        group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
+        group_strip(group);
+    }
+    return group;
+}
+
+sk_group_state group_state(const Group *group) { return *group->state_at; }
+
+bool group_is_partial(const Group *group) {
+    double covered =
+        static_cast<double>(group->cover.end_bytes) - static_cast<double>(group->cover.begin_bytes);
+    return covered < static_cast<double>(group->nbytes) * coverage;
+}
+
+bool group_has_storage(const Group *group) {
+    // Those who manage storages themselves (FSDP) change their size behind autograd's back.
+    return group->storage != nullptr &&
+           group->storage->nbytes() + group->shift_bytes >= group->cover.end_bytes;
+}
+
+bool group_is_exclusive(const Group *group) {
+    if (!group_has_storage(group)) {
+        return false;
+    }
+    std::size_t holders = count_holders(group->storage);
+    if (holders > 1 + group->nhandles) {
+        return false; // whichever of the handles have it; a weight may have thousands
+    }
+    std::size_t ours = 1;
+    for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        ours += handle->is_stripped ? 0 : 1;
+    }
+    return holders == ours;
+}
+
+bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span) {
+    if (group->native == nullptr) {
+        return true;
+    }
+    // In the first storage, where the copy is of [part, part + nbytes).
+    bool has_bytes = group->part_bytes <= span.begin_bytes + group->shift_bytes &&
+                     span.end_bytes + group->shift_bytes <= group->part_bytes + group->nbytes;
+    const Handle *handle = has_bytes ? group->handles : nullptr;
+    while (handle != nullptr && !shares_versions(handle->alias, tensor)) {
+        handle = handle->next; // it may have been changed since the copy, as often as that one was
+    }
+    return handle != nullptr;
+}
+
+void group_cover(Group *group, Span span) {
+    group->cover.begin_bytes =
+        std::min(group->cover.begin_bytes, span.begin_bytes + group->shift_bytes);
+    group->cover.end_bytes = std::max(group->cover.end_bytes, span.end_bytes + group->shift_bytes);
+}
+
+void group_end_copy(Group *group) {
+    SWAPKIT_ASSERT(group_state(group) == SK_GROUP_RESIDENT && group->shift_bytes == 0);
+    group->state_at = &resident;
+    links.sk_group_destroy(std::exchange(group->native, nullptr));
+    group->part_bytes = 0;
+    group->nbytes = group->storage->nbytes();
+}
+
+void group_forget_copy(Group *group) {
+    SWAPKIT_ASSERT(group->storage != nullptr && group->native != nullptr);
+    links.sk_group_destroy(std::exchange(group->native, nullptr));
+    group->state_at = &resident;
+    if (group->is_moved == 0) {
+        group->part_bytes = 0;
+        group->nbytes = group->storage->nbytes();
+    }
+}
+
+void group_drop_copy(Group *group) {
+    SWAPKIT_ASSERT(group->recipe != nullptr && group->native != nullptr && group->part_bytes == 0);
+    if (std::exchange(group->is_aside, 0) != 0) {
+        aside_forget(group->key.storage);
+    }
+    links.sk_group_destroy(std::exchange(group->native, nullptr));
+    group->state_at = group->storage != nullptr ? &resident : &computed_again;
+}
+
+void group_strip(Group *group) {
+    if (group->storage == nullptr) {
+        return;
+    }
+    SWAPKIT_ASSERT(has_python());
+    if (group->native == nullptr) { // its recipe makes the bytes again
+        group->state_at = &computed_again;
+    }
+    if (group->weak == nullptr && (group->is_aside != 0 || !group_is_exclusive(group))) {
+        group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
+    }
+    for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        handle_strip(handle);
+    }
+    swapkit_storage_drop(std::exchange(group->storage, nullptr));
+}
+
+bool group_revive(Group *group) {
+    if (group->storage == nullptr && group->weak != nullptr) {
+        group->storage = c10::raw::weak_intrusive_ptr::lock(group->weak);
+        if (group->storage != nullptr && group->native == nullptr) {
+            group->state_at = &resident;
+        } else if (group->storage != nullptr && std::exchange(group->is_aside, 0) != 0) {
+            aside_forget(group->storage);
+        } else if (group->storage != nullptr && links.sk_group_unevict(group->native) != SK_OK) {
+            swapkit_storage_drop(std::exchange(group->storage, nullptr));
+        }
+    }
+    return group->storage != nullptr;
+}
+
+void group_restore(Group *group, c10::StorageImpl *storage) {
+    SWAPKIT_ASSERT(has_python() && group->storage == nullptr);
+    group->storage = storage;
+    group->copied_from = memory_of(storage);
+    group->is_moved = 1;
+    if (group->native == nullptr) {
+        group->state_at = &resident;
+    }
+    group->shift_bytes = group->part_bytes;
+    if (group->weak != nullptr) {
+        c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
+    }
+}
+
+// ---- Python's types -----------------------------------------------------------------------------
+
+namespace {
+
+PyObject *handle_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
+    static const char *names[] = {"tensor", "itself", nullptr};
+    PyObject *tensor = nullptr;
+    int itself = 0;
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "O|$p:SavedTensor", const_cast<char **>(names),
+                                    &tensor, &itself) == 0) {
+        return nullptr;
+    }
+    return reinterpret_cast<PyObject *>(handle_keep(tensor, itself != 0));
+}
+
+// Both leave every list first: what refers to them weakly may look there.
+
+void handle_free(PyObject *self) {
+    auto *handle = reinterpret_cast<Handle *>(self);
+    if (handle->group != nullptr) {
+        handle_part(handle);
+        handle->group->mover->books->captured.sweep();
+        if (handle->group->nhandles == 0) {
+            sweep_retained(handle->group->mover);
+        }
+    }
+    if (handle->weakrefs != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
+    if (handle->alias != nullptr) {
+        c10::raw::intrusive_ptr::decref(handle->alias);
+    }
+    Py_XDECREF(reinterpret_cast<PyObject *>(handle->group));
+    Py_XDECREF(reinterpret_cast<PyObject *>(handle->teller));
+    Py_TYPE(self)->tp_free(self);
+}
+
+void group_free(PyObject *self) {
+    auto *group = reinterpret_cast<Group *>(self);
+    SWAPKIT_ASSERT(has_python() && group->handles == nullptr && group->nhandles == 0);
+    mover_forget(group->mover, group);
+    timing_forget(group);
+    recipe_leave(group);
+    if (group->weakrefs != nullptr) {
+        PyObject_ClearWeakRefs(self);
+    }
+    if (group->is_aside != 0) {
+        aside_forget(group->key.storage); // the weak reference keeps its address
+    }
+    if (group->native != nullptr) {
+        links.sk_group_destroy(group->native);
+    }
+    if (group->weak != nullptr) {
+        c10::raw::weak_intrusive_ptr::decref(group->weak);
+    }
+    if (group->storage != nullptr) {
+        swapkit_storage_drop(group->storage);
+    }
+    Py_XDECREF(group->digest);
+    Py_DECREF(group->terms.choice);
+    Py_DECREF(group->mover);
+    Py_TYPE(self)->tp_free(self);
+}
+
+template <auto function> PyObject *get_bool(PyObject *self, void *) {
+    return PyBool_FromLong(function(reinterpret_cast<const Group *>(self)));
+}
+
+PyObject *get_alias(PyObject *self, void *) {
+    return wrap(reinterpret_cast<Handle *>(self)->alias);
+}
+
+PyObject *get_state(PyObject *self, void *) {
+    return PyLong_FromLong(group_state(reinterpret_cast<Group *>(self)));
+}
+
+PyObject *get_handles(PyObject *self, void *) {
+    PyObject *list = PyList_New(0);
+    Handle *handle = reinterpret_cast<Group *>(self)->handles;
+    for (; list != nullptr && handle != nullptr; handle = handle->next) {
+        if (PyList_Append(list, reinterpret_cast<PyObject *>(handle)) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+PyObject *get_storage(PyObject *self, void *) {
+    c10::StorageImpl *storage = reinterpret_cast<Group *>(self)->storage;
+    if (storage == nullptr) {
+        Py_RETURN_NONE;
+    }
+    swapkit_storage_hold(storage); // the wrapper takes a hold of its own from a weak reference
+    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
+    PyObject *wrapper = address ? PyObject_CallOneArg(links.wrap_storage, address.get()) : nullptr;
+    swapkit_storage_drop(storage);
+    return wrapper;
+}
+
+bool is_kept_by_others(const Group *group) { return group->weak != nullptr; }
+// Whether a rescue may drop it.
+bool is_spare(const Group *group) {
+    return group->standby == Standby::spare ||
+           (group->standby == Standby::held && group->native == nullptr);
+}
+PyObject *get_made_bytes(PyObject *self, void *) {
+    return PyLong_FromSize_t(made_bytes(reinterpret_cast<Group *>(self)));
+}
+bool is_on_device(const Group *group) { return group->storage != nullptr; }
+
+PyMemberDef handle_members[] = {
+    {"group", T_OBJECT, offsetof(Handle, group), READONLY, nullptr},
+    {"version", T_UINT, offsetof(Handle, version), READONLY, nullptr},
+    {"is_stripped", T_BOOL, offsetof(Handle, is_stripped), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyMemberDef group_members[] = {
+    {"mover", T_OBJECT, offsetof(Group, mover), READONLY, nullptr},
+    {"choice", T_OBJECT, offsetof(Group, terms) + offsetof(Terms, choice), READONLY, nullptr},
+    {"nbytes", T_PYSSIZET, offsetof(Group, nbytes), READONLY, nullptr},
+    {"part_bytes", T_PYSSIZET, offsetof(Group, part_bytes), READONLY, nullptr},
+    {"serial", T_ULONGLONG, offsetof(Group, serial), READONLY, nullptr},
+    {"operator", T_LONGLONG, offsetof(Group, operation), 0, nullptr},
+    {"tag", T_UINT, offsetof(Group, tag), READONLY, nullptr},
+    {"index", T_UINT, offsetof(Group, index), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef handle_properties[] = {
+    {"alias", get_alias, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyGetSetDef group_properties[] = {
+    {"state", get_state, nullptr, nullptr, nullptr},
+    {"handles", get_handles, nullptr, nullptr, nullptr},
+    {"storage", get_storage, nullptr, nullptr, nullptr},
+    {"made_bytes", get_made_bytes, nullptr, nullptr, nullptr},
+    {"is_partial", get_bool<group_is_partial>, nullptr, nullptr, nullptr},
+    {"is_exclusive", get_bool<group_is_exclusive>, nullptr, nullptr, nullptr},
+    {"is_spare", get_bool<is_spare>, nullptr, nullptr, nullptr},
+    {"is_on_device", get_bool<is_on_device>, nullptr, nullptr, nullptr},
+    {"is_kept_by_others", get_bool<is_kept_by_others>, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+} // namespace
+
+PyTypeObject handle_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.SavedTensor",
+    .tp_basicsize = sizeof(Handle),
+    .tp_dealloc = handle_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "What autograd keeps instead of a saved tensor.",
+    .tp_weaklistoffset = offsetof(Handle, weakrefs),
+    .tp_members = handle_members,
+    .tp_getset = handle_properties,
+    .tp_new = handle_make,
+};
+
+PyTypeObject group_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.StorageGroup",
+    .tp_basicsize = sizeof(Group),
+    .tp_dealloc = group_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "One storage at one version, with all saved tensors that view it.",
+    .tp_weaklistoffset = offsetof(Group, weakrefs),
+    .tp_members = group_members,
+    .tp_getset = group_properties,
+};
+
+} // namespace swapkit

@@ -1,0 +1,584 @@
+// pack_hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is
+// used.
+#include "saved/pack_hooks.hpp"
+#include "memory/streams.hpp"
+#include "moves/plan_cursor.hpp"
+#include "moves/write_behind.hpp"
+#include "recompute/capturing.hpp"
+#include "recompute/standby.hpp"
+#include "running/operator_clock.hpp"
+#include "saved/storage_choices.hpp"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
+
+#include <string_view>
+#include <utility>
+
+namespace swapkit {
+
+namespace {
+
+// What a word of the `Action` in Python stands for; false: an exception is set.
+bool action_read(PyObject *word, Action *out) {
+    constexpr std::pair<std::string_view, Action> actions[] = {{"keep", Action::keep},
+                                                               {"swap", Action::swap},
+                                                               {"auto", Action::automatic},
+                                                               {"pass", Action::pass}};
+    const char *text = PyUnicode_AsUTF8(word);
+    if (text == nullptr) {
+        return false;
+    }
+    for (auto [name, action] : actions) {
+        if (name == text) {
+            *out = action;
+            return true;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "a choice's action is keep, swap, auto or pass, not %R", word);
+    return false;
+}
+
+} // namespace
+
+bool terms_read(PyObject *choice, Terms *out) {
+    Ref<> action = attribute<"action">(choice);
+    Ref<> name = action ? attribute<"value">(action.get()) : Ref<>();
+    Ref<> tier = name ? attribute<"tier">(choice) : Ref<>();
+    Ref<> prefetch = tier ? attribute<"prefetch">(choice) : Ref<>();
+    Ref<> least = prefetch ? attribute<"min_bytes">(choice) : Ref<>();
+    Ref<> spares = least ? attribute<"spares_regions">(choice) : Ref<>();
+    if (!spares || !action_read(name.get(), &out->action)) {
+        return false;
+    }
+    out->tier = static_cast<sk_tier>(PyLong_AsLong(tier.get()));
+    out->prefetch = prefetch.get() == Py_None ? no_prefetch : PyLong_AsLongLong(prefetch.get());
+    out->min_bytes = PyLong_AsSize_t(least.get());
+    out->spares = spares.get() == Py_True;
+    if (PyErr_Occurred() != nullptr) {
+        return false;
+    }
+    out->choice = Py_NewRef(choice);
+    return true;
+}
+
+Ref<Mover> mover_for(Mover *mover, c10::Device device) {
+    if (device == mover->device()) {
+        return Ref<Mover>::share(mover);
+    }
+    Ref<> type = Ref<>::steal(PyLong_FromLong(static_cast<long>(device.type())));
+    Ref<> index = Ref<>::steal(PyLong_FromLong(device.index()));
+    Ref<> other = type && index ? call_method<"other_mover">(mover->policy, type.get(), index.get())
+                                : Ref<>();
+    bool is_one = other && Py_TYPE(other.get()) == &mover_type;
+    return is_one ? Ref<Mover>::steal(reinterpret_cast<Mover *>(other.release())) : Ref<Mover>();
+}
+
+bool Packer::is_following() const {
+    return follows != 0 && is_inert == 0 && swapkit::is_following(mover);
+}
+
+namespace {
+
+// Whether what this thread's pack saved last was new: the first of its group.
+thread_local bool saved_new = false;
+
+// Whether a tensor's memory may be moved, as far as the tensor says. -1: an exception is set.
+int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
+    if (gathers_gradients(impl)) {
+        return 0;
+    }
+    // Weights are a kind of tensor of their own, and what autocast makes of them is of half size.
+    bool may_be_cast = terms.action == Action::swap && impl->itemsize() == sizeof(c10::Half);
+    if (!views_leaf(impl) && !may_be_cast) {
+        return 1;
+    }
+    if (views_parameter(impl)) {
+        return 0;
+    }
+    if (!may_be_cast && !views_unknown(impl)) {
+        return 1;
+    }
+    Ref<> tensor = Ref<>::steal(wrap(impl));
+    Ref<> weight = tensor ? call_method<"is_weight">(mover->policy, tensor.get()) : Ref<>();
+    int is_weight = weight ? PyObject_IsTrue(weight.get()) : -1;
+    return is_weight < 0 ? -1 : 1 - is_weight;
+}
+
+// Whether a budget counts a storage, of which nobody needs Python to take it back.
+bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
+    if (!is_of_allocator(mover->device(), storage)) {
+        return false;
+    }
+    auto *pool = reinterpret_cast<sk_pool *>(mover->pool);
+    return pool == nullptr ? has_streams(mover->device()) && storage.data() != nullptr
+                           : links.sk_pool_owns(pool, storage.data()) != 0;
+}
+
+// Whether it holds a module's parameter or buffer. -1: an exception is set.
+int is_state(Mover *mover, c10::StorageImpl *storage) {
+    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
+    Ref<> found = address ? call_method<"is_state">(mover->tracker, address.get()) : Ref<>();
+    return found ? PyObject_IsTrue(found.get()) : -1;
+}
+
+// Whether a graph of the device is being recorded, whose replays would not copy what is saved now.
+// -1: an exception is set.
+int is_recording(const Mover *mover) {
+    if (mover->device_type != c10::DeviceType::CUDA) {
+        return 0;
+    }
+    Ref<> found = Ref<>::steal(PyObject_CallNoArgs(links.is_capturing));
+    return found ? PyObject_IsTrue(found.get()) : -1;
+}
+
+// Whether a storage that is saved for the first time at this version may move. -1: an exception is
+// set.
+int admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
+    int may = may_move(mover, impl, terms);
+    if (may == 1) {
+        may = 1 - is_recording(mover);
+    }
+    if (may != 1) {
+        return may == 0 ? 0 : -1;
+    }
+    if (terms.action == Action::automatic) {
+        return is_counted(mover, *key.storage) ? 1 : 0;
+    }
+    int state = is_state(mover, key.storage);
+    return state < 0 ? -1 : 1 - state;
+}
+
+// The module in whose call this thread rests (`model/tracker.py`), and how much it has saved there.
+thread_local std::uint32_t coarse_tag = 0, coarse_saves = 0;
+
+// Note where a group is saved; false: an exception is set.
+bool find_site(Mover *mover, Group *group) {
+    if (follower_finds_site(mover->follower, group)) {
+        (void)links.sk_tag_set(group->tag); // as whoever hears of modules does
+        return true;
+    }
+    if (coarse_tag != 0) {
+        group->tag = coarse_tag;
+        group->index = coarse_saves++;
+        return true;
+    }
+    Ref<> site = call_method<"site">(mover->tracker);
+    return site && PyArg_ParseTuple(site.get(), "II", &group->tag, &group->index) != 0;
+}
+
+// The group of such a storage, `captured` or new. Null without an exception: it stays where it is.
+Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms,
+                     Ref<Group> captured) {
+    if (admit(mover, impl, key, terms) != 1) {
+        if (captured) {
+            forget_computed(mover, captured.get());
+        }
+        return Ref<Group>();
+    }
+    Ref<Group> group =
+        captured ? std::move(captured) : Ref<Group>::steal(group_new(mover, terms, key));
+    if (!group || !find_site(mover, group.get())) {
+        return Ref<Group>();
+    }
+    if (group->standby == Standby::captured) {
+        group->standby = group->recipe != nullptr ? Standby::spare : Standby::none;
+    } else {
+        enroll(mover, group.get());
+    }
+    return group;
+}
+
+} // namespace
+
+Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const Terms &terms) {
+    Ref<Group> group = find_group(mover, impl, key, span);
+    if (!group || group->standby == Standby::captured) {
+        return {add_group(mover, impl, key, terms, std::move(group)), true};
+    }
+    if (terms.action != Action::automatic && group->terms.action == Action::automatic) {
+        // Saved before, outside of the scope: this one holds.
+        Py_INCREF(terms.choice);
+        Py_DECREF(std::exchange(group->terms, terms).choice);
+    }
+    return {std::move(group), false};
+}
+
+namespace {
+
+// Do with a group that was just saved what its terms, a mark's or the scope's, say.
+bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool is_marked) {
+    Group *group = joined.group.get();
+    saved_new = joined.is_new;
+    if (group->terms.action == Action::keep) {
+        return true; // the swap that was chosen for it is void
+    }
+    if (is_marked || packer->terms.spares) { // which an operator that is recomputed may make void
+        return send_marked(mover, group, packer->terms, joined.is_new);
+    }
+    if (packer->terms.action != Action::automatic) {
+        return send(mover, group);
+    }
+    if (mover == packer->mover && packer->is_following()) {
+        return agenda_attend(mover, false); // else a plan decides
+    }
+    return behind_saved(mover, group, joined.is_new) && agenda_attend(mover, false);
+}
+
+PyObject *keep(PyObject *tensor) { return as_object(handle_keep(tensor, false)); }
+
+// The handle of a tensor that a mover serves; `terms` are the mark's if it `is_marked`, or else
+// those of the scope.
+PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::TensorImpl *impl,
+                      const Terms &terms, bool is_marked) {
+    Locked lock(mover);
+    if (!lock) {
+        return nullptr;
+    }
+    // Again: while the lock was waited for, the tensor may have been given another storage.
+    Span span = {};
+    auto storage =
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(look(*impl, terms.min_bytes, &span));
+    if (!storage) {
+        return keep(tensor);
+    }
+    Key key = {.storage = storage.get(), .version = impl->version_counter().current_version()};
+    Joined joined = join_group(mover, impl, key, span, terms);
+    Group *group = joined.group.get();
+    if (group == nullptr) {
+        return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
+    }
+    group_cover(group, span);
+    std::int64_t here = current_stream(mover->device());
+    if (!joined.is_new && here != group->stream) {
+        note_use(key.storage, mover->device(), group->stream); // which may still read it
+    }
+    group->stream = here;
+    Ref<> handle = Ref<>::steal(as_object(handle_new(impl, group)));
+    bool is_done = handle && follow_terms(packer, mover, joined, is_marked);
+    return is_done ? handle.release() : nullptr;
+}
+
+// The handle of a tensor whose bytes are computed again. None without an exception: they are not.
+Ref<> pack_recomputed(Mover *around, c10::TensorImpl *impl) {
+    Ref<Mover> mover = mover_for(around, impl->device());
+    if (!mover || mover->books->recomputed == 0) {
+        return {};
+    }
+    Locked lock(mover.get());
+    Ref<Group> group = lock ? find_recomputed(mover.get(), key_of(*impl)) : Ref<Group>();
+    return group && group->standby == Standby::none && recipe_may_serve(group.get())
+               ? Ref<>::steal(as_object(handle_new(impl, group.get())))
+               : Ref<>();
+}
+
+// The handle of a tensor, where no mode sees what is done.
+PyObject *pack_plain(Packer *packer, PyObject *tensor) {
+    OwnOperators ours;
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return nullptr;
+    }
+    if (plain_storage(*impl, packer->terms.min_bytes) == nullptr) {
+        return keep(tensor);
+    }
+    Ref<> recomputed = pack_recomputed(packer->mover, impl);
+    if (recomputed || PyErr_Occurred() != nullptr) {
+        return recomputed.release();
+    }
+    Mark mark = marks_are_empty() ? Mark{} : find_mark(key_of(*impl));
+    bool is_marked = mark.choice && packer->terms.action != Action::keep;
+    const Terms &terms = is_marked ? mark.terms : packer->terms;
+    if (terms.action == Action::keep || terms.action == Action::pass) {
+        return keep(tensor);
+    }
+    Ref<Mover> serving = mover_for(packer->mover, impl->device());
+    Mover *mover = serving.get();
+    if (mover == nullptr) {
+        return PyErr_Occurred() != nullptr ? nullptr : keep(tensor);
+    }
+    return pack_served(packer, mover, tensor, impl, terms, is_marked);
+}
+
+// What a function (none: an exception is set) returns where no mode sees what it does.
+PyObject *call_hidden(Ref<> function, PyObject *argument) {
+    PyObject *args[] = {function.get(), argument};
+    return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
+}
+
+PyObject *packer_pack_plain(PyObject *self, PyObject *tensor) {
+    return pack_plain(reinterpret_cast<Packer *>(self), tensor);
+}
+
+PyObject *pack_now(PyObject *self, PyObject *tensor) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    if (!send_passed()) {
+        return nullptr;
+    }
+    bool is_kept = packer->terms.action == Action::keep || packer->terms.action == Action::pass;
+    if (packer->is_inert != 0 || (is_kept && marks_are_empty() && !is_any_recomputed()) ||
+        as_object(Py_TYPE(tensor)) != links.tensor) {
+        return keep(tensor);
+    }
+    return is_observed() ? call_hidden(attribute<"pack_plain">(self), tensor)
+                         : pack_plain(packer, tensor);
+}
+
+// Tell the observer, if there is one, what came of an event; false: it raised.
+template <Text name> bool tell(const Packer *packer, PyObject *first, PyObject *second) {
+    if (packer->observer == nullptr || packer->observer == Py_None || packer->is_inert != 0) {
+        return true;
+    }
+    auto observer = Ref<>::share(packer->observer); // which it may take away
+    OwnOperators ours;
+    if (!is_observed()) {
+        return static_cast<bool>(call_method<name>(observer.get(), first, second));
+    }
+    Ref<> method = attribute<name>(observer.get());
+    PyObject *args[] = {method.get(), first, second};
+    return method && Ref<>::steal(PyObject_Vectorcall(links.hide, args, 3, nullptr));
+}
+
+// What a plan says of something that was saved now; nothing unless there is one.
+bool follow(const Packer *packer, PyObject *packed) {
+    if (!packer->is_following()) {
+        return true;
+    }
+    OwnOperators ours;
+    int is_expected = follow_save(packer->mover, packed, saved_new);
+    if (is_expected != 0 || Py_TYPE(packed) != &handle_type) {
+        return is_expected >= 0;
+    }
+    // What the plan would have decided about.
+    auto group = Ref<Group>::share(reinterpret_cast<Handle *>(packed)->group);
+    if (!group || group->mover != packer->mover || group->terms.action != Action::automatic) {
+        return true;
+    }
+    Locked lock(packer->mover);
+    return lock && behind_saved(packer->mover, group.get(), saved_new) &&
+           agenda_attend(packer->mover, false);
+}
+
+PyObject *packer_pack(PyObject *self, PyObject *tensor) {
+    if (!raise_interruption()) {
+        return nullptr;
+    }
+    auto own = Ref<>::share(self); // as for `unpack`
+    auto *packer = reinterpret_cast<Packer *>(self);
+    saved_new = false;
+    if (packer->follows != 0 && is_in_backward()) {
+        packer->has_saved_late = 1;
+    }
+    Ref<> packed = Ref<>::steal(pack_now(self, tensor));
+    if (packed && !follow(packer, packed.get())) {
+        return nullptr;
+    }
+    if (packer->is_following()) {
+        follower_capture(packer->mover->follower);
+    }
+    return packed && tell<"saved">(packer, tensor, packed.get()) ? packed.release() : nullptr;
+}
+
+// Label what this thread takes from now on with the module that saved a group.
+bool label(Mover *mover, const Group *group) {
+    constexpr std::uint32_t backward = std::uint32_t{1} << 31;
+    int labels = is_true<"is_on">(mover->tracker);
+    if (labels == 1) {
+        std::uint32_t former = links.sk_tag_set(group->tag | backward);
+        if ((former & backward) == 0) { // the first in this backward pass
+            Ref<> tag = Ref<>::steal(PyLong_FromUnsignedLong(former));
+            return tag && call_method<"backward_begins">(mover->policy, tag.get());
+        }
+    }
+    return labels >= 0;
+}
+
+// Let this thread's stream use what came back, perhaps on another one.
+void use_here(const Mover *mover, const Group *group) {
+    std::int64_t here = current_stream(mover->device());
+    if (here != group->stream) {
+        order_streams(mover->device(), group->stream, here);
+        note_use(group->storage, mover->device(), here);
+    }
+}
+
+int packer_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(as_object(reinterpret_cast<Packer *>(self)->mover));
+    Py_VISIT(reinterpret_cast<Packer *>(self)->observer);
+    return 0;
+}
+
+int packer_clear(PyObject *self) {
+    Py_CLEAR(reinterpret_cast<Packer *>(self)->observer);
+    return 0;
+}
+
+void packer_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    auto *packer = reinterpret_cast<Packer *>(self);
+    if (packer->stands_by != 0) {
+        stand_by(packer, false);
+    }
+    packer_clear(self);
+    Py_XDECREF(packer->mover);
+    Py_XDECREF(packer->terms.choice);
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyObject *packer_stand_by(PyObject *self, PyObject *argument) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    int is_on = PyObject_IsTrue(argument);
+    Locked lock(packer->mover);
+    if (is_on < 0 || !lock) {
+        return nullptr;
+    }
+    stand_by(packer, is_on == 1);
+    return Py_NewRef(Py_None);
+}
+
+PyMethodDef packer_methods[] = {
+    {"pack", shielded<packer_pack>, METH_O, nullptr},
+    {"pack_plain", shielded<packer_pack_plain>, METH_O, nullptr},
+    {"unpack", shielded<packer_use>, METH_O, nullptr},
+    {"stand_by", shielded<packer_stand_by>, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef packer_members[] = {
+    {"observer", T_OBJECT, offsetof(Packer, observer), 0, nullptr},
+    {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
+    {"is_inert", T_BOOL, offsetof(Packer, is_inert), 0, nullptr},
+    {"has_saved_late", T_BOOL, offsetof(Packer, has_saved_late), 0, nullptr},
+    {"rests", T_BOOL, offsetof(Packer, rests), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+} // namespace
+
+PyObject *rest_at(PyObject *, PyObject *argument) {
+    unsigned long tag = PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred() != nullptr) {
+        return nullptr;
+    }
+    coarse_tag = static_cast<std::uint32_t>(tag);
+    coarse_saves = 0;
+    Py_RETURN_NONE;
+}
+
+bool handle_bytes(Handle *handle) {
+    Group *group = handle->group;
+    if (group == nullptr) {
+        return true;
+    }
+    Mover *mover = group->mover;
+    agenda_needed(mover, group);
+    if (handle->is_stripped) {
+        if (!bring_back(mover, group)) {
+            return false;
+        }
+        handle_fill(handle);
+    }
+    if (group->is_moved != 0) {
+        use_here(mover, group);
+    }
+    return true;
+}
+
+PyObject *packer_use(PyObject *self, PyObject *packed) {
+    auto *packer = reinterpret_cast<Packer *>(self);
+    Mover *mover = packer->mover;
+    if (!backward_begins(mover)) {
+        return nullptr;
+    }
+    auto own = Ref<>::share(self), kept = Ref<>::share(packed); // a thread may let go of the graph
+    bool is_followed = packer->is_following();
+    unsigned long long waits = mover->waits;
+    if (is_followed && !follow_use(mover, packed)) {
+        return nullptr;
+    }
+    Ref<> tensor = Ref<>::steal(unpack(nullptr, packed));
+    if (tensor && is_followed && !follow_used(mover, mover->waits != waits)) {
+        return nullptr;
+    }
+    if (is_followed && packer->is_following()) {
+        follower_capture(mover->follower);
+    }
+    return tensor && tell<"used">(packer, packed, tensor.get()) ? tensor.release() : nullptr;
+}
+
+Packer *packer_of(PyObject *pack) {
+    PyObject *self = PyCFunction_Check(pack) ? PyCFunction_GET_SELF(pack) : nullptr;
+    return self != nullptr && Py_TYPE(self) == &packer_type ? reinterpret_cast<Packer *>(self)
+                                                            : nullptr;
+}
+
+Packer *innermost_packer() {
+    const auto &state = at::SavedTensorDefaultHooks::get_tls_state();
+    if (state.stack.empty() || state.disabled_error_message) {
+        return nullptr;
+    }
+    const c10::SafePyObject &top = state.stack.top().first;
+    return packer_of(top.ptr(&top.pyinterpreter()));
+}
+
+PyObject *packer_new(Mover *mover, PyObject *choice) {
+    Ref<> packer = Ref<>::steal(packer_type.tp_alloc(&packer_type, 0));
+    if (!packer) {
+        return nullptr;
+    }
+    auto *body = reinterpret_cast<Packer *>(packer.get());
+    if (!terms_read(choice, &body->terms)) {
+        return nullptr;
+    }
+    Py_INCREF(mover);
+    body->mover = mover;
+    return packer.release();
+}
+
+PyObject *unpack(PyObject *, PyObject *argument) {
+    if (Py_TYPE(argument) != &handle_type) {
+        if (PyObject_HasAttr(argument, interned<"unpack">()) == 0) {
+            return PyErr_Format(PyExc_TypeError, "a SavedTensor is needed, not %R", argument);
+        }
+        return call_method<"unpack">(argument).release(); // a recorder's
+    }
+    // Autograd may let go of it on another thread while this one waits.
+    auto handle = Ref<Handle>::share(reinterpret_cast<Handle *>(argument));
+    Group *group = handle->group;
+    OwnOperators ours;
+    if (!raise_interruption()) {
+        return nullptr;
+    }
+    if (group == nullptr) {
+        return handle_check(handle.get()) ? wrap(handle->alias) : nullptr;
+    }
+    Mover *mover = group->mover;
+    Locked lock(mover);
+    if (!lock || !handle_check(handle.get()) || !label(mover, group)) {
+        return nullptr;
+    }
+    if (!handle_bytes(handle.get())) {
+        return nullptr;
+    }
+    // Not the alias: another thread may strip it before autograd has looked at it.
+    c10::TensorImpl *view = detached(handle->alias);
+    PyObject *tensor = wrap(view);
+    c10::raw::intrusive_ptr::decref(view);
+    return tensor;
+}
+
+PyTypeObject packer_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Packer",
+    .tp_basicsize = sizeof(Packer),
+    .tp_dealloc = packer_free,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "The hooks of a scope.",
+    .tp_traverse = packer_traverse,
+    .tp_clear = packer_clear,
+    .tp_methods = packer_methods,
+    .tp_members = packer_members,
+};
+
+} // namespace swapkit

@@ -1,0 +1,266 @@
+// storage_choices.cpp - marking what operators made.
+#include "saved/storage_choices.hpp"
+
+#include "moves/write_behind.hpp"
+
+#include <ATen/SequenceNumber.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace swapkit {
+
+namespace {
+
+constexpr std::size_t least_marks = 64; // marks before dead ones are looked for
+
+struct Entry {
+    c10::StorageImpl *weak; // referred to weakly: no other object gets its address
+    Ref<> choice;
+    Terms terms;
+};
+
+// Guarded by the interpreter, and kept for good: at the process's end there is none to let go in.
+auto &entries = *new std::unordered_map<Key, Entry, KeyHash>;
+std::size_t next_sweep = least_marks;
+
+struct Pending {
+    Ref<Group> group;
+    Ref<> choice;
+    Terms base;
+    std::uint64_t nodes; // that autograd had made on this thread
+};
+
+constexpr std::uint64_t nodes_ahead = 2; // of what may make a swap void
+
+// What a thread that watches its operators has saved since its latest one.
+thread_local int watches = 0;
+thread_local std::vector<Pending> pending;
+
+void let_go(Entry &entry) { c10::raw::weak_intrusive_ptr::decref(entry.weak); }
+
+// For assertions: whether an entry keeps the address that it is found by.
+[[maybe_unused]] bool is_sound(const Key &key, const Entry &entry) {
+    return entry.weak == key.storage && static_cast<bool>(entry.choice);
+}
+
+// Forget the storages that are gone.
+void sweep() {
+    SWAPKIT_ASSERT(has_python());
+    // What an entry holds goes last: that may run Python, which may mark.
+    std::vector<Entry> dead;
+    for (auto each = entries.begin(); each != entries.end();) {
+        if (c10::raw::intrusive_ptr::use_count(each->first.storage) == 0) {
+            dead.push_back(std::move(each->second));
+            each = entries.erase(each);
+        } else {
+            ++each;
+        }
+    }
+    next_sweep = std::max(least_marks, 2 * entries.size());
+    for (Entry &entry : dead) {
+        let_go(entry);
+    }
+}
+
+void forget(Key key) {
+    auto found = entries.find(key);
+    if (found != entries.end()) {
+        Entry entry = std::move(found->second);
+        entries.erase(found);
+        let_go(entry);
+    }
+}
+
+// The same of a tensor in Python; no storage: it has no plain memory, or an exception is set.
+Key key_of_object(PyObject *tensor) {
+    c10::TensorImpl *impl = nullptr;
+    if (as_object(Py_TYPE(tensor)) != links.tensor || !impl_of(tensor, &impl)) {
+        return {.storage = nullptr, .version = 0};
+    }
+    return key_of(*impl);
+}
+
+bool send_locked(Group *group) {
+    Locked lock(group->mover);
+    return lock && send(group->mover, group);
+}
+
+// Let the scope around decide about a group after all.
+bool spare(Pending &saved) {
+    Group *group = saved.group.get();
+    Locked lock(group->mover);
+    if (!lock) {
+        return false;
+    }
+    Py_INCREF(saved.base.choice);
+    Py_DECREF(std::exchange(group->terms, saved.base).choice);
+    switch (saved.base.action) {
+    case Action::swap:
+        if (!saved.base.spares) {
+            return send(group->mover, group);
+        }
+        break;
+    case Action::automatic:
+        return behind_saved(group->mover, group, true);
+    default:
+        break;
+    }
+    group->terms.action = Action::keep;
+    return true;
+}
+
+// Spare what this thread has just saved of a storage and not sent yet.
+bool spare_pending(Key key) {
+    auto is_of = [key](const Pending &saved) { return saved.group->key == key; };
+    auto found = std::find_if(pending.begin(), pending.end(), is_of);
+    if (found == pending.end()) {
+        return true;
+    }
+    Pending saved = std::move(*found);
+    pending.erase(found);
+    return spare(saved);
+}
+
+// ---- for Python ---------------------------------------------------------------------------------
+
+// mark(tensor, choice, changes): let a choice hold for a storage, once it has been changed so many
+// times more.
+PyObject *mark(PyObject *, PyObject *args) {
+    PyObject *tensor, *choice;
+    unsigned int changes;
+    Terms terms = {};
+    if (PyArg_ParseTuple(args, "OOI:mark", &tensor, &choice, &changes) == 0 ||
+        !terms_read(choice, &terms)) {
+        return nullptr;
+    }
+    auto owned = Ref<>::steal(terms.choice);
+    Key key = key_of_object(tensor);
+    if (key.storage == nullptr) {
+        return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_False);
+    }
+    key.version += changes;
+    add_mark(key, terms);
+    return Py_NewRef(Py_True);
+}
+
+// void_swaps(tensors): none of these is to be swapped because of a mark.
+PyObject *void_swaps(PyObject *, PyObject *argument) {
+    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "a sequence of tensors is needed"));
+    if (!tensors) {
+        return nullptr;
+    }
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(tensors.get()); i++) {
+        Key key = key_of_object(PySequence_Fast_GET_ITEM(tensors.get(), i));
+        if (PyErr_Occurred() != nullptr) {
+            return nullptr;
+        }
+        if (!void_swap(key)) {
+            return nullptr;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *has_marks(PyObject *, PyObject *) { return PyBool_FromLong(!entries.empty()); }
+
+PyObject *count(PyObject *, PyObject *) {
+    sweep();
+    return PyLong_FromSize_t(entries.size());
+}
+
+} // namespace
+
+Key key_of(c10::TensorImpl &tensor) {
+    c10::StorageImpl *storage = plain_storage(tensor, 1);
+    if (storage == nullptr) {
+        return {.storage = nullptr, .version = 0};
+    }
+    return {.storage = storage, .version = tensor.version_counter().current_version()};
+}
+
+bool marks_are_empty() { return entries.empty(); }
+
+Mark find_mark(Key key) {
+    Mark found = {};
+    SWAPKIT_ASSERT(has_python());
+    auto at = entries.find(key);
+    if (at == entries.end()) {
+        return found;
+    }
+    const Entry &entry = at->second;
+    SWAPKIT_ASSERT(is_sound(at->first, entry));
+    found.terms = entry.terms;
+    found.choice = Ref<>::share(entry.choice.get());
+    return found;
+}
+
+void add_mark(Key key, const Terms &terms) {
+    if (entries.size() >= next_sweep) {
+        sweep();
+    }
+    forget(key);
+    entries.emplace(key, Entry{.weak = c10::raw::intrusive_ptr::make_weak(key.storage),
+                               .choice = Ref<>::share(terms.choice),
+                               .terms = terms});
+}
+
+bool void_swap(Key key) {
+    forget(key);
+    return spare_pending(key);
+}
+
+void watch_begin() { watches++; }
+
+bool watch_end() {
+    watches--;
+    SWAPKIT_ASSERT(watches >= 0);
+    return watches > 0 || send_pending();
+}
+
+bool send_pending() {
+    std::vector<Pending> due = std::exchange(pending, {});
+    return std::all_of(due.begin(), due.end(),
+                       [](const Pending &saved) { return send_locked(saved.group.get()); });
+}
+
+bool send_passed() {
+    // In the order in which they were saved.
+    while (!pending.empty() && pending.front().nodes + nodes_ahead <= at::sequence_number::peek()) {
+        Pending due = std::move(pending.front());
+        pending.erase(pending.begin());
+        if (!send_locked(due.group.get())) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool send_marked(Mover *mover, Group *group, const Terms &base, bool is_new) {
+    bool is_pending = std::any_of(pending.begin(), pending.end(), [group](const Pending &saved) {
+        return saved.group.get() == group;
+    });
+    if (is_pending) {
+        return true;
+    }
+    if (watches == 0 || !is_new) {
+        return send(mover, group);
+    }
+    pending.push_back({.group = Ref<Group>::share(group),
+                       .choice = Ref<>::share(base.choice),
+                       .base = base,
+                       .nodes = at::sequence_number::peek()});
+    return true;
+}
+
+PyMethodDef mark_functions[] = {
+    {"mark", shielded<mark>, METH_VARARGS, nullptr},
+    {"void_swaps", shielded<void_swaps>, METH_O, nullptr},
+    {"has_marks", has_marks, METH_NOARGS, nullptr},
+    {"marks_count", shielded<count>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit

@@ -1,0 +1,204 @@
+// tensors.cpp - tensors in Python, and torch's own objects of them.
+#include "saved/tensors.hpp"
+
+#include "memory/storages.hpp"
+#include "memory/streams.hpp"
+#include "python/links.hpp"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/TensorBase.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+namespace torch::autograd {
+int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
+} // namespace torch::autograd
+
+namespace swapkit {
+
+namespace {
+
+at::TensorBase share(c10::TensorImpl *tensor) {
+    return at::TensorBase(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(tensor));
+}
+
+// Torch's function, whose header alone takes as long to compile as all of the shim. It takes the
+// tensor by reference, and by value in older torch, which is called in the same way: by the address
+// of the caller's own.
+using Wrapper = PyObject *(*)(const at::TensorBase *);
+
+Wrapper find_wrapper() {
+    void *found = torchs_function(python_library, "_Z16THPVariable_WrapRKN2at10TensorBaseE");
+    if (found == nullptr) {
+        found = torchs_function(python_library, "_Z16THPVariable_WrapN2at10TensorBaseE");
+    }
+    TORCH_CHECK(found != nullptr, "swapkit: this torch has no THPVariable_Wrap");
+    return reinterpret_cast<Wrapper>(found);
+}
+
+using Translator = void (*)(const std::exception_ptr &);
+
+// Likewise; null: this torch has another one.
+Translator find_translator() {
+    return reinterpret_cast<Translator>(torchs_function(
+        python_library,
+        "_ZN5torch29translate_exception_to_pythonERKNSt15__exception_ptr13exception_ptrE"));
+}
+
+} // namespace
+
+void raise_current() {
+    static const Translator translate = find_translator();
+    if (translate != nullptr) {
+        translate(std::current_exception());
+        return;
+    }
+    try {
+        throw;
+    } catch (const std::exception &error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+}
+
+namespace {
+
+constexpr std::ptrdiff_t nowhere = -1;
+// Where torch's objects of tensors hold them, of which only a large header tells; once one was
+// seen.
+std::ptrdiff_t held_at = nowhere;
+
+c10::TensorImpl **words_of(PyObject *tensor) {
+    return reinterpret_cast<c10::TensorImpl **>(tensor);
+}
+
+// Learn it from a tensor, whose address is in its object just once.
+void find_held(PyObject *tensor, const c10::TensorImpl *impl) {
+    auto *type = reinterpret_cast<PyTypeObject *>(links.tensor)->tp_base;
+    c10::TensorImpl **begin = words_of(tensor);
+    c10::TensorImpl **end = begin + type->tp_basicsize / static_cast<Py_ssize_t>(sizeof *begin);
+    c10::TensorImpl **found = std::find(begin, end, impl);
+    if (found != end && std::find(found + 1, end, impl) == end) {
+        held_at = found - begin;
+    }
+}
+
+// As `impl_of`, by way of Python.
+bool ask_impl(PyObject *tensor, c10::TensorImpl **out) {
+    using at::impl::PythonTorchFunctionTLS;
+    auto former = PythonTorchFunctionTLS::get_disabled_state();
+    PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    Ref<> address = attribute<"_cdata">(tensor);
+    PythonTorchFunctionTLS::set_disabled_state(former);
+    *out = static_cast<c10::TensorImpl *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
+    return PyErr_Occurred() == nullptr;
+}
+
+} // namespace
+
+bool impl_of(PyObject *tensor, c10::TensorImpl **out) {
+    PyObject *type = as_object(Py_TYPE(tensor));
+    bool is_plain = type == links.tensor || type == links.parameter;
+    if (is_plain && held_at != nowhere) {
+        *out = words_of(tensor)[held_at];
+        return true;
+    }
+    bool is_one = ask_impl(tensor, out);
+    if (is_one && is_plain) {
+        find_held(tensor, *out);
+    }
+    return is_one;
+}
+
+PyObject *wrap(c10::TensorImpl *tensor) {
+    static const Wrapper wrapper = find_wrapper();
+    SWAPKIT_ASSERT(has_python());
+    at::TensorBase shared = share(tensor);
+    return wrapper(&shared);
+}
+
+bool gathers_gradients(c10::TensorImpl *tensor) {
+    return tensor->requires_grad() && share(tensor).is_leaf();
+}
+
+bool views_leaf(c10::TensorImpl *tensor) {
+    at::TensorBase shared = share(tensor);
+    return shared.is_view() && shared._base().is_leaf();
+}
+
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+namespace {
+
+// The object in Python of what a tensor views; none: it is no view.
+Ref<> base_of(c10::TensorImpl *tensor) {
+    at::TensorBase shared = share(tensor);
+    return shared.is_view() ? Ref<>::steal(wrap(shared._base().unsafeGetTensorImpl())) : Ref<>();
+}
+
+} // namespace
+
+bool views_parameter(c10::TensorImpl *tensor) {
+    Ref<> base = base_of(tensor);
+    return base && PyType_IsSubtype(Py_TYPE(base.get()),
+                                    reinterpret_cast<PyTypeObject *>(links.parameter)) != 0;
+}
+
+bool views_unknown(c10::TensorImpl *tensor) {
+    Ref<> base = base_of(tensor);
+    return !base || as_object(Py_TYPE(base.get())) != links.tensor ||
+           PyObject_HasAttr(base.get(), interned<"_is_param">()) != 0;
+}
+
+// What counts the changes of a tensor; 0: nothing does. Torch compares none, each of which is a
+// pointer.
+static std::uintptr_t counter_of(const c10::TensorImpl *tensor) {
+    std::uintptr_t address = 0;
+    static_assert(sizeof(c10::VariableVersion) == sizeof(address));
+    std::memcpy(&address, static_cast<const void *>(&tensor->version_counter()), sizeof(address));
+    return address;
+}
+
+bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other) {
+    return counter_of(one) == counter_of(other);
+}
+
+c10::TensorImpl *detached(c10::TensorImpl *tensor) {
+    // Torch would have a dispatch mode do it, which it hands a number of Python instead of the
+    // tensor that stands for one.
+    c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
+    return tensor->shallow_copy_and_detach(tensor->version_counter(), true).release();
+}
+
+// has_plain_memory(tensor, least_bytes): whether a tensor is a plain one, no subclass, with a
+// storage of at least so many bytes that are there. What stands for a tensor, as in a trace, has
+// none.
+static PyObject *has_plain_memory(PyObject *, PyObject *args) {
+    PyObject *tensor;
+    Py_ssize_t least_bytes;
+    c10::TensorImpl *impl;
+    if (PyArg_ParseTuple(args, "On:has_plain_memory", &tensor, &least_bytes) == 0) {
+        return nullptr;
+    }
+    PyObject *type = as_object(Py_TYPE(tensor));
+    if (type != links.tensor && type != links.parameter) {
+        Py_RETURN_FALSE;
+    }
+    if (!impl_of(tensor, &impl)) {
+        return nullptr;
+    }
+    const c10::StorageImpl *storage = plain_storage(*impl, static_cast<std::size_t>(least_bytes));
+    return PyBool_FromLong(storage != nullptr && storage->data() != nullptr);
+}
+
+PyMethodDef tensor_functions[] = {
+    {"has_plain_memory", shielded<has_plain_memory>, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit

@@ -1,0 +1,33 @@
+"""The state that swapkit keeps for each thread.
+
+One object for all floors, so that the order of what is open on a thread can be read in one place.
+Each field belongs to one file. Only the thread itself adds to a list; another thread may remove
+from one that it was handed, where it ends what this thread has opened (`process/scopes.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+
+class ThreadState(threading.local):
+    """What is open on this thread, each list innermost last."""
+
+    def __init__(self) -> None:
+        # The swappers of the sessions that were entered here (`session/life.py`), or whose hooks a
+        # call has on loan (`saved/lent_hooks.py`).
+        self.sessions: list[Any] = []
+        # `process/scopes.py`: scopes, as `OpenScope`.
+        self.scopes: list[Any] = []
+        # `saved/hooks.py`: our pairs that are on torch's stack of saved-tensor hooks.
+        self.hooks: list[Any] = []
+        # `user_choices/operator_choices.py`: modules with choices for operators, while they run.
+        self.operator_choices: list[Any] = []
+        # `torch_compat/dispatch_modes.py`: dispatch modes that could not leave torch's stack yet.
+        self.left_modes: list[Any] = []
+        # `user_choices/wrapping.py`: whether choices are being pickled.
+        self.is_pickling = False
+
+
+thread_state = ThreadState()

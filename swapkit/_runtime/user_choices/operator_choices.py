@@ -1,0 +1,182 @@
+"""Choices for single operators inside a module.
+
+While such a module runs, its thread has a table of what was chosen for which operators
+(`shim/cpp/recompute/operator_choices.hpp`). Their kernels look there: what a chosen operator makes
+is marked, so that it is swapped wherever it is saved, or captured, so that it is computed again in
+backward. The operators of a module are those that its own `forward` runs, not those of its
+submodules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.operators.names import operator_names
+from swapkit._runtime.process.captures import places_of
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.process.scopes import OpenScope, Scope
+from swapkit._runtime.saved.hooks import innermost, is_foreign
+from swapkit._runtime.shim.placement import Placement, choice_of
+from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.torch_compat.internals import graph_task
+from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit.ir.plans import Action
+from swapkit.registry import Choice, Judgement, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit._runtime.operators.names import Operator
+    from swapkit._runtime.shim.choice_types import OperatorChoices
+
+_PASS = Scope(Placement(Action.PASS))
+_lock = make_fork_lock()  # of tables while they are made
+
+
+class OperatorRows:
+    """The rows for the operators of one module, and what they come to for each operator."""
+
+    def __init__(self, rows: tuple[Choice, ...]) -> None:
+        self.rows = rows
+        self._patterns = tuple(row.meaning or row.operator for row in rows)
+        self._compiled = [re.compile(pattern) for pattern in self._patterns]
+        self._table: _OperatorTable | None = None
+        self._counts = dict.fromkeys(rows, 0)  # besides those of the table
+
+    @property
+    def seen(self) -> dict[Choice, int]:
+        """How many operators ran, by row."""
+        counts = dict(self._counts)
+        if self._table is not None:
+            self._table.add_counts(counts)
+        return counts
+
+    def choices(self) -> OperatorChoices:
+        """Return what was chosen for the operators that are known now, which are seen then."""
+        known = get_runtime().shim.operators_known()
+        with _lock:
+            if self._table is None or self._table.known != known:
+                self._counts = self.seen
+                self._table = _OperatorTable(self.rows, self._patterns, known)
+            return self._table.choices
+
+    def judged(self, function: Operator) -> Judgement | None:
+        """Return what was chosen for an operator; None: nothing."""
+        rows = self._match(operator_names(function))
+        return judge(rows) if rows else None
+
+    def look_up_name(self, name: str) -> tuple[Choice, ...]:
+        """Return the rows for one of autograd's functions by its name, which runs now."""
+        found = self._match((name,))
+        for row in found:
+            self._counts[row] += 1
+        return tuple(replace(row, operator="") for row in found)
+
+    def _match(self, names: tuple[str, ...]) -> list[Choice]:
+        """Return the rows whose pattern is of one of these names."""
+        return [
+            row
+            for row, pattern in zip(self.rows, self._compiled, strict=True)
+            if any(pattern.fullmatch(name) for name in names)
+        ]
+
+
+class _OperatorTable:
+    """What the rows of one module come to for the operators that were known at one time."""
+
+    def __init__(self, rows: tuple[Choice, ...], patterns: tuple[str, ...], known: int) -> None:
+        self.known = known
+        # Operators that the same rows are for are judged together: there are few kinds of these.
+        kinds, places = _kinds_of(patterns, known)
+        self._rows = [[rows[index] for index in kind] for kind in kinds]
+        self.choices = get_runtime().shim.choices(
+            tuple(_terms_of(judge(each)) for each in self._rows), places
+        )
+
+    def add_counts(self, counts: dict[Choice, int]) -> None:
+        """Add how many operators ran, by row."""
+        for rows, count in zip(self._rows, self.choices.seen(), strict=True):
+            for row in rows:
+                counts[row] += count
+
+
+def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ...]], bytes]:
+    """Return the sets of patterns that operators match, and a table of operator and set."""
+    indices: dict[int, tuple[int, ...]] = {}
+    for index, pattern in enumerate(patterns):
+        for number in places_of(pattern, known):
+            indices[number] = (*indices.get(number, ()), index)
+    kinds = list(dict.fromkeys(indices.values()))
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    table = array("q")
+    for operator, kind in indices.items():
+        table.extend((operator, numbers[kind]))
+    return kinds, table.tobytes()
+
+
+def _terms_of(judgement: Judgement) -> tuple[bool, Placement | None]:
+    """Return whether operators are computed again, and how what they make moves, if it does."""
+    swap = judgement.swap
+    choice = None if swap is None else choice_of(swap, judgement.swap_source)
+    return judgement.recompute is not None, choice
+
+
+def rows_for_operator(name: str) -> tuple[Choice, ...]:
+    """Return the rows for an operator of this name in the module that runs on this thread."""
+    rows, choosing = (
+        thread_state.operator_choices[-1] if thread_state.operator_choices else (None, None)
+    )
+    is_on = rows is not None and choosing is not None and choosing.runs()
+    return rows.look_up_name(name) if is_on and rows is not None else ()
+
+
+@contextlib.contextmanager
+@untraced
+def mark_operators(rows: OperatorRows) -> Iterator[None]:
+    """Let the rows hold for a module that begins, unless others decide what is kept."""
+    if not _may_mark():
+        yield
+        return
+    with carrying():
+        runtime = get_runtime()
+        choosing = runtime.shim.choosing(rows.choices(), runtime.tracker, not has_foreign_mode())
+        entry = rows, choosing
+        stack = thread_state.operator_choices  # another thread may close this generator
+        stack.append(entry)
+        try:
+            with choosing:
+                yield
+        finally:
+            stack.remove(entry)
+
+
+@contextlib.contextmanager
+@untraced
+def carrying() -> Iterator[None]:
+    """Let what is chosen inside be found where it is saved: hooks of ours must be there.
+
+    At the end of the outermost one nothing more is found, and what nobody has saved lets go of its
+    operands.
+    """
+    runtime = get_runtime()
+    with runtime.shim.choosing(None, runtime.tracker, False), _seeing():  # noqa: FBT003
+        yield
+
+
+def _seeing() -> contextlib.AbstractContextManager[object]:
+    if innermost() is not None or is_foreign():
+        return contextlib.nullcontext()
+    return OpenScope(_PASS)  # which ends on whichever thread the generator does
+
+
+def _may_mark() -> bool:
+    """Whether what is saved now meets our hooks, and was not saved before: no recomputation."""
+    return torch.is_grad_enabled() and graph_task() == -1 and not is_foreign()

@@ -1,0 +1,141 @@
+"""A part of a model that choices were made for, and how it runs.
+
+A *part* is a module, a class of modules or a function with its rows of the registry. Its `forward`
+runs as these say: in a scope, as a recomputed region, with its operators seen. The rows live on
+the part itself, so they are copied and pickled with it, and go with it.
+
+What a plan has chosen is not here: a session leaves the user's objects as they are
+(`execution/planned_recomputation.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._runtime.model.global_hooks import Running
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.process.scopes import Scope, innermost_choice, resting_choice
+from swapkit._runtime.recompute.exclusions import KeepInside
+from swapkit._runtime.recompute.regions import run_region
+from swapkit._runtime.shim.placement import Placement, choice_of
+from swapkit._runtime.torch_compat.internals import pytree
+from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
+from swapkit._runtime.user_choices.operator_choices import OperatorRows, carrying, mark_operators
+from swapkit.config.environment import read_environment
+from swapkit.ir.plans import Action
+from swapkit.registry import Choice, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_KEEP = Scope(Placement(Action.KEEP))
+_NOTHING = contextlib.nullcontext()
+
+
+class _Changes:
+    """How often a choice was made or taken back, for whoever goes by them all."""
+
+    count = 0
+
+
+def changes() -> int:
+    """Return a number that is another one after each change of a choice."""
+    return _Changes.count
+
+
+class Part:
+    """Rows for one part, and what they come to."""
+
+    def __init__(self, rows: Iterable[Choice] = ()) -> None:
+        self._set(tuple(rows))
+        self.is_carrier = False  # what operators inside make is to be found wherever it is saved
+
+    def _set(self, rows: tuple[Choice, ...]) -> None:
+        _Changes.count += 1
+        self.rows = rows
+        own = tuple(row for row in rows if not row.operator)
+        inside = tuple(row for row in rows if row.operator)
+        self.is_whole = bool(own)  # whether a choice is for all of it: then a plan has no say
+        self.judgement = judge(own)
+        self.operators = OperatorRows(inside) if inside else None
+        self._terms = self.judgement.recompute
+        if self._terms is not None and self._terms.excluded and self._terms.is_full:
+            self._terms = replace(self._terms, policy=KeepInside(operators=self._terms.excluded))
+        self._scope: Scope | None = None
+        if self.judgement.swap is not None:
+            self._scope = Scope(choice_of(self.judgement.swap, self.judgement.swap_source))
+        elif self.judgement.keep:
+            self._scope = _KEEP
+
+    def add(self, *rows: Choice) -> None:
+        """Make more choices; they hold from the part's next run on."""
+        self._set((*self.rows, *rows))
+
+    def remove(self, row: Choice) -> None:
+        """Take a choice back."""
+        self._set(tuple(other for other in self.rows if other is not row))
+
+    def __getstate__(self) -> tuple[tuple[Choice, ...], bool]:
+        return self.rows, self.is_carrier
+
+    def __setstate__(self, state: tuple[tuple[Choice, ...], bool]) -> None:
+        rows, self.is_carrier = state
+        self._set(rows)
+
+    # ---- running --------------------------------------------------------------------------------
+
+    @untraced_itself
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401
+        """Run the part's function as its rows say."""
+        if self._terms is not None:
+            _void_swaps((args, kwargs))
+            with self._inputs_scope():
+                return run_region(self._terms, function, args, kwargs)
+        # Not an `ExitStack`: a signal handler may raise after a manager was entered and before the
+        # stack knows of it.
+        scope = _NOTHING if self._scope is None else self._scope.opened()
+        with scope, self._running(function), self._marking():
+            return function(*args, **kwargs)
+
+    def _running(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+        """Return what lets the scope hear of this call, if it is one of a module."""
+        module = None if self._scope is None else getattr(function, "__self__", None)
+        return Running(module) if isinstance(module, torch.nn.Module) else _NOTHING
+
+    def _marking(self) -> contextlib.AbstractContextManager[None]:
+        """Return what lets the operators inside be found that a user has chosen."""
+        if self.operators is not None:
+            return mark_operators(self.operators)
+        return carrying() if self.is_carrier else _NOTHING
+
+    def count_of(self, row: Choice) -> int | None:
+        """Return how many operators ran that a row is for; None: it is not for operators."""
+        return None if self.operators is None else self.operators.seen.get(row)
+
+    @untraced
+    def _inputs_scope(self) -> contextlib.AbstractContextManager[None]:
+        """Return where a recomputed part's inputs are saved: in the scope around, if it may."""
+        around = innermost_choice()
+        if self.judgement.keep:
+            return _KEEP.opened()
+        if self._terms is not None and self._terms.swap_inputs:
+            choice = Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)
+            return Scope(choice).opened()
+        is_spared = around is not None and around.spares_regions
+        if is_spared:
+            return Scope(resting_choice(get_runtime().current_swapper())).opened()
+        return _NOTHING
+
+
+@untraced
+def _void_swaps(inputs: object) -> None:
+    """Leave what a recomputed part is handed where it is, if only its maker was to be swapped."""
+    shim = get_runtime().shim
+    if shim.has_marks():
+        shim.void_swaps([leaf for leaf in pytree.tree_leaves(inputs) if torch.is_tensor(leaf)])

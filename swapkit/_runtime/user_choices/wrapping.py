@@ -1,0 +1,272 @@
+"""The parts that there are, and what stands in the place of their functions.
+
+A module gets a `forward` of its own that runs as its part says, a class of modules and a function a
+wrapper.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import sys
+import weakref
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.internals import AROUND_MODULE_CALL, is_tracing
+from swapkit._runtime.torch_compat.pickling import PickledCall, loader
+from swapkit._runtime.user_choices.part import Part
+from swapkit.errors import SessionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from swapkit.registry import Choice
+
+# Torch's frames between the call of a module and its `forward`, where it has hooks or is traced.
+_MOST_BETWEEN = 4
+
+# ---- what a part's function is replaced with ----------------------------------------------------
+
+
+class PartForward:
+    """A module's `forward` as a part; copied and pickled with the module.
+
+    It refers to the module weakly: else each module with choices would be in a cycle, and the
+    memory of a copy would wait for the garbage collector (as that of one from a pickle still does).
+    A shallow copy of the module has this very `forward`, too, until it is called: see `_rebound`.
+    Where swapkit is not installed, a pickle loads as the `forward` that was there before.
+    """
+
+    def __init__(self, module: torch.nn.Module, former: Callable[..., Any] | None = None) -> None:
+        """Stand for a module's `forward`. `former`: what the user had put in its place."""
+        self.former = former
+        self._module = weakref.ref(module)
+        self.keeper: torch.nn.Module | None = None
+        forward = module.forward if former is None else former
+        self._function = getattr(forward, "__func__", None)  # bound anew for each call
+        self._other: Callable[..., Any] | None = None  # what is no method of the module
+        by_class = None if self._function is None else _find_part(self._function)
+        if by_class is not None:  # a choice for its class is one for it: they are judged together
+            self._function = self._function.__wrapped__  # type: ignore[union-attr]
+        if self._function is None or getattr(forward, "__self__", None) is not module:
+            self._function, self._other = None, forward
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(forward, name):
+                setattr(self, name, getattr(forward, name))
+        self.part = Part(() if by_class is None else by_class.rows)
+        self.class_rows = self.part.rows
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        if torch.compiler.is_exporting():  # nothing is saved
+            return self.__wrapped__(*args, **kwargs)
+        # Bound in there: a compiler takes a bound `forward` for the attribute, which this is.
+        return _run(self.part, self, args, kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """What runs as a part; for those who look for the signature or the source, too."""
+        if self._other is not None:
+            return self._other
+        assert self._function is not None
+        bound: Callable[..., Any] = self._function.__get__(self._get_module())
+        return bound
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """A method to those who ask, such as `inspect`."""
+        return MethodType if self._other is None else PartForward
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a method has
+        """Be a method to those who look into one: `torch.export`, `torch.jit.script`."""
+        if name in _OWN:  # not there yet: it is being made
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def _rebound(self) -> PartForward:
+        """Return the `forward` of the module that torch calls, which gets one of its own.
+
+        `copy.copy` and `DataParallel` copy the attributes of a module without a word to them. In
+        the middle of `_run`.
+        """
+        if self.former is not None:  # what the user has put there is bound as it is
+            return self
+        module = _find_called()
+        if module is None or module is self._module() or vars(module).get("forward") is not self:
+            return self
+        twin: PartForward = object.__new__(PartForward)
+        vars(twin).update(vars(self), _module=weakref.ref(module), keeper=None)
+        module.forward = twin
+        return twin
+
+    def _get_module(self) -> torch.nn.Module:
+        module = self._module()
+        if module is None:
+            raise SessionError(
+                "the module of this forward is gone: keep the module, not its `forward` alone"
+            )
+        return module
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> object:
+        module = self._get_module()
+        copied = memo.get(id(module))
+        if copied is None:  # it is copied by itself
+            return MethodType(_call_forward, copy.deepcopy(module, memo))
+        twin = PartForward(copied, copy.deepcopy(self.former, memo))
+        twin.part = copy.deepcopy(self.part, memo)
+        return twin
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        module = self._get_module()
+        # Bound methods are looked up when they are loaded; they can be hashed whatever the module.
+        owner = PickledCall(getattr, module, "__init__")
+        plain = PickledCall(getattr, module, "forward") if self.former is None else self.former
+        return loader(__name__, load_forward.__name__), ((_dump(self.part), owner), plain)
+
+
+_BEGIN = PartForward.__call__.__code__
+
+
+def _find_called() -> torch.nn.Module | None:
+    """Return the module whose `forward` this thread has just begun; None: not by calling it."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code is not _BEGIN:
+        frame = frame.f_back
+    for _ in range(_MOST_BETWEEN):
+        frame = frame and frame.f_back
+        if frame is not None and frame.f_code is AROUND_MODULE_CALL:
+            module: torch.nn.Module = frame.f_locals["self"]
+            return module
+    return None
+
+
+_OWN = frozenset({"former", "keeper", "part", "class_rows", "_module", "_function", "_other"})
+
+
+def _call_forward(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+    """Be a `forward` that keeps its module: one that is in no module itself."""
+    result: object = module.forward(*args, **kwargs)
+    return result
+
+
+def _dump(part: Part) -> bytes:
+    """Pickle a part by itself, so that the pickle around it loads without swapkit."""
+    if thread_state.is_pickling:
+        return b""  # a policy of the user's refers to the model: its choices are on the way
+    thread_state.is_pickling = True
+    try:
+        return pickle.dumps(part)
+    finally:
+        thread_state.is_pickling = False
+
+
+def load_forward(key: tuple[bytes, Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what was pickled of a module's `forward`. `plain`: what it is without choices."""
+    dumped, owner = key
+    module = owner.__self__
+    if isinstance(plain, PartForward) or not dumped:
+        return plain
+    is_former = getattr(plain, "__func__", None) is not type(module).forward
+    forward = PartForward(module, plain if is_former else None)
+    forward.keeper = module  # nobody else may: it may have been pickled by itself
+    forward.part = pickle.loads(dumped)
+    return forward
+
+
+# Functions that run as parts, the `forward` of classes among them; and autograd's, by their class.
+_parts: weakref.WeakKeyDictionary[Any, Part] = weakref.WeakKeyDictionary()
+
+
+def part_of(module: torch.nn.Module) -> Part | None:
+    """Return the part that a module is, by choices for it or for its class."""
+    forward = module.forward
+    if isinstance(forward, PartForward):
+        return forward.part
+    return _find_part(getattr(forward, "__func__", forward))
+
+
+def _find_part(function: object) -> Part | None:
+    try:
+        return _parts.get(function)
+    except TypeError:  # an object that cannot be hashed or referred to weakly: none of ours
+        return None
+
+
+def make_part(module: torch.nn.Module) -> Part:
+    """Return the part that a module is by itself from now on."""
+    forward = module.__dict__.get("forward")
+    if not isinstance(forward, PartForward):
+        forward = PartForward(module, forward)
+        module.forward = forward
+    return forward.part
+
+
+def end_part(module: torch.nn.Module) -> None:
+    """Give a module that has no rows of its own left its former `forward` again."""
+    forward = module.__dict__.get("forward")
+    if not isinstance(forward, PartForward):
+        return
+    part = forward.part
+    if not part.is_carrier and part.rows == forward.class_rows:
+        if forward.former is None:
+            del module.forward
+        else:
+            module.forward = forward.former
+
+
+def carry_marks(model: torch.nn.Module) -> None:
+    """Let what a model's chosen operators make be found wherever the model saves it."""
+    parts = [part for module in model.modules() if (part := part_of(module)) is not None]
+    if any(part.operators is not None for part in parts):
+        make_part(model).is_carrier = True
+    elif part_of(model) is not None:
+        make_part(model).is_carrier = False
+        end_part(model)
+
+
+def make_function(function: Callable[..., Any], row: Choice) -> Callable[..., Any]:
+    """Return a function that runs as a part; what is one already gets a row more."""
+    former = _find_part(function)
+    inner = function if former is None else function.__wrapped__  # type: ignore[attr-defined]
+    part = Part((row,) if former is None else (*former.rows, row))
+
+    @functools.wraps(inner)
+    def run(*args: object, **kwargs: object) -> object:
+        return _run(part, inner, args, kwargs)
+
+    _parts[run] = part
+    return run
+
+
+def make_operator(function: type[torch.autograd.Function]) -> Part:
+    """Return the part that one of autograd's functions is, where it is applied through us."""
+    return _parts.setdefault(function, Part())
+
+
+def operator_part(function: type[torch.autograd.Function]) -> Part | None:
+    """Return the part that was chosen for one of autograd's functions, if there is one."""
+    return _parts.get(function)
+
+
+def chosen_functions() -> list[tuple[Any, Part]]:
+    """Return the functions, autograd's and the `forward` of classes too, that have choices."""
+    return [(function, part) for function, part in list(_parts.items()) if part.rows]
+
+
+# Not the function inside: it may well be compiled.
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
+def _run(
+    part: Part, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    if isinstance(function, PartForward):
+        function = function._rebound().__wrapped__  # noqa: SLF001
+    if is_tracing():
+        return function(*args, **kwargs)
+    return part.run(function, args, kwargs)

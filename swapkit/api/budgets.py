@@ -1,0 +1,226 @@
+"""Context managers: `budget`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.control.session_config import RESCUE, SessionConfig
+from swapkit._runtime.optimizer.wrapped import list_optimizers
+from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.session.session import Session
+from swapkit.api.path_arguments import read_argument
+from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
+from swapkit.errors import InvalidArgument
+from swapkit.ir.checks import check_plan
+from swapkit.ir.codec import inside, read_planned
+from swapkit.ir.plans import Plan
+from swapkit.planning.planner import check_policy
+from swapkit.units import parse_bytes, show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.planner import Policy
+
+POLICIES = ("auto", "swap", "recompute", RESCUE)
+# On a device whose memory is the host's, a host copy saves nothing: with a disk below it, the host
+# only holds what is on its way, this share of the budget and at least so many bytes.
+STAGING_SHARE = 1 / 8
+STAGING_BYTES = 64 << 20
+_PLAN = "the path of a file that session.save_plan, or swapkit.ir.codec.write_planned, wrote"
+
+
+def budget(  # noqa: PLR0913 - keyword arguments of the main interface
+    limit: int | float | str,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    policy: str | Policy = "auto",
+    host_limit: int | float | str | None = None,
+    disk: str | os.PathLike[str] | None = None,
+    disk_limit: int | float | str | None = None,
+    device: str | torch.device | None = None,
+    min_swap_bytes: int | str | None = None,
+    profile_steps: int = 2,
+    search_steps: int = 4,
+    plan: str | os.PathLike[str] | Plan | None = None,
+) -> Session:
+    """Train inside a memory budget.
+
+    Inside the `with` block the pool never reserves more than `limit` bytes of the device. Tensors
+    that autograd saves are copied to the host when memory fills up, dropped when an allocation
+    would not fit, and brought back when backward needs them; results are bit for bit those of
+    training without a budget. Installs the pool if that was not done; tensors made before are
+    outside the budget, so call `swapkit.install()` before building the model.
+
+    So it is from the first step on. Unless the policy is `"rescue"`, the second step is recorded,
+    plans are made of that, the next steps try them, and the fastest that held is followed: it
+    keeps, swaps or recomputes each saved tensor so that the step is as fast as the budget allows.
+    A later step that is another, by the shapes of its inputs or by what it runs, gets its own.
+
+    As a decorator of a function, each call runs in a session of its own. The session ends with the
+    block, by `session.close()`, or when nothing refers to it any more: a notebook cell with
+    `session = swapkit.budget(...).__enter__()` can run again. `swapkit.sessions()` returns what is
+    active.
+
+    Budgets nest: the tightest limit holds, and each session keeps its own statistics. The block
+    sees what its own thread saves for backward; backward may run on any thread. A forked child,
+    such as a `DataLoader` worker, has a pool of its own without a budget: it works for the host.
+
+    Args:
+        limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory (on the CPU: of the
+            control group's limit or of the physical memory).
+        model: names its modules in reports and errors.
+        optimizer: a step ends at its `step()`. One, a wrapper of one (such as accelerate's), or a
+            list: then a step ends when each has stepped at least once. None: whatever optimizers
+            hold parameters of the model, made now or later; without a model those that step on this
+            thread. Or call `session.mark_step()`.
+        policy: `"auto"`: keep, swap or recompute, whatever is fastest; `"swap"`, `"recompute"`: not
+            the other; `"rescue"`: no plan, act when memory fills up; or an object with a method
+            `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
+        host_limit: most host memory for copies: bytes, or a share of the machine's memory. None:
+            what there is; on a GPU, for which it is locked, three quarters of that; with `disk` on
+            the CPU, whose memory is the host's, an eighth of `limit`. 0: nothing is swapped. What a
+            small one has no room for is computed again, before there is a plan, too; operators are
+            captured for that until the plan settles, if it is below four times `limit`.
+        disk: a folder. What the host has no room for goes to a file there that has no name and
+            vanishes with the process, the tensors that are needed last first.
+        disk_limit: most bytes of that file; None: what the file system has.
+        device: `"cpu"`, `"cuda"` (the current GPU) or `"cuda:1"`. None: where the model is; without
+            one, the current GPU if swapkit is installed on CUDA, else the CPU.
+        min_swap_bytes: smaller saved storages are never moved; at least 1024, which 0 means,
+            too. None: what the environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
+        profile_steps: steps before there is a plan; the last of them is recorded.
+        search_steps: plans that are tried, a step or two each, before one is settled on.
+        plan: what `swapkit.plan` returned, or the file that `session.save_plan` wrote: followed
+            from the first step on; when steps are others later, `policy` plans again, which must
+            not be `"rescue"`.
+
+    Returns:
+        The session, to be entered once, or to decorate a function.
+
+    Raises:
+        InvalidArgument: an argument is not understood or not possible.
+        OverBudget: on entry, if more than `limit` is in use already.
+        DiskError: on entry, if no file can be made in `disk`.
+        PlanMismatch: on entry, if `plan` is for another model or a larger budget.
+        InvalidDocument: the file `plan` is malformed.
+        Unsupported: a device that this version does not have.
+
+    Example:
+        >>> import swapkit, torch
+        >>> swapkit.install()
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with swapkit.budget("64MiB", model, optimizer) as session:
+        ...     model(torch.ones(8, 64)).sum().backward()
+        ...     optimizer.step()
+        >>> session.stats.steps, session.stats.peak_bytes <= session.stats.budget_bytes
+        (1, True)
+    """
+    check_policy(policy, POLICIES)
+    saved_plan = _read_plan(plan, policy)
+    _check_count("profile_steps", profile_steps)
+    _check_count("search_steps", search_steps)
+    _check_kind("model", model, torch.nn.Module)
+    optimizers = list_optimizers(optimizer)
+    where = choose_device(device, model)
+    installation = ensure_installation(where)
+    environment = read_environment()
+    limit_bytes = parse_bytes(limit, whole_bytes=installation.total_bytes, name="limit")
+    config = SessionConfig(
+        device=where,
+        limits=Limits(
+            budget_bytes=limit_bytes,
+            host_bytes=_host_limit(installation, host_limit, disk, limit_bytes),
+            disk=None if disk is None else Path(disk),
+            disk_bytes=_parse_disk_limit(disk, disk_limit),
+        ),
+        min_swap_bytes=_least_bytes(min_swap_bytes, environment.min_swap_bytes),
+        rescue_multiple=environment.swap_size_multiple,
+        policy=policy,
+        profile_steps=profile_steps,
+        search_steps=search_steps,
+        saved_plan=saved_plan,
+    )
+    return Session(config, model, optimizers)
+
+
+def _least_bytes(asked: int | str | None, usual: int) -> int:
+    """Return the bytes from which on a saved storage is moved."""
+    if asked is None:
+        return usual
+    least = parse_bytes(asked, name="min_swap_bytes", least=0) or MIN_SWAP_BYTES
+    if least < MIN_SWAP_BYTES:
+        raise InvalidArgument(f"min_swap_bytes={asked!r}: the least possible is {MIN_SWAP_BYTES}")
+    return least
+
+
+def _host_limit(
+    installation: Installation,
+    asked: int | float | str | None,
+    disk: str | os.PathLike[str] | None,
+    limit_bytes: int,
+) -> int | None:
+    """Return the most bytes of host copies; None: what the machine has."""
+    if asked is not None:
+        host_bytes = installation.runtime.host_bytes()
+        return parse_bytes(asked, whole_bytes=host_bytes, name="host_limit", least=0)
+    if disk is not None and installation.device.name.type == "cpu":
+        return max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))
+    return None
+
+
+def _read_plan(plan: object, policy: str | Policy) -> tuple[Trace, Plan] | None:
+    """Return what a file holds that is to be followed, if there is one."""
+    if plan is None:
+        return None
+    if policy == RESCUE:
+        others = ", ".join(repr(name) for name in POLICIES if name != RESCUE)
+        raise InvalidArgument(
+            f"plan={show(plan)}: policy={RESCUE!r} follows no plan; leave plan= out, or give "
+            f"policy={others}, or an object with plan(trace, machine)"
+        )
+    if not isinstance(plan, Plan):
+        return read_argument("plan", plan, read_planned, _PLAN)
+    if plan.trace is None:
+        raise InvalidArgument(
+            f"plan={show(plan)}: it does not know the trace that it was made for, by which it is "
+            f"followed: give what swapkit.plan returned, or {_PLAN}"
+        )
+    with inside("plan: "):
+        check_plan(plan, plan.trace)
+    return plan.trace, plan
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name}={value!r}: expected a whole number of at least 1")
+
+
+def _parse_disk_limit(
+    disk: str | os.PathLike[str] | None, disk_limit: int | float | str | None
+) -> int:
+    if disk is None:
+        if disk_limit is not None:
+            raise InvalidArgument(f"disk_limit={disk_limit!r} needs disk=, a folder")
+        return 0
+    if not Path(disk).is_dir():
+        raise InvalidArgument(f"disk={os.fspath(disk)!r}: there is no such folder")
+    if disk_limit is None:
+        return 0
+    whole_bytes = shutil.disk_usage(disk).total
+    return parse_bytes(disk_limit, whole_bytes=whole_bytes, name="disk_limit")
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidArgument(f"{name}={value!r}: expected a {kind.__module__}.{kind.__name__}")

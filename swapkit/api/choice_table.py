@@ -1,0 +1,256 @@
+"""`choices`: what has been chosen for a model, by whom, and whether it holds."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from swapkit._runtime.execution.planned_recomputation import repetition_of
+from swapkit._runtime.recompute.captured import why_twice
+from swapkit._runtime.user_choices.wrapping import (
+    carry_marks,
+    chosen_functions,
+    end_part,
+    make_part,
+    operator_part,
+    part_of,
+)
+from swapkit.errors import InvalidArgument
+from swapkit.registry import Recompute, Source, judge
+from swapkit.reporting.text import format_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from swapkit._runtime.execution.planned_recomputation import PlannedRepetition
+    from swapkit._runtime.user_choices.part import Part
+    from swapkit.registry import Choice, Verdict
+
+HEADINGS = ("where", "what", "by", "holds")
+MODEL = "(model)"  # where the model itself is meant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRow:
+    """One choice for one part of a model."""
+
+    where: str  # path of the module, and of an operator inside it
+    what: str
+    by: str  # "decorator", "pattern", "configuration", "flags", "planner"
+    holds: bool
+    reason: str = ""  # why it does not hold
+    twice: str = ""  # why what is recomputed has run twice, as in torch's checkpoint
+    operators: int | None = None  # how many ran that it is for; None: it is for a module
+
+
+class Choices(Sequence[ChosenRow]):
+    """The choices for a model or for functions when they were asked for. Printed as a table."""
+
+    def __init__(self, model: torch.nn.Module | None, functions: Iterable[Any] = ()) -> None:
+        self._model = model
+        self._title = "functions" if model is None else type(model).__name__
+        self._rows: list[tuple[ChosenRow, Any, Choice]] = []  # with the module or function it is of
+        if model is not None:
+            self._add_modules(model)
+        wanted = {id(function) for function in functions}
+        for function, part in chosen_functions():
+            if id(function) in wanted:
+                name = getattr(function, "__qualname__", repr(function))
+                rows = _rows_of(name, part, None, None, inspect.unwrap(function))
+                self._rows += [(row, function, of) for row, of in rows]
+
+    def _add_modules(self, model: torch.nn.Module) -> None:
+        recomputed: list[str] = []  # paths of the regions around, outermost first
+        for path, module in model.named_modules():
+            recomputed = [other for other in recomputed if _is_inside(path, other)]
+            part, repetition = part_of(module), repetition_of(module)
+            around = recomputed[-1] if recomputed else None
+            rows = _rows_of(path, part, repetition, around, module)
+            self._rows += [(row, module, of) for row, of in rows]
+            if part is not None and part.judgement.recompute is not None:
+                recomputed.append(path)
+
+    @overload
+    def __getitem__(self, index: int) -> ChosenRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ChosenRow]: ...
+    def __getitem__(self, index: int | slice) -> ChosenRow | list[ChosenRow]:
+        rows = [row for row, _, _ in self._rows]
+        return rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def remove(self, pattern: str = ".*", *, by: str | None = None) -> int:
+        """Take choices back; what they were for runs as if they had never been made.
+
+        Graphs that were recorded under them keep working.
+
+        Args:
+            pattern: a regular expression that the row's `where` matches as a whole.
+            by: only those of one source, such as `"configuration"`.
+
+        Returns:
+            How many were taken back.
+
+        Raises:
+            InvalidArgument: the pattern is no regular expression, or there is no such source.
+        """
+        sources = [source.value for source in Source]
+        if by is not None and by not in sources:
+            raise InvalidArgument(f"by={by!r}: expected one of {', '.join(sources)}")
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
+        kept, removed = [], 0
+        for entry in self._rows:
+            row, module, of = entry
+            if not compiled.fullmatch(row.where) or by not in (None, row.by):
+                kept.append(entry)
+                continue
+            _take_back(module, of)
+            removed += 1
+        self._rows = kept
+        if self._model is not None:
+            carry_marks(self._model)
+        return removed
+
+    def __str__(self) -> str:
+        if not self._rows:
+            return f"no choices for {self._title}"
+        cells = [(row.where, row.what, row.by, _holding(row)) for row in self]
+        return format_table(HEADINGS, cells)
+
+    __repr__ = __str__
+
+
+def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a function
+    """Return what has been chosen for a model and its submodules, by whom, and whether it holds.
+
+    Args:
+        target: a module; a function or one of autograd's that was chosen for; None: all functions
+            that were, the `forward` of module classes among them.
+
+    Returns:
+        A sequence of rows with `where`, `what`, `by`, `holds`, `reason`, `twice`; printed, a table.
+        Its `remove()` takes choices back.
+
+    Raises:
+        InvalidArgument: it is none of these.
+
+    Example:
+        >>> import swapkit, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        >>> model = swapkit.offload(model, r"0", prefetch=2)
+        >>> print(swapkit.choices(model))
+        where  what                      by       holds
+        0      swap to host, prefetch 2  pattern  yes
+    """
+    if isinstance(target, torch.nn.Module):
+        return Choices(target)
+    if target is None:
+        return Choices(None, [function for function, _ in chosen_functions()])
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        return Choices(None, [target.forward])
+    is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
+    if not is_function and (isinstance(target, type) or not callable(target)):
+        raise InvalidArgument(
+            f"choices: {target!r} is no torch.nn.Module, function or torch.autograd.Function"
+        )
+    return Choices(None, [target])
+
+
+def _take_back(owner: Any, row: Choice) -> None:  # noqa: ANN401 - a module or a function
+    """Take a choice back that was made for a module or a function."""
+    if not isinstance(owner, torch.nn.Module):
+        part = operator_part(owner)
+        if part is not None:
+            part.remove(row)
+    elif row.source is Source.PLANNER:
+        repetition = repetition_of(owner)
+        if repetition is not None:
+            repetition.remove(row)
+    else:
+        make_part(owner).remove(row)
+        end_part(owner)
+
+
+def _rows_of(
+    path: str,
+    part: Part | None,
+    repetition: PlannedRepetition | None,
+    around: str | None,
+    owner: object,
+) -> Iterator[tuple[ChosenRow, Choice]]:
+    """Yield the rows of a module or function (`owner`) as they are shown.
+
+    `around`: the region that it is inside of.
+    """
+    counted = _count_rows(part, repetition)
+    verdicts = _judge_each([row for row, _ in counted])
+    inside = around if part is None or part.judgement.recompute is None else path
+    for row, count in counted:
+        reason = verdicts[id(row)].reason or _why_void(row, inside if row.operator else around)
+        shown = ChosenRow(
+            where=".".join(filter(None, (path, row.operator))) or MODEL,
+            what=str(row.what),
+            by=row.source.value,
+            holds=not reason,
+            reason=reason,
+            twice="" if reason else _why_twice(row, owner),
+            operators=count,
+        )
+        yield shown, row
+
+
+def _count_rows(
+    part: Part | None, repetition: PlannedRepetition | None
+) -> list[tuple[Choice, int | None]]:
+    """Return the rows of a user and of a plan, and how many operators ran that each is for."""
+    counted: list[tuple[Choice, int | None]] = []
+    if part is not None:
+        counted += [(row, part.count_of(row)) for row in part.rows]
+    if repetition is not None:
+        counted += [(row, repetition.count_of(row)) for row in repetition.rows]
+    return counted
+
+
+def _why_twice(row: Choice, owner: object) -> str:
+    """Return why what a row recomputes runs twice, as far as that has shown; no text: not."""
+    if not isinstance(row.what, Recompute) or row.operator:
+        return ""
+    return why_twice(row.what, owner)
+
+
+def _why_void(row: Choice, region: str | None) -> str:
+    """Return why a row has no effect in the recomputed region that it is inside of, if any."""
+    is_of_region = row.what.kind == "swap" or (row.operator and row.what.kind == "recompute")
+    return f"{region or MODEL} is recomputed" if region is not None and is_of_region else ""
+
+
+def _judge_each(rows: Sequence[Choice]) -> dict[int, Verdict]:
+    """Return the verdict on each row, by its id: the module's own, and those for each operator."""
+    groups: dict[str, list[Choice]] = {}
+    for row in rows:
+        groups.setdefault(row.operator, []).append(row)
+    return {
+        id(verdict.row): verdict for group in groups.values() for verdict in judge(group).verdicts
+    }
+
+
+def _is_inside(path: str, region: str) -> bool:
+    return region == "" or path.startswith(region + ".")
+
+
+def _holding(row: ChosenRow) -> str:
+    if not row.holds:
+        return f"no: {row.reason}"
+    if row.twice:
+        return f"yes, by running twice: {row.twice}"
+    return "yes" if row.operators is None else f"yes, {row.operators} operators so far"

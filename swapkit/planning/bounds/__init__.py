@@ -1,0 +1,1 @@
+"""Lower bounds: the least time that any plan could take."""

@@ -1,0 +1,157 @@
+"""What no plan can beat. fluid.py has the linear program and says why it is a bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swapkit.planning.bounds.closed_form import closed_form_bound
+from swapkit.planning.bounds.fluid import FluidBuilder
+from swapkit.planning.bounds.linear import Solver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import HostTime
+    from swapkit.planning.bounds.linear import Linear
+    from swapkit.simulation.problems import Floats, Problem
+
+_SLACK = 10.0  # stalls of so many times the optimum, each, are not looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Relaxation:
+    """The best shares of the items, from 0 to 1, that are swapped and recomputed.
+
+    No schedule takes less than `seconds`, unless the solution was asked to break ties.
+    """
+
+    seconds: float
+    swapped: Floats
+    recomputed: Floats
+    on_disk: Floats | None = None  # the part of `swapped`, where it helps to have a disk
+
+
+class Program:
+    """A bound for one problem. To solve it for another budget, it starts from the last solution."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        machine: Machine,
+        *,
+        can_swap: bool = True,
+        can_recompute: bool = True,
+        host: HostTime | None = None,
+    ) -> None:
+        self._problem = problem
+        self._machine = machine
+        self.fluid = FluidBuilder(
+            problem, machine, problem.can_swap & can_swap, problem.can_recompute & can_recompute
+        ).build(host)
+        self._items, self._slots = len(problem.item_bytes), len(problem.slot_seconds)
+        self._plain_seconds = float(np.sum(problem.slot_seconds))
+        self._solver = Solver(self.fluid.linear, self.fluid.basis)
+        self._tie_break = 0.0
+        self._lowers, self._ends = self.fluid.linear.lowers.copy(), self.fluid.ends.copy()
+
+    def solve(
+        self, budget_bytes: float | None = None, *, tie_break: float = 0.0
+    ) -> Relaxation | None:
+        """Return the best of all solutions within a budget (None: the machine's), or None.
+
+        With `tie_break`, such as 1e-6, of solutions as good as each other the one that swaps less,
+        and what is born early; `seconds` is then that of the solution, not a strict bound.
+        """
+        fluid = self.fluid
+        budget = self._machine.budget_bytes if budget_bytes is None else budget_bytes
+        lowers = self._find_lowers(budget)
+        if lowers is None:
+            return None
+        self._solver.set_bounds(fluid.freed, lowers, np.full(len(lowers), np.inf))
+        self._set_tie_break(tie_break)
+        solution = self._solver.solve()
+        if solution is None:
+            return None
+        values, duals = solution
+        shares = np.clip(values, 0.0, 1.0)
+        return Relaxation(
+            seconds=self._measure(values) if tie_break else self._bound(values, duals, lowers),
+            swapped=sum((shares[tier.shares] for tier in fluid.tiers), np.zeros(self._items)),
+            recomputed=shares[fluid.recomputed],
+            on_disk=shares[fluid.tiers[-1].shares] if len(fluid.tiers) > 1 else None,
+        )
+
+    def fix(self, item: int, shares: Iterable[float] | None) -> None:
+        """Fix what is done with an item from now on. None: decide freely again.
+
+        Args:
+            item: its number.
+            shares: that are recomputed, swapped to the host, and to disk, as far as there are such.
+        """
+        linear = self.fluid.linear
+        tiers = (tier.shares for tier in self.fluid.tiers)
+        columns = np.array([shares_of[item] for shares_of in (self.fluid.recomputed, *tiers)])
+        least, most = linear.lowers[columns], linear.uppers[columns]
+        if shares is not None:
+            least = most = np.array(list(shares), dtype=np.float64)[: len(columns)]
+        self._lowers[columns], self._ends[columns] = least, most
+        self._solver.set_bounds(columns, least, most)
+
+    def within(self, budget_bytes: float) -> Linear | None:
+        """Return the linear program for a budget, or None if no budget is that small."""
+        lowers = self._find_lowers(budget_bytes)
+        if lowers is None:
+            return None
+        all_lowers = self.fluid.linear.lowers.copy()
+        all_lowers[self.fluid.freed] = lowers
+        return replace(self.fluid.linear, lowers=all_lowers)
+
+    def _find_lowers(self, budget_bytes: float) -> Floats | None:
+        """Return how much has to be freed at each boundary; None: more than there is."""
+        fluid = self.fluid
+        lowers = fluid.alive - budget_bytes / fluid.unit_bytes
+        lowers = np.tile(lowers, len(fluid.freed) // self._slots)
+        return None if np.any(lowers > fluid.ends[fluid.freed]) else lowers
+
+    def _set_tie_break(self, tie_break: float) -> None:
+        if tie_break == self._tie_break:
+            return
+        self._tie_break = tie_break
+        fluid = self.fluid
+        sizes = self._problem.item_bytes / fluid.unit_bytes
+        costs = tie_break * sizes * (0.5 + self._problem.births / self._slots)
+        for tier in fluid.tiers:
+            self._solver.set_costs(tier.shares, costs)
+
+    def _measure(self, values: Floats) -> float:
+        added = float(self.fluid.linear.costs @ values)
+        return self._plain_seconds + added * self.fluid.unit_seconds
+
+    def _bound(self, values: Floats, duals: Floats, least_freed: Floats) -> float:
+        """Return the duals' bound, which holds even if the solver stopped a little early."""
+        linear, fluid = self.fluid.linear, self.fluid
+        lowers, ends = self._lowers.copy(), self._ends.copy()
+        lowers[fluid.freed] = np.maximum(least_freed, -4.0 * ends[fluid.freed])
+        # A schedule with a longer stall than this takes longer than this: no need to look at it.
+        longest = _SLACK * max(float(linear.costs @ values), 1.0)
+        ends[fluid.stalls] = longest
+        added = min(max(linear.bound(duals, lowers, ends), 0.0), longest)
+        return self._plain_seconds + added * fluid.unit_seconds
+
+
+def lower_bound(problem: Problem, machine: Machine) -> float:
+    """Return seconds that no schedule of the problem on the machine goes below.
+
+    math.inf: nothing fits into the budget.
+    """
+    relaxation = Program(problem, machine).solve()
+    if relaxation is None:
+        return math.inf
+    # The linear program does not see that only what has both left and been let go is freed, the
+    # closed form does; elsewhere it is the weaker one.
+    return max(relaxation.seconds, closed_form_bound(problem, machine))

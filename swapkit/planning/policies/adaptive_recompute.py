@@ -1,0 +1,225 @@
+"""Adaptive recompute: steps are planned for a threshold of memory that trial steps find.
+
+    warm-up   the first steps, under rescue; the last of them is recorded
+    search    one step for each threshold that is tried. Memory runs out, so that tensors have to be
+              swapped: a smaller one is next. It does not: a larger one, until the two meet
+    stable    what was found, until memory runs out again
+
+What a threshold is too small for is recomputed as far as it can be. What is learned for steps that
+are not as recorded is as in `learning.py`.
+
+Source:
+    MindSpeed, adaptive selective recompute, figure 1.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.errors import InfeasibleBudget
+from swapkit.planning.planner import make_plan
+from swapkit.planning.policies.threshold_search import (
+    STEP_BYTES,
+    WATCHED_STEPS,
+    StepOutcome,
+    ThresholdSearch,
+)
+from swapkit.planning.selection.learner import Learner
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.selection.asking import MakePlans
+    from swapkit.planning.selection.cases import Case
+    from swapkit.planning.selection.outcomes import Outcome
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveRecompute:
+    """A policy that brings its own search.
+
+    Attributes:
+        limit_bytes: the session's limit.
+        most_bytes: the first threshold.
+        step_bytes: how exactly the best one is found.
+    """
+
+    limit_bytes: int
+    most_bytes: int
+    step_bytes: int = STEP_BYTES
+
+    def plan(self, trace: Trace, machine: Machine) -> Plan:
+        """Return the fastest plan that only recomputes."""
+        return make_plan(trace, machine, "recompute")
+
+    def make_learner(
+        self, make_plans: MakePlans, *, profile_steps: int, **_of_a_learner: float
+    ) -> ThresholdLearner:
+        """Return what decides for each step of a session; it takes as many steps as it needs."""
+        return ThresholdLearner(make_plans, policy=self, profile_steps=profile_steps)
+
+
+class ThresholdLearner(Learner):
+    """Searches a threshold where a `Learner` compares candidates."""
+
+    def __init__(
+        self,
+        make_plans: MakePlans,
+        *,
+        policy: AdaptiveRecompute,
+        profile_steps: int,
+    ) -> None:
+        """Begin to learn.
+
+        Args:
+            make_plans: makes the plan for a share of the limit.
+            policy: where the search begins.
+            profile_steps: of a case before there is a plan; the last is recorded.
+        """
+        super().__init__(make_plans, profile_steps=profile_steps, search_steps=1)
+        self._policy = policy
+        self._searches: dict[str, _ThresholdSearch] = {}  # by the signature of the steps
+
+    def _keep(self, own: Case) -> None:
+        super()._keep(own)
+        self._searches = {
+            signature: search
+            for signature, search in self._searches.items()
+            if signature in self._cases
+        }
+
+    def _plan(self, case: Case, count: int) -> None:
+        """Begin to search with the trace at hand."""
+        if case is self._general:
+            super()._plan(case, count)
+            return
+        assert case.trace is not None
+        case.chosen, case.candidates, case.why_none = None, [], ""
+        try:
+            search = _ThresholdSearch(case.trace, self.make_plans, self._policy)
+        except InfeasibleBudget as error:
+            case.why_none = str(error)
+            return
+        except Exception as error:  # as any policy's: the next steps do without
+            case.why_none = f"{type(error).__name__}: {error}"
+            raise
+        self._searches[self._signature] = search
+        case.candidates = [search.plan]
+
+    def _try(self, case: Case, outcome: Outcome) -> None:
+        """Go on to the next threshold, or end the search."""
+        self._advance(case, rescues=outcome.rescues)
+
+    def _look(self, case: Case, seconds: float) -> None:  # noqa: ARG002 - a Learner's
+        """Count a step that held."""
+        if self._signature in self._searches:
+            self._advance(case, rescues=0)
+
+    def _retreat(self, case: Case, count: int) -> None:
+        """Search on below what was found, since memory ran out."""
+        search = self._searches.get(self._signature)
+        if case is self._general or search is None:  # or a plan that was made before
+            super()._retreat(case, count)
+            return
+        if search.is_over:
+            self._forget(case, "memory ran out with the threshold that was found")
+            return
+        former = search.threshold
+        self._advance(case, rescues=1)
+        if search.threshold != former:
+            self.replans += 1
+            self.reason = "memory ran out soon after a threshold was found: a smaller one is tried"
+
+    def _advance(self, case: Case, *, rescues: int) -> None:
+        search = self._searches[self._signature]
+        former = case.chosen
+        search.advance(StepOutcome(swapped_bytes=rescues))
+        is_found = search.threshold.is_found
+        case.chosen = None
+        case.candidates = [] if is_found else [search.plan]
+        if is_found and search.plan is former:
+            case.chosen = former
+        elif is_found:
+            case.choose(search.plan)
+
+
+class _ThresholdSearch:
+    """The search for the threshold of steps that one trace stands for.
+
+    Attributes:
+        plan: that of the threshold.
+        threshold: of the next step.
+    """
+
+    plan: Plan
+
+    def __init__(self, trace: Trace, make_plans: MakePlans, policy: AdaptiveRecompute) -> None:
+        """Begin with the policy's first threshold.
+
+        Raises:
+            InfeasibleBudget: there is no plan for the session's limit.
+        """
+        self._trace = trace
+        self._make_plans = make_plans
+        self._limit_bytes = policy.limit_bytes
+        self._plans: dict[Hashable, Plan] = {}  # by what they recompute
+        self._least: Plan | None = None  # for any threshold that has none of its own,
+        self._least_bytes = 0  # which are those below this one
+        self._watched = 0
+        self._search = ThresholdSearch(policy.most_bytes, self._solve, step_bytes=policy.step_bytes)
+        self.threshold = self._search.next()
+        _log.info("search: the first threshold is %s", format_bytes(self.threshold.nbytes))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what was found held for so long that something else must have changed."""
+        return self._watched > WATCHED_STEPS
+
+    def advance(self, outcome: StepOutcome) -> None:
+        """Learn from a step with the threshold; choose that of the next one."""
+        former = self.threshold
+        self.threshold = self._search.next(outcome)
+        has_held = former.is_found and not outcome.swapped_bytes
+        self._watched = self._watched + 1 if has_held else 0
+        if self.threshold == former:
+            return
+        what = "found" if self.threshold.is_found else "next"
+        _log.info(
+            "%s: memory %s; %s: %s",
+            format_bytes(former.nbytes),
+            "ran out" if outcome.swapped_bytes else "held",
+            what,
+            format_bytes(self.threshold.nbytes),
+        )
+
+    def _solve(self, nbytes: int) -> Hashable:
+        """Note the plan for a threshold; return what it does."""
+        plan = self._make(nbytes)
+        outline = frozenset(decision.storage for decision in plan.decisions)
+        self.plan = self._plans.setdefault(outline, plan)
+        return outline
+
+    def _make(self, nbytes: int) -> Plan:
+        """Return the plan for a threshold; where there is none, the one for the least memory."""
+        if self._least is not None and nbytes < self._least_bytes:
+            return self._least
+        try:
+            return self._plan(nbytes)
+        except InfeasibleBudget as error:
+            if error.least_bytes > self._limit_bytes:
+                raise
+            self._least_bytes = error.least_bytes
+        self._least = self._plan(self._least_bytes + 1)  # a share of a float must not be less
+        return self._least
+
+    def _plan(self, nbytes: int) -> Plan:
+        share = min(1.0, nbytes / self._limit_bytes)
+        return self._make_plans(self._trace, share=share, count=1)[0]

@@ -1,0 +1,163 @@
+"""The best actions for small problems: what quicker ways of planning are measured against."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from swapkit.planning.bounds.bound import Program, lower_bound
+from swapkit.planning.bounds.linear import solve_integral
+from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swapkit.ir.machines import Machine
+    from swapkit.planning.bounds.bound import Relaxation
+    from swapkit.simulation.problems import Floats, Problem
+
+    Actions: TypeAlias = NDArray[np.int8]
+
+_KINDS = (RECOMPUTE, SWAP, SWAP_TO_DISK)  # in the order of the program's shares
+GAP = 1e-4  # of the step
+_TOLERANCE = 1e-6  # up to which HiGHS holds what it is told
+# Storages move as a whole, which the program does not see: more room is needed than it says. In
+# largest items, what is tried to leave for that.
+_MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exact:
+    """The best actions found, simulated, and what no schedule goes below.
+
+    `seconds` is math.inf where none of those tried ran, `bound_seconds` where none can.
+    """
+
+    seconds: float
+    bound_seconds: float
+    actions: Actions
+    is_proven: bool = False  # no other actions, simulated, take less
+
+
+def solve_exact(problem: Problem, machine: Machine, *, time_limit_s: float = 60.0) -> Exact:
+    """Return the best actions, in a time for which up to about ten items can be expected.
+
+    First those that are best for the program of bound.py with whole items. It still moves bytes
+    evenly; so the best of its solutions for the budget and budgets below is taken, as simulated.
+    Then all others are tried or excluded by the program's bound, until the time is up.
+    """
+    deadline = time.monotonic() + time_limit_s
+    bound = lower_bound(problem, machine)
+    best = Exact(
+        seconds=math.inf,
+        bound_seconds=bound,
+        actions=np.full(len(problem.item_bytes), KEEP, np.int8),
+    )
+    if math.isinf(bound):
+        return replace(best, is_proven=True)
+    largest = float(np.max(problem.item_bytes, initial=0))
+    for margin in _MARGINS:
+        left = deadline - time.monotonic()
+        if left <= 0 or best.seconds <= best.bound_seconds * (1 + GAP):
+            break
+        budget = machine.budget_bytes - margin * largest
+        seconds, actions = _branch(problem, machine, budget, left)
+        if margin == 0.0:
+            best = replace(best, bound_seconds=max(bound, seconds))
+        if actions is None:
+            break
+        simulated = run(problem, machine, actions).seconds
+        if simulated < best.seconds:
+            best = replace(best, seconds=simulated, actions=actions)
+    return _ExactSearch(problem, machine, deadline).improve(best)
+
+
+class _ExactSearch:
+    """Goes through all actions, an item at a time, where the bound leaves hope."""
+
+    def __init__(self, problem: Problem, machine: Machine, deadline: float) -> None:
+        self._problem = problem
+        self._machine = machine
+        self._deadline = deadline
+        self._program = Program(problem, machine)
+        self._tiers = len(self._program.fluid.tiers)
+        # What matters most first: large items for long.
+        spans = problem.item_bytes * (problem.uses - problem.releases).astype(np.float64)
+        self._order = np.argsort(-spans, kind="stable").tolist()
+        self._actions = np.full(len(problem.item_bytes), KEEP, np.int8)
+
+    def improve(self, best: Exact) -> Exact:
+        """Return the best of all actions, or of those that there was time for."""
+        self._best = best
+        finished = self._visit(0)
+        return replace(self._best, is_proven=finished)
+
+    def _visit(self, depth: int) -> bool:
+        """Try all actions of the items that are not decided; return whether there was time."""
+        if time.monotonic() > self._deadline:
+            return False
+        relaxation = self._program.solve()
+        if relaxation is None or relaxation.seconds >= self._best.seconds:
+            return True
+        if depth == len(self._order):
+            seconds = run(self._problem, self._machine, self._actions).seconds
+            if seconds < self._best.seconds:
+                self._best = replace(self._best, seconds=seconds, actions=self._actions.copy())
+            return True
+        item = self._order[depth]
+        for action in self._choices(item, relaxation):
+            self._program.fix(item, [float(action == kind) for kind in _KINDS])
+            self._actions[item] = action
+            if not self._visit(depth + 1):
+                return False
+        self._program.fix(item, None)
+        return True
+
+    def _choices(self, item: int, relaxation: Relaxation) -> list[int]:
+        """Return what can be done with an item, what the program likes best first."""
+        swapped, recomputed = relaxation.swapped[item], relaxation.recomputed[item]
+        stored = 0.0 if relaxation.on_disk is None else relaxation.on_disk[item]
+        wishes = {KEEP: 1.0 - swapped - recomputed}
+        if self._problem.can_recompute[item]:
+            wishes[RECOMPUTE] = recomputed
+        if self._problem.can_swap[item]:
+            wishes[SWAP] = swapped - stored
+            if self._tiers > 1:
+                wishes[SWAP_TO_DISK] = stored
+        return sorted(wishes, key=lambda action: -wishes[action])
+
+
+def _branch(
+    problem: Problem, machine: Machine, budget_bytes: float, time_limit_s: float
+) -> tuple[float, Actions | None]:
+    """Return what no whole actions go below within a budget, and the best that were found."""
+    program = Program(problem, machine)
+    linear = program.within(budget_bytes)
+    if linear is None:
+        return math.inf, None
+    fluid = program.fluid
+    shares = [fluid.recomputed, *(tier.shares for tier in fluid.tiers)]
+    plain = float(np.sum(problem.slot_seconds))
+    found = solve_integral(
+        linear,
+        np.concatenate(shares),
+        offset=plain / fluid.unit_seconds,
+        gap=GAP,
+        time_limit_s=time_limit_s,
+    )
+    bound = plain + max(0.0, found.bound - _TOLERANCE) * fluid.unit_seconds
+    if found.values is None:
+        return bound, None
+    actions = np.full(len(problem.item_bytes), KEEP, np.int8)
+    for kind, columns in zip(_KINDS, shares, strict=False):
+        actions[_is_whole(found.values[columns])] = kind
+    return bound, actions
+
+
+def _is_whole(shares: Floats) -> NDArray[np.bool_]:
+    whole: NDArray[np.bool_] = shares > 0.5
+    return whole

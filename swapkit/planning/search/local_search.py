@@ -1,0 +1,174 @@
+"""From solutions of the linear program to a schedule near them.
+
+The shares of a few solutions, each for a little less memory than the one before, are rounded in
+many ways, as whole storages fit worse than parts of them. What comes out best is improved by small
+changes: many at first and briefly, then those that did best for longer. What is counted are
+simulations, so the outcome does not depend on the machine's speed; the clock is only a last resort.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swapkit.planning.search.moves import Moves
+from swapkit.planning.search.rounding import Rounder
+from swapkit.simulation.timeline import KEEP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from swapkit.planning.search.rounding import Shares
+    from swapkit.planning.search.trials import Trial, Trials
+
+# Rounds of improvement: how many go on, and with which share of all simulations.
+ROUNDS = ((16, 0.3), (6, 0.3), (2, 0.2), (1, 0.2))
+STARTS_OF_A_MARGIN = 2
+HEAT = 1e-4  # of the bound: how much worse a change may be at first, to get away from poor ones
+GOOD_ENOUGH = 1.0005  # times the bound: the search stops
+WINDOWS = (64, 32, 16)  # slots ahead of its need that a copy back may start, but for any number
+NOTHING = 1e-5  # of the step's time: not worth moving anything
+JITTER = 0.4  # of an item: how far the sums of a class are off when they are rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much a search may do."""
+
+    starts: int  # rounded solutions
+    changes: int
+    seconds: float = 60.0  # where a simulation takes much longer than it should
+    seed: int = 0
+
+
+class Search:
+    """Looks for the best trial of one problem."""
+
+    def __init__(self, trials: Trials, effort: Effort, bound_seconds: float) -> None:
+        """Prepare to search.
+
+        Args:
+            trials: simulate.
+            effort: how much is done.
+            bound_seconds: that no trial goes below.
+        """
+        self._trials = trials
+        self._effort = effort
+        self._bound = bound_seconds
+        self._random = random.Random(effort.seed)
+        self._moves = Moves(trials.problem, trials.machine, self._random)
+        self._rounder = Rounder(trials.problem, trials.machine)
+        self._ends_at = time.monotonic() + effort.seconds
+
+    def find_starts(self, solutions: Sequence[Shares]) -> list[Trial]:
+        """Return the best of rounded solutions, some for each solution and between each two."""
+        blends = list(_blend(solutions))
+        each = max(1, self._effort.starts // max(1, len(blends)))
+        found: list[Trial] = []
+        for low, high, part in blends:
+            unlike: dict[bytes, Trial] = {}
+            for trial in self._round(low, high, part, each):
+                known = unlike.setdefault(trial.actions.tobytes(), trial)
+                if trial.cost < known.cost:
+                    unlike[trial.actions.tobytes()] = trial
+            found += sorted(unlike.values(), key=_cost)[:STARTS_OF_A_MARGIN]
+        return sorted(found, key=_cost)
+
+    def improve(self, starts: Iterable[Trial]) -> Trial:
+        """Return the best that changes to the starts lead to."""
+        found = sorted(starts, key=_cost)
+        pool = [trial.actions for trial in found]
+        for count, share in ROUNDS:
+            found = found[:count]
+            each = max(1, int(self._effort.changes * share / len(found)))
+            self._moves.learn([trial.actions for trial in found] + pool)
+            found = sorted((self._descend(trial, each) for trial in found), key=_cost)
+            if self._is_done(found[0]):
+                break
+        return min((found[0], *self._try_windows(found[0])), key=_cost)
+
+    def drop_needless(self, trial: Trial) -> Trial:
+        """Return a trial as good that keeps all that need not move."""
+        moved = np.flatnonzero(trial.actions != KEEP)
+        limit = trial.cost * (1 + NOTHING)
+        # What is used soonest first: kept, it is in memory for the shortest time.
+        order = moved[np.argsort(self._trials.problem.uses[moved], kind="stable")]
+        parts = [order]
+        while parts:
+            part = parts.pop()
+            if not len(part):
+                continue
+            actions = trial.actions.copy()
+            actions[part] = KEEP
+            kept = self._trials.simulate(actions, trial.window)
+            if kept.cost <= limit:
+                trial = kept
+            elif len(part) > 1:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+        return trial
+
+    def _round(self, low: Shares, high: Shares, part: float, count: int) -> Iterator[Trial]:
+        rounder, draw = self._rounder, self._random
+        plain = low.blend(high, part)
+        still = [(0.0, 0.0)] * rounder.nclasses
+        for actions in (rounder.diffuse(plain, still), rounder.take_first(plain)):
+            yield self._trials.simulate(actions)
+            for window in WINDOWS:
+                yield self._trials.simulate(actions, window)
+        for _ in range(count):
+            near = min(max(part + draw.uniform(-0.25, 0.25), 0.0), 1.0)
+            phases = [(draw.uniform(-JITTER, JITTER), draw.uniform(-JITTER, JITTER)) for _ in still]
+            ahead = draw.choice((None, None, None, *WINDOWS))
+            yield self._trials.simulate(rounder.diffuse(low.blend(high, near), phases), ahead)
+
+    def _descend(self, start: Trial, count: int) -> Trial:
+        """Change a trial so many times; worse is accepted now and then, and less and less."""
+        best = current = start
+        for index in range(count if self._moves.items else 0):
+            actions = self._moves.propose(current)
+            if actions is None:
+                continue
+            trial = self._trials.simulate(actions, start.window)
+            if self._accepts(trial.cost - current.cost, 1 - index / count):
+                current = trial
+            if trial.cost < best.cost:
+                best = trial
+                if self._is_done(best):
+                    break
+            if index % 64 == 0 and time.monotonic() > self._ends_at:
+                break
+        return best
+
+    def _accepts(self, worse: float, warmth: float) -> bool:
+        """Whether to go on from something so many seconds worse; `warmth` goes from 1 to 0."""
+        if worse <= 0:
+            return True
+        chance = -worse / (HEAT * self._bound * warmth)
+        return chance > -10 and self._random.random() < math.exp(chance)
+
+    def _try_windows(self, trial: Trial) -> Iterator[Trial]:
+        for window in (None, *WINDOWS):
+            yield self._trials.simulate(trial.actions, window)
+
+    def _is_done(self, trial: Trial) -> bool:
+        return trial.cost <= self._bound * GOOD_ENOUGH
+
+
+def _blend(solutions: Sequence[Shares]) -> Iterator[tuple[Shares, Shares, float]]:
+    """Yield each solution, and the middle of each two neighbours."""
+    for low, high in pairwise(solutions):
+        yield low, high, 0.0
+        yield low, high, 0.5
+    if solutions:
+        yield solutions[-1], solutions[-1], 0.0
+
+
+def _cost(trial: Trial) -> float:
+    return trial.cost

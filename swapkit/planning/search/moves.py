@@ -1,0 +1,257 @@
+"""Small changes to a choice of actions."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from swapkit.ir.machines import Machine
+    from swapkit.planning.search.trials import Actions, Trial
+    from swapkit.simulation.problems import Problem
+
+REACH = 4  # mean distance, in items of the class, of those that exchange actions
+PARTS = (0.02, 0.05, 0.1, 0.2)  # of all items: what is taken over from another choice
+NEARBY = 12  # items on each side of a stall that may have caused it
+
+
+class Moves:
+    """Changes at random, those most likely to help more often than others."""
+
+    def __init__(self, problem: Problem, machine: Machine, random_numbers: random.Random) -> None:
+        self._random = random_numbers
+        self._choices = list_choices(problem, machine)
+        self.items = [item for item, choices in enumerate(self._choices) if len(choices) > 1]
+        self._peers, self._ranks = _list_peers(problem, self.items)
+        self._siblings = _list_siblings(problem, self.items)
+        self._orders = [
+            _sort_by(values.tolist(), self.items)
+            for values in (problem.uses, problem.births, problem.releases)
+        ]
+        self._columns = _list_columns(problem, self.items)
+        self._makers = [
+            *(self._flip, self._flip_recomputed, self._exchange_peers, self._exchange_peers),
+            *(self._exchange_any, self._flip_stalled, self._flip_two_stalled, self._flip_siblings),
+        ]
+        self._others: Sequence[Actions] = ()
+        if any(len(column) > 1 for column in self._columns.values()):
+            self._makers += [self._flip_column, self._exchange_columns, self._exchange_columns]
+
+    def learn(self, others: Sequence[Actions]) -> None:
+        """Take over parts of other choices from now on, too."""
+        if others and not self._others:
+            self._makers += [self._borrow, self._borrow]
+        self._others = others
+
+    def propose(self, trial: Trial) -> Actions | None:
+        """Return changed actions; None: this change was not possible."""
+        actions = trial.actions.copy()
+        maker = self._random.choice(self._makers)
+        return actions if maker(actions, trial) else None
+
+    def _flip(self, actions: Actions, _trial: Trial) -> bool:
+        return self._change(actions, self._random.choice(self.items))
+
+    def _flip_recomputed(self, actions: Actions, _trial: Trial) -> bool:
+        """Save what recomputing one item costs."""
+        recomputed = np.flatnonzero(actions == RECOMPUTE)
+        if not len(recomputed):
+            return False
+        return self._change(actions, int(recomputed[self._random.randrange(len(recomputed))]))
+
+    def _exchange_peers(self, actions: Actions, _trial: Trial) -> bool:
+        """Exchange the actions of two items of a class, more often of near ones."""
+        item = self._random.choice(self.items)
+        peers, rank = self._peers[item], self._ranks[item]
+        step = self._random.choice((-1, 1))
+        left = int(self._random.expovariate(1 / REACH))
+        place = rank + step
+        while 0 <= place < len(peers):
+            if actions[peers[place]] != actions[item]:
+                if left == 0:
+                    return self._exchange(actions, item, peers[place])
+                left -= 1
+            place += step
+        return False
+
+    def _exchange_any(self, actions: Actions, _trial: Trial) -> bool:
+        item, other = self._random.choice(self.items), self._random.choice(self.items)
+        return bool(actions[item] != actions[other]) and self._exchange(actions, item, other)
+
+    def _flip_stalled(self, actions: Actions, trial: Trial) -> bool:
+        """Change an item that lives or is needed about where computing waits."""
+        item = self._find_stalled(trial)
+        return item is not None and self._change(actions, item)
+
+    def _flip_two_stalled(self, actions: Actions, trial: Trial) -> bool:
+        return self._flip_stalled(actions, trial) and self._flip_stalled(actions, trial)
+
+    def _flip_siblings(self, actions: Actions, _trial: Trial) -> bool:
+        """Give all that one operator made the same action: recomputing one makes the others."""
+        if not self._siblings:
+            return self._flip(actions, _trial)
+        group = self._random.choice(self._siblings)
+        action = self._random.choice((KEEP, SWAP, RECOMPUTE))
+        changed = [item for item in group if action in self._choices[item]]
+        before = actions[changed].copy()
+        actions[changed] = action
+        return bool((before != action).any())
+
+    def _flip_column(self, actions: Actions, _trial: Trial) -> bool:
+        """Change what stands in the same place of several passes through the model."""
+        item = self._random.choice(self.items)
+        column = self._cut_column(item)
+        before = actions[item]
+        if not self._change(actions, item):
+            return False
+        for other in column:
+            if actions[other] == before and actions[item] in self._choices[other]:
+                actions[other] = actions[item]
+        return True
+
+    def _exchange_columns(self, actions: Actions, _trial: Trial) -> bool:
+        """Exchange the actions of two near places of a class, in several passes."""
+        item = self._random.choice(self.items)
+        column = self._columns[item]
+        peers, rank = self._peers[item], self._ranks[item]
+        shift = self._random.choice((-1, 1)) * (1 + int(self._random.expovariate(1 / REACH)))
+        if not 0 <= rank + shift < len(peers) or actions[peers[rank + shift]] == actions[item]:
+            return False
+        first, second = actions[item], actions[peers[rank + shift]]
+        for each in self._cut_column(item):
+            place = self._ranks[each] + shift
+            if not 0 <= place < len(peers):
+                continue
+            if actions[each] == first and actions[peers[place]] == second:
+                self._exchange(actions, each, peers[place])
+        return bool(len(column)) and self._exchange(actions, item, peers[rank + shift])
+
+    def _borrow(self, actions: Actions, _trial: Trial) -> bool:
+        """Do in one part of the step, or with one class, as another choice does."""
+        other = self._random.choice(self._others)
+        if self._random.random() < 0.2:
+            item = self._random.choice(self.items)
+            chosen = self._peers[item]
+        else:
+            _, order = self._random.choice(self._orders)
+            length = max(2, int(len(order) * self._random.choice(PARTS)))
+            begin = self._random.randint(-length + 1, len(order) - 1)
+            chosen = order[max(begin, 0) : begin + length]
+        if (actions[chosen] == other[chosen]).all():
+            return False
+        actions[chosen] = other[chosen]
+        return True
+
+    def _cut_column(self, item: int) -> list[int]:
+        """Return some neighbours of an item in its column, without itself."""
+        column = self._columns[item]
+        place = column.index(item)
+        begin = self._random.randint(0, place)
+        end = self._random.randint(place, len(column) - 1)
+        return [other for other in column[begin : end + 1] if other != item]
+
+    def _find_stalled(self, trial: Trial) -> int | None:
+        stalls = np.flatnonzero(trial.run.slot_stalls > 0)
+        if trial.run.stuck_slot >= 0:
+            slot = trial.run.stuck_slot
+        elif len(stalls):
+            sums = list(accumulate(trial.run.slot_stalls[stalls].tolist()))
+            slot = int(stalls[bisect_left(sums, self._random.random() * sums[-1])])
+        else:
+            return None
+        values, items = self._random.choice(self._orders)
+        place = bisect_left(values, slot) + self._random.randint(-NEARBY, NEARBY)
+        return items[min(max(place, 0), len(items) - 1)]
+
+    def _change(self, actions: Actions, item: int) -> bool:
+        choices = self._choices[item]
+        if len(choices) < 2:
+            return False
+        others = [action for action in choices if action != actions[item]]
+        actions[item] = self._random.choice(others)
+        return True
+
+    def _exchange(self, actions: Actions, item: int, other: int) -> bool:
+        first, second = int(actions[item]), int(actions[other])
+        if second not in self._choices[item] or first not in self._choices[other]:
+            return False
+        actions[item], actions[other] = second, first
+        return True
+
+
+def list_choices(problem: Problem, machine: Machine) -> list[tuple[int, ...]]:
+    """Return the actions that each item may have; the disk is there for what the host has not."""
+    places = (
+        (SWAP, SWAP_TO_DISK) if machine.disk_bytes and machine.host_bytes is not None else (SWAP,)
+    )
+    return [
+        (KEEP,) + places * can_swap + (RECOMPUTE,) * can_recompute
+        for can_swap, can_recompute in zip(
+            problem.can_swap.tolist(), problem.can_recompute.tolist(), strict=True
+        )
+    ]
+
+
+def _list_peers(
+    problem: Problem, items: Sequence[int]
+) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Return, for each item, those of its class in order of birth, and its place among them."""
+    births, classes = problem.births.tolist(), problem.classes.tolist()
+    peers: dict[int, list[int]] = {}
+    ranks = {}
+    for item in sorted(items, key=lambda item: (births[item], item)):
+        group = peers.setdefault(classes[item], [])
+        ranks[item] = len(group)
+        group.append(item)
+    return {item: peers[classes[item]] for item in items}, ranks
+
+
+def _list_columns(problem: Problem, items: Sequence[int]) -> dict[int, list[int]]:
+    """Return, for each item, those in the same place of every pass through the model."""
+    movable = set(items)
+    columns: dict[tuple[int, int], list[int]] = {}
+    for row in list_rows(problem):
+        for place, item in enumerate(row):
+            if item in movable:
+                columns.setdefault((int(problem.classes[item]), place), []).append(item)
+    return {item: column for column in columns.values() for item in column}
+
+
+def list_rows(problem: Problem) -> list[list[int]]:
+    """Return the items of each class and each pass through the model, in order of birth.
+
+    Within one pass, what is born later is used earlier.
+    """
+    uses, classes = problem.uses.tolist(), problem.classes.tolist()
+    rows: list[list[int]] = []
+    latest: dict[int, list[int]] = {}
+    for item in np.lexsort((problem.item_storages, problem.births)).tolist():
+        row = latest.get(classes[item])
+        if row is None or uses[item] > uses[row[-1]]:
+            row = latest[classes[item]] = []
+            rows.append(row)
+        row.append(item)
+    return rows
+
+
+def _list_siblings(problem: Problem, items: Sequence[int]) -> list[list[int]]:
+    """Return the items that the same operator made, where there are several."""
+    groups: dict[int, list[int]] = {}
+    steps = problem.own_steps.tolist()
+    for item in items:
+        if steps[item] >= 0:
+            groups.setdefault(steps[item], []).append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _sort_by(values: Sequence[int], items: Sequence[int]) -> tuple[list[int], list[int]]:
+    order = sorted(items, key=lambda item: (values[item], item))
+    return [values[item] for item in order], order

@@ -1,0 +1,74 @@
+"""Simulated choices of actions: what a search compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from swapkit.planning.beside import go_on
+from swapkit.planning.bounds.fluid import IDLE
+from swapkit.simulation import timeline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import HostTime
+    from swapkit.simulation.problems import Problem
+
+    Actions: TypeAlias = NDArray[np.int8]
+
+# What a step that cannot finish costs, and more the earlier it is stuck: above all that can.
+STUCK_SECONDS = 1e12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """One choice of actions and what it comes to. `cost`: seconds, of those that can finish."""
+
+    actions: Actions
+    window: int  # slots before its need that a copy back may start
+    run: timeline.Run
+    cost: float
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the step can finish."""
+        return self.run.stuck_slot < 0
+
+
+class Trials:
+    """Simulates on one machine, and counts how often."""
+
+    def __init__(self, problem: Problem, machine: Machine, host: HostTime | None = None) -> None:
+        self.problem = problem
+        self.machine = machine
+        self._host = host  # None: never the limit
+        self.count = 0
+        self._slots = len(problem.slot_seconds)
+
+    def simulate(self, actions: Actions, window: int | None = None) -> Trial:
+        """Return what comes of these actions; they must not change afterwards.
+
+        Args:
+            actions: of each item.
+            window: slots before its need that a copy back may start; None: any number.
+
+        Raises:
+            GivenUp: nobody wants what this thread searches for.
+        """
+        go_on()
+        window = self._slots if window is None else window
+        self.count += 1
+        run = timeline.run(self.problem, self.machine, actions, window=window)
+        if run.stuck_slot < 0:
+            idle = max(0.0, timeline.find_host_seconds(self._host, actions) - run.seconds)
+            return Trial(actions, window, run, run.seconds + IDLE * idle)
+        left = (self._slots - run.stuck_slot) / self._slots
+        return Trial(actions, window, run, STUCK_SECONDS * (1 + left))
+
+    def keep_all(self) -> Actions:
+        """Return the actions that move nothing."""
+        return np.zeros(len(self.problem.item_bytes), np.int8)

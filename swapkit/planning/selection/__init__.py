@@ -1,0 +1,1 @@
+"""Which plan a session tries next, and which one it follows."""

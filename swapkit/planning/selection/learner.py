@@ -1,0 +1,400 @@
+"""What a session does next: record, try a plan, or follow the one that won.
+
+For each *case*, that is for all steps that are given inputs of the same shapes:
+
+    warm-up   steps under rescue; the last of them is recorded
+    search    steps with each candidate plan; where the host was the limit, then with one more that
+              minds what the host takes; the best that held the budget wins (`find_best`)
+    stable    the winner, until steps do not go as recorded, or need a rescue
+
+Training goes on while plans are made (`asking.py`): without one, under rescue; with one that is to
+be replaced, as it says. What is predicted is corrected by what the tried steps have taken beside
+their predictions.
+
+Steps that were rescued show that memory was planned too tightly: plans for less are made from the
+trace at hand; or, if more memory was in use before they began, one is recorded anew. So is a step
+that does something else than was recorded, if more than one in a row do. When that does not help,
+the program is one that changes from step to step: the plan is followed as far as it goes, and it is
+recorded again after twice as many steps each time. `cases.py` says when a plan is doubted.
+
+Shapes that come once and not again have no plans of their own. When several such steps follow each
+other, one plan is made for all that differ in nothing but their sizes (`lengths.py`).
+
+Source:
+    MindSpeed, SmartSwap: WarmUp, SearchPolicy, Stable. Here measurements decide.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swapkit.planning.selection.cases import (
+    ROUNDS,
+    SHARE,
+    Asked,
+    Case,
+    Request,
+    Stage,
+    Tried,
+    find_best,
+)
+from swapkit.planning.selection.given import Given
+from swapkit.planning.selection.host_time import find_host_time
+from swapkit.planning.selection.lengths import Lengths
+from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode
+from swapkit.planning.selection.taking import LONGER, Taking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.selection.asking import MakePlans
+
+CASES_KEPT = 16
+# Of the budget: what plans leave free at least, if there are any for that, since some free pieces
+# are too small for anything; and that much more once one of them needed a rescue, and so on.
+MARGIN = 0.02
+# Where memory has one address at a time, free pieces have to be moved together, again in each step.
+# A move also empties what the processor knows of addresses, so that the operators after it are
+# slower, too. If moves take this share of a step, a plan is tried that leaves so much more of the
+# budget free, and one more if that one is better and still moves so much.
+MOVING, ROOM, ROOMIER = 0.005, 0.12, 2
+EXTRA_STEPS = 2  # of a search if no candidate has held yet
+STRANGE = "strange"  # the kind of all steps that have no plan of their own
+STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
+RECURRING = 4  # times that one comes, until it has a plan of its own beside that
+LOOKS = 8  # steps with the chosen plan whose median counts instead of the one in the search
+
+
+class Learner(Taking):
+    """Decides for each step of a session, and learns from it."""
+
+    def __init__(
+        self,
+        make_plans: MakePlans,
+        *,
+        profile_steps: int,
+        search_steps: int,
+        margin: float = MARGIN,
+        spare: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Begin to learn.
+
+        Args:
+            make_plans: makes candidates from a recorded step, on the thread of the steps.
+            profile_steps: of a case before there is a plan; the last is recorded.
+            search_steps: candidates that are tried at most, but for those that must be for less.
+            margin: what plans leave free at first, as a share of the budget.
+            spare: what they do if there are none for that: what pieces take that serve nothing.
+            clock: tells how long planning takes, in seconds.
+        """
+        super().__init__(make_plans, (margin, min(spare, margin), 0.0), clock)
+        self._profile_steps = profile_steps
+        self._search_steps = search_steps
+        self._cases: OrderedDict[str, Case] = OrderedDict()
+        self._signature = ""
+        self._given = Given()
+        self._own: Case | None = None  # of the step that runs, or ran last
+        self._lengths: OrderedDict[str, Lengths] = OrderedDict()  # by all but the sizes
+        self._length = 0
+        self._strangers = 0
+        self._seconds = 0.0  # of all steps
+        self._recordings = 0
+
+    @property
+    def stage(self) -> Stage:
+        """Of the step that runs, or ran last."""
+        return Stage.WARMUP if self._now is None else self._now.stage
+
+    @property
+    def kind(self) -> str:
+        """Of the step that runs, or ran last: steps of the same kind follow the same plan."""
+        return STRANGE if self.is_general else self._signature
+
+    @property
+    def is_general(self) -> bool:
+        """Whether the step that runs, or ran last, has the plan for inputs of any length."""
+        return self._now is self._general
+
+    @property
+    def case(self) -> Case | None:
+        """That of the step that runs, or ran last."""
+        return self._now
+
+    def adopt(self, signature: str, trace: Trace, plan: Plan) -> None:
+        """Follow a plan that was made before, from the first step on."""
+        self._cases[signature] = Case(trace=trace, recordings=1, chosen=plan)
+        self._given.give(signature)
+
+    def rename(self, former: str, signature: str) -> None:
+        """Let what is known of the steps of one signature be for those of another."""
+        if former in self._cases and signature not in self._cases:
+            self._cases[signature] = self._cases.pop(former)
+            self._given.rename(former, signature)
+
+    # ---- before a step -------------------------------------------------------------------------
+
+    def begin(self, signature: str, form: str = "", length: int = 0) -> Instruction:
+        """Return what to do in the step that begins; one that never ends leaves no trace here.
+
+        Args:
+            signature: of what the step is given: the same for steps that do the same.
+            form: the same for steps that differ in the sizes of what they are given only.
+            length: elements of that.
+        """
+        self._signature = signature
+        self._enter_form(form, length)
+        self.rename(self._given.find(signature), signature)
+        own = self._own = self._cases.get(signature) or Case()
+        is_due = self._is_due(own)
+        is_stranger = own.trace is None and not is_due
+        is_general = is_stranger and self._has_general()
+        case = self._now = self._general if is_general else own
+        if case.plan is not None:
+            return Instruction(
+                mode=StepMode.FOLLOW,
+                trace=case.trace,
+                plan=case.plan,
+                timing=case.timing,
+                for_any_length=is_general,
+            )
+        records = case.may_be_recorded and (is_due or is_general)
+        return Instruction(mode=StepMode.RECORD if records else StepMode.RESCUE)
+
+    def _has_general(self) -> bool:
+        """Whether there is a plan for steps of whatever sizes, or is to be one."""
+        general = self._general
+        return general.plan is not None or (self._strangers >= STRANGERS and not general.why_none)
+
+    def _enter_form(self, form: str, length: int) -> None:
+        self._length = length
+        self._any = self._lengths.setdefault(form, Lengths())
+        self._lengths.move_to_end(form)
+        while len(self._lengths) > CASES_KEPT:
+            self._lengths.popitem(last=False)
+
+    def _is_due(self, own: Case) -> bool:
+        """Whether a step is to be recorded if there is no plan for it.
+
+        Of more kinds than are kept each would be recorded again whenever it comes again: after so
+        many recordings, those of other kinds have to be a small share of the training.
+        """
+        is_small = self._cost_seconds <= SHARE * self._seconds
+        can_record = own.recordings > 0 or self._recordings < CASES_KEPT or is_small
+        is_served = own.steps > 0 and own.trace is None and self._general.plan is not None
+        enough = max(self._profile_steps, RECURRING if is_served else 0)
+        return can_record and own.steps + 1 >= enough
+
+    # ---- after a step --------------------------------------------------------------------------
+
+    def end(self, outcome: Outcome) -> None:
+        """Learn from the step that ended, and take plans that were made beside it.
+
+        Raises:
+            Exception: of what makes plans.
+        """
+        case, own = self._now, self._own
+        if case is None or own is None:
+            return
+        self._keep(own)
+        own.steps += 1
+        self._any.see(self._length)
+        self._given.end(self._signature)
+        self._seconds += outcome.seconds
+        if outcome.trace is not None:
+            self._take(case, outcome)
+        else:
+            case.seconds.append(outcome.seconds)
+            self._learn(case, outcome)
+        self._asking.collect()
+
+    def _learn(self, case: Case, outcome: Outcome) -> None:
+        """Look at a step that was not recorded. What is asked for other plans waits for them."""
+        if case.plan is None or case.asked is not None:
+            return
+        if case is not self._general:
+            self._judge(case, outcome)
+        elif (trace := self._any.grow()) is not None:
+            request = Request(trace=trace, count=1, shares=(case.share,))
+            self._ask(Asked(case, request, LONGER))
+        elif outcome.rescues:
+            self._retreat(case, 1)
+
+    def _take(self, case: Case, outcome: Outcome) -> None:
+        """Make plans from a trace that was recorded now."""
+        usual = statistics.median(case.seconds) if case.seconds else outcome.seconds
+        case.cost_seconds = 0.0
+        self._charge(case, max(0.0, outcome.seconds - usual))
+        self._recordings += 1
+        assert outcome.trace is not None
+        case.trace = outcome.trace
+        if case is self._general:
+            case.trace = self._any.record(outcome.trace, self._length)
+        case.recordings += 1
+        case.retreats, case.is_refined, case.roomier = 0, False, 0
+        is_single = case.changes or case is self._general  # no two of its steps can be compared
+        self._plan(case, 1 if is_single else self._search_steps)
+
+    def _keep(self, own: Case) -> None:
+        """Remember the case of a step; count those that have nothing of their own to follow."""
+        self._cases[self._signature] = own
+        self._cases.move_to_end(self._signature)
+        while len(self._cases) > CASES_KEPT:
+            self._cases.popitem(last=False)
+        is_stranger = own.trace is None and own.steps == 0
+        self._strangers = self._strangers + 1 if is_stranger else 0
+
+    def _judge(self, case: Case, outcome: Outcome) -> None:
+        """Look at a step that followed a plan."""
+        if outcome.deviation:
+            if case.changes and outcome.rescues:
+                self._retreat(case, 1)
+            self._note_odd(case, outcome.deviation)
+            return
+        case.note_regular()
+        is_heavier = outcome.is_heavier and not case.changes
+        if case.candidates:
+            if outcome.rescues and is_heavier:
+                self._doubt(case, is_heavier=True)
+            else:
+                self._try(case, outcome)
+            return
+        case.note_held(is_rescued=outcome.rescues > 0)
+        if not outcome.rescues:
+            self._look(case, outcome.seconds)
+        elif case.has_failed:
+            self._doubt(case, is_heavier=is_heavier)
+
+    def _doubt(self, case: Case, *, is_heavier: bool) -> None:
+        """Look for another plan, since this one needs rescues."""
+        if is_heavier:
+            self._forget(case, "memory ran out in steps with more in use before they began")
+        else:
+            self._retreat(case, 1)
+
+    def _try(self, case: Case, outcome: Outcome) -> None:
+        """Note how a candidate did; choose when enough have run."""
+        trial = case.time(outcome)
+        if trial is None:
+            return
+        case.candidates.pop(0)
+        case.trials.append(trial)
+        wanted = self._count_replaced(case, trial)
+        if wanted > 0:
+            self._retreat(case, wanted)
+            return
+        if case.candidates or not (self._refine(case) or self._make_room(case)):
+            self._choose(case)
+
+    def _count_replaced(self, case: Case, trial: Tried) -> int:
+        """Return how many plans for less memory are to be tried in place of those that are left."""
+        tried = len(case.trials)
+        # A plan for more memory than others may fail.
+        is_tight = any(each.plan.budget_bytes < trial.plan.budget_bytes for each in case.trials)
+        if not trial.rescues or is_tight or tried >= self._search_steps + EXTRA_STEPS:
+            return 0
+        has_held = any(each.rescues == 0 for each in case.trials)
+        return max(self._search_steps - tried, 0 if has_held else 1)
+
+    def _refine(self, case: Case) -> bool:
+        """Ask for a plan that minds the host's time if that was the limit; return whether."""
+        best = find_best(case.trials)
+        if case.is_refined or not best.is_host_bound or best.rescues:
+            return False
+        case.is_refined = True
+        bound = [(each.plan, each.seconds) for each in case.trials if each.is_host_bound]
+        host = find_host_time(bound)
+        if host is None:
+            return False
+        assert case.trace is not None
+        case.trace = replace(case.trace, host=host)
+        self._ask_for_one_more(case, best, case.share)
+        return True
+
+    def _make_room(self, case: Case) -> bool:
+        """Ask for a plan that leaves more memory free if moves of free memory take long."""
+        best = self._find_best(case)
+        has_helped = not case.roomier or best is case.trials[-1]
+        is_moving = best.moving_seconds > MOVING * best.seconds
+        if best.rescues or not is_moving or not has_helped or case.roomier == ROOMIER:
+            return False
+        case.roomier += 1
+        share = case.share - case.roomier * ROOM
+        self._ask_for_one_more(case, best, share, share + ROOM / 2)
+        return True
+
+    def _ask_for_one_more(self, case: Case, best: Tried, *shares: float) -> None:
+        """Ask for one more plan to try, and follow the best one until it is there."""
+        assert case.trace is not None
+        case.candidates = [best.plan]
+        request = Request(trace=case.trace, count=1, shares=shares)
+        self._ask(Asked(case, request, is_refined=True))
+
+    def _find_best(self, case: Case) -> Tried:
+        """Return the plan to follow of those that were tried."""
+        return find_best(case.trials, None if case.trace is None else case.trace.host)
+
+    def _choose(self, case: Case) -> None:
+        """Follow the best plan if all were tried."""
+        if not case.candidates:
+            best = self._find_best(case)
+            case.share = best.share
+            case.choose(best.plan)
+
+    def _look(self, case: Case, seconds: float) -> None:
+        """Learn how long the chosen plan's steps take: what is predicted is corrected by that."""
+        trial = case.looked_at
+        if trial is None:
+            return
+        case.looks.append(seconds)
+        if len(case.looks) == LOOKS:
+            trial.seconds, trial.is_known = statistics.median(case.looks), True
+            case.looks = []
+
+    def _note_odd(self, case: Case, what: str) -> None:
+        """Count a step that was not as planned; record one if there were too many."""
+        case.regular_steps = 0
+        case.odd_steps += 1
+        if case.odd_steps > case.patience:
+            self._forget(case, f"{case.odd_steps} steps in a row were others; the last: {what}")
+
+    def _forget(self, case: Case, reason: str) -> None:
+        """Let the next step be recorded: this one was another than the trace's."""
+        self.replans += 1
+        self.reason = f"{reason}: the next step is recorded"
+        case.trace, case.asked = None, None
+        case.chosen, case.candidates, case.trials = None, [], []
+        case.odd_steps = case.regular_steps = 0
+
+    def _do_without(self, case: Case) -> None:
+        """Go on with what there is, since there are no plans for less memory."""
+        if case is self._general:
+            self._note_odd(case, "memory ran out with the plan for whatever shapes come")
+        elif case.chosen is None:
+            self._choose(case)
+
+    def _retreat(self, case: Case, count: int) -> None:
+        """Have so many plans made for less memory, as long as there may be any."""
+        if case.retreats >= ROUNDS:
+            self._do_without(case)
+            return
+        failed = case.plan or case.trials[-1].plan  # all of one round are for as much
+        if case.chosen is None:
+            what = "a plan that was tried needed a rescue"
+        else:
+            what = f"{sum(case.rescued)} of the last {len(case.rescued)} steps needed a rescue"
+        assert case.trace is not None
+        request = Request(
+            trace=case.trace,
+            count=count,
+            shares=(case.share - MARGIN * (case.retreats + 1),),
+            failed_bytes=failed.budget_bytes,
+            failed_share=case.share,
+        )
+        self._ask(Asked(case, request, what))

@@ -1,0 +1,85 @@
+"""Inputs of any length: one plan for all that differ in their sizes only.
+
+What such steps do is the same, operator by operator. The plan is made from one of them, as it would
+be for the longest seen so far: what holds for that holds for all that are shorter. Sizes and times
+are taken to grow with the inputs; where they do not, a rescue helps, and plans for less memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from swapkit.ir.traces import Kind
+from swapkit.planning.selection.cases import RECORDINGS, Case
+
+if TYPE_CHECKING:
+    from swapkit.ir.traces import Storage, Trace
+
+GROWING = frozenset({Kind.ACTIVATION, Kind.INPUT})
+AHEAD = 1.125  # times a length that is too long: what is planned for, since lengths go on growing
+
+
+@dataclass(slots=True, eq=False)
+class Lengths:
+    """Steps whose inputs differ in nothing but their sizes. Lengths are numbers of elements."""
+
+    case: Case = field(default_factory=lambda: Case(recordings=RECORDINGS))
+    longest: int = 0  # of all that were seen
+    planned: int = 0  # the longest that the plan is for
+    may_grow: bool = True  # whether there may be plans for longer ones
+    _trace: Trace | None = None  # as recorded,
+    _recorded: int = 0  # with inputs of this length
+
+    def see(self, length: int) -> None:
+        """Note a step."""
+        self.longest = max(self.longest, length)
+
+    def record(self, trace: Trace, length: int) -> Trace:
+        """Take a recorded step; return it as it would be for the longest."""
+        self._trace, self._recorded, self.may_grow = trace, length, True
+        return self._scale(self.longest)
+
+    def as_recorded(self) -> Trace | None:
+        """Return the recorded step if there is no plan for the longest; None: that was tried."""
+        if self.planned <= self._recorded:
+            return None
+        self.may_grow = False
+        return self._scale(self._recorded)
+
+    def grow(self) -> Trace | None:
+        """Return the step for longer inputs than the plan is for; None: it is for all so far."""
+        if not self.may_grow or self._trace is None or self.longest <= self.planned:
+            return None
+        return self._scale(math.ceil(self.longest * AHEAD))
+
+    def _scale(self, length: int) -> Trace:
+        assert self._trace is not None
+        self.planned = length
+        return scale(self._trace, length / self._recorded if self._recorded else 1.0)
+
+
+def scale(trace: Trace, factor: float) -> Trace:
+    """Return a step as it would be if its inputs were so many times as long."""
+    if factor == 1.0:
+        return trace
+    return replace(
+        trace,
+        operators=tuple(
+            replace(
+                each,
+                seconds=each.seconds * factor,
+                workspace_bytes=math.ceil(each.workspace_bytes * factor),
+            )
+            for each in trace.operators
+        ),
+        storages=tuple(_scale_storage(each, factor) for each in trace.storages),
+        step_seconds=trace.step_seconds * factor,
+    )
+
+
+def _scale_storage(storage: Storage, factor: float) -> Storage:
+    if storage.kind not in GROWING:
+        return storage
+    return replace(storage, nbytes=math.ceil(storage.nbytes * factor))

@@ -1,0 +1,186 @@
+"""A session among ranks: the other one is what a test says in their store."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed
+
+import swapkit
+from swapkit._runtime.control import plan_maker as plan_making
+from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS, Ranks
+from swapkit._runtime.control.rank_meetings import MeetingPlaces
+from swapkit.errors import InvalidDocument, PlanMismatch
+from swapkit.planning.beside import at_once
+from swapkit.planning.planner import find_floor
+from tests.support.sessions import (
+    Plain,
+    Training,
+    make_training,
+    steady_machine_like,
+    train_plainly,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import Trace
+
+SEARCH_STEPS = 2
+OWN, OTHER = (f"swapkit/0/0/rank-{rank}" for rank in range(2))
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What this rank and another one share."""
+    distributed: Any = torch.distributed
+    shared = distributed.HashStore()
+    monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
+    places = MeetingPlaces(lambda: shared, rank=0, count=2)
+    monkeypatch.setattr(plan_making, "join_ranks", lambda: Ranks(places))
+    return shared
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plain:
+    swapkit.install()
+    return train_plainly(make_training, 2)
+
+
+def open_session(training: Training, limit_bytes: int, **options: Any) -> Any:
+    return swapkit.budget(
+        limit_bytes, training.model, training.optimizer, search_steps=SEARCH_STEPS, **options
+    )
+
+
+def run(session: Any, training: Training, steps: int) -> list[str]:
+    """Return the stage after each step."""
+    stages = []
+    for _ in range(steps):
+        training.step()
+        stages.append(session.stage)
+    return stages
+
+
+def test_session_when_the_other_rank_is_late_then_warm_up_lasts_and_the_plan_is_for_both(
+    store: Any, plain: Plain
+) -> None:
+    training = make_training()
+    limit, other = plain.budget(0.9), plain.budget(0.6)
+    with open_session(training, limit) as session:
+        assert run(session, training, 5) == ["warmup"] * 5
+        budget, floor = map(int, store.get(OWN).split())
+        assert budget == limit
+        assert 0 < floor < other
+        assert session.trace is None
+        store.set(OTHER, f"{other} 0")
+        assert run(session, training, 1) != ["warmup"]
+        assert run(session, training, SEARCH_STEPS + 2)[-1] == "stable"
+        assert 0 < session.plan.budget_bytes <= other
+        assert session.plan.decisions
+        assert session.plan.prediction.peak_bytes <= other
+
+
+def test_session_when_the_other_rank_has_no_plan_then_this_one_has_none_and_says_why(
+    store: Any, plain: Plain
+) -> None:
+    training = make_training()
+    limit = plain.budget(0.9)
+    store.set(OTHER, f"{limit + 1} {limit + 1}")
+    with open_session(training, limit) as session:
+        assert run(session, training, 3) == ["warmup", "stable", "stable"]
+        assert session.plan is None
+        text = f"on rank 1 is {(limit + 1) / 2**20:.2f} MiB ({limit + 1} bytes)"
+        assert text in " ".join(session.explain().split())
+
+
+def test_session_when_the_other_rank_never_comes_then_it_plans_alone(
+    store: Any, plain: Plain, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = make_training()
+    with open_session(training, plain.budget(0.7)) as session:
+        waited = PATIENCE_STEPS  # the first step is not recorded, the last one ends it
+        assert run(session, training, waited) == ["warmup"] * waited
+        assert run(session, training, SEARCH_STEPS + 2)[-1] == "stable"
+        assert session.plan is not None
+    assert "nothing came from rank 1," in caplog.text
+    assert store.check([OWN])
+
+
+class Plans:
+    """A policy of a user's."""
+
+    def plan(self, trace: Trace, machine: Machine) -> Any:
+        return swapkit.plan(trace, machine=machine)
+
+
+def test_policy_when_it_is_a_users_own_then_it_gets_the_budget_and_has_no_floor(
+    store: Any, plain: Plain
+) -> None:
+    training = make_training()
+    other = plain.budget(0.6)
+    store.set(OTHER, f"{other} 0")
+    with open_session(training, plain.budget(0.9), policy=Plans()) as session:
+        assert run(session, training, 2) == ["warmup", "stable"]
+        assert session.plan.budget_bytes <= other
+    assert store.get(OWN).split()[1] == b"0"
+
+
+def test_saved_plan_when_followed_then_nothing_is_asked(
+    store: Any, plain: Plain, tmp_path: Path
+) -> None:
+    training = make_training()
+    limit = plain.budget(0.7)
+    store.set(OTHER, f"{limit} 0")
+    path = tmp_path / "plan.json"
+    with open_session(training, limit) as session:
+        run(session, training, SEARCH_STEPS + 3)
+        session.save_plan(path)
+    store.delete_key(OWN)
+    training = make_training()
+    with open_session(training, limit, plan=path) as session:
+        assert run(session, training, 2) == ["stable", "stable"]
+    assert not store.check([OWN])
+    with pytest.raises(PlanMismatch):
+        open_session(training, plain.budget(0.3), plan=path).__enter__()
+
+
+def test_session_when_the_other_rank_says_something_else_then_one_step_fails_and_it_goes_on(
+    store: Any, plain: Plain
+) -> None:
+    training = make_training()
+    store.set(OTHER, "plenty")
+    with open_session(training, plain.budget(0.7)) as session:
+        run(session, training, 1)
+        with pytest.raises(InvalidDocument, match="rank 1 says b'plenty' of its budget"):
+            training.step()
+        assert run(session, training, 1) != ["warmup"]
+
+
+@pytest.mark.promise("C12")
+def test_floor_when_it_takes_long_then_steps_go_on_unrecorded_until_the_other_rank_is_told(
+    store: Any, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, threads = threading.Event(), list[threading.Thread]()
+
+    def find_late(*asked: Any) -> int:
+        threads.append(threading.current_thread())
+        assert gate.wait(20)
+        return find_floor(*asked)
+
+    monkeypatch.setattr(plan_making, "find_floor", find_late)
+    training = make_training()
+    store.set(OTHER, f"{plain.budget(0.9)} 0")
+    with at_once(value=False), open_session(training, plain.budget(0.9)) as session:
+        assert run(session, training, 4) == ["warmup"] * 4
+        assert not store.check([OWN])
+        assert session._active.controller._recording.recorder is None
+        gate.set()
+        threads[0].join(20)
+        run(session, training, 2)
+        assert int(store.get(OWN).split()[1]) > 0
+        assert threads[0] is not threading.current_thread()
+        assert len(threads) == 1

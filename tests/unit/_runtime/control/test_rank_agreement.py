@@ -1,0 +1,204 @@
+"""What ranks agree on: here they are objects of one process, with one store."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed
+import torch.testing._internal.distributed.fake_pg  # knows the backend "fake"
+
+from swapkit._runtime.control.rank_agreement import MOST_NAMED, PATIENCE_STEPS, Ranks, join_ranks
+from swapkit._runtime.control.rank_meetings import MeetingPlaces
+from swapkit.errors import InfeasibleBudget, InvalidDocument
+from swapkit.units import MOST_BYTES
+from tests.support import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+distributed: Any = torch.distributed
+FLOOR_BYTES = 2 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="swapkit")
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Two ranks, as far as torch knows: the other never comes."""
+    distributed.init_process_group("fake", store=distributed.HashStore(), rank=0, world_size=2)
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def make_ranks(count: int, store: Any = None) -> list[Ranks]:
+    shared = distributed.HashStore() if store is None else store
+    return [Ranks(MeetingPlaces(lambda: shared, rank=rank, count=count)) for rank in range(count)]
+
+
+def agree(ranks: Ranks, budget_bytes: int = 8 * MIB, floor_bytes: int = FLOOR_BYTES) -> bool:
+    return ranks.agree(budget_bytes, lambda: floor_bytes)
+
+
+def test_ranks_when_all_have_said_it_then_the_smallest_budget_is_everyones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second, third = all_ranks = make_ranks(3)
+    assert not agree(first, 8 * MIB, 1 * MIB)
+    assert not agree(second, 6 * MIB, 3 * MIB)
+    assert agree(third, 7 * MIB, 2 * MIB)
+    assert agree(first)
+    assert agree(second)
+    assert [each.find_budget(8 * MIB) for each in all_ranks] == [6 * MIB] * 3
+    said = "all 3 ranks agree: budget 6.00 MiB (rank 1), floor 3.00 MiB (rank 1)"
+    assert caplog.messages == [said] * 3
+
+
+def test_ranks_when_some_have_said_nothing_then_no_plan_and_the_floor_is_found_once() -> None:
+    first, second = make_ranks(2)
+    found = []
+
+    def find_floor() -> int:
+        found.append(FLOOR_BYTES)
+        return FLOOR_BYTES
+
+    for _ in range(3):
+        assert not first.agree(8 * MIB, find_floor)
+    assert agree(second, 4 * MIB)
+    assert first.agree(8 * MIB, find_floor)
+    assert first.agree(8 * MIB, find_floor)
+    assert first.find_budget(8 * MIB) == 4 * MIB
+    assert found == [FLOOR_BYTES]
+
+
+@pytest.mark.parametrize("count", [2, 3, MOST_NAMED + 3])
+def test_ranks_when_patience_ends_then_those_that_are_silent_are_named_and_one_goes_on(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make_ranks(count)[0]
+    for _ in range(PATIENCE_STEPS - 1):
+        assert not agree(first)
+    assert caplog.messages == []
+    assert agree(first)
+    assert agree(first)
+    assert first.find_budget(8 * MIB) == 8 * MIB
+    (message,) = caplog.messages
+    silent = {2: "rank 1", 3: "ranks 1, 2"}.get(count, "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more")
+    assert message == (
+        f"rank 0 plans for its own budget: in {PATIENCE_STEPS} recorded steps nothing came from "
+        f"{silent}, which may have no session that plans"
+    )
+
+
+def test_ranks_when_the_last_one_speaks_as_patience_ends_then_they_agree() -> None:
+    store = distributed.HashStore()
+    first, second = make_ranks(2, store)
+
+    class Late:
+        """Says that not all is there, and then that all is."""
+
+        def check(self, keys: list[str]) -> bool:
+            has_all = bool(store.check(keys))
+            if len(keys) == 2 and first._steps == PATIENCE_STEPS:
+                agree(second, 4 * MIB)
+            return has_all
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+    late: Any = Late()
+    first._place._find_store = lambda: late
+    assert [agree(first) for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
+    assert first.find_budget(8 * MIB) == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "1",
+        "0 5",
+        "8 -5",
+        "8 5 3",
+        " 8 5",
+        "8 5\n",
+        "8 05",
+        "8.0 5",
+        "\u0661 5",
+        f"{MOST_BYTES + 1} 5",
+        f"8 {MOST_BYTES + 1}",
+    ],
+)
+def test_ranks_when_one_says_something_else_then_refused_once_and_this_one_goes_on(
+    said: str,
+) -> None:
+    store = distributed.HashStore()
+    first = make_ranks(2, store)[0]
+    store.set("swapkit/0/0/rank-1", said)
+    with pytest.raises(InvalidDocument, match=r"^rank 1 says b.* of its budget: expected two"):
+        agree(first)
+    assert agree(first)
+    assert first.find_budget(8 * MIB) == 8 * MIB
+
+
+def test_ranks_when_a_floor_is_above_the_smallest_budget_then_all_say_whose_and_what_to_try() -> (
+    None
+):
+    all_ranks = make_ranks(3)
+    for ranks, budget, floor in zip(all_ranks, (8, 4, 6), (1, 2, 5), strict=True):
+        agree(ranks, budget * MIB, floor * MIB)
+    for ranks in all_ranks:
+        assert agree(ranks)
+        with pytest.raises(InfeasibleBudget) as caught:
+            ranks.find_budget(8 * MIB)
+        assert caught.value.least_bytes == 5 * MIB
+        assert str(caught.value) == (
+            "no plan fits the budget of all 3 ranks, 4.00 MiB (rank 1): the smallest that has one "
+            "on rank 2 is 5.00 MiB (5242880 bytes); try that on all ranks, a smaller batch or "
+            "shorter sequences"
+        )
+
+
+@pytest.mark.usefixtures("group")
+def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranks = join_ranks()
+    assert ranks is not None
+    assert not agree(ranks)
+    distributed.destroy_process_group()
+    assert agree(ranks)
+    assert agree(ranks)
+    assert ranks.find_budget(8 * MIB) == 8 * MIB
+    (message,) = caplog.messages
+    assert message.startswith("other ranks cannot be asked for their budgets, so none counts: ")
+
+
+@pytest.mark.usefixtures("group")
+def test_sessions_when_they_follow_each_other_then_each_agrees_anew() -> None:
+    shared = distributed.distributed_c10d._get_default_store()
+    for number in range(2):
+        ranks = join_ranks()
+        assert ranks is not None
+        assert not agree(ranks, 4 * MIB)
+        own, other = f"swapkit/0/{number}/rank-0", f"swapkit/0/{number}/rank-1"
+        assert shared.get(own) == f"{4 * MIB} {FLOOR_BYTES}".encode()
+        assert not shared.check([other])
+        shared.set(other, f"{3 * MIB} 0")
+        assert agree(ranks)
+        assert ranks.find_budget(4 * MIB) == 3 * MIB
+        ranks.leave()
+
+
+def test_ranks_when_there_are_no_others_then_none() -> None:
+    assert join_ranks() is None
+    distributed.init_process_group("fake", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert join_ranks() is None
+    finally:
+        distributed.destroy_process_group()

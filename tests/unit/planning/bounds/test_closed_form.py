@@ -1,0 +1,77 @@
+"""The bound without a solver, and what bytes cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from swapkit.planning.bounds.bound import Program
+from swapkit.planning.bounds.closed_form import closed_form_bound, exchange_rates
+from tests.support.problems import machine_for, random_problem
+from tests.unit.planning.bounds.test_bound import machine, make_problem, make_recomputable
+from tests.unit.planning.drawing import draw_case
+
+
+def test_closed_form_bound_when_everything_fits_then_plain_seconds() -> None:
+    assert closed_form_bound(make_problem(), machine(12, 1e-3)) == pytest.approx(8.0)
+
+
+def test_closed_form_bound_when_the_link_is_slow_then_what_is_not_hidden_both_ways() -> None:
+    # Four seconds each way, of which two and three are hidden.
+    assert closed_form_bound(make_problem(), machine(8, 1.0)) == pytest.approx(11.0)
+
+
+def test_closed_form_bound_when_recomputing_is_cheaper_then_it_is_mixed_with_hidden_copies() -> (
+    None
+):
+    problem = replace(make_recomputable([[0], [1]]), can_swap=np.array([False, True]))
+    # Of item 1, 4 bytes ready a second before slot 3, a quarter leaves; 3 bytes of item 0 remain.
+    assert closed_form_bound(problem, machine(8, 1.0)) == pytest.approx(8.0 + 0.25 * 3 / 4)
+
+
+@pytest.mark.parametrize("room", [3, 4])
+def test_closed_form_bound_when_the_host_is_too_small_then_infinite(room: int) -> None:
+    bound = closed_form_bound(make_problem(), machine(8, 4.0, host_bytes=room))
+    assert math.isinf(bound) == (room < 4)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_closed_form_bound_when_items_are_let_go_at_once_then_not_above_the_program(
+    seed: int,
+) -> None:
+    # Elsewhere it may be: it sees that only what has both left and been let go is freed.
+    problem, limits, _ = draw_case(seed, 30)
+    problem = replace(problem, releases=problem.readies)
+    relaxation = Program(problem, limits).solve()
+    seconds = math.inf if relaxation is None else relaxation.seconds
+    assert closed_form_bound(problem, limits) <= seconds * (1 + 1e-9)
+
+
+def test_closed_form_bound_when_memory_is_short_then_most_of_what_the_program_adds() -> None:
+    problem = random_problem(3, items=24, shuffle=0)
+    limits = machine_for(problem, 0.5, 1e9)
+    plain = float(problem.slot_seconds.sum())
+    relaxation = Program(problem, limits).solve()
+    assert relaxation is not None
+    assert closed_form_bound(problem, limits) - plain > 0.5 * (relaxation.seconds - plain) > 0
+
+
+def test_exchange_rates_when_classes_differ_then_the_cheapest_to_recompute_comes_first() -> None:
+    problem = make_recomputable([[0], [1]], classes=np.array([7, 3], np.int32))
+    problem = replace(problem, can_swap=np.array([True, False]))
+    limits = replace(machine(8, 4.0), in_bytes_per_second=2.0)
+    first, second = exchange_rates(problem, limits)
+    assert (first.class_number, first.items, first.nbytes) == (7, 1, 4)
+    assert first.recompute_seconds_per_byte == pytest.approx(0.25 / 4)
+    assert first.link_seconds_per_byte == pytest.approx(0.5)
+    assert second.recompute_seconds_per_byte == pytest.approx(0.5 / 4)
+    assert second.link_seconds_per_byte == math.inf
+
+
+def test_exchange_rates_when_a_class_cannot_be_recomputed_then_at_no_price() -> None:
+    (rate,) = exchange_rates(make_problem(), machine(8))
+    assert (rate.items, rate.nbytes) == (2, 8)
+    assert rate.recompute_seconds_per_byte == math.inf
