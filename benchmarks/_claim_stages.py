@@ -1,7 +1,7 @@
-"""The seeds' own models and pipelines, simulated: recorded on the meta device, planned, composed.
+"""The seed documents' models and pipelines, recorded on the meta device, composed and planned.
 
-A stage is recorded twice: as it is, and with `torch.utils.checkpoint` around every layer. The
-budget is what the second one needs at its peak, and the share on top that stands free there.
+A stage is recorded twice: unchanged, and with `torch.utils.checkpoint` around every layer. The
+budget is the peak of the second recording, plus the share that is free there.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 HARDWARE = "Ascend 910B"
 LATENCY_SECONDS = 10e-6
-# S3's models are cut out of GPT-175B; ours have the same width, heads and parameters a layer.
+# S3's models are parts of GPT-175B; ours have the same width, heads and parameters per layer.
 GPT = Shape(layers=8, width=12288, heads=96, key_heads=96, hidden=32768, vocabulary=50304)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The first stage of a pipeline, or all of a model; `layers`: of a chunk."""
+    """The first stage of a pipeline, or a whole model; `layers`: layers per chunk."""
 
     shape: Shape
     layers: int
@@ -59,7 +59,7 @@ S3_INTERLEAVED = Stage(
 
 
 def compose(stage: Stage, *, recompute: bool) -> Trace:
-    """Return the step of a stage; gradients are there before."""
+    """Return the trace of a stage's step; gradients exist before it."""
     is_whole = stage.stages == 1
     shape = replace(stage.shape, layers=stage.layers)
     model = build(shape, tokens=stage.tokens, is_first=is_whole, is_last=is_whole)
@@ -92,13 +92,13 @@ def _checkpointed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 def simulate_claim(
     stage: Stage, *, policy: str, spare: float, link_bytes_per_s: float
 ) -> dict[str, float | None]:
-    """Return the gains over full recompute; null: no plan fits.
+    """Return the gains over full recompute; `gain` None: no plan fits.
 
     Args:
-        stage: of the seed.
-        policy: of the planner.
-        spare: share of the memory that stands free under full recompute.
-        link_bytes_per_s: of each direction.
+        stage: the stage of the seed document.
+        policy: policy of the planner.
+        spare: share of the memory that is free under full recompute.
+        link_bytes_per_s: speed of the link, per direction.
     """
     plain, full = compose(stage, recompute=False), compose(stage, recompute=True)
     budget_bytes = int(measure_memory(full)[1] / (1 - spare))

@@ -1,8 +1,8 @@
-"""Trains the demo's model on command, in a process of its own: `_claim_training.py SETTING`.
+"""Training of the demo's model on command, in its own process: `_claim_training.py SETTING`.
 
 SETTING is JSON: `size`, `threads`, `recompute` (every block, by torch), `policy` and `limit_bytes`
-of a session or null, `bytes_per_s` of the link, 0: as fast as memory. Each line on stdin is a
-number of steps to train; the answer is one line of JSON. The parameters' digest comes with each.
+of a session (null: none), `bytes_per_s` of the link (0: as fast as memory). Each line on stdin is a
+number of steps to train; each answer is one line of JSON, including a digest of the parameters.
 """
 
 from __future__ import annotations

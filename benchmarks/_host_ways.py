@@ -1,4 +1,4 @@
-"""The demo's model, trained in one way or another, and what the thread that trains takes for it."""
+"""Ways to train the demo's model, and the CPU time of the training thread for each."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     Check = Callable[[], None]
 
 RESCUE = "rescue"
-SESSIONS = 5  # until one has to hold the plan that it is given
-SETTLING_STEPS = 24  # until a session has to be stable, with a plan that
-HELD_STEPS = 4  # has held so long
-UNTIMED_STEPS = 2  # of each turn: what was cached for another way is not this one's
+SESSIONS = 5  # attempts to find a plan that holds in a session that is given it
+SETTLING_STEPS = 24  # most steps until a session is stable, with a plan unchanged
+HELD_STEPS = 4  # for this many steps
+UNTIMED_STEPS = 2  # at the start of each turn: caches hold another way's data
 LEAST_BYTES = 1024  # of storages that sessions move
-WINDOW = 40  # slots before its need that a copy back may start
+WINDOW = 40  # a copy back may start at most this many slots before the use
 
 
 class Times(NamedTuple):
-    """CPU time of the thread that trains, in microseconds."""
+    """CPU time of the training thread, in microseconds."""
 
     forward_us: float
     backward_us: float
@@ -56,12 +56,12 @@ class Times(NamedTuple):
 
     @property
     def both_us(self) -> float:
-        """Forward and backward."""
+        """Forward plus backward."""
         return self.forward_us + self.backward_us
 
 
 class Counts(NamedTuple):
-    """What a way does in each of its steps."""
+    """The work of a way in each of its steps."""
 
     swapped_bytes: float = 0.0
     recomputed: float = 0.0  # operators, or parts of the model
@@ -74,14 +74,14 @@ def make_size(layers: int, dim: int, tokens: int) -> ModelSize:
 
 
 def leave(_: object = None) -> None:
-    """Change and check nothing."""
+    """Do nothing."""
 
 
 class Training:
-    """A model of its own, trained with one batch."""
+    """A model that is trained with one batch."""
 
     def __init__(self, size: ModelSize, change: Callable[[LanguageModel], object] = leave) -> None:
-        """Build the model, and let `change` decide how it is trained."""
+        """Build the model; `change` may modify it, for example to recompute its blocks."""
         torch.manual_seed(0)
         self.model = LanguageModel(size)
         change(self.model)
@@ -92,7 +92,7 @@ class Training:
         return next_byte_loss(self.model, self._windows)
 
     def step(self, scope: Scope = contextlib.nullcontext, check: Check = leave) -> Times:
-        """Train, forward inside `scope`; call `check` between backward and the optimizer."""
+        """Train one step, with forward inside `scope`; call `check` before the optimizer."""
         begin = time.thread_time_ns()
         with scope():
             loss = self.loss()
@@ -113,7 +113,7 @@ class Way(Protocol):
     counts: Counts
 
     def run(self, steps: int) -> list[Times]:
-        """Train some steps that do not count, then these."""
+        """Train some untimed steps, then `steps` timed ones."""
 
 
 class Plain:
@@ -131,11 +131,11 @@ class Plain:
 
 
 class NotAsPlanned(RuntimeError):
-    """A session does not do what is to be measured."""
+    """A session does not run as the measurement requires."""
 
 
 class InSession:
-    """Training in sessions that follow one plan, which the first of them has found."""
+    """Training in sessions that follow one plan; the constructor finds it."""
 
     def __init__(
         self, name: str, training: Training, policy: str | Policy, limit_bytes: int
@@ -143,7 +143,7 @@ class InSession:
         """Find the plan.
 
         Raises:
-            NotAsPlanned: there is none.
+            NotAsPlanned: there is no plan that holds.
         """
         self._name = name
         self._training = training
@@ -153,10 +153,10 @@ class InSession:
         self.counts = Counts()
 
     def run(self, steps: int) -> list[Times]:
-        """Train, as the plan says.
+        """Train under the plan.
 
         Raises:
-            NotAsPlanned: a step went another way, or the session planned anew or rescued.
+            NotAsPlanned: a step deviated from the plan, or the session replanned or rescued.
         """
         with self._enter(self._plan) as session:
             for _ in range(UNTIMED_STEPS):
@@ -176,10 +176,10 @@ class InSession:
         )
 
     def _find_plan(self) -> Plan:
-        """Return a plan that holds in a session that is given it, as that of each turn is."""
+        """Return a plan that holds in a session that is given it, as in each turn."""
         plan: Plan | None = None
         for _ in range(SESSIONS):
-            self._training.step()  # a turn comes behind steps without a budget
+            self._training.step()  # as in a turn, which follows steps without a budget
             with planning_at_once(), self._enter(plan) as session:
                 given = plan
                 plan = self._settle(session)
@@ -188,7 +188,7 @@ class InSession:
         raise self._refuse(f"no plan that holds in {SESSIONS} sessions", session)
 
     def _settle(self, session: Session) -> Plan:
-        """Train until a plan has held in some steps in a row; return it."""
+        """Train until a plan has held for `HELD_STEPS` steps in a row; return it."""
         former, held = (0, 0), 0
         for _ in range(SETTLING_STEPS):
             self._training.step()
@@ -200,7 +200,7 @@ class InSession:
         raise self._refuse(f"no plan that holds after {SETTLING_STEPS} steps", session)
 
     def _check_step(self, session: Session) -> None:
-        """Check between backward and the optimizer that everything went as recorded."""
+        """Check between backward and the optimizer that the step followed the plan."""
         if self._plan is None:
             return
         assert self._plan.trace is not None
@@ -231,10 +231,10 @@ def _count(before: SessionStats, after: SessionStats, steps: int) -> Counts:
 
 
 class InTurn:
-    """A policy: so with the first storage that can be moved, so with the next, and over again."""
+    """A policy that applies its actions to the movable storages in rotation."""
 
     def __init__(self, *actions: int) -> None:
-        """Choose among `KEEP`, `SWAP` and `RECOMPUTE`; what cannot be done is not."""
+        """Take actions `KEEP`, `SWAP` or `RECOMPUTE`; an impossible action becomes `KEEP`."""
         self._actions = actions
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
@@ -248,7 +248,7 @@ class InTurn:
 
 
 class Counting(Passing):
-    """Counts operators."""
+    """Dispatch mode that counts operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -266,7 +266,7 @@ class Counting(Passing):
 
 
 class Step(NamedTuple):
-    """What a step consists of."""
+    """Operators and saved tensors of a step."""
 
     forward_operators: int
     backward_operators: int
@@ -289,12 +289,12 @@ def count_step(training: Training) -> Step:
     return Step(forward.operators, backward.operators, saved)
 
 
-def identity(value: Any) -> Any:  # noqa: ANN401 - a hook gets and returns anything
+def identity(value: Any) -> Any:  # noqa: ANN401 - a hook takes and returns anything
     return value
 
 
 def checkpoint_by_torch(model: LanguageModel, *, saves: frozenset[object] = frozenset()) -> None:
-    """Recompute each block; under torch's selective checkpoint if the results of some are saved."""
+    """Recompute each block with torch; `saves`: operators for its selective checkpoint."""
 
     def decide(_: object, operator: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:
         is_saved = operator in saves
@@ -308,6 +308,6 @@ def checkpoint_by_torch(model: LanguageModel, *, saves: frozenset[object] = froz
 
 
 def checkpoint_by_swapkit(model: LanguageModel, *, save: tuple[str, ...] = ()) -> None:
-    """Recompute each block, but for the operators that `save` names."""
+    """Recompute each block, except for the operators that `save` names."""
     for block in model.blocks:
         swapkit.checkpoint(block, save=save)

@@ -1,7 +1,7 @@
-"""Trains on command: `_optimizer_step.py plain|offloaded OPTIMIZER WIDTH LAYERS`.
+"""Training on command: `_optimizer_step.py plain|offloaded OPTIMIZER WIDTH LAYERS`.
 
-The pool is below torch in both kinds. Each line on stdin is one step to train; the answer is one
-line of JSON: the seconds of the whole step and of the optimizer's part, and the pool's peaks.
+Both kinds use swapkit's pool. Each line on stdin is one step to train; the answer is one line of
+JSON: the seconds of the whole step and of the optimizer's part, and the pool's peaks.
 """
 
 from __future__ import annotations

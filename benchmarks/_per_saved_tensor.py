@@ -1,4 +1,4 @@
-"""What ways to run a step cost for each saved tensor: measured in turns, over the plain way."""
+"""Cost per saved tensor of several ways to run a step, measured in turns, over the plain way."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ PLAIN = "plain"
 
 
 class Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The least that a mode does."""
+    """A dispatch mode that does nothing."""
 
     def __torch_dispatch__(
         self,
@@ -32,11 +32,11 @@ class Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def measure_ways(
     ways: Mapping[str, Callable[[], float]], *, rounds: int, saves: int
 ) -> dict[str, float]:
-    """Return for each way but the plain one, microseconds a saved tensor beyond that.
+    """Return the microseconds per saved tensor of each way beyond the plain way.
 
     Args:
-        ways: each runs a step and returns its seconds; one is `PLAIN`.
-        rounds: in each of which every way runs once.
+        ways: functions that run a step and return its seconds; one is `PLAIN`.
+        rounds: number of rounds; every way runs once in each.
         saves: tensors that a step saves.
     """
     seconds: defaultdict[str, list[float]] = defaultdict(list)
@@ -54,12 +54,12 @@ def measure_ways(
 def run_command(
     description: str, measure: Callable[[int], dict[str, float]], *, rounds: int
 ) -> None:
-    """Measure as the command line says, and print it.
+    """Measure with options from the command line, and print the figures.
 
     Args:
-        description: of the benchmark.
-        measure: returns the figures of so many rounds.
-        rounds: when the command line names no number.
+        description: description of the benchmark.
+        measure: returns the figures for a number of rounds.
+        rounds: default number of rounds.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds)

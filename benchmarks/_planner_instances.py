@@ -1,4 +1,4 @@
-"""Steps to plan for, recorded on the meta device, and the budgets and links to plan them for."""
+"""Steps to plan, recorded on the meta device, with budgets and links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One microbatch of a part of a model. `length`: tokens of it, if fewer than there may be."""
+    """One microbatch of a part of a model. `length`: its tokens, if fewer than `tokens`."""
 
     shape: str
     layers: int
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A step of one stage. `lengths`: tokens of each microbatch, instead of the part's."""
+    """A step of one stage. `lengths`: tokens of each microbatch; empty: those of the part."""
 
     name: str
     part: Part
@@ -51,7 +51,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A step, and the machine that is to run it. `share`: of the activations' peak."""
+    """A step and its machine. `share`: share of the activations' peak that fits the budget."""
 
     workload: Workload
     link_gb_per_s: int
@@ -76,7 +76,7 @@ class Instance:
 
 @cache
 def record_part(part: Part) -> Trace:
-    """Record a microbatch; gradients are there before, as frameworks keep them between steps."""
+    """Record a microbatch; gradients exist before it, as frameworks keep them between steps."""
     shape = cut_layers(SHAPES[part.shape], part.layers)
     model = build(shape, tokens=part.tokens, is_first=part.is_first, is_last=part.is_last)
     for parameter in model.parameters():
@@ -106,7 +106,7 @@ def compose(workload: Workload) -> Trace:
 
 
 def measure_memory(trace: Trace) -> tuple[int, int]:
-    """Return the bytes that are there before the step, and the most that are without a plan."""
+    """Return the bytes allocated before the step, and the peak of the step without a plan."""
     changes = [0] * (len(trace.operators) + 1)
     for storage in trace.storages:
         changes[max(storage.birth, 0)] += storage.nbytes
@@ -123,14 +123,14 @@ def measure_memory(trace: Trace) -> tuple[int, int]:
 
 
 def list_instances() -> Iterator[Instance]:
-    """Return all instances; those of a workload one after the other."""
+    """Yield all instances, grouped by workload."""
     yield from _singles()
     yield from _pipelines()
     yield from _irregular()
 
 
 def list_quick_instances() -> Iterator[Instance]:
-    """Return a few small ones of every kind."""
+    """Yield a few small instances of every kind."""
     tiny = Part(shape="tiny", layers=4, tokens=1024)
     inner = Part(shape="tiny", layers=2, tokens=1024, is_first=False, is_last=False)
     experts = Part(shape="tiny-moe", layers=3, tokens=1024)
@@ -235,7 +235,7 @@ def _irregular() -> Iterator[Instance]:
 
 
 def list_timed(*, quick: bool) -> dict[str, Instance]:
-    """Return what planning is timed with: about 500 slots and 256 items, and 2,500 and 1,280."""
+    """Return the instances to time: about 500 slots and 256 items, and 2,500 and 1,280."""
     if quick:
         tiny = Part(shape="tiny", layers=4, tokens=1024)
         workload = Workload(name="tiny", part=tiny)

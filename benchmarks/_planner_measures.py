@@ -1,4 +1,4 @@
-"""What is measured of a plan."""
+"""Measurements of plans."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 Figures: TypeAlias = dict[str, float | int | str | None]
 
 _IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+(\.|$)")
-EXACT_SECONDS = 1.0  # for each random problem
-LEAST_SHARE_MORE = 0.02  # of the activations, above the least budget that can be planned for
+EXACT_SECONDS = 1.0  # search time for each random problem
+LEAST_SHARE_MORE = 0.02  # share of the activations added to the smallest feasible budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One instance's figures. `share`: of the activations' peak that the budget leaves."""
+    """One instance's figures. `share`: share of the activations' peak that fits the budget."""
 
     instance: Instance
-    is_as_asked: bool  # the budget; otherwise it is the least possible one, and a little more
+    is_as_asked: bool  # the budget; False: it is a little above the smallest feasible one
     share: float
     slots: int
     items: int
@@ -49,7 +49,7 @@ class Row:
     full_seconds: float  # with full recompute
     bound_seconds: float
     seconds: float
-    swapped_share: float  # bytes out, of those of all items
+    swapped_share: float  # bytes copied out over the bytes of all items
     planning_seconds: float
     violations: tuple[str, ...]
 
@@ -70,7 +70,7 @@ class Row:
 
 
 def full_recompute_seconds(trace: Trace) -> float:
-    """Return what a step takes when each layer's forward runs again before its backward."""
+    """Return the seconds of a step when each layer's forward runs again before its backward."""
     again = sum(
         each.seconds
         for each in trace.operators
@@ -80,7 +80,7 @@ def full_recompute_seconds(trace: Trace) -> float:
 
 
 def measure_instances(instances: Iterable[Instance]) -> Iterator[Row]:
-    """Plan for each instance; a step is composed once for neighbours that share it."""
+    """Plan for each instance; neighbouring instances with the same step share its trace."""
     workload, trace = None, None
     for instance in instances:
         if trace is None or instance.workload != workload:
@@ -111,7 +111,7 @@ def measure_instance(instance: Instance, trace: Trace) -> Row:
 
 
 def plan_within(machine: Machine, trace: Trace) -> tuple[Machine, Plan, float]:
-    """Plan, for a little more than the least possible budget if the machine's is less than that."""
+    """Plan; if the machine's budget is infeasible, use a little more than the smallest feasible."""
     begin = time.perf_counter()
     try:
         plan = make_plan(trace, machine)
@@ -125,7 +125,7 @@ def plan_within(machine: Machine, trace: Trace) -> tuple[Machine, Plan, float]:
 
 
 def measure_exact(count: int, most_items: int) -> Figures:
-    """Compare plans with the best that is known of random problems, and name the worst."""
+    """Compare plans with the best known schedules of random problems, and name the worst."""
     pairs: list[tuple[float, int]] = []
     proven = infeasible = seed = 0
     while len(pairs) < count:
@@ -139,7 +139,7 @@ def measure_exact(count: int, most_items: int) -> Figures:
         seconds = simulate(trace, plan, machine).prediction.seconds
         best_seconds, is_proven = find_best(lower(trace), machine)
         proven += is_proven
-        # Where it is not proven, the plan itself may be the best known.
+        # If the best is not proven optimal, the plan itself may be the best known.
         pairs.append((seconds / (best_seconds if is_proven else min(best_seconds, seconds)), seed))
     gaps = [ratio - 1 for ratio, _ in pairs]
     return {
@@ -154,10 +154,10 @@ def measure_exact(count: int, most_items: int) -> Figures:
 
 
 def find_best(problem: Problem, machine: Machine) -> tuple[float, bool]:
-    """Return the seconds of the best schedule that is known, and whether there is none better.
+    """Return the seconds of the best known schedule, and whether it is proven optimal.
 
-    Up to about ten items that is the optimum; else what the same search finds in the time, or
-    planning with much more effort.
+    With up to about ten items it is the optimum. Otherwise it is the better result of the same
+    search, stopped by its time limit, and of planning with much more effort.
     """
     exact = solve_exact(problem, machine, time_limit_s=EXACT_SECONDS)
     if exact.is_proven:
@@ -170,7 +170,7 @@ def find_best(problem: Problem, machine: Machine) -> tuple[float, bool]:
 
 
 def measure_planning(instances: dict[str, Instance]) -> Figures:
-    """Return how long planning takes: of each instance the median of three times."""
+    """Return the planning time of each instance: the median of three times."""
     figures: Figures = {}
     for size, instance in instances.items():
         trace = compose(instance.workload)

@@ -1,7 +1,7 @@
-"""Decoders on the meta device, as they run on an accelerator: nothing is computed or allocated.
+"""Decoders on the meta device that record as on an accelerator, without computing or allocating.
 
-Layer norm and flash attention are called as the single kernels that they are there; torch would
-take them apart on the meta device, and what autograd saves would be another set of tensors.
+Layer norm and flash attention are called as the single kernels of an accelerator. On the meta
+device torch would decompose them, and autograd would save a different set of tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large a decoder is; `experts`: of each MLP, 0: it has none."""
+    """The size of a decoder; `experts`: experts per MLP, 0: none."""
 
     layers: int
     width: int
@@ -45,7 +45,7 @@ SHAPES = {
 
 
 def cut_layers(shape: Shape, layers: int) -> Shape:
-    """Return the shape of a part with so many layers."""
+    """Return the shape of a part with `layers` layers."""
     return replace(shape, layers=layers)
 
 
@@ -78,7 +78,7 @@ class Attention(nn.Module):
 
 
 class Gated(nn.Module):
-    """The gated MLP."""
+    """A gated MLP."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Gated(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated MLPs, each for the tokens routed to it: how many is drawn for every call."""
+    """Gated MLPs, each for the tokens routed to it; every call draws their numbers."""
 
     def __init__(self, shape: Shape, draw: random.Random) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Experts(nn.Module):
         return torch.zeros_like(flat).index_add(0, rows, made).view(x.shape)
 
     def route(self, rows: int) -> list[int]:
-        """Draw how many rows each expert gets: between a third and 5/3 of its share."""
+        """Draw the number of rows of each expert: between 1/3 and 5/3 of its share."""
         shares = [self.draw.uniform(1, 5) for _ in self.experts]
         sizes = [int(rows * share / sum(shares)) for share in shares]
         sizes[-1] += rows - sum(sizes)
@@ -118,7 +118,7 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, each behind a norm and beside a residual path."""
+    """Attention and an MLP, each after a norm and with a residual connection."""
 
     def __init__(self, shape: Shape, draw: random.Random) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder, or a part of one: the first has the embedding, the last the head and the loss."""
+    """A decoder or a part of one; the first has the embedding, the last the head and the loss."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -150,7 +150,7 @@ class Decoder(nn.Module):
         self.register_buffer("sine", torch.empty(tokens, head))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the loss, or what the next part takes."""
+        """Return the loss, or the input of the next part."""
         tokens = x.shape[1]
         if self.embedding is not None:
             x = self.embedding(x)
@@ -170,7 +170,7 @@ def build(shape: Shape, *, tokens: int, is_first: bool = True, is_last: bool = T
 
 
 def make_inputs(model: Decoder, width: int, *, batch: int, tokens: int) -> dict[str, Any]:
-    """Return what a part takes; `gradient`: what its backward begins with, None for a loss."""
+    """Return the inputs of a part; `gradient`: gradient of its output, None for a loss."""
     numbers = torch.empty(batch, tokens, dtype=torch.long, device="meta")
     states = torch.empty(batch, tokens, width, dtype=DTYPE, device="meta")
     is_first, is_last = model.embedding is not None, model.head is not None
@@ -182,6 +182,6 @@ def make_inputs(model: Decoder, width: int, *, batch: int, tokens: int) -> dict[
 
 
 def run(model: Decoder, inputs: dict[str, Any]) -> None:
-    """Run forward and backward of one microbatch; the result is sent on and gone in between."""
+    """Run forward and backward of one microbatch; free its output in between, as if sent on."""
     edge = torch.autograd.graph.get_gradient_edge(model(inputs["x"], inputs["labels"]))
     torch.autograd.backward(edge, inputs["gradient"])

@@ -14,11 +14,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """An operator of the forward: which results it reads, which of them its backward reads."""
+    """A forward operator: the results that it reads, and those that its backward reads."""
 
     layer: int
     seconds: float
-    nbytes: int  # of its result
+    nbytes: int  # size of its result
     reads: tuple[int, ...]
     saves: tuple[int, ...]
     is_repeatable: bool
@@ -27,8 +27,8 @@ class _Node:
 def make_random_step(seed: int, most_items: int) -> tuple[Trace, Machine]:
     """Return a step of 8 to `most_items` operators in layers, and a machine with too little memory.
 
-    Numbers are equally likely on a scale of logarithms. Results have 1 to 64 MiB; the link moves
-    all of them within 0.3 to 3 times half the step.
+    The number of operators is log-uniform. Results have 1 to 64 MiB; the link moves all of them
+    within 0.3 to 3 times half the step.
     """
     draw = random.Random(seed)
     least = min(8, most_items)
@@ -126,7 +126,7 @@ def _to_trace(nodes: list[_Node], draw: random.Random) -> Trace:
 
 
 def _activation_bytes(trace: Trace) -> tuple[int, int]:
-    """Return about the least that a step has to have at once, and the most that it has."""
+    """Return roughly the minimum memory of a step, and its peak without a plan."""
     changes = [0] * (len(trace.operators) + 1)
     for storage in trace.storages:
         changes[storage.birth] += storage.nbytes

@@ -1,4 +1,4 @@
-"""The models that sessions are measured on: the demo's, and small ones of `transformers`."""
+"""The models for session benchmarks: the demo's, and small ones of `transformers`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BATCH, TOKENS = 6, 256
 
 @dataclass(frozen=True)
 class Job:
-    """A model and its batch. `loss`: runs forward."""
+    """A model and its batch. `loss` runs forward."""
 
     make: Callable[[], torch.nn.Module]
     loss: Callable[[torch.nn.Module], torch.Tensor]
 
 
 class Training:
-    """A job from its first step on."""
+    """The training of a job."""
 
     def __init__(self, job: Job) -> None:
         torch.manual_seed(0)
@@ -37,7 +37,7 @@ class Training:
         self._loss = job.loss
 
     def step(self) -> float:
-        """Train a step on the same batch each time; return the loss."""
+        """Train one step, always on the same batch; return the loss."""
         torch.manual_seed(0)
         loss = self._loss(self.model)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Measures a scheduler's tiers: `_tier_scheduler.py host|disk FOLDER [OPTIONS]`, for `tiers.py`.
+"""Measurement of a scheduler's tiers for `tiers.py`: `_tier_scheduler.py host|disk FOLDER [...]`.
 
-Prints one line of JSON. "host" copies odd sizes to the host. "disk" writes and reads over the disk
-tier, `dd` and, if it is there, fio, which take turns.
+Prints one line of JSON. "host" copies odd sizes to the host. "disk" writes and reads with the disk
+tier, `dd` and, if installed, fio, in turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swapkit.ir.plans import Tier
 
 COPIES = 1000
 LEAST_BYTES, MOST_BYTES = 4 << 10, 512 << 10
-WINDOW = 8  # copies that the host has room for while the disk is measured
+WINDOW = 8  # copies that fit on the host during the disk measurement
 WAYS = ("write", "read")
 OTHERS = ("dd", "fio")
 
@@ -35,10 +35,10 @@ Figures = dict[str, Any]
 
 
 class Device:
-    """A piece of memory that everything is copied from and to, and the scheduler's end of it."""
+    """A block of memory that is the source and target of all copies, with its backend."""
 
     def __init__(self, nbytes: int) -> None:
-        """Fill it with noise, which no disk can make smaller."""
+        """Fill the memory with random bytes, which a disk cannot compress."""
         self._shim = load_shim()
         self.backend = Backend.cpu()
         self.drop_owner = self._shim.drop_address
@@ -87,7 +87,7 @@ def send(device: Device, group: Group) -> bool:
 
 
 def fill_host(device: Device, sizes: list[int], folder: Path | None) -> float:
-    """Return the memory taken for copies of these sizes over what they have."""
+    """Return the memory reserved for copies of these sizes over their total size."""
     scheduler = device.scheduler(disk=folder)
     groups = [Group(scheduler, nbytes, Tier.HOST) for nbytes in sizes]
     for group in groups:
@@ -97,14 +97,14 @@ def fill_host(device: Device, sizes: list[int], folder: Path | None) -> float:
 
 
 def fill_limited(device: Device, sizes: list[int], limit_bytes: int) -> Figures:
-    """Copy until nothing fits, and beyond; look at the limit after every copy."""
+    """Copy more than fits, and check the limit after every copy."""
     scheduler = device.scheduler(host_limit_bytes=limit_bytes)
     groups = [Group(scheduler, nbytes, Tier.ANY) for nbytes in sizes]
     refused, most_bytes = 0, 0
     for index, group in enumerate(groups):
         refused += not send(device, group)
         most_bytes = max(most_bytes, scheduler.stats().host_reserved_bytes)
-        if index % 3 == 0:  # holes, so that what is free lies scattered
+        if index % 3 == 0:  # free some copies, so that free memory is fragmented
             groups[index // 2] = Group(scheduler, sizes[index // 2], Tier.ANY)
     most_bytes = max(most_bytes, scheduler.stats().host_peak_bytes)
     return {
@@ -131,14 +131,14 @@ def measure_host(folder: Path) -> Figures:
 
 
 class Contender:
-    """Something that writes a number of bytes and reads them again, over the same space."""
+    """A program that writes a number of bytes and reads them back, always in the same space."""
 
     def write(self) -> float:
-        """Return the seconds that it took."""
+        """Write; return the seconds."""
         raise NotImplementedError
 
     def read(self) -> float:
-        """Return the seconds that it took."""
+        """Read; return the seconds."""
         raise NotImplementedError
 
 
@@ -185,7 +185,7 @@ class Tiers(Contender):
 
 
 class Dd(Contender):
-    """`dd`, past the page cache."""
+    """`dd` with direct I/O."""
 
     def __init__(self, folder: Path, copies: int, copy_bytes: int) -> None:
         self._file = folder / "dd"
@@ -204,7 +204,7 @@ class Dd(Contender):
 
 
 class Fio(Contender):
-    """fio, with 16 requests of 4 MiB under way."""
+    """fio, with 16 requests of 4 MiB in flight."""
 
     def __init__(self, folder: Path, copies: int, copy_bytes: int) -> None:
         self._nbytes = copies * copy_bytes
@@ -234,7 +234,7 @@ class Fio(Contender):
 
 
 def list_contenders(folder: Path, *, copies: int, copy_bytes: int) -> dict[str, Contender]:
-    """Return those that are there, by name, swapkit first."""
+    """Return the available contenders by name, swapkit first."""
     contenders: dict[str, Contender] = {
         "disk": Tiers(folder, copies, copy_bytes),
         "dd": Dd(folder, copies, copy_bytes),
@@ -245,7 +245,7 @@ def list_contenders(folder: Path, *, copies: int, copy_bytes: int) -> dict[str, 
 
 
 def measure_disk(folder: Path, options: argparse.Namespace) -> Figures:
-    """Let all take turns; the first round only makes the files."""
+    """Run all contenders in turns; the first round only creates the files."""
     contenders = list_contenders(folder, copies=options.copies, copy_bytes=options.copy_bytes)
     nbytes = options.copies * options.copy_bytes
     speeds: defaultdict[str, list[float]] = defaultdict(list)
@@ -264,7 +264,7 @@ def measure_disk(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 def compare(name: str, way: str, speeds: dict[str, list[float]]) -> Figures:
-    """Return another contender's median, and the median of the ratios to it; null: not there."""
+    """Return another contender's median, and our median ratio to it; None: not installed."""
     theirs = speeds.get(f"{name}_{way}", [])
     ratios = [a / b for a, b in zip(speeds[f"disk_{way}"], theirs, strict=False)]
     return {

@@ -1,8 +1,8 @@
-"""Trains the demo's model and prints what it took: `_tier_training.py SIZE STEPS [OPTIONS]`.
+"""Training of the demo's model with memory measurement: `_tier_training.py SIZE STEPS [OPTIONS]`.
 
-OPTIONS are those of `swapkit.budget`, as JSON; without them there is the pool and no budget. Prints
-one line of JSON: the pool's peak, the process's peak of resident bytes while training, the median
-seconds of a step, and a digest of the parameters.
+OPTIONS are those of `swapkit.budget`, as JSON; without them the pool is used without a budget.
+Prints one line of JSON: the pool's peak, the process's peak of resident bytes during training, the
+median seconds of a step, and a digest of the parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     training = Training(SIZES[size], seed=0, recompute=False)
     options = json.loads(rest[0]) if rest else {}
     session = swapkit.budget(**options) if options else None
-    Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak of resident bytes
     swapkit.reset_peak_memory_stats()
     seconds = []
     with session or nullcontext():

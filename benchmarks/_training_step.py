@@ -1,7 +1,7 @@
-"""Times training steps on command, in a process of its own: `_training_step.py plain|pool SIZE`.
+"""Training steps timed on command, in their own process: `_training_step.py plain|pool SIZE`.
 
-Each line on stdin is one step to train; the answer is its seconds on stdout. The training is the
-demo's. "pool" puts swapkit's pool below torch first; "plain" imports nothing of it.
+Each line on stdin is one step to train; the answer on stdout is its seconds. The training is the
+demo's. "pool" installs swapkit's pool first; "plain" imports nothing of it.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""How many bytes activation offloading copies out, beside how many distinct ones there are.
+"""Bytes that activation offloading copies out, relative to the distinct saved bytes.
 
 One forward and backward pass of the demo's Llama-style model, in fp32 and under bf16 autocast. A
-hook of this file's own counts what autograd saves: each storage at each version once, without
-parameters, buffers, and the copies of weights that autocast makes and keeps. `swapkit.offload()`
-should copy exactly these bytes. Beside it, on the same model, what others copy:
+saved tensor hook in this file counts each storage at each version once, without parameters, buffers
+and the copies of weights that autocast makes and keeps. `swapkit.offload()` should copy exactly
+these bytes. For comparison, the bytes that other libraries copy on the same model:
 
-- torchtune and TRL: bytes of the copies that their managers' pack hooks make, over the pretended
+- torchtune and TRL: bytes of the copies that their managers' pack hooks make, over the simulated
   GPU of `tests/conformance/rivals.py`; installed by `pip install '.[rivals]'`;
-- save_on_cpu: bytes of every saved tensor, which is what it copies on a device.
+- save_on_cpu: bytes of every saved tensor, all of which it copies on a device.
 
-A ratio above 1: storages are copied more than once, or weights are copied. Below 1: something that
-could move stays on the device, such as what TRL takes for a duplicate. Storages below 1024 bytes
+A ratio above 1: storages are copied more than once, or weights are copied. Below 1: some movable
+storages stay on the device, such as those that TRL treats as duplicates. Storages below 1024 bytes
 stay in all of them but save_on_cpu, and are not counted.
 `--json FILE` writes one flat object: `fp32_distinct_bytes`, `fp32_swapkit_bytes`,
-`fp32_swapkit_ratio`, ..., `bf16_save_on_cpu_ratio`; null where something is not installed.
+`fp32_swapkit_ratio`, ..., `bf16_save_on_cpu_ratio`; null where a library is not installed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 class WeightCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the copies of weights that autocast makes."""
+    """Dispatch mode that collects the copies of weights that autocast makes."""
 
     def __init__(self, states: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ class WeightCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the copies that are made while it is on."""
+    """Dispatch mode that counts the bytes of copies."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,11 +123,11 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def count_saved(training: Training, precision: str) -> tuple[int, int]:
-    """Return the distinct bytes that are saved, and those of all saved tensors."""
+    """Return the distinct saved bytes, and the total bytes of all saved tensors."""
     states = training.state_storages()
     casts = WeightCasts(states)
     storages: dict[tuple[int, int], int] = {}
-    kept: list[torch.Tensor] = []  # so that no address is used twice
+    kept: list[torch.Tensor] = []  # keep tensors alive so that no address is reused
     all_bytes = 0
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -155,14 +155,14 @@ def count_swapkit(training: Training, precision: str) -> int:
 
 
 def count_manager(training: Training, precision: str, module: str, *, streams: bool) -> int | None:
-    """Return the bytes that a library's manager copies when tensors are saved; None: not there."""
+    """Return the bytes that a library's manager copies when packing; None: not installed."""
     rivals: Any = import_module("tests.conformance.rivals")
     manager = rivals.manager_of(module)
     if manager is None:
         return None
     with rivals.gpu_in_sight():
         hooks = manager(use_pin_memory=False, use_streams=streams, min_offload_size=LEAST_BYTES)
-    if hasattr(hooks, "update_model_params"):  # so that it knows what not to move
+    if hasattr(hooks, "update_model_params"):  # it must not move parameters
         hooks.update_model_params(training.model)
     copies = Copies()
     pack = hooks.pack_hook
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--size", choices=tuple(SIZES), default="tiny", help="of the model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT))  # for the rivals' pretended GPU
+    sys.path.insert(0, str(ROOT))  # for the simulated GPU in tests/
     swapkit.install()
     figures = measure(Training(options.size))
     print_table(figures, options.size)

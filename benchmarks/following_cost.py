@@ -1,17 +1,16 @@
-"""What following a plan costs the thread that trains, beside a session without one.
+"""Cost of following a plan for the training thread, compared with a session without a plan.
 
-A module that is a chain of `sin` on small tensors, one saved tensor an operator, forward and
-backward, one compute thread; the rounds are interleaved. Microseconds for each saved tensor, that
-is two events, over the plain run:
+The module is a chain of `sin` on small tensors with one saved tensor per operator; forward and
+backward, one compute thread, interleaved rounds. Microseconds for each saved tensor (two events)
+over the plain run:
 
 - session: inside `swapkit.budget(..., policy="rescue")`, memory far from full;
-- keep: following a plan that keeps everything: what every event pays;
-- offload: `swapkit.offload()`: copied out, released, copied back (4 KiB: the copies are included);
-- swap: following a plan that swaps everything, likewise;
-- watch: following a plan that recomputes the first operator alone: what the others pay for being
-  seen;
-- mode: a session, and a dispatch mode of torch that does nothing: the least that seeing costs;
-- recompute: following a plan that recomputes every second operator, running these included.
+- keep: following a plan that keeps everything: the cost of each event;
+- offload: `swapkit.offload()`: copied out, released, copied back (4 KiB, copies included);
+- swap: following a plan that swaps everything, copies included;
+- watch: following a plan that recomputes only the first operator: the cost of watching the others;
+- mode: a session, and a torch dispatch mode that does nothing: the minimum cost of watching;
+- recompute: following a plan that recomputes every second operator, recomputation included.
 
 `--json FILE` writes one flat object: `session_us`, `keep_us`, ...
 """
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 SAVES = 400
-ELEMENTS = 1024  # 4 KiB a tensor
+ELEMENTS = 1024  # 4 KiB per tensor
 
 
 class Chain(torch.nn.Module):
-    """Operators that save one tensor each."""
+    """A chain of operators that save one tensor each."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(SAVES):
@@ -56,7 +55,7 @@ class Chain(torch.nn.Module):
 
 
 class Bench:
-    """The chain, in a session and without."""
+    """The chain, with and without a session."""
 
     def __init__(self) -> None:
         self.model = Chain()
@@ -76,7 +75,7 @@ class Bench:
         decisions: Callable[[list[int]], list[Decision]] | None,
         scope: AbstractContextManager[None] | None = None,
     ) -> float:
-        """Run a step in a session, and return the second one's time; None: without a plan."""
+        """Return the seconds of a session's second step; `decisions` None: without a plan."""
         with swapkit.budget("1GiB", self.model, policy="rescue") as session:
             self.step()
             if decisions is None:

@@ -1,13 +1,13 @@
-"""What each saved tensor costs the thread that trains, beside autograd without any hooks.
+"""Cost of each saved tensor for the training thread, compared with autograd without hooks.
 
-A chain of `sin` on small tensors, one saved tensor an operator, forward and backward, one compute
-thread; the rounds are interleaved. Microseconds for each saved tensor, over the plain run:
+A chain of `sin` on small tensors with one saved tensor per operator; forward and backward, one
+compute thread, interleaved rounds. Microseconds for each saved tensor over the plain run:
 
-- identity: a pair of hooks that return what they get: the least that hooks cost from Python;
+- identity: a pair of hooks that return their argument: the minimum cost of Python hooks;
 - keep: `swapkit.keep()`, which only checks versions;
-- small: `swapkit.offload()` whose `min_bytes` no tensor reaches;
-- swap: `swapkit.offload()`: copied out, released, copied back (4 KiB: the copies are included);
-- prefetch: the same, at operators that `prefetch=4` names;
+- small: `swapkit.offload()` with a `min_bytes` that no tensor reaches;
+- swap: `swapkit.offload()`: copied out, released, copied back (4 KiB, copies included);
+- prefetch: the same, at the operators that `prefetch=4` determines;
 - save_on_cpu: torch's own, which copies nothing on the CPU.
 
 `--json FILE` writes one flat object: `identity_us`, `keep_us`, `small_us`, `swap_us`, ...
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 SAVES = 400
-ELEMENTS = 1024  # 4 KiB a tensor
+ELEMENTS = 1024  # 4 KiB per tensor
 
 
-def identity(value: Any) -> Any:  # noqa: ANN401 - a hook gets and returns anything
+def identity(value: Any) -> Any:  # noqa: ANN401 - a hook takes and returns anything
     return value
 
 

@@ -1,32 +1,33 @@
-"""What the thread that trains pays for each way to train, beside training on the pool alone.
+"""Cost of each way to train for the training thread, compared with training on the pool alone.
 
-The demo's model with tiny kernels (12 layers, width 32, 16 tokens), so that a step takes what its
-host does: what a GPU's host thread pays. CPU time of the thread that trains, on which autograd runs
-too; kernels and copies of the CPU are included. All ways take turns in one process, the pool alone
-before each; a ratio is forward and backward over those of the pool alone, the median of all turns.
+The demo's model with tiny kernels (12 layers, width 32, 16 tokens), so that host work dominates a
+step, as for the host thread of a GPU. Measured is the CPU time of the training thread, which also
+runs autograd; CPU kernels and copies are included. All ways take turns in one process, each after
+the pool alone; a ratio is forward and backward over those of the pool alone, the median of all
+turns.
 
-- pool: swapkit's allocator below torch and nothing else; 1.00 by definition;
-- identity_hooks: hooks for saved tensors that return what they get: the least that hooks cost from
-  Python; noop_mode: a dispatch mode around forward that does nothing: the least that seeing costs;
+- pool: only swapkit's allocator; 1.00 by definition;
+- identity_hooks: saved tensor hooks that return their argument: the minimum cost of Python hooks;
+  noop_mode: a dispatch mode around forward that does nothing: the minimum cost of watching;
 - session_rescue, session_free: a session with more memory than it needs, without a plan, and
-  following the planner's, which moves nothing;
-- swap_all, recompute_all, mixed: a session that follows a plan to swap all that can be moved, to
-  recompute all that can be, to swap a quarter and recompute another;
+  following the planner's plan, which moves nothing;
+- swap_all, recompute_all, mixed: a session that follows a plan to swap all movable storages, to
+  recompute all that can be recomputed, or to swap a quarter and recompute another;
 - offload, offload_prefetch4: `swapkit.offload(model)`, and with `prefetch=4`; save_on_cpu: torch's,
   which copies nothing on the CPU;
 - checkpoint, checkpoint_save: each block under `swapkit.checkpoint`, and with `save=["matmul"]`;
-  torch_checkpoint, torch_selective: the same by torch, saving what `mm` makes;
-- planner_recompute_50, planner_recompute_40: a session of `policy="recompute"`, within so many per
-  cent of what a step takes beside what stays; 8 layers, width 64, 256 tokens, over planner_pool.
+  torch_checkpoint, torch_selective: the same by torch, saving the results of `mm`;
+- planner_recompute_50, planner_recompute_40: a session with `policy="recompute"` within 50 or 40
+  per cent of a step's activations; 8 layers, width 64, 256 tokens, over planner_pool.
 
-Sessions have to follow their plan to the end of each step, without a rescue or another plan.
+Sessions must follow their plan to the end of each step, without a rescue or a new plan.
 
-`--json FILE` writes one flat object. Of each way: `pool_forward_us`, `pool_backward_us`;
-`mixed_ratio`; beyond the pool alone `mixed_us_per_operator` (of forward and backward),
-`mixed_us_per_saved_tensor`, and `mixed_optimizer_us` of the optimizer's step; done in a step
+`--json FILE` writes one flat object. For each way: `pool_forward_us`, `pool_backward_us`;
+`mixed_ratio`; beyond the pool alone `mixed_us_per_operator` (forward and backward),
+`mixed_us_per_saved_tensor`, and `mixed_optimizer_us` for the optimizer's step; per step
 `mixed_swapped_bytes`, `mixed_recomputed`; and `mixed_us_per_recomputed_operator`, beyond
-session_free. `forward_operators`, `backward_operators` and `saved_tensors` of the step, and those
-with `planner_` in front.
+session_free. `forward_operators`, `backward_operators` and `saved_tensors` of the step, and the
+same with the prefix `planner_`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
 POOL, PLANNER_POOL = "pool", "planner_pool"
 SESSION = "session_free"
-RECOMPUTING = ("recompute_all", "mixed")  # plans of operators that are counted
+RECOMPUTING = ("recompute_all", "mixed")  # plans whose recomputed operators are counted
 AMPLE_BYTES = 2 << 30
 DIM, TOKENS = 32, 16
 PLANNER_DIM, PLANNER_TOKENS = 64, 256
@@ -91,7 +92,7 @@ MATMULS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "ad
 
 
 def list_ways(size: ModelSize) -> dict[str, Make]:
-    """Return how each way is made, the pool alone first."""
+    """Return a factory for each way, the pool alone first."""
 
     def plain(
         change: Callable[[LanguageModel], object] = leave, scope: Scope = nullcontext
@@ -121,7 +122,7 @@ def list_ways(size: ModelSize) -> dict[str, Make]:
 
 
 def list_planner_ways(size: ModelSize) -> dict[str, Make]:
-    """Return the same for budgets that the planner has to meet; all train one model."""
+    """Return a factory for each way with a budget that the planner must meet; all share a model."""
     training = cache(lambda: Training(size))
     memory = cache(lambda: measure_memory(training()))
 
@@ -141,7 +142,7 @@ def list_planner_ways(size: ModelSize) -> dict[str, Make]:
 
 
 def measure_memory(training: Training) -> tuple[int, int]:
-    """Return the bytes in use between steps, and at most in one."""
+    """Return the bytes in use between steps, and the peak within a step."""
     training.step()
     gc.collect()
     swapkit.reset_peak_memory_stats()
@@ -155,7 +156,7 @@ def measure_memory(training: Training) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a way took in each of its turns, and the pool alone right before; what is done."""
+    """Times of a way in each turn and of the pool alone right before it, with its counts."""
 
     turns: list[Times]
     before: list[Times]
@@ -163,13 +164,13 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The median over turns: what slows down the machine slows both down."""
+        """Median ratio over turns: a slowdown of the machine affects both times of a turn."""
         pairs = zip(self.turns, self.before, strict=True)
         return statistics.median(own.both_us / plain.both_us for own, plain in pairs)
 
     @property
     def added_optimizer_us(self) -> float:
-        """Beyond the pool alone, likewise."""
+        """Optimizer time beyond the pool alone: the median over turns."""
         pairs = zip(self.turns, self.before, strict=True)
         return statistics.median(own.optimizer_us - plain.optimizer_us for own, plain in pairs)
 
@@ -179,7 +180,7 @@ def median_of(times: Sequence[Times]) -> Times:
 
 
 def measure(ways: Mapping[str, Make], base: str, *, rounds: int, steps: int) -> dict[str, Result]:
-    """Let all ways take turns, so many steps each, and the one that is the base before each."""
+    """Run all ways in turns of `steps` steps, each after a turn of the base."""
     made = {name: make() for name, make in ways.items()}
     plain = made.pop(base)
     for way in made.values():
@@ -187,7 +188,7 @@ def measure(ways: Mapping[str, Make], base: str, *, rounds: int, steps: int) -> 
     turns: dict[str, list[Times]] = {name: [] for name in made}
     before: dict[str, list[Times]] = {name: [] for name in made}
     gc.collect()
-    gc.freeze()  # or each collection, in anyone's time, would look at all that is loaded
+    gc.freeze()  # else each collection would scan all loaded objects, in the time of some way
     try:
         for _ in range(rounds):
             for name, way in made.items():
@@ -199,13 +200,13 @@ def measure(ways: Mapping[str, Make], base: str, *, rounds: int, steps: int) -> 
 
 
 def run_alone(way: Way, steps: int) -> Times:
-    """Return the median of a turn, in which nothing is freed of what others have left."""
+    """Return the median of a turn, without freeing garbage of other ways inside it."""
     gc.collect()
     return median_of(way.run(steps))
 
 
 def summarize(results: Mapping[str, Result], base: str, step: Step) -> Figures:
-    """Return the figures of the pool alone, and of all others beyond it."""
+    """Return the figures of the pool alone, and those of the other ways beyond it."""
     plain = median_of([times for result in results.values() for times in result.before])
     figures = {f"{base}_{key}": value for key, value in plain._asdict().items()}
     operators = step.forward_operators + step.backward_operators
@@ -242,7 +243,7 @@ class Group:
     ways: dict[str, Make]
 
     def choose(self, names: Collection[str]) -> dict[str, Make]:
-        """Return those that have one of the names, and the pool alone with them."""
+        """Return the ways with one of the names, and the pool alone."""
         chosen = {name: make for name, make in self.ways.items() if name in names}
         chosen.pop(self.base, None)
         return {self.base: self.ways[self.base], **chosen} if chosen else {}
@@ -258,7 +259,7 @@ def list_groups(layers: int, planner_layers: int) -> tuple[Group, ...]:
 
 
 def run_group(group: Group, names: Collection[str], *, rounds: int, steps: int) -> Figures:
-    """Measure what is named of a group, and print it."""
+    """Measure the named ways of a group, and print the figures."""
     ways = group.choose(names)
     if not ways:
         return {}

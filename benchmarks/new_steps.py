@@ -1,18 +1,18 @@
-"""What steps take where a session knows no plan for them yet: the first ones, and new lengths.
+"""Time of steps for which a session has no plan yet: the first ones, and new sequence lengths.
 
 A model of small blocks (8 layers, width 64), on the CPU with one compute thread, all in turn:
 
-- `plan_step_ratio`: steps while the session makes its plan, beside those of a session that makes
+- `plan_step_ratio`: steps while the session makes its plan, over those of a session that makes
   none (both under rescue, with 70 % of the activations' memory): the median of the rounds' ratios
-  of medians. `plan_steps`: how many there are. `plan_at_once_ratio`: the same for the one step that
-  waits for its plan where programs ask for that;
-- `lengths_ratio`: 60 steps with a new sequence length each, within that budget, beside the same
+  of medians. `plan_steps`: their number. `plan_at_once_ratio`: the same for the one step that waits
+  for its plan under `planning_at_once`;
+- `lengths_ratio`: 60 steps with a new sequence length each, within that budget, over the same
   steps without one: the median over steps of the median over rounds. `lengths_late_ratio`: of the
   last 40 of them. `lengths_recordings`, `lengths_rescues` (of the last 40).
 
-All without the time in which the thread that trains was ready and no processor was free: other
-programs take that, and so does what plans where there are too few. With it: `plan_step_wall_ratio`,
-`lengths_wall_ratio`.
+All times exclude the time in which the training thread was runnable but no processor was free:
+other programs cause it, and so does the planner if there are too few processors. Including it:
+`plan_step_wall_ratio`, `lengths_wall_ratio`.
 
 `--json FILE` writes one flat object.
 """
@@ -54,7 +54,7 @@ STEPS, EARLY_STEPS = 60, 20
 
 
 class Taken(NamedTuple):
-    """Seconds of a step: all, and without those in which its thread waited for a processor."""
+    """Seconds of a step: in total, and without the time its thread waited for a processor."""
 
     seconds: float
     own_seconds: float
@@ -68,7 +68,7 @@ def time_step(training: Training) -> Taken:
 
 
 def seconds_without_processor() -> float:
-    """Return how long this thread was ready to run and did not; 0 where nobody counts that."""
+    """Return how long this thread was runnable but not running; 0: the kernel has no figure."""
     try:
         return int(SCHEDULED.read_text(encoding="ascii").split()[1]) / 1e9
     except OSError:
@@ -83,7 +83,7 @@ def median_of(steps: Sequence[Taken]) -> Taken:
 
 
 def time_planning(training: Training, limit_bytes: int) -> list[Taken]:
-    """Return what the steps take while the first plan is made."""
+    """Return the times of the steps while the first plan is made."""
     seconds: list[Taken] = []
     with swapkit.budget(limit_bytes, training.model, training.optimizer) as session:
         for _ in range(2):
@@ -94,7 +94,7 @@ def time_planning(training: Training, limit_bytes: int) -> list[Taken]:
 
 
 def time_waiting(training: Training, limit_bytes: int) -> float:
-    """Return the seconds of the recorded step, whose plan is waited for."""
+    """Return the seconds of the recorded step, which waits for its plan."""
     with (
         planning_at_once(),
         swapkit.budget(limit_bytes, training.model, training.optimizer),
@@ -138,7 +138,7 @@ def measure_planning(rounds: int) -> dict[str, float]:
 
 
 class Lengths(Training):
-    """Another number of tokens in each step."""
+    """Training with a different number of tokens in each step."""
 
     def step_of(self, tokens: int) -> Taken:
         whole = self._windows
@@ -150,7 +150,7 @@ class Lengths(Training):
 
 
 def train_lengths(lengths: Sequence[int], limit_bytes: int | None) -> tuple[list[Taken], list[int]]:
-    """Return what each step took, and its rescues; without a budget there are none."""
+    """Return the time of each step and its rescues; without a budget there are no rescues."""
     training = Lengths(make_size(LAYERS, DIM, TOKENS))
     for _ in range(2):
         training.step()

@@ -1,10 +1,10 @@
-"""What offloaded optimizer states save on the device, and what they cost.
+"""Device memory that offloaded optimizer states save, and their cost.
 
 For each optimizer two processes train the same model on swapkit's pool, one with its states on the
-host between steps. They take turns step by step, so that both meet the same noise; ratios are
-medians over the ratios of neighbouring steps. Peaks are the pool's, of whole steps, the first one
-included. `saved` is by how much of the states' bytes the peak falls: 1.00 is the goal, within 2 %.
-It is more where the optimizer's own temporaries, which chunks make smaller, are the peak.
+host between steps. They take turns step by step, so that machine noise affects both equally; ratios
+are medians over the ratios of neighbouring steps. Peaks are the pool's, of whole steps, including
+the first one. `saved` is the fall of the peak over the states' bytes: the goal is 1.00, within 2 %.
+It is larger where the peak consists of the optimizer's temporaries, which chunking makes smaller.
 
 `--json FILE` writes one flat object: for each of `adamw`, `adamw_fused`, `sgd_momentum` and
 `adafactor` the keys `_states_bytes`, `_peak_bytes_plain`, `_peak_bytes_offloaded`,
@@ -39,7 +39,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured."""
+    """The extent of the measurement."""
 
     width: int
     layers: int
@@ -55,7 +55,7 @@ class Trainer:
     """One of the two processes."""
 
     def __init__(self, kind: str, name: str, effort: Effort) -> None:
-        """Start it."""
+        """Start the process."""
         script = str(BENCHMARKS / "_optimizer_step.py")
         self._process = subprocess.Popen(
             [sys.executable, script, kind, name, str(effort.width), str(effort.layers)],
@@ -67,7 +67,7 @@ class Trainer:
         self.steps: list[Figures] = []
 
     def step(self) -> None:
-        """Train one step and remember its figures."""
+        """Train one step and store its figures."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("step\n")
@@ -83,7 +83,7 @@ class Trainer:
 
 
 def measure(name: str, effort: Effort) -> Figures:
-    """Let both processes take turns; every other round in reverse order."""
+    """Run both processes in turns, in reverse order every other round."""
     plain, offloaded = (Trainer(kind, name, effort) for kind in ("plain", "offloaded"))
     try:
         for index in range(effort.untimed_steps + effort.timed_steps):
@@ -141,7 +141,7 @@ def print_table(figures: Figures, names: Sequence[str]) -> None:
 
 
 def find_misses(figures: Figures, names: Sequence[str]) -> list[str]:
-    """Name the optimizers whose peak falls by less than their states, within 2 %."""
+    """Return the optimizers whose peak falls by less than their states, within 2 %."""
     shares = {name: figures[f"{name}_saved_share"] for name in names}
     return [f"{name} saves {share:.3f}" for name, share in shares.items() if share < 1 - TOLERANCE]
 

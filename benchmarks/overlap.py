@@ -1,14 +1,14 @@
-"""How much of the transfers hides behind the computation.
+"""Overlap of transfers with computation.
 
 One training step of a stack of MLP blocks, on the CPU with one compute thread, over a simulated
-link whose speed is set so that all copies out and back would take a given share (80 %) of the plain
-step's time. Side by side, taking turns step by step:
+link. Its speed is set so that all copies out and back take a given share (80 %) of the plain step's
+time. The ways take turns step by step:
 
 - plain: nothing is moved;
-- swapkit: `swapkit.offload()` around the forward pass, everything that can be moved is;
-- swapkit n: `swapkit.offload(prefetch=n)`, released and brought back at fixed operators;
-- save_on_cpu: what `torch.autograd.graph.save_on_cpu` does on a device, over the same link: every
-  saved tensor is copied when it is saved and again when it is needed, and both are waited for.
+- swapkit: `swapkit.offload()` around the forward pass, which moves all movable storages;
+- swapkit n: `swapkit.offload(prefetch=n)`, released and copied back at fixed operators;
+- save_on_cpu: `torch.autograd.graph.save_on_cpu` as on a device, over the same link: every saved
+  tensor is copied when it is saved and when it is needed, both synchronously.
 
 `--json FILE` writes one flat object: `plain_seconds`, `swapkit_seconds`, `swapkit_ratio`,
 `swapkit_10_ratio`, `save_on_cpu_ratio`, `transfer_share`, `stall_seconds`, ...
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class Training:
-    """The model, and one step of it."""
+    """The model and its training step."""
 
     def __init__(self, width: int, blocks: int, batch: int) -> None:
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ class Training:
 
 
 class SaveOnCpu(torch.autograd.graph.saved_tensors_hooks):
-    """`save_on_cpu` over a simulated link: synchronous, one copy a saved tensor, no filter."""
+    """`save_on_cpu` over a simulated link: synchronous, one copy per saved tensor, no filter."""
 
     def __init__(self, link: Backend) -> None:
         def copy(source: torch.Tensor, kind: CopyKind) -> torch.Tensor:
@@ -97,7 +97,7 @@ class SaveOnCpu(torch.autograd.graph.saved_tensors_hooks):
 
 def count_bytes(training: Training) -> int:
     """Return the bytes that a step copies out and back when everything is swapped."""
-    with slow_link():  # an executor of its own, as fast as memory
+    with slow_link():  # its own executor, as fast as memory
         training.step(swapkit.offload())
         return (
             2 * get_runtime().default_swapper(get_runtime().cpu).scheduler.stats().copied_out_bytes
@@ -137,7 +137,7 @@ def measure(training: Training, share: float, rounds: int) -> dict[str, Any]:
 
 
 def summarize(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Return medians, and medians of the ratios to the plain step of the same round."""
+    """Return the medians, and the median ratios to the plain step of the same round."""
     figures = {}
     for name, values in seconds.items():
         figures[f"{name}_seconds"] = statistics.median(values)

@@ -1,11 +1,11 @@
 """Plan before renting: a 70B-shaped model of 48 layers over the 8 stages of a pipeline.
 
-The stages are recorded on the meta device, with the speed of the hardware from a table; nothing is
-computed and hardly any memory taken. Each stage is planned for the same budget; printed are its
-peaks without and with the plan, and the step of the pipeline: without a limit, under the plans,
-with full recompute. The figure shows what other budgets would cost.
+The stages are recorded on the meta device, with the speed of the hardware from a table, so nothing
+is computed and hardly any memory is used. Each stage is planned for the same budget. The output has
+its peaks without and with the plan, and the pipeline's step time without a limit, under the plans,
+and with full recompute. The figure shows the cost of other budgets.
 
-Optimizer states are taken to be spread over data-parallel groups, and are not counted.
+Optimizer states are assumed to be sharded over data-parallel groups, and are not counted.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ LAYERS, STAGES, WIDTH = 48, 8, 8192
 NETWORK_BYTES_PER_SECOND = 50e9
 LATENCY_SECONDS = 10e-6
 FIGURE = Path("build/plan_70b.png")
-SHARES = (0.12, 0.2, 0.4)  # of a stage's activations, in the figure
+SHARES = (0.12, 0.2, 0.4)  # budgets of the figure, as shares of a stage's activations
 
 
 def record_stages(options: argparse.Namespace) -> tuple[Trace, ...]:
-    """Return the whole step of each stage."""
+    """Return the trace of the whole step of each stage."""
     inner = Part(
         shape="70b",
         layers=LAYERS // STAGES,
@@ -67,12 +67,12 @@ def record_stages(options: argparse.Namespace) -> tuple[Trace, ...]:
 
 
 def communication_seconds(options: argparse.Namespace) -> float:
-    """Return how long a microbatch's activations take from one stage to the next."""
+    """Return the seconds to send a microbatch's activations from one stage to the next."""
     return float(options.tokens * WIDTH * 2 / NETWORK_BYTES_PER_SECOND)
 
 
 def time_pipeline(pipeline: Pipeline, seconds: Sequence[Sequence[float]]) -> float:
-    """Return how long the step of the pipeline takes, from what each job of each stage takes."""
+    """Return the step time of the pipeline from the time of each job of each stage."""
     orders = [order_jobs(pipeline, stage) for stage in range(pipeline.stages)]
     tables = [
         dict(zip(jobs, each, strict=True)) for jobs, each in zip(orders, seconds, strict=True)
@@ -82,7 +82,7 @@ def time_pipeline(pipeline: Pipeline, seconds: Sequence[Sequence[float]]) -> flo
 
 
 def time_full_recompute(pipeline: Pipeline, traces: Sequence[Trace]) -> float:
-    """Return how long the step takes when each layer's forward runs again before its backward."""
+    """Return the step time when each layer's forward runs again before its backward."""
     seconds = []
     for stage, trace in enumerate(traces):
         again = (full_recompute_seconds(trace) - trace.seconds) / pipeline.microbatches
@@ -98,11 +98,11 @@ def time_full_recompute(pipeline: Pipeline, traces: Sequence[Trace]) -> float:
 
 
 def measure_jobs(trace: Trace, ends: Iterable[float]) -> list[float]:
-    """Return what each job takes, with the stalls in it and right before it.
+    """Return the seconds of each job, including the stalls in it and right before it.
 
     Args:
-        trace: of a stage.
-        ends: of its operators.
+        trace: the trace of a stage.
+        ends: the end times of its operators.
     """
     seconds: list[float] = []
     before: tuple[Phase, int] | None = None
@@ -119,7 +119,7 @@ def measure_jobs(trace: Trace, ends: Iterable[float]) -> list[float]:
 
 
 def plan_stages(traces: Sequence[Trace], options: argparse.Namespace) -> list[Schedule]:
-    """Plan each stage for the budget, and print its peaks and its time."""
+    """Plan each stage for the budget, and print its peaks and its step time."""
     print(f"{'stage':<6} {'fixed':>10} {'no limit':>11} {'planned':>10} {'host':>10} {'time':>8}")
     schedules = []
     for stage, trace in enumerate(traces):
@@ -137,7 +137,7 @@ def plan_stages(traces: Sequence[Trace], options: argparse.Namespace) -> list[Sc
 
 
 def make_machine(options: argparse.Namespace) -> Machine:
-    """Return a device with the budget and the link that were asked for."""
+    """Return a machine with the requested budget and link."""
     return Machine(
         budget_bytes=parse_bytes(options.budget, name="--budget"),
         out_bytes_per_second=options.link * 1e9,
@@ -149,7 +149,7 @@ def make_machine(options: argparse.Namespace) -> Machine:
 
 
 def draw(curves: Mapping[int, Sequence[TradeOff]], traces: Sequence[Trace], path: Path) -> None:
-    """Write the figure: for each stage, time added without a limit over the budget."""
+    """Write the figure: for each stage, the time added to the unlimited step over the budget."""
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     panel = figure.subplots()
     colours = mpl.colormaps["viridis"]

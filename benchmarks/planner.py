@@ -1,18 +1,18 @@
-"""How near to the best possible the plans are, and how long planning takes.
+"""Distance of plans from the optimum, and planning time.
 
 1. Steps recorded on the meta device (7B, 13B, 70B; 4k to 128k tokens; single, 1F1B, interleaved,
-   experts, lengths that vary), each under several budgets and links: the simulated time of the plan
-   over a bound that no plan can be below (`gap`). Every plan is checked by the validator. Beside it
-   what full recompute takes (every layer again from its input), and how much of what that loses the
-   plan recovers: (full - plan) / (full - no limit), and the same of the bound.
+   experts, varying lengths), each under several budgets and links: the simulated time of the plan
+   over a lower bound for all plans (`gap`). The validator checks every plan. For comparison: the
+   time of full recompute (every layer again from its input), and the share of its cost that the
+   plan recovers: (full - plan) / (full - no limit), and the same for the bound.
 2. Random problems of at most 64 items: the plan's time over that of the exact optimum, where it can
-   be proven in a second (about ten items; `exact_proven` counts them), else over the best that the
-   same search or planning with eight times the effort finds.
+   be proven in a second (about ten items; `exact_proven` counts them), else over the best result of
+   the same search or of planning with eight times the effort.
 3. Planning time, at about 500 slots and 256 items, and at about 2,500 and 1,280.
 
-A budget is what is fixed (parameters, gradients) and a share of what a step without a limit takes
-above that. Where so little cannot be planned for at all (`*`), the least that can is taken, and 2 %
-of the activations more.
+A budget is the fixed memory (parameters, gradients) plus a share of the memory that a step without
+a limit uses above that. Where such a budget is infeasible (`*`), it is replaced by the smallest
+feasible budget plus 2 % of the activations.
 
 `--json FILE` writes one flat object: `instances`, `gap_median`, `gap_worst`, `gap_min`,
 `violations`, `recovered_median`, `exact_instances`, `exact_proven`, `exact_gap_median`,
@@ -53,7 +53,7 @@ GOALS = {
     "planning_seconds_large": 6.0,
     "violations": 0,
 }
-LEAST_GAP = -1e-6  # below the bound by more than rounding: the bound is wrong
+LEAST_GAP = -1e-6  # a smaller gap is more than rounding: the bound is wrong
 HEADER = (
     f"{'step':<28} {'link':>4} {'share':>6} {'slots':>6} {'items':>6} {'budget':>9} {'bound':>8}"
     f" {'gap':>8} {'full':>7} {'recovered':>13} {'swapped':>8} {'planned':>8}"
@@ -61,7 +61,7 @@ HEADER = (
 
 
 def show_row(row: Row) -> str:
-    """Return the line of one instance; `+`: what is added to the time without a limit."""
+    """Return the line of one instance; `+`: time added to the step without a limit."""
     workload = row.instance.workload.name
     share = f"{row.share:.0%}" + ("" if row.is_as_asked else "*")
     over_bound = "-" if math.isnan(row.gap) else f"{row.gap:.3%}"
@@ -112,7 +112,7 @@ def measure_all(options: argparse.Namespace) -> Figures:
 
 
 def find_misses(figures: Figures) -> list[str]:
-    """Name what is above its goal, or below a bound."""
+    """Return the figures above their goals or below a bound."""
     misses = [
         f"{key} is {value:.4g}, not {goal:g}"
         for key, goal in GOALS.items()

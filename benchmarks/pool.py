@@ -1,19 +1,19 @@
-"""How fast the pool is: against glibc and mimalloc in C, and below a training step of torch.
+"""Speed of the pool: against glibc and mimalloc in C, and in a training step of torch.
 
 1. Nanoseconds per allocate + free for blocks of 512 B to 256 MiB in 1 and 4 threads, each allocator
-   called from C through the same table of functions (native/allocators.c). Blocks are not touched:
-   what is measured is the allocator, not the clearing of pages. The rounds are interleaved, the
-   figures medians.
+   called from C through the same table of functions (native/allocators.c). Blocks are not touched,
+   so that only the allocator is measured, not the clearing of pages. Rounds are interleaved;
+   figures are medians.
 2. The demo's training step on swapkit's pool (b) and on torch's own allocator (a): two processes
-   that take turns step by step, so that both meet the same noise. `step_ratio` is the median of the
-   ratios of neighbouring steps, which a machine that slows down for a while hardly moves.
+   that take turns step by step, so that machine noise affects both equally. `step_ratio` is the
+   median ratio of neighbouring steps, which a temporary slowdown of the machine hardly changes.
 
-mimalloc is found as libmimalloc.so.2 (Debian: libmimalloc2.0). Without it its columns stay empty.
+mimalloc is loaded as libmimalloc.so.2 (Debian: libmimalloc2.0). Without it its columns are empty.
 `--json FILE` writes one flat object: `pool_ns_1MiB_1t`, `glibc_ns_1MiB_1t`, `mimalloc_ns_1MiB_1t`
 (null where missing), ..., `step_seconds_plain`, `step_seconds_pool`, `step_ratio`,
 `step_ratio_lower_quartile`, `step_ratio_upper_quartile`, `step_ratio_of_medians`,
-`step_ratio_of_minima`. On a busy machine the quartiles lie far apart, and only the last one says
-much.
+`step_ratio_of_minima`. On a busy machine the quartiles are far apart, and only the last one is
+meaningful.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Figures = dict[str, float | str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured."""
+    """The extent of the measurement."""
 
     rounds: int
     milliseconds: int
@@ -113,7 +113,7 @@ class Trainer:
     """One of the two processes of the training benchmark."""
 
     def __init__(self, kind: str, model: str) -> None:
-        """Start it and wait until it is ready."""
+        """Start the process and wait until it is ready."""
         self._process = subprocess.Popen(
             [sys.executable, str(BENCHMARKS / "_training_step.py"), kind, model],
             stdin=subprocess.PIPE,
@@ -125,7 +125,7 @@ class Trainer:
         self.seconds: list[float] = []
 
     def step(self) -> None:
-        """Train one step and remember how long it took."""
+        """Train one step and store its seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
@@ -144,7 +144,7 @@ class Trainer:
 
 
 def measure_step(effort: Effort) -> Figures:
-    """Let both processes take turns; every other round in reverse order."""
+    """Run both processes in turns, in reverse order every other round."""
     plain, pool = (Trainer(kind, effort.model) for kind in ("plain", "pool"))
     try:
         for index in range(effort.untimed_steps + effort.timed_steps):
@@ -207,7 +207,7 @@ def print_step(figures: Figures) -> None:
 
 
 def goal_misses(figures: Figures) -> list[str]:
-    """Name what is above its goal: pool <= mimalloc from 1 MiB, step ratio <= 1.00."""
+    """Return the figures above their goals: pool <= mimalloc from 1 MiB, step ratio <= 1.00."""
     misses = []
     for key, mine in figures.items():
         other = figures.get(key.replace("pool_", "mimalloc_", 1))

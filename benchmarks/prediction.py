@@ -1,14 +1,14 @@
-"""What sessions predict, beside what comes of it: memory and step time, on the CPU.
+"""Predictions of sessions compared with measurements: memory and step time, on the CPU.
 
 The demo's model and three small ones of `transformers`, each trained under budgets of 80, 60, 45,
-30 and 20 % of what a step takes beside parameters, gradients and optimizer states. Each run is a
-session of its own: warm-up, search, then some stable steps, which are measured. The bytes reserved
-are those since the pool gave back what the search had left behind.
+30 and 20 % of the memory of a step beyond parameters, gradients and optimizer states. Each run is
+its own session: warm-up, search, then some stable steps, which are measured. Reserved bytes are
+measured after the pool has released memory left over from the search.
 
 `--json FILE` writes one flat object: `runs`, `peak_error_median`, `peak_error_worst` (reserved
 bytes over the predicted bytes in use; a plan may leave a part of the budget to the pool, so that it
-has to move less: up to so many more are as predicted), `in_use_error_median`, `in_use_error_worst`,
-`seconds_error_median`, `seconds_error_worst`, and `RUN_seconds_error` and others of each run.
+has to move less memory: up to that part is no error), `in_use_error_median`, `in_use_error_worst`,
+`seconds_error_median`, `seconds_error_worst`, and `RUN_seconds_error` and others for each run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from benchmarks._session_models import JOBS, Training
 if TYPE_CHECKING:
     from benchmarks._session_models import Job
 SHARES = (0.8, 0.6, 0.45, 0.3, 0.2)
-MOST_STEPS = 16  # until a session has to be stable
+MOST_STEPS = 16  # by then a session must be stable
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One run. Nothing is predicted where no plan fits."""
+    """One run. There is no prediction if no plan fits."""
 
     name: str
     budget_bytes: int
@@ -52,10 +52,10 @@ class Result:
     rescues: int
     predicted_bytes: int | None
     predicted_seconds: float | None
-    left_bytes: int  # of the budget, which the plan does not use
+    left_bytes: int  # part of the budget that the plan does not use
 
     def errors(self) -> dict[str, float]:
-        """Return how far what was measured is from the prediction."""
+        """Return the deviations of the measurements from the prediction."""
         if self.predicted_bytes is None or self.predicted_seconds is None:
             return {}
         most_bytes = self.predicted_bytes + self.left_bytes
@@ -72,7 +72,7 @@ def memory(key: str) -> int:
 
 
 def measure_plain(job: Job) -> tuple[int, int, float]:
-    """Return the bytes in use between steps and at most, and the seconds of a step."""
+    """Return the bytes in use between steps, their peak, and the seconds of a step."""
     training = Training(job)
     training.step()
     gc.collect()
@@ -134,7 +134,7 @@ def print_result(result: Result, plain_seconds: float) -> None:
 
 
 def summarize(results: list[Result]) -> dict[str, float]:
-    """Return medians and worst of the absolute errors, and the errors of each run."""
+    """Return the median and worst absolute errors, and the errors of each run."""
     known = [result for result in results if result.errors()]
     figures: dict[str, float] = {"runs": len(known), "without_plan": len(results) - len(known)}
     for key in ("peak_error", "in_use_error", "seconds_error"):

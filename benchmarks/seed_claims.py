@@ -1,23 +1,22 @@
-"""What the originals claim against full recompute, and what swapkit reaches in the same form.
+"""Gains over full recompute: claims of the seed documents, and the gains of swapkit.
 
-The documents that swapkit follows give gains in throughput over recomputing every layer, in memory
-that full recompute leaves free: `t_full / t - 1`. Here each claim stands beside ours:
+The documents that swapkit follows claim gains in throughput over recomputing every layer, using
+memory that full recompute leaves free: `t_full / t - 1`. Each claim is compared with ours:
 
-- measured: real training steps of the demo's model on this CPU, each way in a process of its own,
-  all training the same step in turns; medians. The budget is the peak of the run that recomputes
-  every block (`torch.utils.checkpoint`), and the share on top that the claim leaves free there.
-  `--link` throttles copies; without it they are as fast as memory. All runs have to agree bit for
-  bit.
+- measured: real training steps of the demo's model on this CPU, each way in its own process, all
+  training the same step in turns; medians. The budget is the peak of the run that recomputes every
+  block (`torch.utils.checkpoint`), plus the share that is free there according to the claim.
+  `--link` throttles copies; without it they are as fast as memory. All runs must agree bit for bit.
 - simulated: the model and the pipeline of the document, recorded on the meta device for an Ascend
   910B, one tensor-parallel group counted as one device, planned and simulated for the first stage.
 
 "at most" is the gain of the same step without any limit: no plan can gain more.
-S2's 25 % come from eight tensor-parallel devices turned into one, and are not shown: that needs the
-eight devices.
+S2's 25 % come from replacing eight tensor-parallel devices by one, and are not shown: that needs
+the eight devices.
 
 `--json FILE` writes one flat object: `s0_measured_gain`, `s3_1f1b_simulated_gain`, ..., each with
-`_claim`, `_most`, `_reached` and `_valid`. A gain above the most is no measurement: it says
-"measurement invalid" and reaches nothing.
+`_claim`, `_most`, `_reached` and `_valid`. A gain above the most is not valid: its row has
+"measurement invalid", and the claim is not reached.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from swapkit.units import format_bytes, parse_bytes  # noqa: E402 - the path fir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPARE = 0.3  # of the memory, under full recompute: promise A17
-TOLERANCE = 0.02  # of a gain: two runs of the same steps differ by so much
-WARM_STEPS = 12  # a session has found its plan by then
+SPARE = 0.3  # share of the memory that is free under full recompute: promise A17
+TOLERANCE = 0.02  # gains of two runs of the same steps differ by this much
+WARM_STEPS = 12  # a session has its plan by then
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a document promises. `stage`: of `_claim_stages`; empty: measured on this CPU."""
+    """A document's claim. `stage`: a name in `_claim_stages`; empty: measured on this CPU."""
 
     key: str
     seed: str
@@ -91,7 +90,7 @@ CLAIMS = (
 
 
 class Runner:
-    """One way to train, in a process of its own."""
+    """One way to train, in its own process."""
 
     def __init__(self, **setting: object) -> None:
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
@@ -127,7 +126,7 @@ class Runner:
 
 
 def measure(claims: Sequence[Claim], options: argparse.Namespace) -> Figures:
-    """Train every way in turns; return the figures of the claims that are measured."""
+    """Train all ways in turns; return the figures of the measured claims."""
     common = {"size": options.size, "threads": options.threads, "bytes_per_s": options.link}
     none = {"policy": None, "limit_bytes": 0}
     with contextlib.ExitStack() as stack:
@@ -152,7 +151,7 @@ def measure(claims: Sequence[Claim], options: argparse.Namespace) -> Figures:
 
 
 def summarize(claims: Sequence[Claim], runners: dict[str, Runner]) -> Figures:
-    """Return gains as medians over the rounds, and whether all runs agree."""
+    """Return the median gains over the rounds, and whether all runs agree."""
     full, plain = runners["full"], runners["plain"]
     most = gain_of(full.seconds, plain.seconds)
     figures: Figures = {
@@ -178,12 +177,12 @@ def summarize(claims: Sequence[Claim], runners: dict[str, Runner]) -> Figures:
 
 
 def gain_of(full: Sequence[float], ours: Sequence[float]) -> float:
-    """Return the gain in throughput: the median over the rounds, in which all took turns."""
+    """Return the gain in throughput: the median over the rounds."""
     return statistics.median(a / b for a, b in zip(full, ours, strict=True)) - 1
 
 
 def simulate(claims: Sequence[Claim], options: argparse.Namespace) -> Figures:
-    """Return the figures of the claims that are simulated."""
+    """Return the figures of the simulated claims."""
     from benchmarks import _claim_stages
 
     figures: Figures = {}
@@ -199,15 +198,15 @@ def simulate(claims: Sequence[Claim], options: argparse.Namespace) -> Figures:
 
 
 def is_possible(gain: float | None, most: float) -> bool:
-    """Return whether a gain can be: steps within a limit are not faster than without any.
+    """Return whether a gain is possible: steps within a limit are not faster than without one.
 
-    What runs beside the benchmark in some of the rounds makes it print such a figure.
+    Other programs that run during some of the rounds can cause an impossible gain.
     """
     return gain is None or gain <= most + TOLERANCE
 
 
 def conclude(claims: Sequence[Claim], figures: Figures) -> Figures:
-    """Return the figures with the claims, and whether they are reached."""
+    """Return the figures with the claims and whether they are reached."""
     for claim in claims:
         gain = figures[f"{claim.key}_gain"]
         figures[f"{claim.key}_claim"] = claim.gain

@@ -1,13 +1,13 @@
-"""How soon sessions are stable, how stable they are, and what following a plan costs.
+"""Steps until sessions are stable, rescues after that, and the cost of following a plan.
 
 The demo's model, on the CPU with one compute thread:
 
-- the steps until a session under half of the activations is stable, and the rescues in the stable
-  steps after that (200 of them);
-- a stable session beside the same swaps written by hand, `swapkit.offload(model, "blocks.3", ...)`
-  for half of the blocks, in a session that plans nothing: both run in every round, in turn first.
-  `overhead`: the median of the rounds' ratios, less one; `overhead_cpu`: the same of the time that
-  the computing thread was running, which other programs disturb less.
+- the steps until a session with memory for half of the activations is stable, and the rescues in
+  the stable steps after that (200 of them);
+- a stable session compared with the same swaps chosen by hand, with
+  `swapkit.offload(model, "blocks.3", ...)` for half of the blocks, in a session without a plan.
+  Both run in every round and alternate in going first. `overhead`: the median of the rounds'
+  ratios, minus one; `overhead_cpu`: the same for CPU time, which other programs disturb less.
 
 `--json FILE` writes one flat object: `steps_until_stable`, `stable_steps`, `stable_rescues`,
 `replans`, `session_seconds`, `by_hand_seconds`, `overhead`, `overhead_cpu`, `session_bytes`,
@@ -51,7 +51,7 @@ SWAPPED = r"blocks\.[0-3](\..*)?"
 
 
 class Times(NamedTuple):
-    """Of a step."""
+    """Times of a step."""
 
     seconds: float
     cpu_seconds: float
@@ -59,7 +59,7 @@ class Times(NamedTuple):
 
 
 class SwapBlocks:
-    """A policy that swaps all that some blocks save."""
+    """A policy that swaps all saved tensors of some blocks."""
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
         used = {event.storage for event in trace.events if event.kind is EventKind.USE}
@@ -114,7 +114,7 @@ def time_steps(session: Session, training: Training) -> Times:
 def compare(job: Job, rounds: int) -> dict[str, float]:
     planned, by_hand = Training(job), Training(job)
     swapkit.offload(by_hand.model, SWAPPED)
-    whole = "8GiB"  # nothing has to go: what goes is what was chosen
+    whole = "8GiB"  # ample: only chosen tensors move
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         with swapkit.budget(whole, planned.model, planned.optimizer, policy=SwapBlocks()) as found:

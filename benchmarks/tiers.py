@@ -1,17 +1,17 @@
-"""The tiers below the device: how exact host memory is, how fast the disk, what a process saves.
+"""The tiers below the device: overhead of host memory, speed of the disk, saving of a process.
 
-1. Host memory: a scheduler takes copies of 1,000 odd sizes. `host_ratio` is what it then holds of
-   the machine's memory over what was asked for (goal: 1.01 at most); with a limit below that, the
-   limit is looked at after every copy and never passed. With a disk, copies take whole granules of
-   64 KiB, so that what is free can always be used: `host_ratio_with_disk`.
-2. The disk: large copies that may only live there go out, all of them, and come back in the reverse
-   order, over a host memory of eight of them. Beside it `dd` with `oflag=direct` and `iflag=direct`
-   (one request at a time), and fio if it is installed (16), on a file in the same folder, taking
-   turns; all use the same space again in every round. Medians, and medians of a round's ratios.
-3. A saving that is real on a CPU, where host copies take the same memory: the demo's training in
-   processes of its own, with the pool alone and within a budget with a disk and little host memory.
-   `saving_share` is the fall of the process's peak of resident memory, as the kernel says (VmHWM),
-   over the fall of the pool's peak (goal: 0.80 at least).
+1. Host memory: a scheduler takes copies of 1,000 odd sizes. `host_ratio` is the memory that it
+   reserves over the requested bytes (goal: 1.01 at most). With a limit below that, the limit is
+   checked after every copy and is never exceeded. With a disk, copies take whole granules of
+   64 KiB, so that free memory can always be used: `host_ratio_with_disk`.
+2. The disk: large copies restricted to the disk go out, all of them, and come back in reverse
+   order, with host memory for eight of them. For comparison: `dd` with `oflag=direct` and
+   `iflag=direct` (one request at a time), and fio if installed (16 requests), on a file in the same
+   folder, in turns; all reuse their space in every round. Medians, and medians of a round's ratios.
+3. The saving on a CPU, where host copies take the same memory: the demo's training in separate
+   processes, with the pool alone and within a budget with a disk and little host memory.
+   `saving_share` is the fall of the process's peak resident memory, as the kernel reports it
+   (VmHWM), over the fall of the pool's peak (goal: 0.80 at least).
 
 `--json FILE` writes one flat object of all figures.
 """
@@ -35,14 +35,14 @@ BENCHMARKS = Path(__file__).resolve().parent
 MIB = 1 << 20
 GOAL_RATIO = 1.01
 GOAL_SAVING = 0.80
-BUDGET_SHARE = 0.45  # of what the pool takes without a budget
+BUDGET_SHARE = 0.45  # of the pool's peak without a budget
 
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured."""
+    """The extent of the measurement."""
 
     rounds: int
     copies: int
@@ -56,7 +56,7 @@ QUICK = Effort(rounds=3, copies=32, copy_bytes=8 * MIB, model="tiny", steps=3)
 
 
 def run_script(name: str, *arguments: str) -> Figures:
-    """Run one of this folder's scripts in a process of its own; return what it says."""
+    """Run one of this folder's scripts in its own process; return the JSON that it prints."""
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
     environment |= {"PYTHONPATH": str(BENCHMARKS.parent)}
     command = [sys.executable, str(BENCHMARKS / name), *arguments]
@@ -81,7 +81,7 @@ def measure_disk(folder: Path, effort: Effort) -> Figures:
 
 
 def train(effort: Effort, **options: object) -> Figures:
-    """Train with the pool alone, or with options within a budget."""
+    """Train with the pool alone, or, given options, within a budget."""
     given = [json.dumps(options)] if options else []
     return run_script("_tier_training.py", effort.model, str(effort.steps), *given)
 

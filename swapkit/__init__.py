@@ -11,8 +11,8 @@
             optimizer.zero_grad()
     print(session.stats)
 
-Importing swapkit does not import torch; the names below do when they are first used. All errors are
-in `swapkit.errors`; `SwapkitError` is their root.
+Importing swapkit does not import torch; the first use of a public name does. All errors are in
+`swapkit.errors`; `SwapkitError` is their root.
 """
 
 from __future__ import annotations

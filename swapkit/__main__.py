@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the command and its options; the process's own if None.
+        arguments: the command and its options; None: those of the process.
 
     Returns:
         The exit status.
@@ -155,7 +155,7 @@ def _run_build(arguments: argparse.Namespace) -> int:
 
     try:
         built = build_shim(force=arguments.force)
-        Shim(built.library)  # whether it can be loaded
+        Shim(built.library)  # fails if the library cannot be loaded
     except SwapkitError as error:
         print(f"python -m swapkit build: {error}", file=sys.stderr)
         return 1

@@ -1,12 +1,12 @@
 """The errors of swapkit.
 
     SwapkitError
-    ├── InvalidArgument          ValueError           what was asked is not possible
+    ├── InvalidArgument          ValueError           an argument is wrong
     │   ├── InvalidConfiguration ValueError           a value of a configuration document is wrong
-    │   │   ├── WrongType        TypeError            ... it is of another kind than its key takes
-    │   │   ├── WrongKey         KeyError             ... a key is unknown, or one is missing
-    │   │   ├── WrongStage       IndexError           ... it names stages that the pipeline has not
-    │   │   └── InvalidPattern   ValueError           ... no regular expression; also a `re.error`
+    │   │   ├── WrongType        TypeError            ... its type is not one that its key accepts
+    │   │   ├── WrongKey         KeyError             ... a key is unknown or missing
+    │   │   ├── WrongStage       IndexError           ... it does not match the pipeline's stages
+    │   │   └── InvalidPattern   ValueError           ... no valid regular expression; a `re.error`
     │   ├── InvalidDocument      ValueError           a trace, machine or plan is malformed
     │   └── InvalidType          TypeError            an argument is of the wrong type
     ├── InfeasibleBudget         ValueError           no plan fits; it names the least budget
@@ -14,11 +14,11 @@
     ├── Unsupported              NotImplementedError  not on this device or in this version
     ├── SessionError             RuntimeError         a session is used where it cannot be
     ├── SavedTensorModified      RuntimeError         a tensor needed for backward was changed
-    ├── RecomputeMismatch        RuntimeError         recomputed otherwise than it first ran
-    ├── OverBudget               MemoryError          it would not fit the budget
-    ├── OutOfDeviceMemory        MemoryError          the device has no more
-    ├── OutOfHostMemory          MemoryError          the host, or `host_limit`, has no more
-    ├── OutOfDisk                OSError              the disk, or `disk_limit`, has no more room
+    ├── RecomputeMismatch        RuntimeError         recomputation differs from the first run
+    ├── OverBudget               MemoryError          an allocation would exceed the budget
+    ├── OutOfDeviceMemory        MemoryError          the device is out of memory
+    ├── OutOfHostMemory          MemoryError          the host, or `host_limit`, is exhausted
+    ├── OutOfDisk                OSError              the disk, or `disk_limit`, is full
     ├── DiskError                OSError              a file could not be read or written
     ├── BackendError             RuntimeError         a driver reported an error
     ├── CorruptState             RuntimeError         a structure broke its invariants: a bug
@@ -49,11 +49,11 @@ class InvalidConfiguration(InvalidArgument):
 
 
 class WrongType(InvalidConfiguration, TypeError):
-    """A value of a configuration document is of another kind than its key takes."""
+    """A value of a configuration document is of a type that its key does not accept."""
 
 
 class WrongKey(InvalidConfiguration, KeyError):
-    """A configuration document has an unknown key, or lacks one."""
+    """A configuration document has an unknown key, or lacks a required one."""
 
     __str__ = Exception.__str__  # KeyError prints the repr of its message
 
@@ -63,7 +63,7 @@ class WrongStage(InvalidConfiguration, IndexError):
 
 
 class InvalidPattern(InvalidConfiguration, re.error):
-    """A pattern of a configuration document is no regular expression."""
+    """A pattern of a configuration document is not a valid regular expression."""
 
 
 class InvalidDocument(InvalidArgument):
@@ -73,8 +73,8 @@ class InvalidDocument(InvalidArgument):
 class InfeasibleBudget(SwapkitError, ValueError):
     """No plan fits the budget.
 
-    `least_bytes`: the smallest budget for which there is one, the device's use outside of the trace
-    included; `operators`: names of those that need so much.
+    `least_bytes`: the smallest budget for which a plan exists, including device memory used outside
+    of the trace; `operators`: names of the operators that need that much.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PlanMismatch(SwapkitError, ValueError):
 
 
 class Unsupported(SwapkitError, NotImplementedError):
-    """The device or this version cannot do that; nothing was done."""
+    """The device or this version does not support the operation; nothing was done."""
 
 
 class SessionError(SwapkitError, RuntimeError):
@@ -102,11 +102,11 @@ class SavedTensorModified(SwapkitError, RuntimeError):
 
 
 class RecomputeMismatch(SwapkitError, RuntimeError):
-    """A region did not do in backward what it did in forward."""
+    """Recomputation of a region in backward differs from its forward run."""
 
 
 class OverBudget(SwapkitError, MemoryError):
-    """The request would pass the budget; the device was not asked."""
+    """The request would exceed the budget; no memory was requested from the device."""
 
 
 class OutOfDeviceMemory(SwapkitError, MemoryError):
@@ -114,7 +114,7 @@ class OutOfDeviceMemory(SwapkitError, MemoryError):
 
 
 class OutOfHostMemory(SwapkitError, MemoryError):
-    """The host refused the memory, or `host_limit` would be passed."""
+    """The host refused the memory, or the request would exceed `host_limit`."""
 
 
 class OutOfDisk(SwapkitError, OSError):

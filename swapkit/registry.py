@@ -1,13 +1,13 @@
-"""What may be chosen for a part of a model, who may choose it, and which choice holds.
+"""The choices for parts of a model, their sources, and the rules that decide which choice holds.
 
-A *row* is one choice: who made it, for which part, and what. Rows for one part are judged together:
+A *row* is one choice: its source, its part and its action. Rows for one part are judged together:
 
-- Exclusion beats everything: what must not be recomputed is not.
+- Exclusion beats everything: an excluded part is never recomputed.
 - Recompute beats swap: a recomputed part saves nothing that could be swapped.
 - Full recompute beats selective.
 - Keep beats swap.
-- A user's word beats the planner's, whatever it says; of two users' words of the same kind the
-  later one holds.
+- Any user choice beats the planner's choices; of two user choices of the same kind, the later one
+  holds.
 
 Source:
     MindFormers, recompute and swap configuration: the order of precedence.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Source(enum.Enum):
-    """Who made a choice."""
+    """The origin of a choice."""
 
     DECORATOR = "decorator"
     PATTERN = "pattern"
@@ -36,7 +36,7 @@ class Source(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Never move what the part saves."""
+    """Never move the tensors that the part saves."""
 
     kind = "keep"
 
@@ -46,7 +46,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """Swap what the part saves. `prefetch` None: back as early as memory allows; else operators."""
+    """Swap the part's saved tensors.
+
+    `prefetch`: operators ahead of the use; None: as early as memory allows.
+    """
 
     kind = "swap"
     to: str = "host"
@@ -60,41 +63,41 @@ class Swap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Which collectives of a recomputed region run again in backward; the others' results are kept.
+    """The collectives of a recomputed region that run again in backward; other results are kept.
 
-    Names are those of modules as the tracker gives them, or ends of these; one holds for all that
-    is inside.
+    Names are module names as the tracker reports them, or their suffixes; a name covers everything
+    inside the module.
     """
 
-    repeat: bool = True  # those of activations
-    repeat_weights: bool = True  # those that gather weights
-    repeat_in: tuple[str, ...] = ()  # modules whose collectives run again, whatever `repeat` says
-    keep_in: tuple[str, ...] = ()  # modules whose results are kept, whatever else is said
+    repeat: bool = True  # collectives on activations
+    repeat_weights: bool = True  # collectives that gather weights
+    repeat_in: tuple[str, ...] = ()  # modules whose collectives run again; overrides `repeat`
+    keep_in: tuple[str, ...] = ()  # modules whose results are kept; overrides all the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Run the part again in backward instead of keeping what it saves.
+    """Run the part again in backward instead of keeping its saved tensors.
 
-    `save` and `offload` name operators whose results are kept nevertheless, on the device or on the
-    host; `policy` decides it for each operator as a policy of torch's selective checkpointing does.
+    `save` and `offload` name operators whose results are still kept, on the device or on the host;
+    `policy` decides this per operator, like a policy of torch's selective checkpointing.
     """
 
     kind = "recompute"
     save: tuple[Any, ...] = ()  # names, packets or overloads
     offload: tuple[Any, ...] = ()
     policy: Callable[..., Any] | None = None
-    swap_inputs: bool = False  # swap what the part is handed
+    swap_inputs: bool = False  # swap the part's inputs
     preserve_rng_state: bool = True
     check_values: bool = False
     collectives: Collectives = Collectives()
-    slice_group: Any = None  # process group over whose ranks an activation handed in is sliced
-    # Names of modules inside, and patterns of their operators that are not recomputed.
+    slice_group: Any = None  # process group over whose ranks an input activation is sliced
+    # Names of inner modules, each with a pattern of its operators that are not recomputed.
     excluded: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing of the part's inside is kept."""
+        """Return whether no result inside the part is kept."""
         return not self.save and not self.offload and self.policy is None
 
     def __str__(self) -> str:
@@ -112,7 +115,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclude:
-    """Never recompute the part, even where what is around it is."""
+    """Never recompute the part, even inside a recomputed region."""
 
     kind = "exclude"
 
@@ -129,17 +132,17 @@ class Choice:
 
     source: Source
     what: What
-    operator: str = ""  # inside the module, by a pattern of names; empty: the module itself
-    meaning: str = ""  # a pattern of the operators that `operator` stands for, if not of its own
-    occurrences: tuple[int, ...] = ()  # which of these in a call of the module; empty: all
+    operator: str = ""  # pattern of operator names inside the module; empty: the module itself
+    meaning: str = ""  # pattern of the operators that `operator` stands for; empty: `operator`
+    occurrences: tuple[int, ...] = ()  # indices of these in one call of the module; empty: all
 
     def __deepcopy__(self, _memo: object) -> Choice:
-        return self  # a value; and a group of ranks that it names cannot be copied
+        return self  # immutable, and a process group in it cannot be copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A row, and why it holds or does not."""
+    """A row, whether it holds, and why not."""
 
     row: Choice
     holds: bool
@@ -148,7 +151,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What is to be done with one part, and a verdict on each of its rows, in their order."""
+    """The outcome for one part, with a verdict on each of its rows, in their order."""
 
     recompute: Recompute | None = None
     swap: Swap | None = None
@@ -158,7 +161,7 @@ class Judgement:
 
 
 def judge(rows: Iterable[Choice]) -> Judgement:
-    """Say which of the rows of one part hold; later rows are later words."""
+    """Decide which rows of one part hold; a later row is a later choice."""
     rows = tuple(rows)
     spoken = _spoken(rows)
     best = _best_of_each_kind(spoken)
@@ -179,7 +182,7 @@ def judge(rows: Iterable[Choice]) -> Judgement:
     )
 
 
-# Who loses against whom, and what is said of it.
+# (loser, winner, reason reported for the loser).
 _PRECEDENCE = (
     ("recompute", "exclude", "excluded from recomputation"),
     ("swap", "recompute", "it is recomputed"),
@@ -188,12 +191,12 @@ _PRECEDENCE = (
 
 
 def _spoken(rows: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    """Return the rows of users; if there are none, those of the planner."""
+    """Return the users' rows; if there are none, the planner's."""
     return tuple(row for row in rows if row.source is not Source.PLANNER) or rows
 
 
 def _best_of_each_kind(rows: tuple[Choice, ...]) -> dict[str, Choice]:
-    """Return the row that holds of each kind, if only its own kind counted."""
+    """Return for each kind the row that holds among rows of that kind."""
     best: dict[str, Choice] = {}
     for row in rows:
         former = best.get(row.what.kind)
@@ -203,12 +206,12 @@ def _best_of_each_kind(rows: tuple[Choice, ...]) -> dict[str, Choice]:
 
 
 def _rank(row: Choice) -> bool:
-    """Return what decides between two rows of a kind before their order does."""
+    """Return the rank that decides between two rows of a kind; on a tie, the later row holds."""
     return isinstance(row.what, Recompute) and row.what.is_full
 
 
 def _why(row: Choice, best: dict[str, Choice]) -> str:
-    """Return why a row does not hold that is not the best of its kind."""
+    """Return why a row that is not the best of its kind does not hold."""
     winner = best.get(row.what.kind)
     if winner is None or row.source is Source.PLANNER is not winner.source:
         return "a user chose otherwise"
@@ -218,7 +221,7 @@ def _why(row: Choice, best: dict[str, Choice]) -> str:
 
 
 def _with_exclusions(what: What, rows: tuple[Choice, ...]) -> Recompute:
-    """Return how a part is recomputed, without what any of its rows excludes."""
+    """Return how a part is recomputed, with the exclusions of all its rows."""
     assert isinstance(what, Recompute)
     every = [row.what.excluded for row in rows if isinstance(row.what, Recompute)]
     return replace(what, excluded=tuple(dict.fromkeys(chain.from_iterable(every))))

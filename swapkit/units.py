@@ -1,4 +1,4 @@
-"""Amounts of memory: reading what users write, printing what they can read."""
+"""Parsing and formatting of memory amounts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swapkit.errors import InvalidArgument
 
 MIB = 1 << 20
 MOST_BYTES = 1 << 60
-MOST_DIGITS = 30  # of an amount that is looked at closely; more are too many in every unit
+MOST_DIGITS = 30  # longer numbers are not parsed: they exceed MOST_BYTES in every unit
 _FACTORS = {
     "b": 1,
     "kb": 10**3,
@@ -23,7 +23,7 @@ _FACTORS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-# The same without the "b", as many tools write them: "10G" is "10GB", "10Gi" is "10GiB".
+# Also accept units without the "b", as many tools do: "10G" is "10GB", "10Gi" is "10GiB".
 _FACTORS |= {unit[:-1]: factor for unit, factor in _FACTORS.items() if len(unit) > 1}
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|[a-z]+)?\s*", re.IGNORECASE)
 _ACCEPTED = 'bytes (an int), "10GiB", "500MB", "80%", or a fraction such as 0.8'
@@ -34,21 +34,21 @@ _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
 def parse_bytes(
     amount: int | float | str, *, whole_bytes: int | None = None, name: str, least: int = 1
 ) -> int:
-    """Turn what a user wrote into bytes.
+    """Convert an amount that a user gave into bytes.
 
     Args:
         amount: bytes, text with a unit, or a share of `whole_bytes` (`"80%"`, `0.8`). `"10GB"` and
             `"10G"` are 10 * 10**9 bytes, `"10GiB"` and `"10Gi"` 10 * 2**30.
-        whole_bytes: what a share refers to; None: shares are not accepted.
-        name: of the argument, for the error text.
-        least: 1, or 0 where no bytes are an amount, too.
+        whole_bytes: the total that a share refers to; None: shares are not accepted.
+        name: name of the argument, for the error text.
+        least: smallest accepted amount: 1, or 0 where zero bytes are valid.
 
     Returns:
-        At least `least`.
+        Bytes, at least `least`.
 
     Raises:
-        InvalidArgument: the amount is not understood, too small, more than any device has, or a
-            share without a whole.
+        InvalidArgument: the amount cannot be parsed, is too small, is more than any device has, or
+            is a share while `whole_bytes` is None.
 
     Example:
         >>> parse_bytes("1.5GiB", name="limit")
@@ -77,7 +77,7 @@ def parse_bytes(
 
 
 def _plain_number(amount: object) -> int | float | None:
-    """Return the number that is meant, be it written as one or as text without a unit."""
+    """Return the number given directly or as text without a unit; None: neither."""
     if isinstance(amount, bool):
         return None
     if isinstance(amount, numbers.Integral):
@@ -93,12 +93,12 @@ def _plain_number(amount: object) -> int | float | None:
 def _as_float(amount: numbers.Real) -> float:
     try:
         return float(amount)
-    except OverflowError:  # a fraction of very many digits
+    except OverflowError:  # a `Fraction` with a very long numerator
         return math.inf
 
 
 def _read_digits(text: str) -> int | float:
-    """Return a number; what is more than any device has may stand for any such number."""
+    """Return the number; amounts above MOST_BYTES may be replaced by a smaller one above it."""
     if "." in text:
         return min(float(text), 2.0 * MOST_BYTES)
     digits = text.lstrip("0") or "0"
@@ -106,7 +106,7 @@ def _read_digits(text: str) -> int | float:
 
 
 def _share_of(amount: object, number: float | None) -> float | None:
-    """Return the share of the whole that is meant, or None if bytes are."""
+    """Return the share of the whole that the amount states, or None if it states bytes."""
     if isinstance(number, float) and number <= 1.0:
         return number
     match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) else None
@@ -138,7 +138,7 @@ def _parse_text(amount: object, name: str) -> int:
 
 
 def show(value: object) -> str:
-    """Return a value in at most about a line.
+    """Return the `repr` of a value, shortened to about one line.
 
     Example:
         >>> show("10 gallons")
@@ -146,12 +146,12 @@ def show(value: object) -> str:
     """
     try:
         return _SHOWN.repr(value)
-    except ValueError:  # an int of more digits than Python prints
+    except ValueError:  # an int with more digits than Python converts to text
         return "a number of very many digits"
 
 
 def format_limit(nbytes: int) -> str:
-    """Return an amount as a user may write it for a limit: rounded up to whole MiB.
+    """Return an amount in the form that a limit accepts, rounded up to whole MiB.
 
     Example:
         >>> format_limit(1 << 30), format_limit((1 << 20) + 1)

@@ -1,1 +1,1 @@
-"""The native core and its handles: backends, streams, pools; the only floor that knows cffi."""
+"""The native core and its handles: backends, streams, pools; the only floor that uses cffi."""

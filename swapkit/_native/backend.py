@@ -38,7 +38,7 @@ class CopyKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryInfo:
-    """What a device has."""
+    """The memory of a device."""
 
     free_bytes: int
     total_bytes: int
@@ -54,7 +54,7 @@ class TraceCall:
 
 
 class Handle:
-    """A native object that is closed once, at the latest when the handle goes."""
+    """A native object that is closed once, at the latest when the handle is destroyed."""
 
     _what = "handle"
 
@@ -74,7 +74,7 @@ class Handle:
 
     @property
     def address(self) -> int:
-        """Where the native object is."""
+        """The address of the native object."""
         return int(ffi.cast("uintptr_t", self.pointer))
 
     @property
@@ -83,7 +83,7 @@ class Handle:
         return self._pointer is None
 
     def close(self) -> None:
-        """Release the native object; closing twice is fine."""
+        """Release the native object; a second call does nothing."""
         if self._pointer is not None:
             self._release(self._pointer)
             self._pointer = None
@@ -116,7 +116,7 @@ class Backend(Handle):
     """
 
     _what = "backend"
-    settings = ""  # what it was opened with that changes how fast it copies
+    settings = ""  # the options that change how fast it copies
 
     @classmethod
     def cpu(
@@ -131,14 +131,14 @@ class Backend(Handle):
         """Open the CPU as a device.
 
         Args:
-            capacity_bytes: most memory it gives out; 0: what the machine or its control group has.
+            capacity_bytes: most memory it gives out; 0: all of the machine or its control group.
             copy_bytes_per_s: bandwidth limit of each stream; 0: none.
             copy_latency_ns: added to every copy.
-            numa_node: whose memory is preferred, below 64; -1: any.
+            numa_node: the node whose memory is preferred, below 64; -1: any.
             populate: committed memory has its pages at once, not at the first touch.
 
         Raises:
-            InvalidArgument: there can be no such capacity or node.
+            InvalidArgument: the capacity or the node is out of range.
         """
         if not ANY_NODE <= numa_node < NUMA_NODES:
             raise InvalidArgument(f"numa_node={numa_node}: expected -1 or a number below 64")
@@ -174,8 +174,8 @@ class Backend(Handle):
             peers: numbers of devices that may use its virtual memory, too.
 
         Raises:
-            Unsupported: there is no driver, or not one that is new enough.
-            InvalidArgument: there is no such device, or such granules are not possible.
+            Unsupported: there is no driver, or it is too old.
+            InvalidArgument: there is no such device, or the granules are not possible.
         """
         params = ffi.new("sk_cuda_params *")
         params.device = device
@@ -188,21 +188,21 @@ class Backend(Handle):
 
     @classmethod
     def fault(cls, inner: Backend) -> Backend:
-        """Wrap `inner`, which is taken over, so that calls can be made to fail."""
+        """Wrap `inner`, whose object it takes over, so that calls can be made to fail."""
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_fault(inner.pointer, out))
         return cls._over(inner, out[0])
 
     @classmethod
     def delay(cls, inner: Backend) -> Backend:
-        """Wrap `inner`, which is taken over, so that copies wait for `release_copies`."""
+        """Wrap `inner`, whose object it takes over, so that copies wait for `release_copies`."""
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_delay(inner.pointer, out))
         return cls._over(inner, out[0])
 
     @classmethod
     def trace(cls, inner: Backend, capacity: int) -> Backend:
-        """Wrap `inner`, which is taken over, so that the last `capacity` calls are remembered."""
+        """Wrap `inner`, whose object it takes over, and remember the last `capacity` calls."""
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_trace(inner.pointer, capacity, out))
         return cls._over(inner, out[0])
@@ -216,12 +216,12 @@ class Backend(Handle):
 
     @property
     def name(self) -> str:
-        """What the backend calls itself."""
+        """The backend's own name."""
         return text_of(lib.sk_backend_table(self.pointer).name)
 
     @property
     def granule_bytes(self) -> int:
-        """What virtual memory comes and goes in multiples of; 0: there is none."""
+        """The unit of virtual memory; 0: there is none."""
         return int(lib.sk_backend_table(self.pointer).granule_bytes)
 
     def memory_info(self) -> MemoryInfo:
@@ -266,7 +266,7 @@ class Backend(Handle):
         return lib.sk_fault_calls(self.pointer)
 
     def release_copies(self, count: int | None = None) -> None:
-        """Let copies of a `delay` backend go; None: all, for good."""
+        """Release copies of a `delay` backend; None: all, from now on."""
         lib.sk_delay_release(self.pointer, 2**64 - 1 if count is None else count)
 
     def read_trace(self, capacity: int = 4096) -> tuple[TraceCall, ...]:
@@ -289,8 +289,8 @@ class Backend(Handle):
 class Stream(Handle):
     """An ordered queue of device work.
 
-    A pool that was told of a stream needs it until the pool is closed, since what lies in its free
-    lists is ordered by the stream. Closing it before is refused.
+    A pool that has used a stream needs it until the pool is closed, since the stream orders its
+    free lists. Closing the stream earlier is refused.
     """
 
     _what = "stream"
@@ -305,11 +305,11 @@ class Stream(Handle):
         check(lib.sk_stream_sync(self._backend, self.pointer))
 
     def wait(self, event: StreamEvent) -> None:
-        """Let what is queued from now on wait for `event`."""
+        """Let all work queued from now on wait for `event`."""
         check(lib.sk_stream_wait(self._backend, self.pointer, event.pointer))
 
     def hold(self) -> None:
-        """Refuse to be closed until `let_go`: a pool needs the stream."""
+        """Refuse `close` until `let_go`: a pool needs the stream."""
         self._pools += 1
 
     def let_go(self) -> None:
@@ -323,7 +323,7 @@ class Stream(Handle):
 
 
 class StreamEvent(Handle):
-    """A mark in a stream that can be waited for."""
+    """A mark in a stream that threads and streams can wait for."""
 
     _what = "event"
 

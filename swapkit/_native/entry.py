@@ -1,4 +1,4 @@
-"""What torch's allocator calls, and the text of its failures."""
+"""The functions that torch's allocator calls, and the text of their failures."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class AllocatorEntry(Handle):
-    """A pool as torch's allocator sees it."""
+    """A pool behind the interface of torch's allocator."""
 
     _what = "entry"
 
     def __init__(self, pool: Pool) -> None:
-        """Make an entry to `pool`, which must outlive it."""
+        """Make an entry for `pool`, which must outlive it."""
         out = ffi.new("sk_entry **")
         check(lib.sk_entry_create(pool.pointer, out))
         super().__init__(out[0])
@@ -29,7 +29,7 @@ class AllocatorEntry(Handle):
         self._explain: Callable[[int], str] | None = None
 
     def set_explain(self, explain: Callable[[int], str] | None) -> None:
-        """Set what writes the text of a failed request; it gets the bytes asked for."""
+        """Set the function that writes the text of a failed request; it gets the bytes."""
         self._explain = explain
         callback = NULL if explain is None else lib.sk_python_explain
         lib.sk_entry_set_explain(self.pointer, callback, self._context)

@@ -1,6 +1,6 @@
-"""The one door to the compiled core: the library, its statuses as errors, its callbacks.
+"""The only access to the compiled core: the library, its statuses as errors, its callbacks.
 
-Every other module of this package uses `ffi`, `lib` and `check` from here; none outside it does.
+All other modules of this package import `ffi`, `lib` and `check` from here; other packages do not.
 """
 
 from __future__ import annotations
@@ -70,70 +70,70 @@ def text_of(text: CData) -> str:
 
 
 def address_of(function: str) -> int:
-    """Return where a function of the core is, for the shim."""
+    """Return the address of a function of the core, for the shim."""
     return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
 
 
 def error_of(status: int) -> errors.SwapkitError:
-    """Return the exception that a failed call's status stands for, with this thread's text."""
+    """Return the exception for a failed call's status, with this thread's text."""
     return EXCEPTIONS.get(status, errors.SwapkitError)(text_of(lib.sk_error_text()))
 
 
 def check(status: int) -> None:
-    """Raise the exception that a failed call's status stands for."""
+    """Raise the exception for a failed call's status."""
     if status != lib.SK_OK:
         raise error_of(status)
 
 
 class RescueOwner(Protocol):
-    """What `sk_python_rescue` finds behind its context."""
+    """The owner behind the context of `sk_python_rescue`."""
 
     def on_rescue(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` if possible; return how many were freed, 0 for none."""
 
 
 class MakingOwner(Protocol):
-    """What `sk_python_making` finds behind its context."""
+    """The owner behind the context of `sk_python_making`."""
 
     def on_making(self, *, begins: bool) -> None:
         """Note that this thread begins to make memory, or has made it."""
 
 
 class AllocationWitness(Protocol):
-    """Is told what a thread does while it allocates; it must not raise."""
+    """Observes what a thread does while it allocates; it must not raise."""
 
     def stop(self) -> None:
-        """This thread begins to make memory: it grows, waits or rescues."""
+        """Note that this thread begins to make memory: it grows, waits or rescues."""
 
     def go_on(self) -> None:
-        """It has ended that."""
+        """Note that this thread has ended making memory."""
 
 
 class ExplainOwner(Protocol):
-    """What `sk_python_explain` finds behind its context."""
+    """The owner behind the context of `sk_python_explain`."""
 
     def on_explain(self, nbytes: int) -> str:
-        """Return what a failed request for `nbytes` should say."""
+        """Return the text for a failed request of `nbytes`."""
 
 
 # The context of a callback is a handle of a weak reference to its owner, so that neither keeps the
 # other alive. A callback runs in the middle of an allocation, below C++ frames: nothing may be
-# raised through it. What a signal handler raises there (Ctrl-C, a timeout) is kept, the callback
-# runs again, and whoever runs Python next on swapkit's behalf raises it; any other error is logged
-# and counts as "nothing freed", upon which the allocation fails with its own error.
+# raised through it. If a signal handler raises there (Ctrl-C, a timeout), the error is kept, the
+# callback runs again, and the next Python code that runs for swapkit raises the error. Any other
+# error is logged and counts as "nothing freed"; the allocation then fails with its own error.
 
 _RETRIES = 8  # of a callback that signal handlers keep interrupting
 interruptions: list[BaseException] = []
 
 
 def raise_interruption() -> None:
-    """Raise what a signal handler raised inside a callback, if it did; on the main thread only."""
+    """Raise an error that a signal handler raised inside a callback; only on the main thread."""
     if interruptions and threading.current_thread() is threading.main_thread():
         raise interruptions.pop(0)
 
 
 def defer_interruption(error: BaseException) -> None:
-    """Keep an error from where nothing may be raised, for `raise_interruption`."""
+    """Keep an error for `raise_interruption`, from code that must not raise."""
     interruptions.append(error)
 
 
@@ -149,7 +149,7 @@ def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) ->
 
 
 def note_failure(owner: object, error: BaseException) -> bool:
-    """Note what a callback raised; return whether a signal handler did, and it may try again."""
+    """Note a callback's error; return whether a signal handler raised it, and a retry may work."""
     if _keep_interruption(error):
         return True
     _log.error("a native callback of %r failed", owner, exc_info=error)
@@ -157,14 +157,14 @@ def note_failure(owner: object, error: BaseException) -> bool:
 
 
 def note_interruption(error: BaseException, is_foreign: bool) -> bool | None:  # noqa: FBT001 - from C++
-    """Note what was raised where nothing may be raised; return who is to raise it.
+    """Note an error from code that must not raise; return who must raise it.
 
     Args:
-        error: a signal handler may have raised it, or another thread have set it for this one.
-        is_foreign: one of these is sure.
+        error: a signal handler may have raised it, or another thread may have set it for this one.
+        is_foreign: one of these is certain.
 
     Returns:
-        Whether it was kept for `raise_interruption`; None: this thread, which is not the main one.
+        Whether it was kept for `raise_interruption`; None: this thread, not the main one, raises.
     """
     if threading.get_ident() == threading.main_thread().ident:
         return _keep_interruption(error, is_foreign=is_foreign)
@@ -172,7 +172,7 @@ def note_interruption(error: BaseException, is_foreign: bool) -> bool | None:  #
 
 
 def _keep_interruption(error: BaseException, *, is_foreign: bool = False) -> bool:
-    """Keep an error for `raise_interruption` if a signal handler raised it; return whether."""
+    """Keep an error for `raise_interruption` if a signal handler raised it; return whether so."""
     is_one = is_foreign or _is_from_a_handler(error)
     if is_one:
         defer_interruption(error)
@@ -180,7 +180,7 @@ def _keep_interruption(error: BaseException, *, is_foreign: bool = False) -> boo
 
 
 def _is_from_a_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised `error`, rather than the code it interrupted."""
+    """Return whether a signal handler raised `error`, rather than the interrupted code."""
     if isinstance(error, KeyboardInterrupt):
         return True
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
@@ -189,7 +189,7 @@ def _is_from_a_handler(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code that a signal handler runs; None: none of Python's."""
+    """Return the code that a signal handler runs; None: it has no Python code."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     is_object = callable(handler) and not hasattr(handler, "__code__")
@@ -222,6 +222,6 @@ def sk_python_explain(context: Any, nbytes: int, text: Any, capacity: int) -> in
     owner: ExplainOwner | None = ffi.from_handle(context)()
     words = "" if owner is None else call_back(owner, lambda: owner.on_explain(nbytes), "")
     explanation = words.encode(errors="backslashreplace")[:capacity]
-    explanation = explanation.decode(errors="ignore").encode()  # no character cut in two
+    explanation = explanation.decode(errors="ignore").encode()  # do not cut a character
     ffi.memmove(text, explanation, len(explanation))
     return len(explanation)

@@ -1,4 +1,4 @@
-"""What to say where the compiled core is missing."""
+"""The error text for a missing compiled core."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _HOW = "It is compiled with gcc when swapkit is installed"
 
 
 def explain_missing(root: Path, error: ImportError) -> str:
-    """Return why the core cannot be loaded, and what to do.
+    """Return the reason why the core cannot be loaded, and what to do.
 
     Args:
         root: the folder that holds the package that was imported.
-        error: what the import of the core raised.
+        error: the error of the core's import.
     """
     head = f"swapkit's compiled core could not be loaded ({error}). {_HOW}"
     if not (root / "build_native.py").exists():
@@ -36,7 +36,7 @@ def explain_missing(root: Path, error: ImportError) -> str:
 
 
 def _find_installed() -> Path | None:
-    """Return the folder of site packages that has a swapkit with its compiled core, if any."""
+    """Return the site-packages folder of a swapkit with its compiled core, if any."""
     for distribution in metadata.distributions(name="swapkit"):
         for file in distribution.files or ():
             if file.name.startswith("_lib.") and file.suffix == ".so":

@@ -25,7 +25,7 @@ _NS_PER_S = 1e9
 
 
 class BlockState(enum.IntEnum):
-    """What a block is doing; PENDING waits for another stream."""
+    """State of a block; PENDING waits for another stream."""
 
     IN_USE = lib.SK_BLOCK_IN_USE
     PENDING = lib.SK_BLOCK_PENDING
@@ -53,7 +53,7 @@ class BlockInfo:
     address: int
     nbytes: int
     requested_bytes: int
-    stream: int  # address of the one in whose order it is used
+    stream: int  # address of the stream whose order its use follows
     tag: int
     state: BlockState
 
@@ -70,7 +70,7 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingEvent:
-    """One recorded event; the byte counts are those after it. `time_ns` is monotonic."""
+    """One recorded event; byte counts are the values after it. `time_ns` is monotonic."""
 
     time_ns: int
     kind: RingKind
@@ -87,7 +87,7 @@ def set_tag(tag: int) -> int:
 
 @contextlib.contextmanager
 def tentative() -> Iterator[None]:
-    """Let this thread take only what can be had without waiting and without a rescue."""
+    """Let this thread take only memory that needs no wait and no rescue."""
     previous = lib.sk_tentative_set(True)  # noqa: FBT003 - C functions have no keywords
     try:
         yield
@@ -174,8 +174,8 @@ class Pool(Handle):
             whole_segments: allocate segments whole even if the backend has virtual memory.
             max_split_bytes: of whole segments, larger blocks are not split; more than 20 MiB, 0: no
                 such limit.
-            garbage_collection_threshold: share of the budget above which cached memory is given
-                back before the pool grows; 0: never.
+            garbage_collection_threshold: share of the budget above which the pool gives cached
+                memory back before it grows; 0: never.
 
         Raises:
             InvalidArgument: one of the last two is out of range.
@@ -204,9 +204,9 @@ class Pool(Handle):
         """Take a block; return its address.
 
         Raises:
-            OverBudget: it does not fit the budget, whatever is trimmed or rescued.
+            OverBudget: it does not fit the budget, even after trims and rescues.
             OutOfDeviceMemory: the device has no more.
-            InvalidArgument: `nbytes` is not possible.
+            InvalidArgument: `nbytes` is out of range.
         """
         out = ffi.new("void **")
         check(lib.sk_pool_take(self.pointer, nbytes, self._keep(stream), out))
@@ -221,7 +221,7 @@ class Pool(Handle):
         check(lib.sk_pool_give(self.pointer, ffi.cast("void *", address)))
 
     def use(self, address: int, stream: Stream | None) -> None:
-        """Note that `stream` works on a block too; its reuse will wait for that work."""
+        """Note that `stream` also uses a block; its reuse will wait for that work."""
         check(lib.sk_pool_use(self.pointer, ffi.cast("void *", address), self._keep(stream)))
 
     def _keep(self, stream: Stream | None) -> CData:
@@ -243,7 +243,7 @@ class Pool(Handle):
         return self.stats()["budget_bytes"]
 
     def set_budget(self, budget_bytes: int) -> None:
-        """Change the budget, trimming first if need be; 0: no budget.
+        """Change the budget, trimming first if necessary; 0: no budget.
 
         Raises:
             OverBudget: more than that is in use; nothing was changed.
@@ -251,26 +251,26 @@ class Pool(Handle):
         check(lib.sk_pool_set_budget(self.pointer, budget_bytes))
 
     def set_rescue(self, rescue: Callable[[int], int] | None) -> None:
-        """Set what is called, with the bytes needed, when an allocation would fail.
+        """Set the callback for allocations that would fail; it gets the needed bytes.
 
-        It runs on the allocating thread, in the middle of whatever allocates, and returns the bytes
-        it freed, 0 if there is nothing more to free. It must not raise; what it raises is logged.
+        It runs on the allocating thread, in the middle of the allocation, and returns the bytes
+        that it freed, 0 if there is nothing more to free. It must not raise; errors are logged.
         """
         self._rescue = rescue
         callback = NULL if rescue is None else lib.sk_python_rescue
         lib.sk_pool_set_rescue(self.pointer, callback, self._context)
 
     def on_rescue(self, needed_bytes: int) -> int:
-        """Forward a native rescue to the callback in force."""
+        """Forward a native rescue to the current callback."""
         rescue = self._rescue
         return 0 if rescue is None else rescue(needed_bytes)
 
     def watch(self, witness: AllocationWitness) -> None:
-        """Tell somebody, on the thread that allocates, when it begins and ends to make memory."""
+        """Call `witness` on an allocating thread when it begins and ends making memory."""
         self._witnesses.add(witness, self._set_making)
 
     def unwatch(self, witness: AllocationWitness | None = None) -> None:
-        """Undo `watch`, None: for all; a second call does nothing. What has begun still ends."""
+        """Undo `watch`, None: for all; a second call does nothing. Calls under way still end."""
         self._witnesses.remove(witness, self._set_making)
 
     def _set_making(self, on: bool) -> None:  # noqa: FBT001 - called by Witnesses
@@ -278,7 +278,7 @@ class Pool(Handle):
         lib.sk_pool_set_making(self.pointer, making, self._context)
 
     def on_making(self, *, begins: bool) -> None:
-        """Forward what this thread does to who wanted to know when it began."""
+        """Forward a begin to the current witnesses, and an end to those of its begin."""
         self._witnesses.tell(begins=begins)
 
     def attach(self, ring: Ring) -> None:
@@ -294,7 +294,7 @@ class Pool(Handle):
     def note(self, kind: RingKind, nbytes: int = 0) -> None:
         """Put an event of the owner's own into the ring, if one is attached.
 
-        A mark also says that a step ends: the next is expected to make the same requests.
+        A mark also ends a step: the next step is expected to make the same requests.
         """
         if self._ring is not None or kind is RingKind.MARK:
             lib.sk_pool_note(self.pointer, kind, nbytes)
@@ -309,7 +309,7 @@ class Pool(Handle):
         return stats
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes more would leave room in the budget for operators."""
+        """Return whether `nbytes` more would leave room in the budget for operators."""
         return bool(lib.sk_pool_has_room(self.pointer, nbytes, True))  # noqa: FBT003
 
     def in_use_bytes(self) -> int:
@@ -317,7 +317,7 @@ class Pool(Handle):
         return int(self._read_stats().allocated_bytes[0].current)
 
     def moving_seconds(self) -> float:
-        """Return how long moves of free memory have taken; see `moving_ns` in `stats`."""
+        """Return the seconds spent moving free memory; see `moving_ns` in `stats`."""
         return float(self._read_stats().moving_ns) / _NS_PER_S
 
     def reset_peak(self) -> None:
@@ -325,7 +325,7 @@ class Pool(Handle):
         lib.sk_pool_stats_reset_peak(self.pointer)
 
     def reset_accumulated(self) -> None:
-        """Set what was ever allocated and freed to 0, and the counts of events."""
+        """Set the totals of allocated and freed memory, and the counts of events, to 0."""
         lib.sk_pool_stats_reset_accumulated(self.pointer)
 
     def peak_take(self) -> int:
@@ -347,11 +347,11 @@ class Pool(Handle):
     def _describe(
         self, kind: str, fill: Callable[[CData, Any, int], int], read: Callable[[Any], _Info]
     ) -> tuple[_Info, ...]:
-        """Return as many native descriptions as there were a moment ago, read."""
+        """Return up to as many native descriptions as the pool had just before, converted."""
         capacity = fill(self.pointer, NULL, 0)
         out = ffi.new(kind, capacity + 1)
         count = min(fill(self.pointer, out, capacity), capacity)
-        # Read here: an element only refers to the array, and does not keep it.
+        # Convert here: an element only refers to the array, and does not keep it alive.
         return tuple([read(out[i]) for i in range(count)])
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swapkit._native.backend import Backend, Stream
 
 
-# How a transfer is finished.
+# Ways to finish a transfer.
 POLL, WAIT = True, False
 
 
@@ -35,13 +35,13 @@ class State(enum.IntEnum):
     COPYING_IN = lib.SK_GROUP_COPYING_IN
 
 
-# The same as plain numbers: states are compared often, and members of an enumeration are looked up.
+# The same as plain numbers: states are compared often, and enum members are slow to look up.
 RESIDENT, COPYING_OUT, CLEAN, OUT, COPYING_IN = map(int, State)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """What a scheduler has done, and what it holds."""
+    """The totals and the current state of a scheduler."""
 
     copied_out_bytes: int
     copied_in_bytes: int
@@ -79,9 +79,9 @@ class Scheduler(Handle):
         Args:
             backend: of the device; kept open.
             drop_owner: address of a C function that gets the owners of transfers that are done.
-            host_limit_bytes: most host memory for copies; None: what the machine has.
-            disk: a folder for what the host has no room for; None: no disk.
-            disk_limit_bytes: most disk space; 0: what the file system has.
+            host_limit_bytes: most host memory for copies; None: all that the machine has.
+            disk: a folder for copies that do not fit on the host; None: no disk.
+            disk_limit_bytes: most disk space; 0: all that the file system has.
             copies_in_flight: of each direction; 0: as many as keep the link busy.
 
         Raises:
@@ -89,7 +89,7 @@ class Scheduler(Handle):
         """
         params = ffi.new("sk_sched_params *")
         folder = NULL if disk is None else ffi.new("char[]", str(disk).encode())
-        # To the core 0 stands for what the machine has; in one byte there is room for no copy.
+        # In the core 0 means all that the machine has; one byte is room for no copy.
         params.host_limit_bytes = 0 if host_limit_bytes is None else max(1, host_limit_bytes)
         params.disk_folder = folder
         params.disk_limit_bytes = disk_limit_bytes
@@ -101,7 +101,7 @@ class Scheduler(Handle):
         self.has_disk = disk is not None
 
     def stats(self) -> SchedulerStats:
-        """Return what has been done and what is held now."""
+        """Return the totals and the current state."""
         stats = ffi.new("sk_sched_stats *")
         lib.sk_sched_stats_get(self.pointer, stats)
         return SchedulerStats(
@@ -129,14 +129,14 @@ class Scheduler(Handle):
 
 
 def _handle(stream: Stream | int | None) -> CData:
-    """Return the native stream; it may be given by its address, as torch does, 0: the default."""
+    """Return the native stream; an int is its address, as in torch, 0: the default."""
     if stream is None or isinstance(stream, int):
         return ffi.cast("sk_stream *", stream or 0)
     return stream.pointer
 
 
 class Group:
-    """One storage at one version, and its copy. Goes with the object, whatever is under way."""
+    """One storage at one version, and its copy. Destroyed with the object, in any state."""
 
     __slots__ = ("_pointer", "nbytes", "scheduler", "state_at")
 
@@ -147,7 +147,7 @@ class Group:
             InvalidArgument: `Tier.DISK` without a disk.
         """
         self._pointer = NULL  # first: an interrupted construction has nothing to give back
-        self.scheduler = scheduler  # which has to outlive its groups
+        self.scheduler = scheduler  # must outlive its groups
         self.nbytes = nbytes
         out = ffi.new("sk_group **")
         check(lib.sk_group_create(scheduler.pointer, nbytes, tier, out))
@@ -167,25 +167,25 @@ class Group:
 
     @property
     def host_address(self) -> int:
-        """Where a copy of `Tier.HOST` is while the group is clean or out, else 0."""
+        """Address of a copy of `Tier.HOST` while the group is clean or out, else 0."""
         return int(ffi.cast("uintptr_t", lib.sk_group_host(self._pointer)))
 
     def copy_out(
         self, device: int, *, owner: int, next_use: int, producer: Stream | int | None = None
     ) -> None:
-        """Queue the copy of the bytes at `device`, which `owner` holds until they are not needed.
+        """Queue the copy of the bytes at `device`; `owner` holds them as long as it needs them.
 
         Raises:
             OutOfHostMemory: no room; the group stays resident, and `owner` the caller's.
-            OutOfDisk: likewise.
+            OutOfDisk: the same for the disk.
         """
         self._start(lib.sk_group_copy_out, device, owner, next_use, producer)
 
     def poll_out(self) -> bool:
-        """Return whether the copy is done; the group is clean then.
+        """Return whether the copy is done; then the group is clean.
 
         Raises:
-            SwapkitError: it failed; the group is resident.
+            SwapkitError: the copy failed; the group is resident.
         """
         status = lib.sk_group_finish_out(self._pointer, NULL, POLL)
         if status == lib.SK_NOT_READY:
@@ -194,22 +194,22 @@ class Group:
         return True
 
     def finish_out(self, consumer: Stream | int | None = None) -> None:
-        """Let `consumer` wait for the copy; the group is clean then.
+        """Let `consumer` wait for the copy; then the group is clean.
 
         None is the default stream: on the CPU the host waits, on other devices it does not.
 
         Raises:
-            SwapkitError: it failed; the group is resident.
+            SwapkitError: the copy failed; the group is resident.
         """
         stream = _handle(consumer)
         check(lib.sk_group_finish_out(self._pointer, stream, WAIT))
 
     def evict(self) -> None:
-        """Note that the device memory of a clean group is given up."""
+        """Note that the owner drops the device memory of a clean group."""
         check(lib.sk_group_evict(self._pointer))
 
     def unevict(self) -> None:
-        """Undo `evict`: somebody else kept the memory."""
+        """Undo `evict`: another reference kept the memory."""
         check(lib.sk_group_unevict(self._pointer))
 
     def copy_in(
@@ -219,10 +219,10 @@ class Group:
         self._start(lib.sk_group_copy_in, device, owner, next_use, producer)
 
     def poll_in(self) -> bool:
-        """Return whether the copy back is done; the group is clean then.
+        """Return whether the copy back is done; then the group is clean.
 
         Raises:
-            SwapkitError: it failed; the group is out.
+            SwapkitError: the copy failed; the group is out.
         """
         status = lib.sk_group_finish_in(self._pointer, NULL, POLL)
         if status == lib.SK_NOT_READY:
@@ -231,12 +231,12 @@ class Group:
         return True
 
     def finish_in(self, consumer: Stream | int | None = None) -> None:
-        """Let `consumer` wait for the copy; the group is clean then.
+        """Let `consumer` wait for the copy; then the group is clean.
 
         None is the default stream: on the CPU the host waits, on other devices it does not.
 
         Raises:
-            SwapkitError: it failed; the group is out.
+            SwapkitError: the copy failed; the group is out.
         """
         stream = _handle(consumer)
         check(lib.sk_group_finish_in(self._pointer, stream, WAIT))

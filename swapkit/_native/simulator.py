@@ -1,6 +1,6 @@
 """The simulated step: arrays in, arrays out. See `swapkit_plan.h` for the rules.
 
-Arrays are anything that shows a buffer of the right type; nothing here knows numpy.
+Arrays are objects with a buffer of the right type; this module does not use numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEEP, SWAP, RECOMPUTE, SWAP_TO_DISK = (
 UNLIMITED = (1 << 63) - 1
 MOST_SLOTS = (1 << 31) - 1
 
-# The members of sk_plan_problem and sk_plan_run, by what their arrays hold.
+# The members of sk_plan_problem and sk_plan_run, by the type of their arrays.
 SLOT_FLOATS = ("slot_starts", "slot_ends", "slot_stalls")
 ITEM_FLOATS = ("out_starts", "out_ends", "released", "in_starts", "in_ends")
 ITEM_SLOTS = ("needs", "release_slots", "prefetch_slots")
@@ -68,7 +68,7 @@ class Simulator:
         """Take `MEMBERS`, each as a contiguous buffer, which must not be resized later.
 
         Raises:
-            InvalidArgument: an index out of range, or slots of an item out of order.
+            InvalidArgument: an index is out of range, or the slots of an item are out of order.
         """
         self._buffers = {
             name: ffi.from_buffer(kind, arrays[name]) for name, kind in _MEMBERS.items()
@@ -113,7 +113,7 @@ class Simulator:
         return {name: getattr(run, name) for name in RESULTS}
 
     def _point(self, run: Any, floats: Any, slots: Any) -> None:
-        """Make the members of `run` parts of the two arrays."""
+        """Point the members of `run` to parts of the two arrays."""
         at = ffi.from_buffer("double[]", floats, require_writable=True) + 0
         for name in SLOT_FLOATS:
             setattr(run, name, at)

@@ -1,4 +1,4 @@
-"""Who is told that a pool's threads make memory."""
+"""The observers of a pool's threads while they make memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Told(threading.local):
-    """Who was told that this thread makes memory, until it has ended that."""
+    """The witnesses that got this thread's begin, until its end."""
 
     witnesses: tuple[AllocationWitness, ...] = ()
 
@@ -20,32 +20,32 @@ class _Told(threading.local):
 class Witnesses:
     """The witnesses of one pool. Any thread may change them, also while others allocate.
 
-    They change under a lock, together with what the core calls; threads that allocate read them
-    without, as a whole. The thread that has the lock may take it again, in a signal handler; it is
-    not held while anybody is told.
+    They change under a lock, together with the core's callback. Threads that allocate read the
+    whole tuple without the lock. The lock is reentrant, for a signal handler on the thread that
+    holds it; it is not held during calls of witnesses.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without witnesses."""
         self._lock = threading.RLock()
         self._witnesses: tuple[AllocationWitness, ...] = ()
         self._told = _Told()
 
     def add(self, witness: AllocationWitness, apply: Callable[[bool], None]) -> None:
-        """Tell one more of what begins from now on; `apply` gets whether there are any."""
+        """Add a witness for all later begins; `apply` gets whether there are any witnesses."""
         with self._lock:
             self._witnesses = (*self._witnesses, witness)
             apply(True)  # noqa: FBT003 - C's
 
     def remove(self, witness: AllocationWitness | None, apply: Callable[[bool], None]) -> None:
-        """Tell one, None: all, no longer of what begins; what has begun has its end told."""
+        """Remove one witness, None: all, for later begins; it still gets the ends it waits for."""
         with self._lock:
             left = self._witnesses if witness is not None else ()
             self._witnesses = tuple(each for each in left if each is not witness)
             apply(bool(self._witnesses))
 
     def tell(self, *, begins: bool) -> None:
-        """Forward what this thread does to who wanted to know when it began."""
+        """Forward a begin to the current witnesses, and an end to those of its begin."""
         if begins:
             self._told.witnesses = self._witnesses
         for each in self._told.witnesses:

@@ -1,8 +1,8 @@
 """The state that swapkit keeps for each thread.
 
-One object for all floors, so that the order of what is open on a thread can be read in one place.
-Each field belongs to one file. Only the thread itself adds to a list; another thread may remove
-from one that it was handed, where it ends what this thread has opened (`process/scopes.py`).
+One object serves all layers, so that the order of everything open on a thread is in one place. Each
+field belongs to one file. Only the thread itself adds to a list. Another thread may remove from a
+list that it was handed, when it closes something that this thread opened (`process/scopes.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 
 class ThreadState(threading.local):
-    """What is open on this thread, each list innermost last."""
+    """The sessions, scopes, hooks and modes that are open on this thread, innermost last."""
 
     def __init__(self) -> None:
-        # The swappers of the sessions that were entered here (`session/life.py`), or whose hooks a
-        # call has on loan (`saved/lent_hooks.py`).
+        # The swappers of the sessions that were entered here (`session/life.py`), or that lent a
+        # call their hooks (`saved/lent_hooks.py`).
         self.sessions: list[Any] = []
         # `process/scopes.py`: scopes, as `OpenScope`.
         self.scopes: list[Any] = []
-        # `saved/hooks.py`: our pairs that are on torch's stack of saved-tensor hooks.
+        # `saved/hooks.py`: our pairs on torch's stack of saved-tensor hooks.
         self.hooks: list[Any] = []
         # `user_choices/operator_choices.py`: modules with choices for operators, while they run.
         self.operator_choices: list[Any] = []

@@ -1,1 +1,1 @@
-"""What users call: thin functions and context managers over `_runtime`."""
+"""The public API: thin functions and context managers over `_runtime`."""

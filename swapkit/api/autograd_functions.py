@@ -21,29 +21,29 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def adapt_mem_func_wrapper(
     function: type[torch.autograd.Function], /, *args: Any, **kwargs: Any
 ) -> Any:  # noqa: ANN401 - what the function returns
-    """Apply one of autograd's functions as it was chosen for it: instead of `Fn.apply(*args)`.
+    """Apply an `autograd.Function` under the choices made for it; use instead of `Fn.apply(*args)`.
 
-    What was chosen for the class (`swapkit.checkpoint(Fn)`, `swapkit.offload(Fn)`,
-    `swapkit.keep(Fn)`), or for an operator of its name in the module that runs
-    (`swapkit.configure`), holds; without a choice, the scope around and the budget. Results and
-    gradients are those of `Fn.apply`. What `forward` leaves on `ctx` besides `save_for_backward`
-    cannot be moved; and a function that changes its input in place (`ctx.mark_dirty`) cannot run
-    again, so it is not recomputed.
+    The choices for the class hold (`swapkit.checkpoint(Fn)`, `swapkit.offload(Fn)`,
+    `swapkit.keep(Fn)`), as do those for an operator of its name in the running module
+    (`swapkit.configure`). Without a choice, the enclosing scope and the budget hold. Results and
+    gradients are those of `Fn.apply`. Tensors that `forward` stores on `ctx` without
+    `save_for_backward` cannot be moved. A function that changes its input in place
+    (`ctx.mark_dirty`) cannot run again, so it is not recomputed.
 
     Args:
         function: a subclass of `torch.autograd.Function`.
-        *args: what its `forward` takes after `ctx`.
-        **kwargs: likewise, by name; `Fn.apply` itself takes none.
+        *args: the arguments of its `forward` after `ctx`.
+        **kwargs: the same by name; `Fn.apply` itself takes no keywords.
 
     Returns:
-        What `Fn.apply` returns.
+        The result of `Fn.apply`.
 
     Raises:
-        InvalidType: it is no such class. A `TypeError`.
+        InvalidType: `function` is not such a class. Also a `TypeError`.
         InvalidArgument: an argument cannot be passed to `forward` by position.
 
     Source:
-        MindSpeed, adaptive memory optimisation: the name and the way of calling.
+        MindSpeed, adaptive memory optimisation: the name and the signature.
 
     Example:
         >>> import swapkit, torch
@@ -83,16 +83,16 @@ def _part(rows: tuple[Choice, ...], changes_input: bool) -> Part:  # noqa: FBT00
 
 @functools.lru_cache(maxsize=256)
 def _changes_input(function: type[torch.autograd.Function]) -> bool:
-    """Return whether a function changes an input in place, and says so."""
+    """Return whether a function calls `mark_dirty`, so it changes an input in place."""
     methods = (function.forward, function.setup_context)
     return any("mark_dirty" in inspect.unwrap(method).__code__.co_names for method in methods)
 
 
 @functools.lru_cache(maxsize=256)
 def _readable_often(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """Return a class that does the same, and whose `backward` may read what was saved repeatedly.
+    """Return an equivalent class whose `backward` may read `ctx.saved_tensors` repeatedly.
 
-    Torch gives out what a recomputed region has saved only once.
+    Torch returns the saved tensors of a recomputed region only once.
     """
     backward: Any = backward_class_of(function)
 
@@ -120,7 +120,7 @@ def _readable_often(function: type[torch.autograd.Function]) -> type[torch.autog
 def _by_position(
     function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Return all arguments as `forward` takes them by position, defaults where it needs them."""
+    """Return all arguments in the positional order of `forward`, with defaults where needed."""
     signature = inspect.signature(function.forward)
     parameters = list(signature.parameters.values())
     if function.setup_context is torch.autograd.Function.setup_context:

@@ -1,4 +1,4 @@
-"""Context managers: `budget`."""
+"""`budget`: training inside a memory budget."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from swapkit.planning.planner import Policy
 
 POLICIES = ("auto", "swap", "recompute", RESCUE)
-# On a device whose memory is the host's, a host copy saves nothing: with a disk below it, the host
-# only holds what is on its way, this share of the budget and at least so many bytes.
+# On a device that uses host memory, a host copy frees no memory. With a disk, the host only stages
+# transfers: at most this share of the budget, but at least this many bytes.
 STAGING_SHARE = 1 / 8
 STAGING_BYTES = 64 << 20
 _PLAN = "the path of a file that session.save_plan, or swapkit.ir.codec.write_planned, wrote"
@@ -55,65 +55,66 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
 ) -> Session:
     """Train inside a memory budget.
 
-    Inside the `with` block the pool never reserves more than `limit` bytes of the device. Tensors
-    that autograd saves are copied to the host when memory fills up, dropped when an allocation
-    would not fit, and brought back when backward needs them; results are bit for bit those of
-    training without a budget. Installs the pool if that was not done; tensors made before are
-    outside the budget, so call `swapkit.install()` before building the model.
+    Inside the `with` block the pool never reserves more than `limit` bytes of the device. Saved
+    tensors are copied to the host when memory fills up, their device memory is freed when an
+    allocation would not fit, and they are copied back when backward needs them. Results are bitwise
+    identical to training without a budget. `budget` installs the pool if `swapkit.install()` was
+    not called. Tensors created before that are outside the budget, so call `swapkit.install()`
+    before you build the model.
 
-    So it is from the first step on. Unless the policy is `"rescue"`, the second step is recorded,
-    plans are made of that, the next steps try them, and the fastest that held is followed: it
-    keeps, swaps or recomputes each saved tensor so that the step is as fast as the budget allows.
-    A later step that is another, by the shapes of its inputs or by what it runs, gets its own.
+    The budget holds from the first step. Unless the policy is `"rescue"`, the session records the
+    second step and makes plans from it. The next steps try the plans, and the session follows the
+    fastest one that stays within the budget. A plan keeps, swaps or recomputes each saved tensor. A
+    later step with other input shapes or other operators gets its own plan.
 
-    As a decorator of a function, each call runs in a session of its own. The session ends with the
-    block, by `session.close()`, or when nothing refers to it any more: a notebook cell with
-    `session = swapkit.budget(...).__enter__()` can run again. `swapkit.sessions()` returns what is
-    active.
+    As a decorator of a function, each call runs in its own session. A session ends with the block,
+    with `session.close()`, or when nothing refers to it any more, so a notebook cell with
+    `session = swapkit.budget(...).__enter__()` can run again. `swapkit.sessions()` returns the
+    active sessions.
 
     Budgets nest: the tightest limit holds, and each session keeps its own statistics. The block
-    sees what its own thread saves for backward; backward may run on any thread. A forked child,
-    such as a `DataLoader` worker, has a pool of its own without a budget: it works for the host.
+    covers tensors that its own thread saves for backward; backward may run on any thread. A forked
+    child, such as a `DataLoader` worker, has its own pool without a budget: it works for the host.
 
     Args:
         limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory (on the CPU: of the
             control group's limit or of the physical memory).
-        model: names its modules in reports and errors.
-        optimizer: a step ends at its `step()`. One, a wrapper of one (such as accelerate's), or a
-            list: then a step ends when each has stepped at least once. None: whatever optimizers
-            hold parameters of the model, made now or later; without a model those that step on this
-            thread. Or call `session.mark_step()`.
-        policy: `"auto"`: keep, swap or recompute, whatever is fastest; `"swap"`, `"recompute"`: not
-            the other; `"rescue"`: no plan, act when memory fills up; or an object with a method
-            `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
+        model: provides module names for reports and errors.
+        optimizer: a step ends at its `step()`. An optimizer, a wrapper of one (such as
+            accelerate's), or a list: a step then ends when each has stepped at least once. None:
+            all optimizers that hold parameters of the model, including those created later; without
+            a model, those that step on this thread. Or call `session.mark_step()`.
+        policy: `"auto"`: the fastest mix of keep, swap and recompute; `"swap"`, `"recompute"`:
+            only that one, besides keep; `"rescue"`: no plan, act when memory fills up; or an object
+            with a method `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
         host_limit: most host memory for copies: bytes, or a share of the machine's memory. None:
-            what there is; on a GPU, for which it is locked, three quarters of that; with `disk` on
-            the CPU, whose memory is the host's, an eighth of `limit`. 0: nothing is swapped. What a
-            small one has no room for is computed again, before there is a plan, too; operators are
-            captured for that until the plan settles, if it is below four times `limit`.
-        disk: a folder. What the host has no room for goes to a file there that has no name and
-            vanishes with the process, the tensors that are needed last first.
-        disk_limit: most bytes of that file; None: what the file system has.
-        device: `"cpu"`, `"cuda"` (the current GPU) or `"cuda:1"`. None: where the model is; without
-            one, the current GPU if swapkit is installed on CUDA, else the CPU.
-        min_swap_bytes: smaller saved storages are never moved; at least 1024, which 0 means,
-            too. None: what the environment variable MIN_SWAP_TENSOR_SIZE says, or 1024.
+            all available memory; on a GPU, whose copies are page-locked, three quarters of it; on
+            the CPU with `disk`, an eighth of `limit`. 0: no swapping. Tensors that do not fit a
+            small `host_limit` are recomputed, also before there is a plan; for this, operators are
+            captured until the plan settles if `host_limit` is below four times `limit`.
+        disk: a folder. Tensors that do not fit on the host go to an unnamed file in it, those
+            needed last first. The file vanishes with the process.
+        disk_limit: most bytes of that file; None: the free space of the file system.
+        device: `"cpu"`, `"cuda"` (the current GPU) or `"cuda:1"`. None: the model's device; without
+            a model, the current GPU if swapkit is installed on CUDA, else the CPU.
+        min_swap_bytes: smaller saved storages are never moved. At least 1024; 0 means 1024. None:
+            the environment variable MIN_SWAP_TENSOR_SIZE, or 1024.
         profile_steps: steps before there is a plan; the last of them is recorded.
-        search_steps: plans that are tried, a step or two each, before one is settled on.
-        plan: what `swapkit.plan` returned, or the file that `session.save_plan` wrote: followed
-            from the first step on; when steps are others later, `policy` plans again, which must
-            not be `"rescue"`.
+        search_steps: plans to try, for one or two steps each, before the session settles on one.
+        plan: the result of `swapkit.plan`, or the path of a file that `session.save_plan` wrote.
+            The session follows it from the first step. When later steps differ, `policy`, which
+            must not be `"rescue"`, plans again.
 
     Returns:
-        The session, to be entered once, or to decorate a function.
+        The session; enter it once, or use it to decorate a function.
 
     Raises:
-        InvalidArgument: an argument is not understood or not possible.
+        InvalidArgument: an argument cannot be parsed or is out of range.
         OverBudget: on entry, if more than `limit` is in use already.
-        DiskError: on entry, if no file can be made in `disk`.
+        DiskError: on entry, if no file can be created in `disk`.
         PlanMismatch: on entry, if `plan` is for another model or a larger budget.
         InvalidDocument: the file `plan` is malformed.
-        Unsupported: a device that this version does not have.
+        Unsupported: this version does not support the device.
 
     Example:
         >>> import swapkit, torch
@@ -155,7 +156,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
 
 
 def _least_bytes(asked: int | str | None, usual: int) -> int:
-    """Return the bytes from which on a saved storage is moved."""
+    """Return the smallest size in bytes of a saved storage that is moved."""
     if asked is None:
         return usual
     least = parse_bytes(asked, name="min_swap_bytes", least=0) or MIN_SWAP_BYTES
@@ -170,7 +171,7 @@ def _host_limit(
     disk: str | os.PathLike[str] | None,
     limit_bytes: int,
 ) -> int | None:
-    """Return the most bytes of host copies; None: what the machine has."""
+    """Return the limit for host copies in bytes; None: all that the machine has."""
     if asked is not None:
         host_bytes = installation.runtime.host_bytes()
         return parse_bytes(asked, whole_bytes=host_bytes, name="host_limit", least=0)
@@ -180,7 +181,7 @@ def _host_limit(
 
 
 def _read_plan(plan: object, policy: str | Policy) -> tuple[Trace, Plan] | None:
-    """Return what a file holds that is to be followed, if there is one."""
+    """Return the plan to follow, with its trace; None: no plan was given."""
     if plan is None:
         return None
     if policy == RESCUE:

@@ -1,4 +1,4 @@
-"""`checkpoint`: parts of a program that are computed again in backward."""
+"""`checkpoint`: parts of a program that are recomputed in backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Model = TypeVar("_Model", bound=torch.nn.Module)
 
 
 class Checkpoint:
-    """A decorator of what is to be recomputed. Made by `checkpoint`."""
+    """Decorator that marks a part for recomputation. Made by `checkpoint`."""
 
     def __init__(self, what: Recompute) -> None:
         self.what = what
@@ -30,7 +30,7 @@ class Checkpoint:
         """Make the choice for a `Module` class, a `Module`, a function or autograd's `Function`.
 
         Raises:
-            InvalidArgument: it is nothing that runs.
+            InvalidArgument: `target` is none of these, or never runs.
         """
         result: _T = choose(target, self.what)
         return result
@@ -83,48 +83,48 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     check_values: bool = False,
     preserve_rng_state: bool = True,
 ) -> Any:
-    r"""Recompute a part of a program in backward instead of keeping what it saves.
+    r"""Recompute a part of a program in backward instead of keeping its saved tensors.
 
-    A decorator of a `Module` class, a `Module`, a function or a `torch.autograd.Function` (where it
-    runs through `adapt_mem_func_wrapper`); with options, a decorator maker; with a pattern, applied
-    to the submodules of a model whose dotted path it matches as a whole. Regions nest.
+    Decorates a `Module` class, a `Module`, a function or a `torch.autograd.Function` (if it runs
+    through `adapt_mem_func_wrapper`). Called with options only, it returns a decorator. Called with
+    a model and a pattern, it applies to the submodules whose whole dotted path matches. Regions
+    nest.
 
-    The part runs once, and backward runs its operators again, one by one: with
-    the operands, the random numbers and the settings of forward. What the region is handed is kept
-    for it, and every tensor among it (by keyword, in a list, tuple or dict, bound by
-    `functools.partial`) is a saved tensor like any other: a scope around may swap it, and a budget
-    too: a session's plan moves what the part is handed and keeps, and sees what it computes again
-    as memory that backward takes. On one part, recompute wins over `offload`: `swap_inputs=True` is
-    what to ask for instead.
+    The part runs once. Backward runs its operators again, one by one, with the operands, random
+    numbers and settings of forward. The part's inputs are kept. Each input tensor (also a keyword
+    argument, an element of a list, tuple or dict, or bound by `functools.partial`) is a saved
+    tensor like any other: an enclosing `offload` scope or a budget may swap it. A session's plan
+    may move the inputs and the kept results; recomputed tensors count as memory that backward
+    needs. On one part, `checkpoint` wins over `offload`: use `swap_inputs=True` instead.
 
-    Where that cannot be, the part runs twice, as in `torch.utils.checkpoint` without reentrant
-    autograd: in programs of several ranks, with `offload`, `policy` or `check_values`,
-    and from its second run on where its first one has shown that kernels which torch does not see
-    write to its memory, or that much would have to be kept; `swapkit.choices` tells. Then all that
-    it changes besides is changed twice: a batch norm updates its running statistics in both runs,
-    unless `save` names it.
+    Some parts run twice, as in non-reentrant `torch.utils.checkpoint`: in programs of several
+    ranks, and with `offload`, `policy` or `check_values`. So do parts, from their second run on, if
+    the first run shows that kernels invisible to torch write to their memory or that too much would
+    have to be kept; `swapkit.choices` shows why. Side effects then happen twice: a batch norm
+    updates its running statistics in both runs, unless `save` names it.
 
     Args:
-        target: what to apply it to.
+        target: the part, or the model to search for `pattern`.
         pattern: a regular expression for paths of submodules, such as `r"layers\.\d+"`.
-        save: operators whose results are kept on the device all the same and not recomputed: names
-            such as `"mm"`, `"matmul"`, `"flash_attention"` or `"aten.mm.default"`, or overloads.
-        offload: likewise, kept on the host.
-        policy: instead of both, as in torch's selective checkpointing: called with a context, the
-            overload and its operands, it returns a `torch.utils.checkpoint.CheckpointPolicy`.
-            `MUST_CPU_OFFLOAD` and `PREFER_CPU_OFFLOAD` do what they say.
-        swap_inputs: swap what the region is handed, wherever it is called; parameters stay.
-        check_values: compare what every operator makes in recomputation with what it made before.
-            For finding errors: it reads everything twice.
-        preserve_rng_state: False: let random numbers differ, and save what remembering them costs.
+        save: operators whose results are kept on the device and not recomputed: names such as
+            `"mm"`, `"matmul"`, `"flash_attention"` or `"aten.mm.default"`, or overloads.
+        offload: operators whose results are kept on the host; given as for `save`.
+        policy: replaces `save` and `offload`, as in torch's selective checkpointing: called with a
+            context, the overload and its operands, it returns a
+            `torch.utils.checkpoint.CheckpointPolicy`. `MUST_CPU_OFFLOAD` and `PREFER_CPU_OFFLOAD`
+            move the result to the host.
+        swap_inputs: swap the region's inputs wherever it is called; parameters stay.
+        check_values: compare each operator's recomputed result with its forward result. For
+            debugging: it reads everything twice.
+        preserve_rng_state: False: let random numbers differ, which saves the cost of their state.
 
     Returns:
-        What it was applied to (for a function: one in its place); without `target`, a decorator.
+        The target (for a function: a replacement); without `target`, a decorator.
 
     Raises:
-        InvalidArgument: an argument is not understood, or no submodule matches the pattern.
-        RecomputeMismatch: in backward, with `check_values`: an operator made something else; the
-            message names the first one.
+        InvalidArgument: an argument is invalid, or no submodule matches the pattern.
+        RecomputeMismatch: in backward, with `check_values`: a recomputed result differs; the
+            message names the first such operator.
 
     Example:
         >>> import swapkit, torch

@@ -1,4 +1,4 @@
-"""`choices`: what has been chosen for a model, by whom, and whether it holds."""
+"""`choices`: the choices for a model, their sources, and whether they hold."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     from swapkit.registry import Choice, Verdict
 
 HEADINGS = ("where", "what", "by", "holds")
-MODEL = "(model)"  # where the model itself is meant
+MODEL = "(model)"  # shown for the model itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRow:
     """One choice for one part of a model."""
 
-    where: str  # path of the module, and of an operator inside it
+    where: str  # path of the module, plus the operator inside it if any
     what: str
     by: str  # "decorator", "pattern", "configuration", "flags", "planner"
     holds: bool
     reason: str = ""  # why it does not hold
-    twice: str = ""  # why what is recomputed has run twice, as in torch's checkpoint
-    operators: int | None = None  # how many ran that it is for; None: it is for a module
+    twice: str = ""  # why a recomputed part runs twice, as in torch's checkpoint
+    operators: int | None = None  # operators it applied to so far; None: it is for a module
 
 
 class Choices(Sequence[ChosenRow]):
-    """The choices for a model or for functions when they were asked for. Printed as a table."""
+    """A snapshot of the choices for a model or for functions. Prints as a table."""
 
     def __init__(self, model: torch.nn.Module | None, functions: Iterable[Any] = ()) -> None:
         self._model = model
         self._title = "functions" if model is None else type(model).__name__
-        self._rows: list[tuple[ChosenRow, Any, Choice]] = []  # with the module or function it is of
+        self._rows: list[tuple[ChosenRow, Any, Choice]] = []  # row, its module or function, choice
         if model is not None:
             self._add_modules(model)
         wanted = {id(function) for function in functions}
@@ -65,7 +65,7 @@ class Choices(Sequence[ChosenRow]):
                 self._rows += [(row, function, of) for row, of in rows]
 
     def _add_modules(self, model: torch.nn.Module) -> None:
-        recomputed: list[str] = []  # paths of the regions around, outermost first
+        recomputed: list[str] = []  # paths of the enclosing regions, outermost first
         for path, module in model.named_modules():
             recomputed = [other for other in recomputed if _is_inside(path, other)]
             part, repetition = part_of(module), repetition_of(module)
@@ -87,19 +87,19 @@ class Choices(Sequence[ChosenRow]):
         return len(self._rows)
 
     def remove(self, pattern: str = ".*", *, by: str | None = None) -> int:
-        """Take choices back; what they were for runs as if they had never been made.
+        """Remove choices; their parts run as if the choices had never been made.
 
-        Graphs that were recorded under them keep working.
+        Autograd graphs recorded under them keep working.
 
         Args:
-            pattern: a regular expression that the row's `where` matches as a whole.
-            by: only those of one source, such as `"configuration"`.
+            pattern: a regular expression that must match the row's whole `where`.
+            by: remove only choices of this source, such as `"configuration"`.
 
         Returns:
-            How many were taken back.
+            The number of removed choices.
 
         Raises:
-            InvalidArgument: the pattern is no regular expression, or there is no such source.
+            InvalidArgument: the pattern is not a valid regular expression, or `by` is not a source.
         """
         sources = [source.value for source in Source]
         if by is not None and by not in sources:
@@ -131,18 +131,18 @@ class Choices(Sequence[ChosenRow]):
 
 
 def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a function
-    """Return what has been chosen for a model and its submodules, by whom, and whether it holds.
+    """Return the choices for a model and its submodules, their sources, and whether they hold.
 
     Args:
-        target: a module; a function or one of autograd's that was chosen for; None: all functions
-            that were, the `forward` of module classes among them.
+        target: a module or module class, or a function or `autograd.Function` that has choices;
+            None: all functions that have choices, including the `forward` of module classes.
 
     Returns:
-        A sequence of rows with `where`, `what`, `by`, `holds`, `reason`, `twice`; printed, a table.
-        Its `remove()` takes choices back.
+        A sequence of rows with `where`, `what`, `by`, `holds`, `reason`, `twice`. It prints as a
+        table; its `remove()` removes choices.
 
     Raises:
-        InvalidArgument: it is none of these.
+        InvalidArgument: `target` is none of these.
 
     Example:
         >>> import swapkit, torch
@@ -167,7 +167,7 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
 
 
 def _take_back(owner: Any, row: Choice) -> None:  # noqa: ANN401 - a module or a function
-    """Take a choice back that was made for a module or a function."""
+    """Remove a choice from its module or function."""
     if not isinstance(owner, torch.nn.Module):
         part = operator_part(owner)
         if part is not None:
@@ -188,9 +188,9 @@ def _rows_of(
     around: str | None,
     owner: object,
 ) -> Iterator[tuple[ChosenRow, Choice]]:
-    """Yield the rows of a module or function (`owner`) as they are shown.
+    """Yield the rows of a module or function (`owner`) in displayed form, each with its choice.
 
-    `around`: the region that it is inside of.
+    `around`: path of the recomputed region that encloses it, if any.
     """
     counted = _count_rows(part, repetition)
     verdicts = _judge_each([row for row, _ in counted])
@@ -212,7 +212,7 @@ def _rows_of(
 def _count_rows(
     part: Part | None, repetition: PlannedRepetition | None
 ) -> list[tuple[Choice, int | None]]:
-    """Return the rows of a user and of a plan, and how many operators ran that each is for."""
+    """Return the rows of users and of a plan, each with its count of operators so far."""
     counted: list[tuple[Choice, int | None]] = []
     if part is not None:
         counted += [(row, part.count_of(row)) for row in part.rows]
@@ -222,20 +222,20 @@ def _count_rows(
 
 
 def _why_twice(row: Choice, owner: object) -> str:
-    """Return why what a row recomputes runs twice, as far as that has shown; no text: not."""
+    """Return why a recomputed part runs twice; empty: it does not, as far as is known."""
     if not isinstance(row.what, Recompute) or row.operator:
         return ""
     return why_twice(row.what, owner)
 
 
 def _why_void(row: Choice, region: str | None) -> str:
-    """Return why a row has no effect in the recomputed region that it is inside of, if any."""
+    """Return why a row has no effect inside its enclosing recomputed region; empty: it has one."""
     is_of_region = row.what.kind == "swap" or (row.operator and row.what.kind == "recompute")
     return f"{region or MODEL} is recomputed" if region is not None and is_of_region else ""
 
 
 def _judge_each(rows: Sequence[Choice]) -> dict[int, Verdict]:
-    """Return the verdict on each row, by its id: the module's own, and those for each operator."""
+    """Return the verdict on each row, by row id; rows are judged separately for each operator."""
     groups: dict[str, list[Choice]] = {}
     for row in rows:
         groups.setdefault(row.operator, []).append(row)

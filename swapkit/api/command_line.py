@@ -1,4 +1,4 @@
-"""`add_arguments`, `from_arguments`: choices and budgets by command line flags."""
+"""`add_arguments`, `from_arguments`: choices and budgets from command line flags."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments(Settings):
-    """What flags ask for, and how to have it. Made by `from_arguments`."""
+    """Settings from flags, with methods that apply them. Made by `from_arguments`."""
 
     def choose(
         self, model: torch.nn.Module, *, stage: int = 0, chunk: int = 0, chunks: int = 1
@@ -47,17 +47,17 @@ class Arguments(Settings):
         """Make the choices that the flags name for the layers of a model.
 
         Args:
-            model: its layers are the elements of its largest list of modules.
-            stage: of the pipeline that this process is, where flags give a number for each stage.
-            chunk: of the stage, if it has several models that take turns (a virtual pipeline).
-            chunks: how many it has. --enable-recompute-layers-per-pp-rank counts their layers
-                together: the first of each chunk, then the second of each, and so on.
+            model: the model; its layers are the elements of its largest list of modules.
+            stage: pipeline stage of this process, for flags that give a number per stage.
+            chunk: index of this model among the chunks of the stage (virtual pipeline).
+            chunks: number of chunks of the stage. --enable-recompute-layers-per-pp-rank counts
+                their layers together: the first of each chunk, then the second of each, and so on.
 
         Returns:
             The model.
 
         Raises:
-            InvalidArgument: it has no layers, or there is no such chunk.
+            InvalidArgument: the model has no layers, or `chunk` is out of range.
         """
         if not 0 <= chunk < chunks:
             raise InvalidArgument(f"chunk={chunk}: expected a number from 0 to {chunks - 1}")
@@ -74,7 +74,7 @@ class Arguments(Settings):
                 _log.warning("no layer of %s has a %s", type(model).__name__, part.role)
             for module, row in found:
                 part_of_module = make_part(module)
-                if row not in part_of_module.rows:  # asked for twice
+                if row not in part_of_module.rows:  # two flags may name the same choice
                     part_of_module.add(row)
         carry_marks(model)
         return model
@@ -85,18 +85,19 @@ class Arguments(Settings):
         optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> Session:
-        """Make the choices for the model, and return a session that plans as flags ask for.
+        """Make the choices for the model, and return a session that plans as the flags specify.
 
         Args:
-            model: as of `swapkit.budget`, as the others.
-            optimizer: its states live on the host between steps if the flags say so.
-            **options: what else `swapkit.budget` takes; they count before the flags.
+            model: see `swapkit.budget`.
+            optimizer: see `swapkit.budget`. With `--swap-optimizer`, its states live on the host
+                between steps.
+            **options: other arguments of `swapkit.budget`; they override the flags.
 
         Returns:
-            The session, to be entered once.
+            The session; enter it once.
 
         Raises:
-            SwapkitError: as `swapkit.budget`.
+            SwapkitError: see `swapkit.budget`.
         """
         total_bytes = ensure_installation(choose_device(options.get("device"), model)).total_bytes
         planned_bytes = self.resolve_limit(total_bytes)
@@ -124,7 +125,7 @@ class Arguments(Settings):
     def _choose_policy(
         self, model: torch.nn.Module | None, limit_bytes: int, planned_bytes: int
     ) -> str | Policy | None:
-        """Return who plans, in a session with this limit; None: no flag says."""
+        """Return the policy of a session with this limit; None: no flag sets one."""
         if self.searches_threshold:
             return AdaptiveRecompute(limit_bytes=limit_bytes, most_bytes=planned_bytes)
         if self.smart_swap is not None:
@@ -133,7 +134,7 @@ class Arguments(Settings):
 
 
 def _choose_swap(config: SmartSwapConfig, model: torch.nn.Module | None) -> str | Policy:
-    """Return who plans for SmartSwap: our planner, within what the configuration limits."""
+    """Return the policy for SmartSwap: our planner, within the limits of the configuration."""
     reduction_bytes, least_bytes = config.reduction_bytes, config.least_bytes
     if not (config.has_stages or reduction_bytes or least_bytes):
         return "swap"
@@ -152,7 +153,7 @@ def _choose_swap(config: SmartSwapConfig, model: torch.nn.Module | None) -> str 
 
 
 def _layer_paths(model: torch.nn.Module | None) -> tuple[str, ...]:
-    """Return the paths of a model's layers; none: it has no list of them."""
+    """Return the paths of a model's layers; empty: the model has no list of layers."""
     if model is None:
         return ()
     try:
@@ -162,19 +163,19 @@ def _layer_paths(model: torch.nn.Module | None) -> tuple[str, ...]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the flags of MindSpeed and Megatron that have to do with memory to a parser.
+    """Add the memory flags of MindSpeed and Megatron to a parser.
 
-    A flag that the parser has already stays as it is; one that has no counterpart here is accepted,
-    and `from_arguments` warns of it and says what to use instead.
+    Flags that the parser already has stay unchanged. Flags without a counterpart here are accepted;
+    `from_arguments` warns about each of them and names an alternative.
 
     Args:
-        parser: of the training script.
+        parser: the parser of the training script.
 
     Returns:
         The parser.
 
     Source:
-        MindSpeed and Megatron-LM: names, kinds and defaults.
+        MindSpeed and Megatron-LM: names, types and defaults.
 
     Example:
         >>> import argparse, swapkit
@@ -192,22 +193,23 @@ def from_arguments(
     train_iters: int | None = None,
     smart_swap: SmartSwapSource | None = None,
 ) -> Arguments:
-    """Return what parsed flags and the environment ask for.
+    """Return the settings that parsed flags and the environment specify.
 
-    `choose(model)` makes the choices that they name; `budget(model, optimizer)` makes them, too,
-    and returns a session that plans as they ask for.
+    `choose(model)` makes the choices that they name. `budget(model, optimizer)` makes them too, and
+    returns a session that plans as they specify.
 
     Args:
-        args: what a parser gave; flags that it lacks have their defaults.
-        train_iters: steps of the whole training; None: `args.train_iters`, if that is there.
+        args: the parsed flags; missing flags have their defaults.
+        train_iters: steps of the whole training; None: `args.train_iters`, if it exists.
         smart_swap: the settings of `--smart-swap`: a file, a mapping or an object with the fields
-            of the original's `swap_policy_config`. None: the file `--smart-swap-config` names.
+            of MindSpeed's `swap_policy_config`. None: the file that `--smart-swap-config` names.
 
     Returns:
         The settings, as attributes.
 
     Raises:
-        InvalidArgument: a value is not possible, or two flags exclude each other: both are named.
+        InvalidArgument: a value is invalid, or two flags exclude each other; the message names
+            both.
 
     Example:
         >>> import argparse, swapkit
@@ -221,14 +223,14 @@ def from_arguments(
 def _find_modules(
     part: LayerPart, layers: dict[int, torch.nn.Module], stage: int
 ) -> Iterator[tuple[torch.nn.Module, Choice]]:
-    """Yield the modules that a part means in these layers, by number, each with its choice."""
+    """Yield the modules that a part names in these layers (by number), each with its choice."""
     for index, layer in layers.items():
         if not part.has_layer(index, stage=stage):
             continue
         found = _match(layer, part.pattern)
         for module in found:
             yield module, Choice(source=Source.FLAGS, what=_what_of(part))
-        if not found and part.role == CORE_ATTENTION:  # an operator, where it is no module
+        if not found and part.role == CORE_ATTENTION:  # an operator, not a module, in this model
             for module in _match(layer, ROLES["self_attention"]):
                 what = _what_of(part)
                 yield module, Choice(source=Source.FLAGS, what=what, operator="attention")

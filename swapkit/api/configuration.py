@@ -1,4 +1,4 @@
-"""`configure`: recompute and swap as a configuration document says."""
+"""`configure`: recompute and swap from a configuration document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ASK_FOR_GROUP = "give tensor_parallel_group="
 
 
 class Configuration:
-    """What a document came to for a model: its log, and how to take it back."""
+    """The choices that a document made for a model, with their log. `remove()` undoes them."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -50,7 +50,7 @@ class Configuration:
         self.unmatched: list[str] = []  # patterns that name nothing in any layer
 
     def remove(self) -> None:
-        """Take its choices back. Graphs that were recorded under them keep working."""
+        """Remove the choices. Autograd graphs recorded under them keep working."""
         for module, row in self._rows:
             make_part(module).remove(row)
             end_part(module)
@@ -64,7 +64,7 @@ class Configuration:
         self, module: torch.nn.Module, what: What, operator: str = "", meaning: str = ""
     ) -> None:
         row = Choice(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
-        # Several patterns may name one thing; the later word counts.
+        # Several patterns may make the same choice: it counts as made last.
         self._rows = [entry for entry in self._rows if entry != (module, row)]
         self._rows.append((module, row))
 
@@ -74,7 +74,7 @@ class Configuration:
         carry_marks(self._model)
 
 
-def configure(  # noqa: PLR0913 - what a document does not say of the model
+def configure(  # noqa: PLR0913 - properties of the model that the document lacks
     model: torch.nn.Module,
     config: Any,  # noqa: ANN401 - a path, a mapping, any dataclass
     /,
@@ -90,40 +90,40 @@ def configure(  # noqa: PLR0913 - what a document does not say of the model
 ) -> Configuration:
     r"""Recompute and swap the layers and operators of a model that a document names.
 
-    The document has the sections `recompute_config` and `swap_config` of MindFormers:
-    docs/choices.md lists their keys. What an earlier call for the model chose is replaced.
+    The document has the sections `recompute_config` and `swap_config` of MindFormers;
+    docs/choices.md lists their keys. The call replaces the choices of earlier calls for the model.
 
-    A pattern names parts of a layer level by level, separated by `\.`: submodules by their own
-    names or by the usual ones (`attention`, `feed_forward\.w1`, `ffn_norm`, whatever the model
-    calls them), and at the end a submodule or an operator that the module's own `forward` calls
-    (`attention\.flash_attention`, `feed_forward\.mul`). An operator's results are swapped, or
-    computed again, wherever they were saved. What is recomputed is not swapped, and neither is
-    what a recomputed part is handed.
+    A pattern names parts of a layer level by level, separated by `\.`. Each level is a submodule,
+    by its own name or by its usual one (`attention`, `feed_forward\.w1`, `ffn_norm`, whatever the
+    model calls them). The last level may also be an operator that the module's own `forward` calls
+    (`attention\.flash_attention`, `feed_forward\.mul`). An operator's results are swapped or
+    recomputed wherever they were saved. Neither the results of a recomputed part nor its inputs are
+    swapped.
 
     Args:
-        model: its layers are the elements of its largest `ModuleList`.
+        model: the model; its layers are the elements of its largest `ModuleList`.
         config: path of a YAML or JSON file, mapping, or dataclass instance.
-        num_layers: of the whole model, over all pipeline stages. None: as the document says, or as
-            many as the model has.
-        offset: layers that a stage has more than the average; None: the document's, or the
-            `offset` of `model.config`, or 0.
-        pp_interleave_num: chunks of a stage; None: likewise, or 1.
-        pipeline_stage: stages; None: likewise, or 1.
-        layers: where the layers are, if not there: a pattern for paths such as `r"blocks\.\d+"`, or
+        num_layers: layers of the whole model, over all pipeline stages. None: from the document,
+            else the number of layers found.
+        offset: number of layers that each stage has above the average; None: from the document,
+            else `model.config.offset`, else 0.
+        pp_interleave_num: chunks per stage; None: as for `offset`, else 1.
+        pipeline_stage: number of stages; None: as for `offset`, else 1.
+        layers: the layers, if they are elsewhere: a pattern for paths such as `r"blocks\.\d+"`, or
             the modules.
-        layer_ids: their numbers in the whole model, if this process has only some of them.
+        layer_ids: the layers' numbers in the whole model, if this process has only some of them.
         names: further names of parts or operators, such as `{"attention": "mixer"}`.
-        tensor_parallel_group: over whose ranks `recompute_slice_activation` slices; None: of the
-            mesh that the parameters are spread over, if they are.
+        tensor_parallel_group: group over whose ranks `recompute_slice_activation` slices; None: the
+            group of the mesh that the parameters are distributed over, if any.
 
     Returns:
-        The configuration: its `log_lines`, its `unmatched` patterns; `remove()` takes it back.
+        The configuration, with `log_lines` and `unmatched` patterns; `remove()` undoes it.
 
     Raises:
-        InvalidConfiguration: a key or value of the document is wrong: the message names it. Nothing
-            was changed. A `KeyError`, `TypeError` or `IndexError` besides where the original raises
-            one.
-        InvalidArgument: the model has not the layers that the document speaks of.
+        InvalidConfiguration: a key or value of the document is wrong; the message names it, and
+            nothing was changed. Also a `KeyError`, `TypeError` or `IndexError` where MindFormers
+            raises one.
+        InvalidArgument: the model lacks layers that the document refers to.
         OSError: the file cannot be read.
 
     Source:
@@ -229,8 +229,8 @@ def _check_names(names: object) -> dict[str, str]:
 def _with_defaults(
     asked: dict[str, Any], inputs: ModelInputs, model: torch.nn.Module, found: int
 ) -> dict[str, Any]:
-    """Return the model-side inputs: as asked for; else the document's; else the model's."""
-    config = getattr(getattr(model, "module", model), "config", None)  # inside of a DDP
+    """Return the model-side inputs, from the arguments, else the document, else the model."""
+    config = getattr(getattr(model, "module", model), "config", None)  # unwrap DDP
     settled = dict(asked)
     for name in ("offset", "pp_interleave_num", "pipeline_stage"):
         if settled[name] is None and not getattr(inputs, name):
@@ -243,7 +243,7 @@ def _with_defaults(
 def _number_layers(
     modules: Sequence[torch.nn.Module],
     layout: Layout,
-    layer_ids: Any,  # noqa: ANN401 - of the user
+    layer_ids: Any,  # noqa: ANN401 - user input
 ) -> Sequence[int]:
     if layer_ids is None:
         if len(modules) != layout.num_layers:
@@ -277,7 +277,7 @@ def _choose(
     actions: LayerActions,
     group: Any,  # noqa: ANN401
 ) -> None:
-    """Write what is to be done with one layer as rows."""
+    """Add the rows for one layer."""
     recompute = _region_terms(document, actions)
     add = configuration._add  # noqa: SLF001 - its own kind
     if actions.full:
@@ -309,14 +309,14 @@ def _modules_of(match: Match) -> Sequence[torch.nn.Module]:
 
 def _operators_of(match: Match) -> Iterator[tuple[str, ModuleOperator]]:
     part: Any = match.part
-    # What is no module stands for all its operators.
+    # A part that is not a module stands for all its operators.
     names = [match.operator] if match.operator else [] if part.modules else part.operators
     for name in names:
         yield name, part.operator(name)
 
 
 def _region_terms(document: Document, actions: LayerActions) -> Recompute:
-    """Return how regions of a layer are recomputed: what is kept inside, and which collectives."""
+    """Return how regions of a layer are recomputed: kept operators and repeated collectives."""
     return Recompute(
         excluded=_name_operators(actions.select_exclude),
         collectives=Collectives(
@@ -329,7 +329,7 @@ def _region_terms(document: Document, actions: LayerActions) -> Recompute:
 
 
 def _name_operators(matches: Iterable[Match]) -> tuple[tuple[str, str], ...]:
-    """Return operators as names of modules, and patterns of names."""
+    """Return the matched operators as (module name, pattern of operator names)."""
     name_of = get_runtime().tracker.name_of
     found = [operator for match in matches for _, operator in _operators_of(match)]
     return tuple((name_of(operator.module), operator.pattern) for operator in found)
@@ -349,13 +349,13 @@ def _report(
     parts: Sequence[ModulePart],
     actions: Sequence[LayerActions],
 ) -> None:
-    """Log what the original logs, and the patterns that name nothing."""
+    """Log the lines that MindFormers logs, and the patterns that match nothing."""
     for text in document.without_effect:
         _say_once(text)
     lines = [*document.log_lines, *settings.log_lines]
     lines += [line for each in actions for line in each.log_lines]
     for line in lines:
-        text = re.sub(" +", " ", line.text).replace(r"\\", "\\")  # patterns as they are written
+        text = re.sub(" +", " ", line.text).replace(r"\\", "\\")  # show patterns as written
         _log.log(line.level, "%s", text)
         configuration.log_lines.append(text)
     for key, pattern in list_unmatched(settings, parts):
@@ -363,6 +363,6 @@ def _report(
         _log.warning("%s: %s names nothing in any layer; %s", key, pattern, describe(parts[0]))
 
 
-@functools.cache  # each model of a pipeline is configured by the same document
+@functools.cache  # the same document configures each model of a pipeline
 def _say_once(text: str) -> None:
     _log.warning("%s", text)

@@ -1,4 +1,4 @@
-"""What a configuration document says that has no effect on a model, or a bad one."""
+"""Warnings about entries of a configuration document with no effect or a bad one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES_SHOWN = 12
 def list_unmatched(
     settings: NormalSettings, parts: Sequence[ModulePart]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the patterns that name nothing in any layer, and their keys."""
+    """Yield (key, pattern) for patterns that match nothing in any layer."""
     layout = settings.layout
     places = [layout.find_place(layer) for layer in range(layout.num_layers)]
     chosen = dict.fromkeys(
@@ -38,7 +38,7 @@ def list_unmatched(
 
 
 def describe(layer: ModulePart) -> str:
-    """Return what can be named in a layer."""
+    """Return a text with the names that patterns can match in a layer."""
     names = [name for name, _ in layer.children][:NAMES_SHOWN]
     operators = list(layer.operators)[:NAMES_SHOWN]
     return f"a layer has the parts {', '.join(names)} and the operators {', '.join(operators)}"
@@ -47,7 +47,7 @@ def describe(layer: ModulePart) -> str:
 def remark(
     model: torch.nn.Module, settings: NormalSettings, parts: Sequence[ModulePart]
 ) -> Iterator[str]:
-    """Yield what a user of a configured model should know."""
+    """Yield warnings about a configured model."""
     yield from _remark_on_indices(settings)
     rows = [row for row in choices(model) if row.by == Source.CONFIGURATION.value]
     vain = [f"{row.where} ({row.reason})" for row in rows if not row.holds]
@@ -71,7 +71,7 @@ def _remark_on_indices(settings: NormalSettings) -> Iterator[str]:
 
 
 def _list_selections(settings: NormalSettings) -> Iterator[tuple[str, str, LayerSelection]]:
-    """Yield every key, each pattern under it (or empty text), and the layers that it is for."""
+    """Yield (key, pattern or empty text, selected layers) for the whole document."""
     yield "recompute", "", settings.recomputation.full
     for key, patterns in settings.recomputation.patterns.items():
         for pattern, selection in patterns.items():
@@ -91,7 +91,7 @@ def _indices(selection: LayerSelection) -> tuple[int, ...]:
 def _fills_cache(
     model: torch.nn.Module, parts: Sequence[ModulePart], recomputed: Sequence[str]
 ) -> bool:
-    config = getattr(getattr(model, "module", model), "config", None)  # inside of a DDP
+    config = getattr(getattr(model, "module", model), "config", None)  # unwrap DDP
     if not getattr(config, "use_cache", False):
         return False
     found = [part.find("attention") for part in parts]

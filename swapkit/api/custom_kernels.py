@@ -1,4 +1,4 @@
-"""`op`: telling swapkit of a kernel that it cannot see, because no operator of torch runs it."""
+"""`op`: announce a kernel that swapkit cannot see, because no torch operator runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CustomKernel:
-    """A custom kernel while it runs. Made by `op`, entered once."""
+    """Context manager for a running custom kernel. Made by `op`; enter it once."""
 
     def __init__(self, name: str, operands: tuple[torch.Tensor, ...]) -> None:
         self.name = name
@@ -27,16 +27,16 @@ class CustomKernel:
         self._is_over = False
 
     def outputs(self, *tensors: torch.Tensor) -> None:
-        """Name the kernel as the maker of tensors: their memory counts as its in reports.
+        """Register tensors as the kernel's outputs: reports count their memory as the kernel's.
 
-        Also what it has overwritten, such as an operator's result: that is kept as it is now, where
-        it was to be computed again. Give such a tensor to `op` as well: what was to be computed
-        again from its former bytes is kept then, while they are there. Where that is too late,
-        backward raises `SavedTensorModified`.
+        Include tensors that the kernel overwrote, such as an operator's result: a result that would
+        have been recomputed is then kept with its new bytes. Pass such a tensor to `op` as well, so
+        that results that would be recomputed from its old bytes are kept before the kernel runs. If
+        the old bytes are already gone, backward raises `SavedTensorModified`.
 
         Raises:
-            InvalidArgument: one of them is no tensor.
-            SessionError: the kernel does not run.
+            InvalidArgument: an argument is not a tensor.
+            SessionError: the kernel is not running.
         """
         if self._outer_tag is None:
             raise SessionError(f"op {self.name!r} does not run: use `with swapkit.op(...) as op:`")
@@ -47,7 +47,7 @@ class CustomKernel:
     def __enter__(self) -> Self:
         if self._outer_tag is not None or self._is_over:
             raise SessionError(f"op {self.name!r} is entered once: call swapkit.op(...) again")
-        _settle_announced(self._operands)  # while their bytes are the old ones
+        _settle_announced(self._operands)  # before the kernel overwrites their bytes
         tag = get_runtime().tracker.enter_operator(self.name)
         self._outer_tag = set_tag(tag)
         self._note(RingKind.OP_BEGIN)
@@ -66,7 +66,7 @@ class CustomKernel:
         self._operands, self._outer_tag, self._is_over = (), None, True
 
     def _note(self, kind: RingKind) -> None:
-        """Put an event into the ring of the device that the kernel runs on."""
+        """Write an event to the ring of the device that the kernel runs on."""
         runtime = get_runtime()
         devices = {operand.device for operand in self._operands}
         served = [name for name in devices if name.type in TYPES]
@@ -78,20 +78,20 @@ class CustomKernel:
 def op(name: str, *operands: torch.Tensor) -> CustomKernel:
     """Announce a kernel that torch does not run: a Triton kernel, a call through ctypes or cffi.
 
-    While it runs its operands stay where they are, its memory and what it saves are named after it
-    in reports and traces, and its beginning and end are marked in the trace. What operators chosen
-    by hand, or captured by `checkpoint`, made of its operands, or made them, is kept from its
-    beginning on instead of computed again: the kernel may overwrite them.
+    While the kernel runs, its operands are not moved. Reports and traces attribute its memory and
+    saved tensors to its name, and the trace marks its begin and end. The kernel may overwrite its
+    operands. So results that would be recomputed from the operands, or into them, are kept from its
+    begin on; this applies to operators chosen by hand or captured by `checkpoint`.
 
     Args:
-        name: of the kernel.
-        operands: the tensors that it reads or writes; all of their bytes must be there.
+        name: name of the kernel.
+        operands: the tensors that the kernel reads or writes; their storage must be present.
 
     Returns:
         A context manager whose `outputs(...)` adds the tensors that the kernel made or overwrote.
 
     Raises:
-        InvalidArgument: an operand is no tensor, or its storage was taken away.
+        InvalidArgument: an operand is not a tensor, or its storage was freed.
 
     Example:
         >>> import swapkit, torch
@@ -107,9 +107,9 @@ def op(name: str, *operands: torch.Tensor) -> CustomKernel:
 
 
 def _settle_announced(operands: tuple[torch.Tensor, ...]) -> None:
-    """Keep what would be computed again from operands: the kernel may write to any.
+    """Keep results that would be recomputed from the operands: the kernel may write to any of them.
 
-    Not what a session captures: its plan knows by their bytes what kernels change.
+    Exempt are results that a session captures: its plan detects by their bytes what kernels change.
     """
     runtime = get_runtime()
     runtime.shim.settle(operands, False, bool(runtime.active))  # noqa: FBT003 - positional only
@@ -129,5 +129,5 @@ def _check_operands(name: str, operands: tuple[torch.Tensor, ...]) -> None:
 def _bytes_of(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().nbytes()
-    except (RuntimeError, ValueError):  # a kind of tensor without one storage
+    except (RuntimeError, ValueError):  # a tensor type without a single storage
         return tensor.numel() * tensor.element_size()

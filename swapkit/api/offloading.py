@@ -1,4 +1,4 @@
-"""`offload` and `keep`: what is to become of what a part of a program saves for backward."""
+"""`offload` and `keep`: swap or keep the saved tensors of a part of a program."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _Model = TypeVar("_Model", bound=torch.nn.Module)
 class Chosen(Scope):
     """A choice for saved tensors: a decorator and a context manager. Made by `offload`, `keep`.
 
-    As a decorator of a `Module` class, a `Module`, or a function it returns the same class or
-    module, or a function in place of the function.
+    Decorating a `Module` class or a `Module` returns the same class or module; decorating a
+    function returns a replacement.
     """
 
     def __init__(self, what: Keep | Swap, choice: Placement) -> None:
@@ -40,10 +40,10 @@ class Chosen(Scope):
         self.what = what
 
     def __call__(self, target: _T) -> _T:
-        """Make the choice for what `target` saves.
+        """Make the choice for the tensors that `target` saves.
 
         Raises:
-            InvalidArgument: it is nothing that runs.
+            InvalidArgument: no choice is possible for `target`, or it never runs itself.
         """
         result: _T = choose(target, self.what)
         return result
@@ -84,35 +84,35 @@ def offload(
     prefetch: int | None = None,
     min_bytes: int | str = MIN_SWAP_BYTES,
 ) -> Any:
-    r"""Swap what a part of a program saves for backward to the host, and back ahead of its use.
+    r"""Swap the saved tensors of a part of a program to the host, and back before their use.
 
-    A decorator of a `Module` class, a `Module` or a function; with `target` left out, a decorator
-    with options or a context manager; with a pattern, applied to the submodules of a model whose
-    dotted path it matches as a whole. Of an optimizer: its states live on the host between steps.
+    Decorates a `Module` class, a `Module` or a function. Without `target`, it returns a decorator
+    that is also a context manager. With a pattern, it applies to the submodules of a model whose
+    whole dotted path matches. For an optimizer, its states live on the host between steps.
 
-    Results are bit for bit the same. Parameters, buffers and their views stay where they are, and
-    so do small tensors; views of one storage move once. What is saved while a backward pass runs
-    (recomputation) is needed at once and stays, too. In a scope inside `swapkit.checkpoint` or
-    torch's own, recomputation wins.
+    Results are bitwise identical. Parameters, buffers, their views and small tensors are not moved;
+    views of one storage move once. Tensors saved while a backward pass runs (recomputation) are
+    needed at once and are not moved either. In a scope inside `swapkit.checkpoint` or torch's
+    checkpoint, recomputation wins.
 
     Args:
-        target: what to apply it to.
+        target: the part, or the model to search for `pattern`.
         pattern: a regular expression for paths of submodules, such as `r"layers\.\d+\.mlp"`.
-        to: `"host"`, or `"disk"` in a session that has one.
-        prefetch: None: memory is given up as soon as the copy is done, and copies come back as
-            early as memory allows. Otherwise a number n >= 1 of operators, counted in nodes of the
-            graph: memory is given up 3n operators after it was saved, waiting for the copy if need
-            be, or as soon as nobody but the graph has it; and the copy back begins n operators
-            before the first use.
-        min_bytes: smaller storages stay. Less than what the environment variable
-            MIN_SWAP_TENSOR_SIZE says, or 1024 bytes, means that; so 0 moves all that can be moved.
+        to: `"host"`, or `"disk"` in a session that has a disk.
+        prefetch: None: free the memory as soon as the copy is done, and copy back as early as
+            memory allows. Otherwise a number n >= 1 of operators, counted in nodes of the graph:
+            free the memory 3n operators after the save (waiting for the copy if necessary), or as
+            soon as only the graph refers to it, and start the copy back n operators before the
+            first use.
+        min_bytes: smaller storages are not moved. Raised to the environment variable
+            MIN_SWAP_TENSOR_SIZE, or to 1024 bytes, so 0 moves every storage that can be moved.
 
     Returns:
-        What it was applied to (for a function: one in its place); without `target`, something to
-        decorate with or to enter.
+        The target (for a function: a replacement); without `target`, a decorator and context
+        manager.
 
     Raises:
-        InvalidArgument: an argument is not understood, or no submodule matches the pattern.
+        InvalidArgument: an argument is invalid, or no submodule matches the pattern.
 
     Example:
         >>> import swapkit, torch
@@ -135,18 +135,18 @@ def keep(target: _T, /) -> _T: ...
 @overload
 def keep(target: _Model, pattern: str, /) -> _Model: ...
 def keep(target: Any = None, pattern: str | None = None, /) -> Any:
-    """Never move what a part of a program saves for backward, whatever a budget would do.
+    """Never move the saved tensors of a part of a program, even under a budget.
 
     Args:
-        target: as of `offload`: a `Module` class, a `Module`, a function; None: a decorator or
-            context manager.
+        target: as for `offload`: a `Module` class, a `Module` or a function; None: return a
+            decorator and context manager.
         pattern: a regular expression for paths of submodules of a model.
 
     Returns:
-        As `offload`.
+        See `offload`.
 
     Raises:
-        InvalidArgument: as of `offload`.
+        InvalidArgument: see `offload`.
 
     Example:
         >>> import swapkit, torch
@@ -178,7 +178,7 @@ def _offload_optimizer(optimizer: torch.optim.Optimizer, to: str) -> torch.optim
 
 
 def _swapper_for(optimizer: torch.optim.Optimizer) -> Swapper:
-    """Return who moves things where an optimizer's parameters are."""
+    """Return the swapper of the device that holds an optimizer's parameters."""
     runtime = get_runtime()
     here = runtime.current_swapper()
     params = [param for group in optimizer.param_groups for param in group["params"]]

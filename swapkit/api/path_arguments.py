@@ -1,4 +1,4 @@
-"""Arguments that are paths: what a file holds, or an error that names the argument."""
+"""Path arguments: read the file, or raise an error that names the argument."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Value = TypeVar("Value")
 
 
 def read_argument(name: str, path: object, read: Callable[[str], Value], expected: str) -> Value:
-    """Return what the file holds whose path an argument is.
+    """Return the content of the file that a path argument names.
 
     Args:
-        name: of the argument, for the error text.
-        path: what the user gave.
-        read: reads the file.
-        expected: what can be given, for the error text.
+        name: name of the argument, for the error text.
+        path: value of the argument.
+        read: function that reads the file.
+        expected: description of valid values, for the error text.
 
     Raises:
-        InvalidType: it is no path.
+        InvalidType: `path` is not a path.
         InvalidArgument: there is no such file, or it cannot be read; `InvalidDocument` for its
             content.
     """

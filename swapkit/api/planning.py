@@ -1,4 +1,4 @@
-"""`plan`, `simulate`: what a session does with a recorded step, without one."""
+"""`plan`, `simulate`: planning and simulation of a recorded step without a session."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def plan(
     policy: str | Policy = "auto",
     optimizer_states: bool = False,
 ) -> Plan:
-    """Decide what is kept, swapped and recomputed in a recorded step, so that it fits a budget.
+    """Decide which tensors to keep, swap and recompute so that a recorded step fits a budget.
 
     Args:
-        trace: of one step, as `swapkit.record` returns it, or the path of a file that holds one.
-        budget: most bytes of the device in use at once, `"10GiB"`, or a share of what the step has
-            in use at most without a plan, `"60%"` or 0.6. None: the machine's.
+        trace: trace of one step from `swapkit.record`, or the path of a file that holds one.
+        budget: most bytes of the device in use at once: bytes, `"10GiB"`, or a share of the step's
+            peak without a plan, `"60%"` or 0.6. None: the machine's budget.
         machine: links, host and disk, as `python -m swapkit machine --json` prints them, or the
             path of such a file. None: this machine, measured once and remembered.
         policy: `"auto"`, `"swap"`, `"recompute"`, or an object with `plan(trace, machine)`.
-        optimizer_states: whether these may be swapped, too.
+        optimizer_states: whether optimizer states may be swapped too.
 
     Returns:
-        The plan, with what it is predicted to come to and a bound below which no plan can be. A
-        session follows it: `swapkit.budget(limit, model, optimizer, plan=made)`.
+        The plan, with a prediction and a lower bound for all plans. A session can follow it:
+        `swapkit.budget(limit, model, optimizer, plan=made)`.
 
     Raises:
-        InfeasibleBudget: no plan fits; it names the smallest budget for which there is one.
-        InvalidArgument: an argument is not understood; `InvalidDocument` for a file's content.
+        InfeasibleBudget: no plan fits; the error names the smallest budget for which one exists.
+        InvalidArgument: an argument is invalid; `InvalidDocument` for a file's content.
 
     Example:
         >>> import swapkit, torch
@@ -81,20 +81,20 @@ def simulate(
     *,
     machine: Machine | str | os.PathLike[str] | None = None,
 ) -> Schedule:
-    """Say when everything happens in a step under a plan, and what it comes to.
+    """Simulate a step under a plan and return its timeline.
 
     Args:
         trace: as for `swapkit.plan`.
-        plan: for this trace.
-        machine: as for `swapkit.plan`; its budget is the plan's.
+        plan: a plan for this trace.
+        machine: as for `swapkit.plan`; the plan's budget replaces its budget.
 
     Returns:
-        The times of operators, transfers and stalls, and in `prediction` their sum.
+        The times of operators, transfers and stalls, with the totals in `prediction`.
 
     Raises:
         InfeasibleBudget: the step cannot run under the plan.
         PlanMismatch: the plan is for another trace.
-        InvalidArgument: an argument is not understood; `InvalidDocument` for a file's content.
+        InvalidArgument: an argument is invalid; `InvalidDocument` for a file's content.
     """
     read = _read_trace(trace)
     _check_plan(plan)
@@ -135,10 +135,10 @@ def _read_machine(
 
 
 def _measure(name: str, budget_bytes: int) -> Machine:
-    """Return the machine that this is, with the device that a trace was recorded on.
+    """Measure this machine with the device that a trace was recorded on.
 
     Raises:
-        InvalidArgument: there is no such device here.
+        InvalidArgument: this machine has no such device.
     """
     kind = torch.device(name).type
     if kind not in KINDS or (kind == "cuda" and not torch.cuda.is_available()):

@@ -1,4 +1,4 @@
-"""Recording one step: `record`."""
+"""`record`: the trace of one training step."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ def record(
     device: str | torch.device | None = None,
     hardware: Hardware | str | None = None,
 ) -> Trace:
-    """Run one training step and return what it did: its operators, its memory, what it saved.
+    """Run one training step and return its trace: operators, memory and saved tensors.
 
-    The step computes what it computes without being recorded, bit for bit, and a little slower. Let
-    another step run before: the first one allocates what stays.
+    Recording does not change the step's results, bit for bit, but makes it a little slower. Run
+    another step first: the first one allocates memory that stays, such as optimizer states.
 
-    A model on the `meta` device, or of fake tensors, is recorded without memory and without
-    computing anything, however large it is; `hardware` then says how long operators take, and
-    attention and dropout are those of its device. Of optimizers on a GPU `foreach=True` is usual,
-    which for meta tensors has to be said.
+    A model on the `meta` device, or of fake tensors, is recorded without memory or computation,
+    whatever its size. `hardware` then determines how long operators take and which kernels
+    attention and dropout use. Optimizers default to `foreach=True` on a GPU but not for meta
+    tensors: set it explicitly.
 
     Args:
         step: runs forward, backward and, if it is part of the step, the optimizer.
-        model: names modules; its parameters count from the start.
+        model: provides module names; its parameters count from the start.
         optimizer: its states count from the start.
-        device: where the step computes; None: where the model is, else the CPU. For tensors without
-            memory: what they stand for; None: the hardware's.
-        hardware: what tensors without memory are to run on: `"H100"`, `"H200"`, `"A100"`,
+        device: device of the step; None: the model's device, else the CPU. For tensors without
+            memory: the device that they stand for; None: the hardware's.
+        hardware: the hardware to model for tensors without memory: `"H100"`, `"H200"`, `"A100"`,
             `"Ascend 910B"`, or a `Hardware`.
 
     Returns:
-        The step, for `swapkit.plan`.
+        The trace, for `swapkit.plan`.
 
     Raises:
-        InvalidArgument: an argument is not understood, `hardware` is missing or not wanted, or the
-            step has no backward: there is nothing to plan.
+        InvalidArgument: an argument is invalid, `hardware` is missing or not applicable, or the
+            step has no backward, so there is nothing to plan.
         SessionError: a session is active on this thread.
 
     Example:
@@ -158,7 +158,7 @@ def _check(
 
 
 def _place(device: str | torch.device | None, model: torch.nn.Module | None) -> torch.device:
-    """Return where the tensors of the step are."""
+    """Return the device of the step's tensors."""
     first = None if model is None else next(model.parameters(), None)
     if first is not None and (first.device == META or isinstance(first, FakeTensor)):
         return first.device
@@ -191,7 +191,7 @@ def _hardware(
 
 
 def _pool(place: torch.device) -> DevicePool | None:
-    """Return our pool below torch there, if there is one."""
+    """Return swapkit's pool for a device; None: swapkit is not installed on it."""
     if place.type not in KINDS:
         return None
     try:

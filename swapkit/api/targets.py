@@ -1,4 +1,4 @@
-"""What a choice can be made for: modules, their classes, functions, submodules by pattern."""
+"""Targets of choices: modules, module classes, functions, and submodules that match a pattern."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from swapkit._runtime.user_choices.wrapping import make_function, make_operator,
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
 
-NAMES_SHOWN = 8  # of a model's modules, when a pattern matches none
+NAMES_SHOWN = 8  # module paths in the error when a pattern matches none
 
 
 def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the callers
-    """Make a choice for a part; return what stands for it from now on.
+    """Make a choice for a part; return the part, or the function that replaces it.
 
     Raises:
-        InvalidArgument: it is nothing that runs.
+        InvalidArgument: no choice is possible for `target`, or it never runs itself.
     """
     row = Choice(source=Source.DECORATOR, what=what)
     if isinstance(target, torch.nn.Module):
@@ -44,10 +44,10 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
 
 
 def apply(decorator: object, what: What, target: Any, pattern: str | None) -> Any:  # noqa: ANN401
-    """Make a choice as `offload`, `keep` and `checkpoint` do; without a target, return a decorator.
+    """Apply `offload`, `keep` or `checkpoint` to a target; without one, return `decorator`.
 
     Raises:
-        InvalidArgument: the target is nothing that runs, or the pattern matches nothing.
+        InvalidArgument: the target never runs itself, or the pattern matches nothing.
     """
     if target is None:
         if pattern is not None:
@@ -57,10 +57,10 @@ def apply(decorator: object, what: What, target: Any, pattern: str | None) -> An
 
 
 def choose_matching(model: object, pattern: str, what: What) -> object:
-    """Make a choice for the submodules of a model whose path a pattern matches as a whole.
+    """Make a choice for the submodules of a model whose whole path matches a pattern.
 
     Raises:
-        InvalidArgument: it is no model, or nothing matches.
+        InvalidArgument: `model` is not a module, or nothing matches.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(f"{model!r}: a pattern is for the submodules of a Module")
@@ -70,17 +70,17 @@ def choose_matching(model: object, pattern: str, what: What) -> object:
 
 
 def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:
-    """Return the submodules of a model whose path a pattern matches as a whole.
+    """Return the submodules of a model whose whole path matches a pattern.
 
     Raises:
-        InvalidArgument: it is no regular expression, or matches nothing.
+        InvalidArgument: the pattern is not a valid regular expression, or matches nothing.
     """
     try:
         compiled = re.compile(pattern)
     except re.error as error:
         raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
     paths = dict(model.named_modules())
-    # Lists of modules match only by the way: they never run.
+    # A `ModuleList` may match, but it never runs, so no choice is made for it.
     matching = {path: module for path, module in paths.items() if path and compiled.fullmatch(path)}
     found = [module for module in matching.values() if runs(module)]
     if matching and not found:

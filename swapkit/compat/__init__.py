@@ -1,1 +1,1 @@
-"""Other systems' names for what swapkit has; each module is used only if it is imported."""
+"""Compatibility with other systems' import paths; each module takes effect only if imported."""

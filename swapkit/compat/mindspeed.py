@@ -1,16 +1,16 @@
-"""The import paths of MindSpeed's memory features, answered by swapkit.
+"""The import paths of MindSpeed's memory features, provided by swapkit.
 
     import swapkit.compat.mindspeed
 
-makes `from mindspeed.core.memory.adaptive_memory.adaptive_memory_function import
-adapt_mem_func_wrapper` and the like work, whether MindSpeed is installed or not. `MODULES` lists
-what is replaced; all other modules of an installed MindSpeed stay what they are. `uninstall()`
-undoes it, `install()` does it again.
+makes imports such as `from mindspeed.core.memory.adaptive_memory.adaptive_memory_function import
+adapt_mem_func_wrapper` work, whether MindSpeed is installed or not. `MODULES` lists the replaced
+modules; all other modules of an installed MindSpeed stay unchanged. `uninstall()` undoes this,
+`install()` restores it.
 
-Names without a counterpart raise an ImportError that says what to use instead.
+Names without a counterpart raise an ImportError that names an alternative.
 
 Source:
-    MindSpeed: the paths, the names, and what they take.
+    MindSpeed: the paths, the names, and their arguments.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _MEMORY = f"{_ROOT}.core.memory"
 
 
 def accept_module_class(module_class: type) -> None:
-    """Do nothing: the original had to be told which layers it may plan for; swapkit plans for all.
+    """Do nothing: MindSpeed needs to know the layers that it may plan for; swapkit plans for all.
 
     Args:
-        module_class: of the layers.
+        module_class: class of the layers.
 
     Raises:
-        InvalidArgument: it is no class.
+        InvalidArgument: `module_class` is not a class.
     """
     if not isinstance(module_class, type):
         raise InvalidArgument(f"{module_class!r}: expected a class of modules")
 
 
-# By module and name: the module and name that answer.
+# MindSpeed module -> name -> (module, name) that provides it.
 _HERE = __name__
 MODULES: dict[str, dict[str, tuple[str, str]]] = {
     f"{_MEMORY}.adaptive_memory.adaptive_memory_function": {
@@ -64,7 +64,7 @@ MODULES: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 _BUDGET = "with swapkit.budget(limit, model, optimizer):"
-# Modules that nothing here answers, though many import them, and what to use instead.
+# Commonly imported modules that have no replacement here, each with an alternative.
 WITHOUT_COUNTERPART = {
     f"{_ROOT}.megatron_adaptor": "swapkit changes no framework: call swapkit.install()",
     f"{_MEMORY}.adaptive_recomputing.swap_manager": f"train `{_BUDGET}`, which rescues",
@@ -78,7 +78,7 @@ WITHOUT_COUNTERPART = {
 
 
 class _Loader(importlib.abc.Loader):
-    """Makes a module that answers its names when they are asked for, or an empty package."""
+    """Loader of a module that resolves its names on access, or of an empty package."""
 
     def exec_module(self, module: ModuleType) -> None:
         path = module.__name__
@@ -92,7 +92,7 @@ class _Loader(importlib.abc.Loader):
                 owner, attribute = names[name]
                 return getattr(importlib.import_module(owner), attribute)
             text = f"{path} has no {name!r} in swapkit; it has {', '.join(sorted(names))}"
-            if name.startswith("__"):  # what Python itself looks for, and may do without
+            if name.startswith("__"):  # Python itself probes for optional dunder names
                 raise AttributeError(text)
             raise ImportError(f"{text}. {_advise(path)}", name=path)
 
@@ -101,7 +101,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _ModuleFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules that are replaced; and packages around them, if nobody else has them."""
+    """Finder of replaced modules, and of their packages if no other finder has them."""
 
     def __init__(self, *, is_last: bool) -> None:
         self._is_last = is_last
@@ -109,7 +109,7 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002 - as Python calls it
+        path: Sequence[str] | None = None,  # noqa: ARG002 - Python's interface
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] != _ROOT:
@@ -143,11 +143,11 @@ def _is_ours(name: str) -> bool:
 
 _LOADER = _Loader()
 _FIRST, _LAST = _ModuleFinder(is_last=False), _ModuleFinder(is_last=True)
-_replaced: dict[str, ModuleType] = {}  # what stood in their place before
+_replaced: dict[str, ModuleType] = {}  # the original modules, by path
 
 
 def install() -> None:
-    """Let the original paths be answered from now on; importing this module does it, too."""
+    """Start to provide MindSpeed's paths; importing this module calls this function."""
     if _FIRST in sys.meta_path:
         return
     for name in MODULES:
@@ -159,7 +159,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`: an installed MindSpeed is as it was; names taken from here keep working."""
+    """Undo `install` and restore an installed MindSpeed; names already imported keep working."""
     for finder in (_FIRST, _LAST):
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
@@ -174,7 +174,7 @@ def uninstall() -> None:
 
 
 def _detach(name: str, module: ModuleType) -> None:
-    """Forget a module as an attribute of its package, where an import would find it."""
+    """Remove a module from its package's attributes, where an import would find it."""
     package, _, last = name.rpartition(".")
     owner = sys.modules.get(package)
     if owner is not None and vars(owner).get(last) is module:

@@ -1,1 +1,1 @@
-"""Settings that come from outside the program."""
+"""Settings from outside the program: flags, environment variables, documents."""

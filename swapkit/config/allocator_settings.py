@@ -1,18 +1,18 @@
-"""The settings of torch's allocators that ours obeys: `PYTORCH_ALLOC_CONF` and its relatives.
+"""The settings of torch's allocators that ours obeys: `PYTORCH_ALLOC_CONF` and its variants.
 
-`expandable_segments:False`: whole segments instead of ranges of virtual memory, which are used
-otherwise, where the device has them. `max_split_size_mb:N` (above 20): of whole segments, blocks of
-more than N MiB are not split. In ranges it has no effect: free memory goes back granule by granule,
-so a large free block that was split costs nothing. `garbage_collection_threshold:X` (between 0 and
-1): before the pool grows with more than that share of its budget reserved, it gives cached memory
-back.
+`expandable_segments:False`: use whole segments instead of ranges of virtual memory, which are the
+default where the device supports them. `max_split_size_mb:N` (above 20): do not split blocks of
+more than N MiB in whole segments. It has no effect in ranges: the pool releases free memory granule
+by granule, so a split large block costs nothing. `garbage_collection_threshold:X` (between 0 and
+1): before the pool grows while more than that share of its budget is reserved, it releases cached
+memory.
 
-`swapkit.memory_stats()` shows what is in force: `max_split_size`, `expandable_segments`,
+`swapkit.memory_stats()` shows the values in force: `max_split_size`, `expandable_segments`,
 `num_garbage_collections`, `garbage_collected_bytes`.
 
 Source:
     torch 2.13, `c10/core/AllocatorConfig.h` and `c10/cuda/CUDAAllocatorConfig.h`, torch_npu, and
-    MindSpeed's allocators: the keys, their ranges, and which variable goes first.
+    MindSpeed's allocators: the keys, their ranges, and the precedence of the variables.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MIB = 1 << 20
 LEAST_SPLIT_MB = 20
 COMMON = "PYTORCH_ALLOC_CONF"
 OWN = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF"}
-# Keys that torch, torch_npu or the original systems know, and that change nothing here: they tune
-# what our pool does otherwise, or the pinned memory of torch's own.
+# Keys of torch, torch_npu or MindSpeed that have no effect here: they tune mechanisms that our pool
+# does not use, or the pinned memory of torch's own allocator.
 IGNORED_KEYS = frozenset(
     {
         *("backend", "large_segment_size_mb", "segment_size_mb", "max_non_split_rounding_mb"),
@@ -52,9 +52,9 @@ _PAIR = re.compile(r"([^,:\[\]]*)(?::(\[[^\[\]]*\]|[^,:\[\]]*))?(?:,|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """What the pool is to do; the defaults are those of an empty environment.
+    """Settings of the pool; the defaults are those of an empty environment.
 
-    The last two belong to pools by lifetime, which this version does not have: they are only noted.
+    The last two are for pools by lifetime. This version only stores them: it has no such pools.
     """
 
     max_split_bytes: int = 0  # 0: no limit
@@ -67,17 +67,17 @@ class AllocatorSettings:
 def read_allocator_settings(
     device_type: str = "cpu", variables: Mapping[str, str] = os.environ
 ) -> AllocatorSettings:
-    """Return the settings of one kind of device.
+    """Return the settings of one device type.
 
-    The first variable that is set counts, alone: `PYTORCH_ALLOC_CONF`, the device's own, those of
-    other devices. So a script that was written for one device keeps its settings on another.
+    Only the first variable that is set counts, in this order: `PYTORCH_ALLOC_CONF`, the device's
+    own, those of other devices. So a script written for one device keeps its settings on another.
 
     Args:
         device_type: `"cpu"`, `"cuda"` or `"npu"`.
         variables: the environment.
 
     Raises:
-        InvalidArgument: a key is unknown or its value not possible; the text has the variable.
+        InvalidArgument: a key is unknown or its value is invalid; the text names the variable.
     """
     own = [OWN[device_type]] if device_type in OWN else []
     for variable in dict.fromkeys([COMMON, *own, *OWN.values()]):
@@ -88,14 +88,14 @@ def read_allocator_settings(
 
 
 def parse_allocator_settings(text: str, *, variable: str = COMMON) -> AllocatorSettings:
-    """Return what `key:value,key:value` says; blanks do not count.
+    """Return the settings in a text `key:value,key:value`; blanks are ignored.
 
     Args:
         text: the value of the variable.
         variable: its name, for the errors.
 
     Raises:
-        InvalidArgument: a key is unknown or its value not possible.
+        InvalidArgument: a key is unknown or its value is invalid.
 
     Example:
         >>> parse_allocator_settings("max_split_size_mb:64").max_split_bytes >> 20

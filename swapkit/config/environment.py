@@ -1,13 +1,13 @@
-"""The environment variables that swapkit reads, in one place.
+"""The environment variables that swapkit reads.
 
-`MIN_SWAP_TENSOR_SIZE`: saved storages of fewer bytes never move; 1024 at least, and by default.
-`SWAP_SIZE_MULTIPLE`: a rescue frees so many times the bytes that are missing; 1 at least, and by
-default. `MEMORY_FRAGMENTATION`: 1 asks for pools by lifetime, and does nothing yet.
-`SWAP_LOG_LEVEL`, from 0 (all) to 4, and `SWAP_LOG_RANK`, one process or -1 for all: what is logged,
-and by whom; to standard error unless the program has set up `logging` itself. A value that is none
-of these is replaced by the default, or the least, with a warning.
+`MIN_SWAP_TENSOR_SIZE`: smaller saved storages (in bytes) never move; minimum and default 1024.
+`SWAP_SIZE_MULTIPLE`: a rescue frees this multiple of the missing bytes; minimum and default 1.
+`MEMORY_FRAGMENTATION`: 1 requests pools by lifetime; no effect yet. `SWAP_LOG_LEVEL`, from 0 (all)
+to 4, and `SWAP_LOG_RANK`, one rank or -1 for all: which messages are logged, and by which process;
+to standard error unless the program has set up `logging` itself. An invalid value is replaced by
+the default, or by the minimum, with a warning.
 
-What the allocator is told by variables of torch's is in `allocator_settings.py`.
+`allocator_settings.py` reads torch's variables for the allocator.
 
 Source:
     MindSpeed, adaptive selective recomputation, memory fragmentation and SmartSwap: the names,
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _log = logging.getLogger(__name__)
-# Smaller storages are never moved: a transfer costs more than they bring.
+# Smaller storages are never moved: a transfer costs more than the memory is worth.
 MIN_SWAP_BYTES = 1024
-# By SWAP_LOG_LEVEL.
+# Indexed by SWAP_LOG_LEVEL.
 LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 ALL_RANKS = -1
 MOST_RANKS = 1 << 20
-# Variables of the original systems that are accepted and change nothing here, and why.
+# Variables of MindSpeed and MindSpore that are accepted but have no effect, and the reason.
 WITHOUT_MEANING = {
     "ADAPTIVE_RECOMPUTING": "it put the original's allocator below torch; swapkit.install() does",
     **dict.fromkeys(
@@ -62,19 +62,19 @@ WITHOUT_MEANING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the environment asks for.
+    """The settings from the environment.
 
-    `memory_fragmentation` is only noted in this version: there are no pools by lifetime yet. What
-    they are to prevent is rare here even without them, since free memory serves any request,
-    wherever it lies, unless `expandable_segments:False` asks for whole segments.
+    `memory_fragmentation` is only stored in this version: there are no pools by lifetime yet. The
+    fragmentation that they prevent is rare even without them: free memory serves any request,
+    wherever it lies, unless `expandable_segments:False` requests whole segments.
     """
 
     min_swap_bytes: int = MIN_SWAP_BYTES
     swap_size_multiple: int = 1
     memory_fragmentation: bool = False
-    log_level: int | None = None  # of `logging`; None: as the program has it
+    log_level: int | None = None  # of `logging`; None: as the program set it
     log_rank: int = ALL_RANKS
-    rank: int = 0  # of this process, as torchrun says
+    rank: int = 0  # of this process, from torchrun's RANK
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
@@ -92,7 +92,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
 
 
 class _OwnHandler(logging.StreamHandler[TextIO]):
-    """Writes to standard error as long as the program has no handlers of its own."""
+    """Handler that writes to standard error while the program has no handlers of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,14 +100,14 @@ class _OwnHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            self.stream = sys.stderr  # whatever that is by now
+            self.stream = sys.stderr  # may have been replaced since the last record
             super().emit(record)
 
 
 def apply_log_level(environment: Environment) -> None:
-    """Let swapkit log what the environment asks for, if it does.
+    """Set the level of swapkit's logger from the environment, if it specifies one.
 
-    Without a handler Python prints warnings only, whatever the level is.
+    Also adds a handler: without one, Python prints only warnings, whatever the level.
     """
     if environment.log_level is None:
         return
@@ -120,7 +120,7 @@ def apply_log_level(environment: Environment) -> None:
 
 
 def note_without_effect(environment: Environment) -> None:
-    """Say of settings that do nothing that they do nothing; called once a process."""
+    """Warn about settings that have no effect; called once per process."""
     if environment.memory_fragmentation:
         _log.warning(
             "MEMORY_FRAGMENTATION=1 does nothing yet: there are no pools by lifetime. Free memory "

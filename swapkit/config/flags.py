@@ -1,11 +1,11 @@
-"""Command line flags: those of the original systems, under their names.
+"""The command line flags of MindSpeed and Megatron, under their names.
 
-`add_arguments` puts them on a parser, `from_arguments` turns what was parsed into `Settings`. Flags
-without a counterpart are accepted, and a warning says what to use instead; none of them changes
-what is computed, only how much memory it takes.
+`add_arguments` adds them to a parser; `from_arguments` turns parsed flags into `Settings`. Flags
+without a counterpart are accepted, with a warning that names an alternative; none of these changes
+results, only memory use.
 
 Source:
-    MindSpeed and Megatron-LM: names, kinds, defaults, and what is refused.
+    MindSpeed and Megatron-LM: names, types, defaults, and refused values.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 _PLAN = "--adaptive-memory-optimization plans what is recomputed and swapped"
 _SPLIT = "swapkit does not spread layers over stages; torch.distributed.pipelining does"
 _PACK = "swapkit compresses nothing; it moves or recomputes"
-# Flags without a counterpart, and what to use instead.
+# Flags without a counterpart, each with an alternative.
 WITHOUT_COUNTERPART = {
     "recompute-in-bubble": f"recomputation is not moved into bubbles; {_PLAN}",
     "recompute-in-advance": f"recomputation is not moved ahead; {_PLAN}",
@@ -108,12 +108,12 @@ WITHOUT_COUNTERPART = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the flags of memory to a parser, in a group of their own; return the parser.
+    """Add the memory flags to a parser, in their own group; return the parser.
 
-    A flag that the parser has already, such as one of Megatron's, stays as it is.
+    Flags that the parser already has, such as Megatron's, stay unchanged.
 
     Args:
-        parser: of the training script.
+        parser: the parser of the training script.
 
     Example:
         >>> import argparse
@@ -138,18 +138,18 @@ def from_arguments(
     smart_swap: SmartSwapSource = None,
     variables: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Return what parsed flags and the environment ask for.
+    """Return the settings that parsed flags and the environment specify.
 
     Args:
-        args: what a parser gave that has the flags; those it lacks have their defaults.
-            `train_iters` and `num_layers` are read, too, if they are there.
-        train_iters: steps of the whole training, if it is known.
-        smart_swap: the settings of --smart-swap, as `read_smart_swap` takes them; without, those in
+        args: the parsed flags; missing flags have their defaults. `train_iters` and `num_layers`
+            are read too, if they exist.
+        train_iters: steps of the whole training, if known.
+        smart_swap: the settings of --smart-swap, as `read_smart_swap` takes them; None: those in
             the file that --smart-swap-config names.
         variables: the environment.
 
     Raises:
-        InvalidArgument: a value is not possible, or two flags exclude each other.
+        InvalidArgument: a value is invalid, or two flags exclude each other.
     """
     flags = _Flags(args)
     environment = read_environment(variables)
@@ -181,13 +181,13 @@ def from_arguments(
 
 
 class _Flags:
-    """Parsed flags by their names; the default of one that the parser lacks."""
+    """Parsed flags by name; a flag that the parser lacks has its default."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.num_layers: int | None = getattr(args, "num_layers", None)
         self._args = args
 
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - of the flag's kind
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - of the flag's type
         options = FLAGS[name]
         default = False if options.get("action") == "store_true" else options["default"]
         return getattr(self._args, name.replace("-", "_"), default)
@@ -197,7 +197,7 @@ class _Flags:
         return bool(self[name]) and self[name] != options.get("default")
 
     def count(self, name: str, *, least: int = 0) -> int | None:
-        """Return a number of layers."""
+        """Return the value of a flag that is a number of layers."""
         value: int | None = self[name]
         most = self.num_layers
         if value is not None and (value < least or (most is not None and value > most)):
@@ -212,7 +212,7 @@ def _is_adaptive(flags: _Flags) -> bool:
 
 
 def _list_features(flags: _Flags, *, fragmentation: bool) -> dict[str, str]:
-    """Return how each feature of the table of incompatibilities was asked for."""
+    """Return the requested features of the incompatibility table, each with its flag."""
     swap = flags["adaptive-recompute-device-swap"]
     granularity, method = flags["recompute-granularity"], flags["recompute-method"]
     by_flag = flags["memory-fragmentation"]
@@ -277,7 +277,7 @@ def _warn_of_foreign(flags: _Flags) -> None:
             _warn(f"--{name} has no effect: {instead}")
 
 
-# ---- what is done with the parts of layers ------------------------------------------------------
+# ---- actions for parts of layers ----------------------------------------------------------------
 
 
 def _list_recomputed(flags: _Flags) -> list[LayerPart]:
@@ -304,14 +304,14 @@ def _choose_granularity(flags: _Flags) -> LayerPart | None:
 
 
 def _whole_layers(method: str | None, count: int | None) -> LayerPart:
-    """Megatron: `block` means the first layers, `uniform` all of them in groups of so many."""
+    """Return the layers of a method: `block`: the first `count`, `uniform`: all, in groups."""
     if method == "uniform":
         return LayerPart(action="recompute", role="layer", group=count or 1)
     return LayerPart(action="recompute", role="layer", layers=count)
 
 
 def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:
-    """Activation functions and norms, in the layers after those that are recomputed in full."""
+    """Return the activation functions and norms in the layers after the fully recomputed ones."""
     roles = {
         "recompute-activation-function": ("activation_function",),
         "recompute-norm": ("input_norm", "post_attention_norm"),
@@ -330,7 +330,7 @@ def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:
 
 
 def _list_stored(flags: _Flags) -> list[LayerPart]:
-    """What a search for a pipeline has found: a number for each stage."""
+    """Return the result of a pipeline search: a number of layers for each stage."""
     text, kind = flags["recompute-module-list"], flags["recompute-type"]
     if text is None:
         return []

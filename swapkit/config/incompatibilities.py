@@ -1,8 +1,8 @@
-"""Which features exclude each other, and which only did in the original systems.
+"""Features that exclude each other, and pairs that only MindSpeed refuses.
 
-A pair that the original documents name raises, even where its halves could be told apart: who wrote
-both expects one of them to fail, not to guess which one holds. Other pairs that the original code
-refused are listed, too, with what makes them fine here.
+A pair that MindSpeed's documents name as exclusive raises, even where both could hold: a user who
+sets both expects an error, not a guess about which one holds. `COMPATIBLE` lists other pairs that
+MindSpeed's code refuses, each with the reason why swapkit accepts it.
 
 Source:
     MindSpeed: the documents of adaptive selective recomputation and of adaptive memory
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two features, and why they exclude each other (or, in `COMPATIBLE`, do not)."""
+    """Two features, and the reason why they exclude each other (in `COMPATIBLE`: why not)."""
 
     first: str
     second: str
@@ -59,7 +59,7 @@ INCOMPATIBLE = (
         reason="a method says which layers are recomputed in full",
     ),
 )
-# What the original code refuses, and is fine here.
+# Pairs that MindSpeed's code refuses and swapkit accepts.
 COMPATIBLE = (
     Pair(
         first="adaptive memory",
@@ -95,13 +95,13 @@ COMPATIBLE = (
 
 
 def check_pairs(asked: Mapping[str, str]) -> None:
-    """Refuse features that exclude each other.
+    """Raise if two features exclude each other.
 
     Args:
-        asked: how each feature was asked for, such as its flag, by the feature's name in the table.
+        asked: the requested features by their names in the table, each with its flag or variable.
 
     Raises:
-        InvalidArgument: with all such pairs, and why.
+        InvalidArgument: two features exclude each other; names all such pairs, with reasons.
     """
     found = [
         f"{asked[pair.first]} and {asked[pair.second]} exclude each other: {pair.reason}"

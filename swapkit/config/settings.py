@@ -1,4 +1,4 @@
-"""What flags and environment ask for, as plain values."""
+"""The settings from flags and environment, as plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CORE_ATTENTION, LAYER_INPUT = "core_attention", "layer_input"
 # Modules inside a layer, as Megatron and the models of `transformers` name them.
 ROLES = {
     "layer": "",
-    LAYER_INPUT: "",  # what a recomputed layer is handed
+    LAYER_INPUT: "",  # the inputs of a recomputed layer
     "input_norm": "input_norm|input_layernorm|ln_1",
     "self_attention": "self_attention|self_attn|attention|attn",
     CORE_ATTENTION: r"(?:self_attention|self_attn|attention|attn)\.core_attention",
@@ -30,16 +30,16 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPart:
-    """One part of every layer, and what is to be done with it: a line of `Settings.document`.
+    """One part of every layer and its action: an entry of `Settings.document`.
 
     `layers` counts from `first`; a tuple has a number for each pipeline stage.
     """
 
     action: str  # "recompute" or "swap"
-    role: str  # of `ROLES`, or a module's name
+    role: str  # a key of `ROLES`, or a module's name
     layers: int | tuple[int, ...] | None = None  # None: all
     first: int = 0
-    group: int = 1  # so many layers in a row are one region
+    group: int = 1  # consecutive layers per region
 
     @property
     def pattern(self) -> str:
@@ -47,7 +47,7 @@ class LayerPart:
         return ROLES.get(self.role, re.escape(self.role))
 
     def has_layer(self, index: int, *, stage: int = 0) -> bool:
-        """Return whether a layer, counted inside its pipeline stage (or chunk), is meant."""
+        """Return whether the part includes a layer, counted in its pipeline stage (or chunk)."""
         count = self.layers
         if isinstance(count, tuple):
             count = count[stage] if stage < len(count) else 0
@@ -56,27 +56,26 @@ class LayerPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is asked for. None: nothing in particular.
+    """The requested settings. None: not specified.
 
-    SWAP_SIZE_MULTIPLE is not among it: no flag has to do with it, and a session asks the
-    environment itself.
+    SWAP_SIZE_MULTIPLE is missing: no flag affects it, and a session reads it from the environment.
     """
 
     policy: str | None = None  # of `swapkit.budget`: "auto", "swap", "recompute"
     limit_bytes: int | None = None  # None: the device's memory; see `resolve_limit`
-    is_fixed_limit: bool = False  # found by hand: if a step does not fit it, another is to be tried
-    searches_threshold: bool = False  # from the limit down; the device's memory is the limit then
+    is_fixed_limit: bool = False  # chosen by hand: `advise` names a larger one if a step fails
+    searches_threshold: bool = False  # from `limit_bytes` down; the budget is the device's memory
     profile_steps: int | None = None
     search_steps: int | None = None
     min_swap_bytes: int = MIN_SWAP_BYTES
     document: tuple[LayerPart, ...] = ()
-    counts_per_stage: bool = False  # layers are counted in stages; else in their virtual chunks
+    counts_per_stage: bool = False  # count layers per stage; else per virtual chunk
     swap_optimizer: bool = False
     memory_fragmentation: bool = False  # see `Environment`
     smart_swap: SmartSwapConfig | None = None
 
     def resolve_limit(self, device_bytes: int) -> int:
-        """Return the limit on a device: what was asked for, or all that it has.
+        """Return the limit on a device: the requested limit, at most the device's memory.
 
         Args:
             device_bytes: the device's memory.
@@ -84,10 +83,10 @@ class Settings:
         return device_bytes if self.limit_bytes is None else min(self.limit_bytes, device_bytes)
 
     def advise(self, needed_bytes: int) -> str:
-        """Return what to tell a user whose step does not fit the size that was given.
+        """Return advice for a user whose step does not fit the given size.
 
         Args:
-            needed_bytes: of the device, for the request that failed beside what was in use.
+            needed_bytes: the device bytes in use plus those of the failed request.
         """
         size = format_bytes(self.limit_bytes or 0)
         return (

@@ -1,7 +1,7 @@
 """The settings of SmartSwap, `swap_policy_config`, under their original names.
 
-What they mean here is in a few properties of `SmartSwapConfig`. The other fields are read and
-checked and change nothing: what they tune is measured, simulated or searched here.
+A few properties of `SmartSwapConfig` define their meaning here. All other fields are checked but
+have no effect: swapkit measures, simulates or searches what they tune.
 
 Source:
     MindSpeed, SmartSwap: `swap_policy_config.py`, the fields and their defaults.
@@ -27,7 +27,7 @@ SmartSwapSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, object] | ob
 
 
 class SwapPolicyPref(enum.Enum):
-    """What may be swapped."""
+    """The tensors that may be swapped."""
 
     BETTER_PERFORMANCE = 1  # activations
     BETTER_MEMORY_SAVING = 2  # activations and optimizer states
@@ -35,24 +35,24 @@ class SwapPolicyPref(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmartSwapConfig:
-    """How SmartSwap works. Sizes are bytes, or text with a unit such as `"3GiB"`."""
+    """The settings of SmartSwap. Sizes are bytes, or text with a unit such as `"3GiB"`."""
 
-    # Version 2: what is chosen, and how.
+    # Version 2: the selection of tensors.
     policy_v2: bool = True
     policy_pref: SwapPolicyPref = SwapPolicyPref.BETTER_PERFORMANCE
     swap_bucket_size: int = -1  # of each stage; below 0: everything, 0: nothing
     num_attn_layers_per_stage: int = 1
-    # The stages of a run, in steps from its beginning.
+    # The stages of a run, in steps from its start.
     warmup_step: int = 2
     stable_step: int = 3
     op_diff_thresh: float = 0.05  # share of operators that may differ in the same sequence
-    # Aims: to save so much, or to come down to so much.
-    target_mode: bool = False  # True: target_memory
+    # Goals: the memory to save, or the memory to come down to.
+    target_mode: bool = False  # True: target_memory is the goal
     reduction_memory: int = 3 * GIB
     target_memory: int = 40 * GIB
-    redundant_memory: int = 2 * GIB  # to stay below the peak once memory ran out
-    adjust_memory: int = 300 * MIB  # more than that after each further time
-    tensor_size_filter: int = 20 * MIB  # smaller tensors are no candidates
+    redundant_memory: int = 2 * GIB  # margin below the peak once memory ran out
+    adjust_memory: int = 300 * MIB  # added to that margin each further time
+    tensor_size_filter: int = 20 * MIB  # smaller tensors are not candidates
     tensor_size_thresh: int = 2**31 - 1
     # The model of transfers, and scores.
     D2H_bandwidth: float = 25600.0  # MB/s
@@ -63,18 +63,18 @@ class SmartSwapConfig:
     adjust_size_coverage_weight: float = 0
     adjust_step_duration: float = 1
     enable_custom_record_stream: bool = True
-    # What is written and printed.
+    # Output.
     save_policy: bool = False
     save_profiler_data: bool = False
     output_root_path: str = "./swap_output"
     print_level: int = 1  # 0: everything, 1: what matters, 2: nothing
     print_rank: int = 0  # -1: all
-    # Not one of the original's: the fields that somebody has given a value, be it the default.
+    # Not a field of MindSpeed's: the fields that were set explicitly, even to their default.
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, default in _DEFAULTS.items():
-            # A frozen value is completed here, before anyone sees it.
+            # The dataclass is frozen: normalise its fields before it is used.
             object.__setattr__(self, name, _convert(name, default, getattr(self, name)))
         if self.stable_step <= self.warmup_step:
             raise InvalidArgument(
@@ -84,26 +84,26 @@ class SmartSwapConfig:
 
     @property
     def moves_optimizer(self) -> bool:
-        """Whether optimizer states are swapped, too."""
+        """Whether optimizer states are swapped too."""
         return self.policy_pref is SwapPolicyPref.BETTER_MEMORY_SAVING or not self.policy_v2
 
     @property
     def bucket_bytes(self) -> int | None:
-        """Most bytes that a stage swaps; None: all that it can."""
+        """The most bytes that a stage swaps; None: no limit."""
         return None if self.swap_bucket_size < 0 else self.swap_bucket_size
 
     @property
     def search_steps(self) -> int | None:
-        """Steps that try plans; None: nothing was said.
+        """The number of steps that try plans; None: not specified.
 
-        The original makes one plan and tries it, which leaves nothing to choose.
+        One step means None: MindSpeed then makes and tries a single plan, so it chooses nothing.
         """
         steps = self.stable_step - self.warmup_step
         return steps if steps > 1 else None
 
     @property
     def has_stages(self) -> bool:
-        """Whether it is said what stages swap, or what a stage is."""
+        """Whether the settings specify what a stage is, or how much it swaps."""
         is_said = (
             self.bucket_bytes is not None
             or "swap_bucket_size" in self.named  # -1: stages swap all that they can
@@ -113,44 +113,44 @@ class SmartSwapConfig:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes from which on a tensor is a candidate; 0: nothing was said."""
+        """The smallest size in bytes of a candidate tensor; 0: not specified."""
         return self.tensor_size_filter if self.is_changed("tensor_size_filter") else 0
 
     @property
     def limit_bytes(self) -> int | None:
-        """The memory to come down to; None: none is named."""
+        """The memory to come down to; None: not specified."""
         return self.target_memory if self.target_mode else None
 
     @property
     def reduction_bytes(self) -> int:
-        """How much less than without any swap is to be in use. Version 1 always aims at that."""
+        """The reduction in bytes relative to no swap; version 1 always has one."""
         is_aim = not self.policy_v2 or self.is_changed("reduction_memory")
         return self.reduction_memory if is_aim and not self.target_mode else 0
 
     def is_changed(self, name: str) -> bool:
-        """Return whether a field has another value than its default."""
+        """Return whether a field differs from its default."""
         return bool(getattr(self, name) != _DEFAULTS[name])
 
 
-# Of the original's fields.
+# Of MindSpeed's fields.
 _DEFAULTS = {each.name: each.default for each in fields(SmartSwapConfig) if each.name != "named"}
 
 
 class SwapPolicyConfig:
-    """The settings of SmartSwap as the original has them: attributes that may be changed."""
+    """The settings of SmartSwap as mutable attributes, as in MindSpeed."""
 
     def __init__(self) -> None:
-        """Begin with the defaults, none of which counts as given."""
+        """Start with the defaults, none of which counts as set explicitly."""
         vars(self).update(_DEFAULTS)
         vars(self)["_named"] = set()
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Change a setting; one that there is not is refused where the settings are read."""
+        """Change a setting; `read_smart_swap` rejects unknown ones."""
         super().__setattr__(name, value)
         vars(self)["_named"].add(name)
 
     def given(self) -> dict[str, object]:
-        """Return the settings that were given a value."""
+        """Return the settings that were set explicitly."""
         return {name: getattr(self, name) for name in vars(self)["_named"] if hasattr(self, name)}
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ class SwapPolicyConfig:
         return str({name: value for name, value in vars(self).items() if name != "_named"})
 
 
-# What a script that uses the original edits; without other settings, --smart-swap takes these.
+# Scripts written for MindSpeed edit this object; --smart-swap uses it unless given other settings.
 swap_policy_config = SwapPolicyConfig()
 
 SIZES = frozenset(
@@ -168,7 +168,7 @@ SIZES = frozenset(
     }
 )
 WEIGHTS = frozenset({"size_coverage_weight", "adjust_size_coverage_weight", "adjust_step_duration"})
-# Least and most, both included.
+# Minimum and maximum, both included.
 RANGES: dict[str, tuple[float, float]] = {
     "num_attn_layers_per_stage": (1, math.inf),
     "warmup_step": (1, math.inf),
@@ -181,19 +181,19 @@ RANGES: dict[str, tuple[float, float]] = {
     "print_level": (0, 2),
     "print_rank": (-1, math.inf),
 }
-# Of older versions: what they say is measured or known here.
+# Fields of older versions: swapkit measures or knows their values.
 FORMER_FIELDS = frozenset({"rank", "bandwidth_arg", "tensor_freq_thresh"})
 
 
 def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
-    """Return the settings that a file, a mapping or an object has; what it does not name stays.
+    """Return the settings of a file, a mapping or an object; missing ones have their defaults.
 
     Args:
-        source: path of a YAML or JSON file, a mapping, or an object with these attributes; None for
+        source: path of a YAML or JSON file, a mapping, or an object with these attributes; None:
             the defaults.
 
     Raises:
-        InvalidArgument: a field is unknown, a value not possible, or the file cannot be read.
+        InvalidArgument: a field is unknown, a value is invalid, or the file cannot be read.
     """
     if source is None:
         return SmartSwapConfig()
@@ -205,7 +205,7 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
         values = source
     elif isinstance(source, SwapPolicyConfig):
         values = source.given()
-    else:  # which has all settings, whoever has given them
+    else:  # an object has all settings, set explicitly or not
         values = vars(source)
     known = set(_DEFAULTS)
     unknown = sorted(str(name) for name in set(values) - known - FORMER_FIELDS)
@@ -236,7 +236,7 @@ def _read_file(path: Path) -> Mapping[str, object]:
 
 
 def _convert(name: str, default: object, value: object) -> object:
-    """Return the value of a field as its kind demands."""
+    """Return a field's value converted to the field's type."""
     if isinstance(default, SwapPolicyPref):
         return _find_preference(value)
     if isinstance(default, (bool, str)):
@@ -264,7 +264,7 @@ def _describe(least: float, most: float) -> str:
 
 
 def _find_preference(value: object) -> SwapPolicyPref:
-    """Return the member that is meant, be it named or one of a like enumeration."""
+    """Return the member with the name of `value`: a text, or a member of any enumeration."""
     name = getattr(value, "name", value)
     if isinstance(name, str) and name in SwapPolicyPref.__members__:
         return SwapPolicyPref[name]

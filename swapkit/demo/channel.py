@@ -10,18 +10,18 @@ from swapkit.demo.messages import Command, GarbledError, Message, decode, encode
 
 
 class Channel:
-    """Reads commands, sends messages.
+    """Channel that reads commands and sends messages.
 
     Threads:
-        `send` may be called from any.
+        `send` may be called from any thread.
     """
 
     def __init__(self, reader: TextIO, writer: TextIO) -> None:
         """Use two open text streams.
 
         Args:
-            reader: where commands come from.
-            writer: where messages go.
+            reader: source of commands.
+            writer: destination of messages.
         """
         self._reader = reader
         self._writer = writer
@@ -29,7 +29,7 @@ class Channel:
 
     @classmethod
     def from_stdio(cls) -> "Channel":
-        """Take stdin and stdout over; what others print goes to stderr from now on."""
+        """Take over stdin and stdout; all other output to stdout then goes to stderr."""
         sys.stdout.flush()
         writer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -39,17 +39,17 @@ class Channel:
         """Send one message.
 
         Args:
-            message: to the parent.
+            message: message to the parent.
         """
         with self._sending:
             self._writer.write(encode(message) + "\n")
             self._writer.flush()
 
     def commands(self) -> Iterator[Command]:
-        """Give the parent's commands as they come, until it closes its end.
+        """Yield the parent's commands until the parent closes its end.
 
         Raises:
-            GarbledError: it sent something else.
+            GarbledError: the parent sent something else.
         """
         for line in self._reader:
             message = decode(line)

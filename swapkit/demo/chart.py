@@ -1,4 +1,4 @@
-"""The demo's picture: device bytes over one step of every run."""
+"""The demo's chart: device bytes over one step of every run."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ _BUDGET_COLOURS = ("#1f77b4", "#d62728", "#9467bd", "#ff7f0e")
 
 
 def draw_chart(race: RaceResult, path: Path) -> None:
-    """Write the picture.
+    """Write the chart.
 
     Args:
         race: all runs.
-        path: of the PNG to write.
+        path: the PNG file to write.
     """
     mpl.use("Agg")
     figure = Figure(figsize=_INCHES, layout="constrained")

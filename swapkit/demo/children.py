@@ -1,4 +1,4 @@
-"""The parent's side of a run: start it, command it, watch it, end it."""
+"""The parent's side of a run: start, command, watch and end the process."""
 
 import os
 import select
@@ -25,8 +25,8 @@ LOOK_SECONDS = 0.03
 _LOOK_SHARE = 0.5
 """Most of the time that looks may take: the kernel may need 20 ms for one."""
 ANSWER_SECONDS = 600.0
-# Threads that spin while they wait make a step up to 30 times slower as soon as anything else needs
-# a core. All runs wait in the same way; whoever sets the variable decides.
+# OpenMP threads that spin while they wait make a step up to 30 times slower once another process
+# needs a core. All runs get the same policy; a value in the user's environment overrides it.
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 _END_SECONDS = 30.0
 _READ_BYTES = 1 << 16
@@ -35,17 +35,17 @@ _NOISE = b"USDT:"
 
 
 class RunFailedError(RuntimeError):
-    """A run crashed, hung or said something that makes no sense."""
+    """A run crashed, hung or sent an invalid message."""
 
 
 class Child:
-    """One run in a process of its own, which ends with this one at the latest."""
+    """One run in its own process, which ends no later than this process."""
 
     def __init__(self, spec: RunSpec) -> None:
         """Start the process; it waits for its first command.
 
         Args:
-            spec: what to run.
+            spec: specification of the run.
         """
         self.spec = spec
         self._stderr: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
@@ -65,11 +65,11 @@ class Child:
         """Send a command and wait for its answer.
 
         Args:
-            command: what to do. In a watched step the kernel is asked for the run's memory all the
-                while, for which the run is stopped: the step takes longer than others.
+            command: the command. During a watched step the kernel is polled for the run's memory,
+                and the run is stopped for each poll, so the step takes longer.
 
         Raises:
-            RunFailedError: no answer comes.
+            RunFailedError: the run does not answer.
         """
         self._send(command)
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -85,18 +85,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id of the run."""
         return self._process.pid
 
     def peak_bytes(self) -> int | None:
-        """Most bytes the process ever had resident; None where the kernel does not tell."""
+        """Return the most resident bytes of the process; None: the kernel does not report it."""
         return process_peak_bytes(self._process.pid)
 
     def end(self) -> None:
-        """Let the run end and see that it ends well.
+        """Tell the run to end, and check its exit status.
 
         Raises:
-            RunFailedError: it does not.
+            RunFailedError: the run does not end, or its exit status is not 0.
         """
         self._send(Command(action=RunAction.QUIT))
         try:
@@ -108,7 +108,7 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once, if it still runs; may be called again."""
+        """Kill the process if it still runs; may be called repeatedly."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
@@ -123,7 +123,7 @@ class Child:
             raise self._failed("is gone") from None
 
     def _line(self, deadline: float, *, watched: bool) -> str:
-        """The next line that the run writes."""
+        """Return the next line that the run writes."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._unread:
@@ -146,7 +146,7 @@ class Child:
         return line.decode()
 
     def _failed(self, what: str) -> RunFailedError:
-        """An error that says what the run wrote to stderr."""
+        """Return an error that includes the run's stderr."""
         self._stderr.seek(0)
         lines = [line for line in self._stderr.readlines() if not line.startswith(_NOISE)]
         written = b"".join(lines)[-_STDERR_BYTES:].decode(errors="replace").strip()

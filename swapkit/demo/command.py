@@ -1,4 +1,4 @@
-"""`python -m swapkit demo`: from the options to the exit status."""
+"""The command `python -m swapkit demo`."""
 
 import importlib.util
 import json
@@ -19,18 +19,18 @@ _FILE_COLUMNS = 110
 
 
 def missing_packages() -> tuple[str, ...]:
-    """Which of the packages of the `demo` extra are not installed."""
+    """Return the packages of the `demo` extra that are not installed."""
     return tuple(name for name in _NEEDED if importlib.util.find_spec(name) is None)
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the demo and say what came out.
+    """Run the demo and print its result.
 
     Args:
-        options: as the user gave them.
+        options: options of the demo.
 
     Returns:
-        0 if everything is as it should be, 1 if not, 2 if the options make no sense.
+        0 if there are no problems, 1 if there are, 2 for invalid options, 130 if interrupted.
     """
     if missing := missing_packages():
         sys.stderr.write(f"The demo needs {' and '.join(missing)}: pip install 'swapkit[demo]'\n")
@@ -88,7 +88,7 @@ def _run(options: DemoOptions) -> int:
 
 
 def _console(*, stderr: bool) -> "Console":
-    """Where to print: wide enough where nobody watches."""
+    """Return the output console, with a minimum width if it is not a terminal."""
     from rich.console import Console
 
     console = Console(stderr=stderr)

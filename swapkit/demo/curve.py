@@ -11,11 +11,11 @@ def thin_out(points: Iterable[tuple[float, int]], *, count: int = POINTS) -> Ser
     """Reduce a curve to few points without losing its peaks.
 
     Args:
-        points: (seconds, bytes), seconds not descending.
+        points: (seconds, bytes), in order of time.
         count: number of intervals of equal length.
 
     Returns:
-        Of every interval that has any: its highest point, and its last one if that is another.
+        The highest and the last point of every interval that has points.
     """
     curve = list(points)
     if len(curve) <= count:

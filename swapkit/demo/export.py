@@ -16,14 +16,14 @@ def as_record(
     *,
     seconds: float,
 ) -> dict[str, object]:
-    """Put everything into one object.
+    """Return the whole result as one JSON object.
 
     Args:
         race: all runs.
-        points: of the sweep.
-        problems: what is not as promised.
-        options: of the demo.
-        seconds: that it all took.
+        points: points of the sweep.
+        problems: all problems found.
+        options: options of the demo.
+        seconds: duration of the demo.
     """
     return {
         "ok": not problems,

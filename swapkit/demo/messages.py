@@ -1,4 +1,4 @@
-"""What the demo's parent and its runs say to each other: one JSON object per line."""
+"""Messages between the demo's parent and its runs: one JSON object per line."""
 
 import dataclasses
 import enum
@@ -13,16 +13,16 @@ Series = tuple[tuple[float, int], ...]
 
 
 class RunKind(str, enum.Enum):
-    """The ways in which the same training is run."""
+    """The variants of the training."""
 
     PLAIN = "plain"  # no limit, swapkit's pool
-    TORCH = "torch"  # no limit, torch's own allocator: nothing of swapkit is in the process
-    RECOMPUTE = "recompute"  # as PLAIN, every block inside torch.utils.checkpoint
+    TORCH = "torch"  # no limit, torch's own allocator: the process does not use swapkit's runtime
+    RECOMPUTE = "recompute"  # as PLAIN, with torch.utils.checkpoint around every block
     SWAPKIT = "swapkit"  # swapkit.budget
 
 
 class RunAction(str, enum.Enum):
-    """What the parent may ask of a run."""
+    """The parent's commands to a run."""
 
     BUILD = "build"
     STEP = "step"
@@ -33,12 +33,12 @@ class RunAction(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """Everything that a run needs to know before it starts, but for its budget.
+    """The specification of a run, without its budget.
 
     Args:
-        label: name of the run in texts.
-        policy: of the session, if there is one.
-        bytes_per_s: of the link to the host, in each direction; 0: as fast as memory.
+        label: display name of the run.
+        policy: policy of the session, if there is one.
+        bytes_per_s: speed of the link to the host, per direction; 0: as fast as memory.
     """
 
     label: str
@@ -53,12 +53,12 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """Parent to run: do this.
+    """Parent to run: a command.
 
     Args:
-        action: what to do.
+        action: the action.
         limit_bytes: BUILD: the session's budget. TRY: the pool's limit.
-        watched: STEP: record the bytes in use, and tell where the pool's segments are.
+        watched: STEP: record the bytes in use, and report the pool's segments.
     """
 
     action: RunAction
@@ -68,14 +68,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRanges:
-    """Run to parent: the pool's segments are now at these (address, bytes)."""
+    """Run to parent: the pool's current segments, as (address, bytes)."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """Run to parent: model, optimizer and session are there."""
+    """Run to parent: model, optimizer and session are built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +83,13 @@ class Stepped:
     """Run to parent: one more step is done.
 
     Args:
-        loss: as `float.hex` writes it.
-        seconds: that the step took.
+        loss: as `float.hex` formats it.
+        seconds: duration of the step.
         state_bytes: parameters, gradients and optimizer states.
-        reserved_peak_bytes: the pool's so far; 0 without one.
-        allocated_peak_bytes: most bytes of the pool in use at once so far; 0 without one.
-        stage: of the session; empty without one.
-        series: device bytes of the step, if it was watched.
+        reserved_peak_bytes: most bytes that the pool reserved so far; 0 without a pool.
+        allocated_peak_bytes: most bytes of the pool in use at once so far; 0 without a pool.
+        stage: stage of the session; empty without one.
+        series: device bytes over the step, if it was watched.
     """
 
     loss: str
@@ -106,7 +106,7 @@ class OutOfMemory:
     """Run to parent: torch raised its OutOfMemoryError.
 
     Args:
-        text: of the error.
+        text: text of the error.
         step: index of the step that failed, from 0.
     """
 
@@ -116,23 +116,23 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Run to parent: what it all came to.
+    """Run to parent: summary of the run.
 
     Args:
         digest: SHA-256 of all parameters, buffers and optimizer states.
-        reserved_peak_bytes: the pool's; 0 without one.
-        allocated_peak_bytes: the pool's; 0 without one.
+        reserved_peak_bytes: most bytes that the pool reserved; 0 without a pool.
+        allocated_peak_bytes: most bytes of the pool in use at once; 0 without a pool.
         rescues: allocations that the session rescued.
-        late_rescues: those since its plan was stable.
-        swapped_out_bytes: copied to the host.
-        swapped_in_bytes: copied back.
-        recomputed_regions: how often something was recomputed.
+        late_rescues: rescues since its plan became stable.
+        swapped_out_bytes: bytes copied to the host.
+        swapped_in_bytes: bytes copied back.
+        recomputed_regions: number of recomputations.
         host_peak_bytes: most bytes of host copies at once.
-        stall_seconds: that the training waited for copies.
-        stage: of the session.
-        predicted_share: step time of the plan by that without a limit, both as predicted.
-        bound_share: the least such share that any plan could have.
-        torch_version: of the torch that was used.
+        stall_seconds: time that the training waited for copies.
+        stage: stage of the session.
+        predicted_share: predicted step time of the plan over the predicted one without a limit.
+        bound_share: lower bound of this ratio for all plans.
+        torch_version: version of torch.
     """
 
     digest: str
@@ -166,22 +166,22 @@ class GarbledError(ValueError):
 
 
 def encode(message: Message) -> str:
-    """Write a message as one line of JSON, without the line's end.
+    """Return a message as one line of JSON, without the newline.
 
     Args:
-        message: any of this module's.
+        message: any message of this module.
     """
     return json.dumps([type(message).__name__, dataclasses.asdict(message)])
 
 
 def decode(line: str) -> Message:
-    """Read what `encode` wrote.
+    """Return the message in a line that `encode` produced.
 
     Args:
         line: one line.
 
     Raises:
-        GarbledError: it is something else.
+        GarbledError: the line is not such a message.
     """
     try:
         name, fields = json.loads(line)
@@ -192,8 +192,8 @@ def decode(line: str) -> Message:
     return made
 
 
-def _value(key: str, value: object) -> Any:  # noqa: ANN401 - what JSON holds
-    """One field as its class wants it: enumerations by their value, tuples for JSON's lists."""
+def _value(key: str, value: object) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a field's value in its class's type: enumeration members, tuples for JSON lists."""
     if key in _ENUMS:
         return _ENUMS[key](value)
     return tuple(_value("", each) for each in value) if isinstance(value, list) else value

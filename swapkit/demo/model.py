@@ -1,7 +1,7 @@
 """A byte-level language model in the style of Llama, in plain torch modules.
 
 RMSNorm before each half of a block, rotary position embedding, causal scaled dot product attention,
-SwiGLU feed-forward. Nothing in it knows of swapkit.
+SwiGLU feed-forward. The model code does not use swapkit.
 """
 
 import torch
@@ -16,7 +16,7 @@ _ROTARY_BASE = 10_000.0
 
 
 def rotary_table(tokens: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles by which every position is turned.
+    """Return the cosines and sines of the rotation angles of every position.
 
     Args:
         tokens: number of positions.
@@ -31,12 +31,12 @@ def rotary_table(tokens: int, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the pairs (first half, second half) of every head by the angle of its position.
+    """Rotate the pairs (first half, second half) of every head by the angle of its position.
 
     Args:
         x: queries or keys.
-        cosines: of `rotary_table`.
-        sines: of `rotary_table`.
+        cosines: from `rotary_table`.
+        sines: from `rotary_table`.
 
     Shape:
         `x` and the result: `(batch, heads, tokens, head_dim)`.
@@ -52,7 +52,7 @@ class Attention(nn.Module):
     sines: Tensor
 
     def __init__(self, size: ModelSize) -> None:
-        """Make the four projections.
+        """Create the four projections.
 
         Args:
             size: shape of the model.
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.register_buffer("sines", sines, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let every position look at itself and at those before it.
+        """Let every position attend to itself and to earlier positions.
 
         Args:
             x: hidden states.
@@ -89,10 +89,10 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: a gated feed-forward."""
+    """SwiGLU: a gated feed-forward network."""
 
     def __init__(self, size: ModelSize) -> None:
-        """Make the three projections.
+        """Create the three projections.
 
         Args:
             size: shape of the model.
@@ -116,10 +116,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each on a normed copy of the residual stream."""
+    """Attention and feed-forward, each on a normalised copy of the residual stream."""
 
     def __init__(self, size: ModelSize) -> None:
-        """Make the two halves and their norms.
+        """Create the two halves and their norms.
 
         Args:
             size: shape of the model.
@@ -145,10 +145,10 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Predicts the next byte of a text."""
+    """A model that predicts the next byte of a text."""
 
     def __init__(self, size: ModelSize, *, recompute: bool = False) -> None:
-        """Make the blocks, the embedding and the head.
+        """Create the blocks, the embedding and the head.
 
         Args:
             size: shape of the model.
@@ -162,7 +162,7 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(size.dim, BYTE_VALUES, bias=False)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Give the logits of the byte after each position.
+        """Return the logits of the byte after each position.
 
         Args:
             text: bytes, as integers.
@@ -178,11 +178,11 @@ class LanguageModel(nn.Module):
 
 
 def next_byte_loss(model: LanguageModel, windows: Tensor) -> Tensor:
-    """Mean cross-entropy of every window's bytes, each given those before it.
+    """Return the mean cross-entropy of every window's bytes, each given the bytes before it.
 
     Args:
-        model: predicts.
-        windows: inputs and targets in one.
+        model: the model.
+        windows: inputs and targets in one tensor.
 
     Shape:
         `windows`: `(batch, tokens + 1)`; the result: a scalar.

@@ -1,4 +1,4 @@
-"""The demo's options: what can be asked, and what is said of a question that makes no sense."""
+"""The demo's options and their validation."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ _ANY_WHOLE_BYTES = 1 << 40
 
 
 class OptionError(ValueError):
-    """An option's value makes no sense; says what was asked and what is possible."""
+    """An option's value is invalid; the message has the value and the valid ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +26,20 @@ class Budget:
     """A budget as the user wrote it: a share of the peak without a limit, or bytes.
 
     Args:
-        text: as written.
+        text: the user's text.
     """
 
     text: str
 
     def resolve(self, *, peak_bytes: int, least_bytes: int) -> int:
-        """Give the budget in bytes.
+        """Return the budget in bytes.
 
         Args:
-            peak_bytes: of the run without a limit.
-            least_bytes: parameters, gradients and optimizer states, which nothing can do without.
+            peak_bytes: peak of the run without a limit.
+            least_bytes: parameters, gradients and optimizer states, which every run needs.
 
         Raises:
-            OptionError: it is not between the two.
+            OptionError: the budget is not between the two.
         """
         resolved = parse_bytes(self.text, whole_bytes=peak_bytes, name="--budget")
         if least_bytes < resolved < peak_bytes:
@@ -55,7 +55,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the user asked for."""
+    """The options of the demo."""
 
     budgets: tuple[Budget, ...]
     size: str
@@ -69,13 +69,13 @@ class DemoOptions:
 
 
 def parse_shares(text: str | None) -> tuple[float, ...]:
-    """Read the budgets of the sweep.
+    """Parse the budgets of the sweep.
 
     Args:
-        text: "80%,45%"; None for no sweep.
+        text: such as "80%,45%"; None: no sweep.
 
     Raises:
-        OptionError: it is something else.
+        OptionError: the text has another form.
     """
     if text is None:
         return ()
@@ -97,13 +97,13 @@ def parse_shares(text: str | None) -> tuple[float, ...]:
 
 
 def parse_budget(text: str) -> Budget:
-    """Read one budget.
+    """Parse one budget.
 
     Args:
-        text: "60%" or "300MiB" or a number of bytes.
+        text: such as "60%" or "300MiB", or a number of bytes.
 
     Raises:
-        OptionError: it is none of these.
+        OptionError: the text is none of these.
     """
     text = text.strip()
     try:
@@ -121,33 +121,33 @@ def parse_budget(text: str) -> Budget:
 
 
 def parse_budgets(texts: Iterable[str]) -> tuple[Budget, ...]:
-    """Read budgets, each text one or several with commas between them.
+    """Parse budgets; each text has one budget or several separated by commas.
 
     Args:
-        texts: what was given.
+        texts: the user's texts.
 
     Returns:
-        The budgets in their order, those given twice only once.
+        The budgets in order, without duplicates.
 
     Raises:
-        OptionError: one of them is no budget.
+        OptionError: one of them is not a budget.
     """
     budgets = (parse_budget(each) for text in texts for each in text.split(","))
     return tuple({each.text: each for each in budgets}.values())
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the demo's options.
+    """Add the demo's options to a parser.
 
     Args:
-        parser: of the subcommand.
+        parser: parser of the subcommand.
     """
     parser.add_argument(
         "--budget",
@@ -192,13 +192,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
-    """Check the values that were given.
+    """Return the options from parsed arguments, after checking them.
 
     Args:
-        arguments: parsed by what `add_arguments` declared.
+        arguments: the parsed arguments of `add_arguments`.
 
     Raises:
-        OptionError: one of them makes no sense.
+        OptionError: a value is invalid.
     """
     if arguments.size not in SIZES:
         msg = f"--size {arguments.size!r}: there is no such size; possible: {', '.join(SIZES)}"
@@ -210,7 +210,7 @@ def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
     if arguments.sweep_steps < 1:
         msg = f"--sweep-steps {arguments.sweep_steps}: at least 1 timed step is needed"
         raise OptionError(msg)
-    # Copies need processors, too, on a CPU, where other devices have engines for them.
+    # On a CPU, copies need processors too; other devices have copy engines.
     threads = max(1, processors() // 2) if arguments.threads is None else arguments.threads
     if not 1 <= threads <= processors():
         msg = f"--threads {threads}: possible are 1 to {processors()}, the processors there are"

@@ -1,4 +1,4 @@
-"""What lies below torch in a run on swapkit's pool, and what the pool and the session report."""
+"""The allocator of a run on swapkit's pool, with the reports of pool and session."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ _TELL_SECONDS = 0.02
 
 
 class PoolAllocator:
-    """The pool below torch, with a session or none."""
+    """`Allocator` with swapkit's pool, with or without a session."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class PoolAllocator:
         policy: str,
         bytes_per_s: float,
     ) -> None:
-        """Put the pool below every tensor made from now on.
+        """Install the pool; tensors created from now on use it.
 
         Args:
-            tell: called with the segments' ranges, on another thread too.
-            budget_bytes: limit of the session, None for no session.
-            policy: of the session.
-            bytes_per_s: of the link to the host; 0: as fast as memory.
+            tell: called with the segments' ranges, also on another thread.
+            budget_bytes: limit of the session; None: no session.
+            policy: policy of the session.
+            bytes_per_s: speed of the link to the host; 0: as fast as memory.
         """
         swapkit.install()
         self._pool = require_installation().pool
@@ -59,8 +59,8 @@ class PoolAllocator:
         """Train within the budget, if there is one.
 
         Args:
-            model: to train.
-            optimizer: of the model's parameters.
+            model: model to train.
+            optimizer: optimizer of the model's parameters.
         """
         return nullcontext() if self._budget_bytes is None else self._begin(model, optimizer)
 
@@ -73,10 +73,10 @@ class PoolAllocator:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Record the bytes in use inside, and tell where the pool's segments are.
+        """Record the bytes in use inside the block, and report the pool's segments.
 
         Threads:
-            One of its own tells of the segments whenever they change.
+            A separate thread reports the segments whenever they change.
         """
         ring = Ring(_RING_EVENTS)
         ended = threading.Event()
@@ -98,35 +98,35 @@ class PoolAllocator:
         )
 
     def series(self) -> Series:
-        """Bytes in use over what was watched last."""
+        """Return the bytes in use over the last watched step."""
         return self._series
 
     def stage(self) -> str:
-        """Of the session, empty without one; asked for after every step."""
+        """Return the session's stage, empty without one; called after every step."""
         if self._session is not None:
-            if self._stage != STABLE:  # the step that ended tried a plan, or had none
+            if self._stage != STABLE:  # the last step tried a plan, or had none
                 self._early_rescues = self._session.stats.oom_rescues
             self._stage = self._session.stage
         return self._stage
 
     def peaks(self) -> tuple[int, int]:
-        """Most bytes reserved and most bytes in use so far."""
+        """Return the most bytes reserved and the most bytes in use so far."""
         stats = swapkit.memory_stats()
         return stats["reserved_bytes.all.peak"], stats["allocated_bytes.all.peak"]
 
     def limit(self, limit_bytes: int) -> None:
-        """Let the pool reserve no more than this from now on.
+        """Limit the memory that the pool reserves.
 
         Args:
-            limit_bytes: with what it has reserved already.
+            limit_bytes: the limit, including memory already reserved.
         """
         swapkit.install(limit=limit_bytes)
 
     def finished(self, *, digest: str) -> Finished:
-        """Sum the run up.
+        """Return the summary of the run.
 
         Args:
-            digest: of the training's state.
+            digest: digest of the training's state.
         """
         reserved_bytes, allocated_bytes = self.peaks()
         finished = Finished(

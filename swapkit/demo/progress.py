@@ -1,4 +1,4 @@
-"""How far the demo is: a line for everything that is done, and a bar where there is a terminal."""
+"""Progress of the demo: a line for each finished part, and a bar on a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,24 +10,24 @@ from rich.progress import Progress as Bar
 
 
 class Progress(Protocol):
-    """Is told how it goes."""
+    """Receiver of progress messages."""
 
     def now(self, what: str) -> None:
-        """Note what is done next."""
+        """Show the name of the next part."""
 
     def done(self, units: int) -> None:
-        """Note that so much more of the whole is done."""
+        """Add finished units."""
 
     def say(self, line: str) -> None:
-        """Tell something that stays."""
+        """Print a permanent line."""
 
 
 @contextmanager
 def show_progress(console: Console, *, total: int) -> Iterator[Progress]:
-    """Print a line for everything that is done; on a terminal draw a bar below the lines.
+    """Print a line for each finished part; on a terminal, draw a bar below the lines.
 
     Args:
-        console: where to.
+        console: output console.
         total: length of the bar.
     """
     columns = (TextColumn("{task.description:<40}"), BarColumn(), TimeElapsedColumn())
@@ -36,7 +36,7 @@ def show_progress(console: Console, *, total: int) -> Iterator[Progress]:
 
 
 class _ConsoleProgress:
-    """Prints lines, moves the bar."""
+    """Progress on a rich console."""
 
     def __init__(self, console: Console, bar: Bar, task: TaskID) -> None:
         self._console = console
@@ -44,10 +44,10 @@ class _ConsoleProgress:
         self._task = task
 
     def now(self, what: str) -> None:
-        """Name what is done next.
+        """Show the name of the next part.
 
         Args:
-            what: in a few words.
+            what: a few words.
         """
         self._bar.update(self._task, description=what)
 
@@ -55,7 +55,7 @@ class _ConsoleProgress:
         """Move the bar.
 
         Args:
-            units: of its length.
+            units: units of its length.
         """
         self._bar.advance(self._task, units)
 
@@ -63,6 +63,6 @@ class _ConsoleProgress:
         """Print a line.
 
         Args:
-            line: of plain text.
+            line: plain text.
         """
         self._console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Lets the runs take turns: step by step, one after another, so that all meet the same noise."""
+"""Running all runs in turns, step by step, so that machine noise affects all equally."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ BUILD_UNITS, SETTLE_UNITS = 3, 6
 
 @dataclass(kw_only=True)
 class Entrant:
-    """A run that takes part, and what it has come to so far."""
+    """A run in the race, with its results so far."""
 
     child: Child
     budget_bytes: int | None = None
@@ -47,26 +47,26 @@ class Entrant:
 
     @property
     def label(self) -> str:
-        """Name of the run in texts."""
+        """Display name of the run."""
         return self.child.spec.label
 
     @property
     def goes_on(self) -> bool:
-        """Whether it can train another step."""
+        """Whether the run can train another step."""
         return self.out_of_memory is None and self.finished is None
 
     @property
     def is_settled(self) -> bool:
-        """Whether its next steps are like its last one."""
+        """Whether the next steps will run like the last one: the plan, if any, is stable."""
         if self.latest is None or len(self.losses) < LEAST_STEPS:
             return False
         return self.child.spec.kind != RunKind.SWAPKIT or self.latest.stage == STABLE
 
     def build(self, budget_bytes: int | None) -> None:
-        """Build everything and train the first step, while the kernel is asked for its memory.
+        """Build everything and train the first step with memory watched from outside.
 
         Args:
-            budget_bytes: of the session; None for no session.
+            budget_bytes: budget of the session; None: no session.
         """
         self.budget_bytes = budget_bytes
         self.child.ask(Command(action=RunAction.BUILD, limit_bytes=budget_bytes))
@@ -77,7 +77,7 @@ class Entrant:
 
         Args:
             timed: whether the step's time counts.
-            watched: whether the kernel is asked for the run's memory.
+            watched: whether to poll the kernel for the run's memory.
         """
         if not self.goes_on:
             return
@@ -93,7 +93,7 @@ class Entrant:
             raise self._unexpected(answer)
 
     def finish(self) -> None:
-        """Sum the run up; its process goes on."""
+        """Collect the run's summary; its process continues."""
         answer = self.child.ask(Command(action=RunAction.FINISH))
         if not isinstance(answer, Finished):
             raise self._unexpected(answer)
@@ -104,10 +104,10 @@ class Entrant:
         """Train one more step of a finished run on a pool of this size.
 
         Args:
-            limit_bytes: of the pool.
+            limit_bytes: size of the pool.
 
         Returns:
-            How it ran out of memory; None if it did not.
+            The out-of-memory message; None: the step fits.
         """
         answer = self.child.ask(Command(action=RunAction.TRY, limit_bytes=limit_bytes))
         if not isinstance(answer, OutOfMemory | Stepped):
@@ -115,7 +115,7 @@ class Entrant:
         return answer if isinstance(answer, OutOfMemory) else None
 
     def result(self) -> RunResult:
-        """What the run came to, once it is finished."""
+        """Return the result of the finished run."""
         finished, latest = self.finished, self.latest
         if finished is None:
             msg = f'the run "{self.label}" has not finished'
@@ -143,27 +143,27 @@ class Entrant:
 
 
 def unit_count(options: DemoOptions) -> int:
-    """Length of the progress bar.
+    """Return the length of the progress bar.
 
     Args:
-        options: of the demo.
+        options: options of the demo.
     """
     return (3 + len(options.budgets)) * (BUILD_UNITS + SETTLE_UNITS + options.steps)
 
 
 def race(options: DemoOptions, progress: Progress) -> RaceResult:
-    """Run everything.
+    """Run the whole race.
 
     Args:
-        options: of the demo.
-        progress: told how it goes.
+        options: options of the demo.
+        progress: receives progress messages.
 
     Raises:
-        OptionError: a budget is not between what is possible and what is needed.
+        OptionError: a budget is not between the model's state and the peak without a limit.
         RunFailedError: a run crashed.
     """
     with enter_runs(options) as enter:
-        # All at once: their processes import torch while the first one trains.
+        # Start all at once: the other processes import torch while the first one trains.
         plain = enter("plain", RunKind.PLAIN)
         alone = enter("plain, torch's allocator", RunKind.TORCH)
         recompute = enter("recompute every block", RunKind.RECOMPUTE)
@@ -199,19 +199,19 @@ def race(options: DemoOptions, progress: Progress) -> RaceResult:
 
 
 class Enter(Protocol):
-    """Starts a run."""
+    """Function that starts a run."""
 
     def __call__(self, label: str, kind: RunKind, policy: str = "auto") -> Entrant:
-        """Start the process of a run, which waits for its first command."""
+        """Start the process of a run; it waits for its first command."""
 
 
 @contextmanager
 def enter_runs(options: DemoOptions, *, bytes_per_s: float = 0.0) -> Iterator[Enter]:
-    """A function that starts runs; whatever happens, none outlives this context.
+    """Yield a function that starts runs; no run outlives this context.
 
     Args:
-        options: of the demo.
-        bytes_per_s: of the link to the host; 0: as fast as memory.
+        options: options of the demo.
+        bytes_per_s: speed of the link to the host; 0: as fast as memory.
     """
     with ExitStack() as stack:
 
@@ -238,8 +238,8 @@ def build(entrant: Entrant, budget_bytes: int | None, progress: Progress) -> Non
 
     Args:
         entrant: the run.
-        budget_bytes: of its session; None for no session.
-        progress: told how it goes.
+        budget_bytes: budget of its session; None: no session.
+        progress: receives progress messages.
     """
     progress.now(f"{entrant.label}: first step")
     entrant.build(budget_bytes)
@@ -247,17 +247,17 @@ def build(entrant: Entrant, budget_bytes: int | None, progress: Progress) -> Non
 
 
 def measure(entrant: Entrant, progress: Progress) -> tuple[int, int]:
-    """Build a run without a limit and find out what it needs.
+    """Build a run without a limit and measure its memory.
 
     Args:
         entrant: the run.
-        progress: told how it goes.
+        progress: receives progress messages.
 
     Returns:
         Most bytes that the pool reserved; bytes of parameters, gradients and optimizer states.
 
     Raises:
-        RunFailedError: it ran out of memory.
+        RunFailedError: the run ran out of memory.
     """
     build(entrant, None, progress)
     while entrant.goes_on and len(entrant.losses) < LEAST_STEPS:
@@ -269,11 +269,11 @@ def measure(entrant: Entrant, progress: Progress) -> tuple[int, int]:
 
 
 def settle(entrant: Entrant, progress: Progress) -> None:
-    """Train until the next steps will be like the last one: until the plan is stable.
+    """Train until the plan is stable, at most `MOST_STEPS` steps.
 
     Args:
-        entrant: that was built.
-        progress: told how it goes.
+        entrant: a run that was built.
+        progress: receives progress messages.
     """
     while entrant.goes_on and not entrant.is_settled and len(entrant.losses) < MOST_STEPS:
         progress.now(f"{entrant.label}: step {len(entrant.losses) + 1}, looking for a plan")
@@ -281,11 +281,11 @@ def settle(entrant: Entrant, progress: Progress) -> None:
 
 
 def catch_up(entrants: Sequence[Entrant], progress: Progress) -> None:
-    """Train until all runs have done as many steps as the one that did most.
+    """Train until all runs have done as many steps as the run with the most steps.
 
     Args:
-        entrants: that were built.
-        progress: told how it goes.
+        entrants: runs that were built.
+        progress: receives progress messages.
     """
     count = max(len(entrant.losses) for entrant in entrants)
     for entrant in entrants:
@@ -296,12 +296,12 @@ def catch_up(entrants: Sequence[Entrant], progress: Progress) -> None:
 
 
 def take_turns(entrants: Sequence[Entrant], steps: int, progress: Progress) -> None:
-    """Train the timed steps: every round one of each, every other round in reverse.
+    """Train the timed steps: one step of each run per round, in reverse order every other round.
 
     Args:
-        entrants: that are settled; those that are out of memory do nothing.
-        steps: of each.
-        progress: told how it goes.
+        entrants: settled runs; those that are out of memory do nothing.
+        steps: timed steps of each run.
+        progress: receives progress messages.
     """
     for index in range(steps):
         for entrant in entrants if index % 2 == 0 else reversed(entrants):
@@ -311,11 +311,11 @@ def take_turns(entrants: Sequence[Entrant], steps: int, progress: Progress) -> N
 
 
 def conclude(entrants: Sequence[Entrant], progress: Progress) -> None:
-    """Train one more step of each run, while the kernel is asked for its memory; sum all up.
+    """Train one more step of each run with memory watched from outside; then finish the run.
 
     Args:
-        entrants: that have trained the timed steps.
-        progress: told how it goes.
+        entrants: runs that have trained the timed steps.
+        progress: receives progress messages.
     """
     for entrant in entrants:
         progress.now(f"{entrant.label}: last step")

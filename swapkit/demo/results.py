@@ -1,4 +1,4 @@
-"""What the runs came to, and whether it is what the demo is to show."""
+"""The results of the runs, and checks that they meet the demo's claims."""
 
 import statistics
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ class RunResult:
     """One run, finished or out of memory.
 
     Args:
-        spec: what was run.
-        budget_bytes: of its session; None for no session.
-        losses: of all its steps, as `float.hex` writes them.
-        seconds: of its timed steps.
-        state_bytes: parameters, gradients and optimizer states; 0 if memory ran out before.
-        finished: what it summed up.
-        out_of_memory: how it ran out of memory; None if it did not.
+        spec: specification of the run.
+        budget_bytes: budget of its session; None: no session.
+        losses: losses of all its steps, as `float.hex` formats them.
+        seconds: durations of its timed steps.
+        state_bytes: parameters, gradients and optimizer states; 0 if memory ran out earlier.
+        finished: its summary.
+        out_of_memory: its out-of-memory message; None: memory sufficed.
         series: device bytes over its last step.
-        series_seconds: that this step took.
-        process_peak_bytes: most bytes of the process resident; None where the kernel tells not.
-        witness_peak_bytes: most bytes of the pool's mapping resident; None for no pool, no kernel.
-        witness_looks: how often the kernel was asked for that.
+        series_seconds: duration of its last step.
+        process_peak_bytes: most resident bytes of the process; None: the kernel does not report it.
+        witness_peak_bytes: most resident bytes of the pool's mapping; None: no pool or no report.
+        witness_looks: number of polls of the kernel for these bytes.
     """
 
     spec: RunSpec
@@ -44,16 +44,16 @@ class RunResult:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes that the pool reserved; 0 without one."""
+        """Most bytes that the pool reserved; 0 without a pool."""
         return self.finished.reserved_peak_bytes
 
     @property
     def median_seconds(self) -> float | None:
-        """Of a timed step; None if memory ran out before."""
+        """Median duration of a timed step; None: memory ran out earlier."""
         return statistics.median(self.seconds) if self.seconds else None
 
     def ratio_to(self, reference: "RunResult") -> float | None:
-        """Median over the rounds of this run's step time by the other's in the same round.
+        """Return the median ratio of this run's step time to the reference's in the same round.
 
         Args:
             reference: the run to compare with.
@@ -65,7 +65,7 @@ class RunResult:
         )
 
     def equals(self, reference: "RunResult") -> bool:
-        """Whether losses, parameters, buffers and optimizer states are the same, bit for bit.
+        """Return whether losses, parameters, buffers and optimizer states are bitwise equal.
 
         Args:
             reference: the run to compare with.
@@ -77,7 +77,7 @@ class RunResult:
         )
 
     def summary(self) -> str:
-        """The run in one line."""
+        """Return the result in one line."""
         if self.out_of_memory is not None:
             return f"{self.spec.label}: out of memory in step {self.out_of_memory.step + 1}"
         peak = f", peak {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
@@ -88,12 +88,12 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainTrial:
-    """Plain training on a pool of a budget's size.
+    """Plain training on a pool as large as a budget.
 
     Args:
-        label: name of the trial in texts.
-        budget_bytes: of the pool.
-        out_of_memory: how it ran out of memory; None if it did not.
+        label: display name of the trial.
+        budget_bytes: size of the pool.
+        out_of_memory: the out-of-memory message; None: memory sufficed.
     """
 
     label: str
@@ -110,25 +110,25 @@ class RaceResult:
 
     @property
     def plain(self) -> RunResult:
-        """The run that times and peaks are compared with."""
+        """The reference for times and peaks."""
         return self.of(RunKind.PLAIN)[0]
 
     @property
     def reference(self) -> RunResult:
-        """The run that numbers are compared with: nothing of swapkit is in its process."""
+        """The reference for numerical results: its process does not use swapkit's pool."""
         return self.of(RunKind.TORCH)[0]
 
     def of(self, kind: RunKind) -> list[RunResult]:
-        """All runs of one kind.
+        """Return all runs of one kind.
 
         Args:
-            kind: of the runs.
+            kind: kind of the runs.
         """
         return [each for each in self.runs if each.spec.kind == kind]
 
 
 def race_problems(race: RaceResult) -> Iterator[str]:
-    """Say everything that is not as promised.
+    """Yield every deviation from the demo's claims.
 
     Args:
         race: all runs.
@@ -142,11 +142,11 @@ def race_problems(race: RaceResult) -> Iterator[str]:
 
 
 def run_problems(result: RunResult, reference: RunResult) -> Iterator[str]:
-    """Say what is wrong with one run.
+    """Yield the problems of one run.
 
     Args:
-        result: of the run.
-        reference: a run with the right numbers.
+        result: result of the run.
+        reference: a run with the correct numbers.
     """
     if result.out_of_memory is not None:
         first_line = result.out_of_memory.text.partition("\n")[0]
@@ -160,7 +160,7 @@ def run_problems(result: RunResult, reference: RunResult) -> Iterator[str]:
 
 
 def _budget_problems(result: RunResult, budget_bytes: int) -> Iterator[str]:
-    """Where a run passed its budget."""
+    """Yield the ways in which a run exceeded its budget."""
     budget = f"the budget of {format_bytes(budget_bytes)}"
     if result.peak_bytes > budget_bytes:
         yield f"reserved {format_bytes(result.peak_bytes)}, more than {budget}"
@@ -176,7 +176,7 @@ def _budget_problems(result: RunResult, budget_bytes: int) -> Iterator[str]:
 
 
 def _difference(result: RunResult, reference: RunResult) -> str:
-    """Where two runs part."""
+    """Return where two runs diverge."""
     for step, (mine, its) in enumerate(zip(result.losses, reference.losses, strict=False)):
         if mine != its:
             return f"the losses differ from step {step + 1} on, {mine} there instead of {its}"
@@ -186,7 +186,7 @@ def _difference(result: RunResult, reference: RunResult) -> str:
 
 
 def verdict(race: RaceResult) -> str:
-    """The sentences that matter, for a race without problems.
+    """Return the conclusion of a race without problems.
 
     Args:
         race: all runs.

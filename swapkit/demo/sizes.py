@@ -1,4 +1,4 @@
-"""The sizes that the demo's model comes in."""
+"""The sizes of the demo's model."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class ModelSize:
         hidden: inner width of every feed-forward.
         tokens: bytes of text in one sequence.
         batch: sequences in one step.
-        steps: timed steps when the user names no number.
+        steps: default number of timed steps.
     """
 
     dim: int

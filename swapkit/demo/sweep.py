@@ -1,7 +1,7 @@
-"""Every policy at every budget: step times over a sweep, on a fast and on a slow link to the host.
+"""Step times of every policy at every budget, on a fast and on a slow link to the host.
 
-The runs of one budget and one link take turns step by step, so that all meet the same noise: no
-limit, full recompute, and a session with each policy.
+The runs of one budget and one link (no limit, full recompute, and a session with each policy) take
+turns step by step, so that machine noise affects all equally.
 """
 
 import statistics
@@ -30,8 +30,8 @@ NO_LIMIT, FULL_RECOMPUTE = "none", "full"
 SLOWDOWN = 0.5
 """On the slow link, swapping everything would cost this share of the step."""
 FAST_LINK = 0.0
-# A link that is busy for this share of the step in each direction makes swapping everything cost
-# `SLOWDOWN`: copies out then end that much after forward, and copies back that much after backward.
+# If the link is busy for this share of the step in each direction, swapping everything costs
+# `SLOWDOWN`: copies out end that much after forward, and copies back that much after backward.
 _BUSY_SHARE = (1 + SLOWDOWN) / 2
 
 
@@ -40,9 +40,9 @@ class Point:
     """The runs at one budget over one link.
 
     Args:
-        share: of the activations, which the budget leaves room for.
-        bytes_per_s: of the link; 0: as fast as memory.
-        results: by policy, those without a session included.
+        share: share of the activations that fits in the budget.
+        bytes_per_s: speed of the link; 0: as fast as memory.
+        results: results by policy, including those without a session.
     """
 
     share: float
@@ -55,15 +55,15 @@ class Point:
         return self.results[NO_LIMIT]
 
     def recovered(self, name: str) -> float | None:
-        """Share of what full recompute costs that a run does not pay; None: it did not finish.
+        """Return the share of full recompute's cost that a run avoids; None: it did not finish.
 
         Args:
-            name: of `results`.
+            name: a key of `results`.
         """
         return self._recovered_by(self.results[name].seconds)
 
     def possible(self) -> float | None:
-        """The same share for the bound that no plan can beat; None: it is not known."""
+        """Return the same share for the lower bound of all plans; None: the bound is unknown."""
         bound = self.results["auto"].finished.bound_share
         if bound is None:
             return None
@@ -80,21 +80,21 @@ class Point:
 
 
 def unit_count(options: DemoOptions) -> int:
-    """Length of the progress bar.
+    """Return the length of the progress bar.
 
     Args:
-        options: of the demo.
+        options: options of the demo.
     """
     runs = len(POLICIES) + 2
     return 2 * len(options.shares) * runs * (BUILD_UNITS + SETTLE_UNITS + options.sweep_steps)
 
 
 def sweep(options: DemoOptions, progress: Progress) -> tuple[Point, ...]:
-    """Run everything.
+    """Run the whole sweep.
 
     Args:
-        options: of the demo.
-        progress: told how it goes.
+        options: options of the demo.
+        progress: receives progress messages.
 
     Returns:
         The points, those on the fast link first.
@@ -110,7 +110,7 @@ def sweep(options: DemoOptions, progress: Progress) -> tuple[Point, ...]:
 
 
 def link_name(bytes_per_s: float) -> str:
-    """A link in words.
+    """Return the display name of a link.
 
     Args:
         bytes_per_s: its speed; 0: as fast as memory.
@@ -119,7 +119,7 @@ def link_name(bytes_per_s: float) -> str:
 
 
 def _slow_link(point: Point) -> float:
-    """Bytes per second at which swapping all activations would cost `SLOWDOWN`."""
+    """Return the bytes per second at which swapping all activations costs `SLOWDOWN`."""
     seconds = point.free.median_seconds
     assert seconds is not None
     activation_bytes = point.free.peak_bytes - point.free.state_bytes

@@ -1,4 +1,4 @@
-"""The sweep in the terminal, and what is wrong with it."""
+"""The table of the sweep in the terminal, and its problems."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,10 +16,10 @@ _HEADINGS = {NO_LIMIT: "no limit", FULL_RECOMPUTE: "recompute\nall"}
 
 
 def sweep_table(points: Sequence[Point]) -> Table:
-    """One row for every budget and link.
+    """Return a table with one row for every budget and link.
 
     Args:
-        points: of the sweep.
+        points: points of the sweep.
     """
     names = (NO_LIMIT, FULL_RECOMPUTE, *POLICIES)
     table = make_table()
@@ -44,23 +44,23 @@ def sweep_table(points: Sequence[Point]) -> Table:
 
 
 def point_problems(point: Point) -> Iterator[str]:
-    """Say everything that is not as promised at one budget.
+    """Yield every deviation from the demo's claims at one budget.
 
     Args:
-        point: of the sweep.
+        point: a point of the sweep.
     """
     for result in point.results.values():
-        if result.out_of_memory is None:  # else the step does not fit: the table says so
+        if result.out_of_memory is None:  # else the step does not fit, and the table shows it
             for what in run_problems(result, point.free):
                 yield f"{result.spec.label} {what}"
 
 
 def show_sweep(console: Console, points: Sequence[Point]) -> None:
-    """Print the table and what its columns are.
+    """Print the table and an explanation of its columns.
 
     Args:
-        console: where to.
-        points: of the sweep.
+        console: output console.
+        points: points of the sweep.
     """
     if not points:
         return

@@ -17,12 +17,12 @@ _ERROR_LINES = 8
 
 
 def make_table() -> Table:
-    """An empty table in the demo's style."""
+    """Return an empty table in the demo's style."""
     return Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
 
 
 def race_table(race: RaceResult) -> Table:
-    """One row for every run, and one for plain training within each budget.
+    """Return a table with one row for every run, and one for plain training in each budget.
 
     Args:
         race: all runs.
@@ -68,7 +68,7 @@ def _cells(result: RunResult, race: RaceResult) -> Iterator[str | Text]:
 
 
 def race_notes(race: RaceResult) -> Iterator[str]:
-    """What the table's columns are.
+    """Yield explanations of the table's columns.
 
     Args:
         race: all runs.
@@ -92,12 +92,12 @@ def race_notes(race: RaceResult) -> Iterator[str]:
 
 
 def show_race(console: Console, race: RaceResult, problems: Sequence[str]) -> None:
-    """Print the sentences that matter, the table and what its columns are.
+    """Print the conclusion, the table and an explanation of its columns.
 
     Args:
-        console: where to.
+        console: output console.
         race: all runs.
-        problems: what is not as promised.
+        problems: all problems found.
     """
     console.print()
     for problem in problems:
@@ -116,7 +116,7 @@ def show_race(console: Console, race: RaceResult, problems: Sequence[str]) -> No
 
 
 def _show_failure(console: Console, label: str, text: str) -> None:
-    """The first lines of what torch raised."""
+    """Print the first lines of torch's error."""
     console.print(f"\n{label} fails with", highlight=False)
     lines = text.splitlines()
     for line in (f"torch.OutOfMemoryError: {lines[0]}", *lines[1:_ERROR_LINES]):

@@ -1,4 +1,4 @@
-"""The demo's text: Python sources that every machine has, as bytes."""
+"""The demo's training text: the Python sources of the standard library, as bytes."""
 
 import os
 import random
@@ -16,17 +16,17 @@ class NoTextError(RuntimeError):
 
 
 def standard_library_text(folder: Path | None = None, *, most_bytes: int = TEXT_BYTES) -> bytes:
-    """Read the standard library's own `.py` files, in the order of their relative paths.
+    """Return the standard library's `.py` files, in the order of their relative paths.
 
     Args:
-        folder: where to look instead of this Python's standard library.
-        most_bytes: stop once this many bytes are read; the last file is cut.
+        folder: folder to read instead of this Python's standard library.
+        most_bytes: stop after this many bytes; the last file is cut.
 
     Returns:
-        The files' bytes, one after another: the same for the same Python, every time.
+        The files' bytes, one after another: always the same for the same Python.
 
     Raises:
-        NoTextError: fewer than 64 KiB of sources are there.
+        NoTextError: there are fewer than 64 KiB of sources.
     """
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     parts: list[bytes] = []
@@ -47,10 +47,10 @@ def standard_library_text(folder: Path | None = None, *, most_bytes: int = TEXT_
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    """The `.py` files below `root`, third-party packages and tests left out, in a fixed order."""
+    """Return the `.py` files below `root` in a fixed order, without third-party code and tests."""
     found: list[str] = []
     for folder, folders, files in os.walk(root):
-        folders[:] = set(folders) - _LEFT_OUT  # the others are not walked at all
+        folders[:] = set(folders) - _LEFT_OUT  # `os.walk` then skips those folders
         found += (
             Path(folder, name).relative_to(root).as_posix()
             for name in files
@@ -62,13 +62,13 @@ def _sources(root: Path) -> Iterator[Path]:
 def batch_windows(
     text: bytes, *, seed: int, step: int, batch: int, tokens: int
 ) -> tuple[bytes, ...]:
-    """Choose the pieces of text of one step.
+    """Choose the pieces of text for one step.
 
     Args:
-        text: what to choose from.
-        seed: same seed, same pieces.
+        text: the whole text.
+        seed: the same seed gives the same pieces.
         step: index of the step, from 0.
-        batch: how many pieces.
+        batch: number of pieces.
         tokens: bytes to predict in each.
 
     Returns:

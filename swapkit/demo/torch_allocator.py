@@ -1,4 +1,4 @@
-"""Below torch in a run without swapkit: torch's own allocator, which nothing limits or counts."""
+"""The allocator of a run without swapkit: torch's own, without limit or statistics."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,18 +9,18 @@ from swapkit.demo.messages import Finished, GarbledError, Series
 
 
 class TorchAllocator:
-    """Leaves torch alone."""
+    """`Allocator` that uses torch unchanged."""
 
     def session(
         self,
-        model: nn.Module,  # noqa: ARG002 - nothing manages this run's memory
+        model: nn.Module,  # noqa: ARG002 - no session manages this run's memory
         optimizer: Optimizer,  # noqa: ARG002
     ) -> AbstractContextManager[None]:
         """Train without a session.
 
         Args:
-            model: to train.
-            optimizer: of the model's parameters.
+            model: model to train.
+            optimizer: optimizer of the model's parameters.
         """
         return nullcontext()
 
@@ -29,22 +29,22 @@ class TorchAllocator:
         return nullcontext()
 
     def series(self) -> Series:
-        """None: nothing was watched."""
+        """Return an empty series: nothing was watched."""
         return ()
 
     def stage(self) -> str:
-        """None: there is no session."""
+        """Return an empty text: there is no session."""
         return ""
 
     def peaks(self) -> tuple[int, int]:
-        """None: nothing counts."""
+        """Return zeros: there are no statistics."""
         return 0, 0
 
     def limit(self, limit_bytes: int) -> None:
-        """Refuse.
+        """Raise: torch's own allocator has no limit.
 
         Args:
-            limit_bytes: that cannot be had.
+            limit_bytes: the requested limit.
 
         Raises:
             GarbledError: always.
@@ -53,9 +53,9 @@ class TorchAllocator:
         raise GarbledError(msg)
 
     def finished(self, *, digest: str) -> Finished:
-        """Sum the run up.
+        """Return the summary of the run.
 
         Args:
-            digest: of the training's state.
+            digest: digest of the training's state.
         """
         return Finished(digest=digest)

@@ -1,7 +1,7 @@
-"""One run of the demo, in a process of its own: `python -m swapkit.demo.training SPEC`.
+"""One run of the demo, in its own process: `python -m swapkit.demo.training SPEC`.
 
-SPEC is a `RunSpec` as `messages.encode` writes it. The run does what commands on its stdin say, one
-at a time, answers each on its stdout, and ends when the commands do.
+SPEC is a `RunSpec` encoded by `messages.encode`. The run executes commands from its stdin, one at a
+time, answers each on its stdout, and ends when stdin ends.
 """
 
 import ctypes
@@ -41,42 +41,42 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Allocator(Protocol):
-    """What lies below torch in a run."""
+    """The memory allocator below torch in a run."""
 
     def session(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> AbstractContextManager[object]:
-        """Train inside this."""
+        """Return the context to train in."""
 
     def watched(self) -> AbstractContextManager[None]:
-        """Record the bytes in use inside, and tell where they are."""
+        """Return a context that records the bytes in use and reports the pool's segments."""
 
     def series(self) -> Series:
-        """Bytes in use over what was watched last."""
+        """Return the bytes in use over the last watched step."""
 
     def stage(self) -> str:
-        """Of the session, empty without one."""
+        """Return the session's stage, empty without a session."""
 
     def peaks(self) -> tuple[int, int]:
-        """Most bytes reserved and most bytes in use so far; 0 where nothing counts them."""
+        """Return the most bytes reserved and in use so far; 0 without statistics."""
 
     def limit(self, limit_bytes: int) -> None:
-        """Let nothing be allocated beyond this from now on."""
+        """Limit all memory to this many bytes from now on."""
 
     def finished(self, *, digest: str) -> Finished:
-        """Sum the run up."""
+        """Return the summary of the run."""
 
 
 class Training:
     """A model, its optimizer and its text."""
 
     def __init__(self, size: ModelSize, *, seed: int, recompute: bool) -> None:
-        """Make all three.
+        """Create all three.
 
         Args:
-            size: of the model.
-            seed: same seed, same numbers.
-            recompute: by `torch.utils.checkpoint`, block by block.
+            size: size of the model.
+            seed: the same seed gives the same numbers.
+            recompute: recompute each block with `torch.utils.checkpoint`.
         """
         torch.manual_seed(seed)
         self.model = LanguageModel(size, recompute=recompute)
@@ -90,7 +90,7 @@ class Training:
         """Train one step.
 
         Returns:
-            The loss before it, as `float.hex` writes it.
+            The loss before the update, as `float.hex` formats it.
         """
         windows = batch_windows(
             self._text,
@@ -108,7 +108,7 @@ class Training:
         return float(loss.item()).hex()
 
     def state_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer states together."""
+        """Return the total bytes of parameters, gradients and optimizer states."""
         parameters = sum(each.nbytes for each in self.model.parameters())
         states = (state.values() for state in self.optimizer.state.values())
         return 2 * parameters + sum(
@@ -116,7 +116,7 @@ class Training:
         )
 
     def digest(self) -> str:
-        """SHA-256 of all parameters, buffers and optimizer states, in the order of their names."""
+        """Return the SHA-256 of all parameters, buffers and optimizer states, sorted by name."""
         model, states = self.model, self.optimizer.state
         named = [*model.named_parameters(), *model.named_buffers()]
         for name, parameter in model.named_parameters():
@@ -128,14 +128,14 @@ class Training:
 
 
 class TrainingRun:
-    """Carries the parent's commands out."""
+    """Executor of the parent's commands."""
 
     def __init__(self, spec: RunSpec, channel: Channel) -> None:
-        """Start nothing yet.
+        """Store the specification; the BUILD command builds the run.
 
         Args:
-            spec: what to run.
-            channel: to the parent.
+            spec: specification of the run.
+            channel: channel to the parent.
         """
         self._spec = spec
         self._channel = channel
@@ -144,13 +144,13 @@ class TrainingRun:
         self._training: Training | None = None
 
     def answer(self, command: Command) -> Message:
-        """Carry one command out.
+        """Execute one command.
 
         Args:
-            command: what to do.
+            command: the command.
 
         Returns:
-            The answer to it: `OutOfMemory` if memory did not suffice.
+            The answer; `OutOfMemory` if memory ran out.
         """
         action, limit_bytes = command.action, command.limit_bytes
         try:
@@ -166,7 +166,7 @@ class TrainingRun:
             return OutOfMemory(text=str(error), step=step)
 
     def close(self) -> None:
-        """End the session and whatever else was begun."""
+        """Exit the session."""
         self._stack.close()
 
     def _build(self, budget_bytes: int | None) -> Built:
@@ -183,7 +183,7 @@ class TrainingRun:
     def _make_allocator(self, budget_bytes: int | None) -> Allocator:
         if self._spec.kind == RunKind.TORCH:
             return TorchAllocator()
-        # Only here, so that nothing of swapkit runs below torch's own allocator.
+        # Import only here, so that a run with torch's own allocator does not load swapkit's pool.
         from swapkit.demo.pool_allocator import PoolAllocator
 
         return PoolAllocator(
@@ -213,7 +213,7 @@ class TrainingRun:
     def _try(self, limit_bytes: int) -> Stepped:
         """Train a step on a pool of this size."""
         allocator, training = self._begun()
-        training.optimizer.zero_grad(set_to_none=True)  # of a try before that failed half-way
+        training.optimizer.zero_grad(set_to_none=True)  # an earlier failed try may leave gradients
         allocator.limit(limit_bytes)
         return self._step(watched=False)
 
@@ -230,10 +230,10 @@ class TrainingRun:
 
 
 def die_with(parent_pid: int) -> None:
-    """Have the kernel end this process when its parent ends; elsewhere the closed pipe does.
+    """Make the kernel kill this process when its parent ends; off Linux, the closed pipe ends it.
 
     Args:
-        parent_pid: of the process that started this one.
+        parent_pid: process that started this one.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -242,7 +242,7 @@ def die_with(parent_pid: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run until the parent says that it is enough.
+    """Run until the parent sends QUIT or closes its end.
 
     Args:
         arguments: the run's specification, encoded.

@@ -1,11 +1,11 @@
-"""What the kernel says of a process's memory, asked from outside of it.
+"""A process's memory as the kernel reports it, read from another process.
 
 Linux only: `/proc/<pid>/smaps` lists every mapping with its resident bytes (`Rss`), and
-`/proc/<pid>/status` the most that the whole process ever had resident (`VmHWM`).
+`/proc/<pid>/status` the peak resident memory of the whole process (`VmHWM`).
 
-The kernel writes `smaps` piece by piece. While the process runs, memory that it gives back in one
-place and takes in another can be listed in both, and a mapping that grows can be listed twice: the
-sum of such a list was never resident. So the process is stopped while it is looked at.
+The kernel writes `smaps` piece by piece. While the process runs, memory that it frees in one place
+and allocates in another can appear in both, and a growing mapping can appear twice: their sum was
+never resident. So the process is stopped while `smaps` is read.
 """
 
 import os
@@ -28,13 +28,13 @@ AddressRange = tuple[int, int]
 
 
 def resident_bytes(smaps: bytes, ranges: Sequence[AddressRange]) -> int:
-    """Sum the resident bytes of the mappings that lie in the given ranges.
+    """Return the total resident bytes of the mappings that overlap the given ranges.
 
-    A mapping that reaches out of its range counts whole: the sum may be too high, never too low.
+    A mapping that extends beyond a range counts whole: the sum may be too high, never too low.
 
     Args:
         smaps: text of `/proc/<pid>/smaps`.
-        ranges: where to look; need not be sorted.
+        ranges: address ranges, in any order.
     """
     total_kib = 0
     for match in _MAPPING.finditer(smaps):
@@ -45,15 +45,15 @@ def resident_bytes(smaps: bytes, ranges: Sequence[AddressRange]) -> int:
 
 
 def available() -> bool:
-    """Whether the kernel tells."""
+    """Return whether the kernel provides `smaps`."""
     return sys.platform == "linux" and Path("/proc/self/smaps").exists()
 
 
 def process_peak_bytes(pid: int) -> int | None:
-    """Most bytes that a process ever had resident; None where the kernel does not tell.
+    """Return the peak resident bytes of a process; None: the kernel does not report it.
 
     Args:
-        pid: of a process that still runs.
+        pid: id of a running process.
     """
     if not available():
         return None
@@ -63,14 +63,14 @@ def process_peak_bytes(pid: int) -> int | None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Keep a child process, with all its threads, from running.
+    """Stop a child process, with all its threads, inside the block.
 
     Args:
-        pid: of a child of this process.
+        pid: id of a child of this process.
     """
     os.kill(pid, signal.SIGSTOP)
     try:
-        # Returns once every thread has stopped, or the process has ended; takes no news away.
+        # Returns when every thread has stopped or the process has ended; WNOWAIT does not reap it.
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         yield
     finally:
@@ -78,13 +78,13 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 class ResidentWitness:
-    """Looks again and again at how many bytes of some address ranges are resident."""
+    """Repeated measurement of the resident bytes of address ranges."""
 
     def __init__(self, pid: int) -> None:
-        """Look at nothing yet.
+        """Start without ranges.
 
         Args:
-            pid: of the child process to look at.
+            pid: id of the child process to measure.
         """
         self._pid = pid
         self._smaps = Path(f"/proc/{pid}/smaps")
@@ -95,14 +95,14 @@ class ResidentWitness:
         self.look_seconds = 0.0
 
     def look(self) -> None:
-        """Look once, if there is anything to look at; `look_seconds` is how long it took."""
+        """Measure once, if there are ranges; store the duration in `look_seconds`."""
         if not self._available or not self.ranges:
             return
         start = time.perf_counter()
         try:
             with stopped(self._pid):
                 smaps = self._smaps.read_bytes()
-        except OSError:  # The process has just ended, or this kernel does not let us look.
+        except OSError:  # the process has just ended, or this kernel denies access
             return
         self.look_seconds = time.perf_counter() - start
         self.looks += 1

@@ -1,1 +1,1 @@
-"""What planning works on: plain frozen values, without torch."""
+"""The values that planning works on: plain frozen dataclasses, independent of torch."""

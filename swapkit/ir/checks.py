@@ -1,6 +1,6 @@
-"""Whether a trace, a machine or a plan is sound: each function raises, or all is well.
+"""Checks of traces, machines and plans. Each function raises if the value is not sound.
 
-What they raise names the place: `operators[12].seconds: expected a number of at least 0, ...`.
+The message names the place: `operators[12].seconds: expected a number of at least 0, ...`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MOST_TOTAL_BYTES = 1 << 62  # sums stay below 64 bits
 def check_trace(trace: Trace) -> None:
     """Check that a trace can be planned for.
 
-    There is an operator; every field holds what it may; storages live from `birth` up to `death`;
-    operators touch only what is there while they run; events are in order, those of a storage
-    while it is there, and none uses what was not saved before.
+    It has at least one operator, and all fields have valid values. Each storage lives from `birth`
+    up to `death`. Operators touch only storages that exist while they run. Events are in order,
+    fall into the life of their storage, and use only storages that an earlier event saved.
 
     Raises:
-        InvalidDocument: it does not hold; the message says where.
+        InvalidDocument: the trace is not sound; the message says where.
     """
     _check_type("trace", trace, Trace)
     _check_fields("", trace, TRACE)
@@ -43,10 +43,10 @@ def check_trace(trace: Trace) -> None:
 
 
 def check_machine(machine: Machine) -> None:
-    """Check that every field of a machine holds what it may, and that a disk has its speeds.
+    """Check that all fields of a machine have valid values, and that a disk has its speeds.
 
     Raises:
-        InvalidDocument: it does not hold; the message says where.
+        InvalidDocument: the machine is not sound; the message says where.
     """
     _check_type("machine", machine, Machine)
     _check_fields("", machine, MACHINE)
@@ -59,12 +59,12 @@ def check_machine(machine: Machine) -> None:
 def check_plan(plan: Plan, trace: Trace | None = None) -> None:
     """Check that a plan makes sense in itself, and for the trace it was made for.
 
-    One decision for a storage; a tier, a release and a prefetch only where something is swapped,
-    the release no later than the prefetch. With a trace: it has these storages and operators, and
-    the same signature, if both have one. Whether what is planned is legal: `find_violations`.
+    A storage has one decision. Only a swap has a tier, a release and a prefetch, and the release is
+    no later than the prefetch. With a trace: the trace has these storages and operators, and the
+    same signature, if both have one. `find_violations` checks whether the plan is legal.
 
     Raises:
-        InvalidDocument: it does not hold; the message says where.
+        InvalidDocument: the plan is not sound; the message says where.
     """
     _check_type("plan", plan, Plan)
     _check_fields("", plan, PLAN)

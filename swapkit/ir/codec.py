@@ -1,9 +1,9 @@
 """Traces, machines and plans as JSON documents.
 
-A document says what it is (`format`) and in which version. Operators, storages, events and
-decisions are tables: the names of the fields, then a row for each. Whatever is read is checked
-first (`checks.py`), so a document yields a sound value or an InvalidDocument that says where and
-why. A file is written beside its place and then moved there: a reader sees the old or the new one.
+A document names its `format` and `version`. Operators, storages, events and decisions are tables:
+the field names, then one row for each value. All content that is read is checked (`checks.py`), so
+a document yields a sound value or an InvalidDocument that says where and why. A file is written
+under a temporary name and then moved: a reader sees either the old file or the new one.
 
 Example:
     >>> from swapkit.ir.machines import Machine
@@ -40,7 +40,7 @@ def encode_trace(trace: Trace) -> dict[str, object]:
     """Return the document of a trace.
 
     Raises:
-        InvalidDocument: the trace is not sound, and could not be read again.
+        InvalidDocument: the trace is not sound and could not be read back.
     """
     check_trace(trace)
     tables = {name: _encode_table(getattr(trace, name), kind) for name, kind in _TABLES.items()}
@@ -51,7 +51,7 @@ def decode_trace(document: object) -> Trace:
     """Return the trace of a document.
 
     Raises:
-        InvalidDocument: the document is malformed, or the trace not sound; it says where.
+        InvalidDocument: the document is malformed or the trace not sound; the message says where.
     """
     content = _decode_head(document, SHAPES[Trace], tuple(_TABLES))
     tables: dict[str, Any] = {
@@ -66,7 +66,7 @@ def encode_machine(machine: Machine) -> dict[str, object]:
     """Return the document of a machine.
 
     Raises:
-        InvalidDocument: the machine is not sound, and could not be read again.
+        InvalidDocument: the machine is not sound and could not be read back.
     """
     check_machine(machine)
     return _encode_head(SHAPES[Machine]) | _encode_fields(machine)
@@ -76,7 +76,7 @@ def decode_machine(document: object) -> Machine:
     """Return the machine of a document.
 
     Raises:
-        InvalidDocument: the document is malformed; it says where.
+        InvalidDocument: the document is malformed; the message says where.
     """
     content = _decode_head(document, SHAPES[Machine], ())
     machine = Machine(**_decode_fields(content, SHAPES[Machine]))
@@ -88,7 +88,7 @@ def encode_plan(plan: Plan) -> dict[str, object]:
     """Return the document of a plan.
 
     Raises:
-        InvalidDocument: the plan makes no sense, and could not be read again.
+        InvalidDocument: the plan is not sound and could not be read back.
     """
     check_plan(plan)
     return {
@@ -103,7 +103,7 @@ def decode_plan(document: object) -> Plan:
     """Return the plan of a document.
 
     Raises:
-        InvalidDocument: the document is malformed, or the plan makes no sense; it says where.
+        InvalidDocument: the document is malformed or the plan not sound; the message says where.
     """
     content = _decode_head(document, SHAPES[Plan], ("prediction", "decisions"))
     decisions = _decode_table("decisions", content["decisions"], Decision)
@@ -121,7 +121,7 @@ def encode_planned(trace: Trace, plan: Plan) -> dict[str, object]:
     """Return the document of a plan together with the trace it was made for.
 
     Raises:
-        InvalidDocument: one of them is not sound, or the plan is for another trace.
+        InvalidDocument: the plan or the trace is not sound, or the plan is for another trace.
     """
     check_plan(plan, trace)
     return {
@@ -136,7 +136,7 @@ def decode_planned(document: object) -> tuple[Trace, Plan]:
     """Return the trace and the plan of a document that has both.
 
     Raises:
-        InvalidDocument: one of them is malformed, or the plan is for another trace; it says where.
+        InvalidDocument: either is malformed, or they do not match; the message says where.
     """
     shape = Shape(title=PLANNED, version=VERSION, rules={})
     content = _decode_head(document, shape, ("trace", "plan"))
@@ -194,7 +194,7 @@ def read_planned(path: str | os.PathLike[str]) -> tuple[Trace, Plan]:
 
 @contextlib.contextmanager
 def inside(prefix: str) -> Iterator[None]:
-    """Put `prefix` before the place that an InvalidDocument from inside names."""
+    """Prepend `prefix` to the message of an InvalidDocument raised in the block."""
     try:
         yield
     except InvalidDocument as error:
@@ -222,7 +222,7 @@ def _encode_table(rows: Sequence[object], kind: type) -> dict[str, object]:
 
 
 def _decode_head(document: object, shape: Shape, parts: tuple[str, ...]) -> dict[str, object]:
-    """Check what a document says that it is, and that it has these parts and no others."""
+    """Check the format and version of a document, and that it has exactly these parts."""
     if not isinstance(document, dict):
         refuse("document", f"an object, a {shape.title}", document)
     if document.get("format") != shape.title:
@@ -275,6 +275,6 @@ def _decode_table(name: str, table: object, kind: type[Value]) -> tuple[Value, .
 
 
 def _is_complete(fields: list[object], shape: Shape) -> bool:
-    """Return whether a table has every column once, but for those that it may leave out."""
+    """Return whether a table has every column once; optional columns may be missing."""
     found = [*fields, *(name for name in shape.optional if name not in fields)]
     return sorted(map(repr, found)) == sorted(map(repr, shape.rules))

@@ -1,4 +1,4 @@
-"""JSON files: read without surprises, written so that people can read them, too."""
+"""Strict reading and human-readable, atomic writing of JSON files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _STEP = "  "
 
 
 def read_document(path: str | os.PathLike[str]) -> object:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises:
-        InvalidDocument: it is no JSON, has a key twice, or a number that is none.
-        OSError: it cannot be read.
+        InvalidDocument: the file is not JSON, or has a duplicate key, NaN or an infinity.
+        OSError: the file cannot be read.
     """
     return parse_document(Path(path).read_bytes())
 
 
 def parse_document(content: bytes) -> object:
-    """Return what JSON holds; raises InvalidDocument as `read_document` does."""
+    """Return the content of JSON text; raises InvalidDocument as `read_document` does."""
     try:
         return json.loads(
             content.decode("utf-8"),
@@ -41,16 +41,16 @@ def parse_document(content: bytes) -> object:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidDocument(f"document: no JSON from {where} on: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, too many digits, too deep
+    except (ValueError, RecursionError) as error:  # not UTF-8, too many digits, nested too deep
         raise InvalidDocument(f"document: cannot be read as JSON: {error}") from error
 
 
 def write_document(path: str | os.PathLike[str], document: dict[str, object]) -> None:
-    """Write a document of plain values: all of it, or nothing.
+    """Write a document of plain values atomically.
 
     Raises:
-        InvalidArgument: that is no path.
-        DiskError: it cannot be written; what was there before still is. An `OSError`.
+        InvalidArgument: `path` is not a path.
+        DiskError: the file cannot be written; the previous content stays. An `OSError`.
     """
     target = _find_target(path)
     try:
@@ -60,7 +60,7 @@ def write_document(path: str | os.PathLike[str], document: dict[str, object]) ->
 
 
 def _find_target(path: object) -> Path:
-    """Return the file that is meant, behind all links."""
+    """Return the file that `path` names, with all links resolved."""
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidType(f"path={show(path)}: expected the path of the file to write")
     name = os.fspath(path)
@@ -70,7 +70,7 @@ def _find_target(path: object) -> Path:
 
 
 def _explain(error: OSError, target: Path) -> str:
-    """Return why a file cannot be written, and what to try; the part beside it stays unnamed."""
+    """Return why a file cannot be written, and what to try, without naming the temporary file."""
     folder = target.parent
     if os.path.isdir(target):
         return "this is a folder; give the path of a file in it"
@@ -82,7 +82,7 @@ def _explain(error: OSError, target: Path) -> str:
 
 
 def _replace(target: Path, document: dict[str, object]) -> None:
-    """Write a file beside another and put it in its place."""
+    """Write a temporary file next to the target, then move it into place."""
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
         with part.open("x", encoding="utf-8") as file:
@@ -97,7 +97,7 @@ def _replace(target: Path, document: dict[str, object]) -> None:
 
 
 def _render(value: object, indent: str) -> Iterator[str]:
-    """Yield the text of a value: an object's keys and a table's rows on lines of their own."""
+    """Yield the text of a value, with each key of an object and row of a table on its own line."""
     inner = indent + _STEP
     if isinstance(value, dict) and value:
         separator = "{\n"

@@ -1,8 +1,8 @@
-"""What each field of the shared values may hold, and how it stands in a document.
+"""Valid values of each field of the shared values, and their form in a document.
 
-A rule says of one value whether it may stand in a field (`holds`), in words what may
-(`expectation`), and turns it into what JSON has (`encode`) and back (`decode`). Decoding leaves
-alone what it cannot turn: whoever checks the result then says what is wrong.
+A rule checks one value (`holds`), describes valid values in words (`expectation`), and converts a
+value to JSON (`encode`) and back (`decode`). Decoding returns a value that it cannot convert
+unchanged; the check of the result then reports it.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from swapkit.units import MOST_BYTES, show
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MOST_COUNT = (1 << 31) - 1  # operators and storages are numbered by 32 bits
+MOST_COUNT = (1 << 31) - 1  # operators and storages have 32-bit numbers
 MOST_SECONDS = 1e9
 MOST_BYTES_PER_SECOND = 1e18
 
 
 class Rule:
-    """What may stand in a field."""
+    """The valid values of a field."""
 
     expectation = "anything"
 
     def holds(self, value: object) -> bool:
-        """Tell whether `value` may stand there."""
+        """Return whether `value` is valid."""
         raise NotImplementedError
 
     def encode(self, value: object) -> object:
-        """Return what stands for `value` in a document."""
+        """Return the form of `value` in a document."""
         return value
 
     def decode(self, value: object) -> object:
-        """Return the value that a document means, or `value` itself if it means none."""
+        """Return the value for its form in a document, or `value` itself if there is none."""
         return value
 
 
 class Text(Rule):
-    """Text that can be written as UTF-8."""
+    """Text that can be encoded as UTF-8."""
 
     expectation = "text"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is text without halves of surrogate pairs."""
+        """Return whether `value` is text without surrogates."""
         if type(value) is not str:
             return False
         return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
@@ -62,7 +62,7 @@ class Flag(Rule):
     expectation = "true or false"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is a bool."""
+        """Return whether `value` is a bool."""
         return type(value) is bool
 
 
@@ -76,12 +76,12 @@ class Whole(Rule):
             self.expectation = f"a whole number of at least {least}"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is an int in the range; a bool is none."""
+        """Return whether `value` is an int in the range, and not a bool."""
         return type(value) is int and self.least <= value <= self.most
 
 
 class Number(Rule):
-    """A finite number in a range; in a document a whole number, too, stands for a float."""
+    """A finite number in a range; in a document, a whole number may stand for a float."""
 
     def __init__(self, least: float, most: float) -> None:
         self.least, self.most = least, most
@@ -90,17 +90,17 @@ class Number(Rule):
             self.expectation = f"a number of at least {least:g}"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is a number in the range; a bool is none."""
+        """Return whether `value` is a number in the range, and not a bool."""
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number and self.least <= value <= self.most  # type: ignore[operator]
 
     def decode(self, value: object) -> object:
-        """Return a float for an int that is one."""
+        """Convert a valid int to a float."""
         return float(value) if type(value) is int and self.holds(value) else value
 
 
 class Member(Rule):
-    """A member of an enumeration, which stands in a document by its value, or by its name."""
+    """An enum member; in a document, its value if that is text, otherwise its name."""
 
     def __init__(self, members: Iterable[enum.Enum]) -> None:
         self._texts = {
@@ -112,7 +112,7 @@ class Member(Rule):
         self.expectation = f"a {kind.__name__}: {', '.join(map(repr, self._members))}"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is one of the members."""
+        """Return whether `value` is one of the members."""
         return isinstance(value, enum.Enum) and value in self._texts
 
     def encode(self, value: object) -> object:
@@ -121,17 +121,17 @@ class Member(Rule):
         return self._texts[value]
 
     def decode(self, value: object) -> object:
-        """Return the member of this text."""
+        """Return the member with this text."""
         return self._members.get(value, value) if isinstance(value, str) else value
 
 
 class Indexes(Rule):
-    """Numbers of storages; whether there are so many is for the trace to say."""
+    """Numbers of storages. The check of the trace compares them with the storage count."""
 
     expectation = "a list of whole numbers of at least 0"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is a tuple of ints."""
+        """Return whether `value` is a tuple of valid ints."""
         return type(value) is tuple and all(
             type(index) is int and 0 <= index <= MOST_COUNT for index in value
         )
@@ -147,34 +147,34 @@ class Indexes(Rule):
 
 
 class Optional(Rule):
-    """What another rule allows, or nothing at all."""
+    """A value that another rule allows, or None."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.expectation = f"{rule.expectation}, or nothing"
 
     def holds(self, value: object) -> bool:
-        """Tell whether it is None or what the other rule allows."""
+        """Return whether `value` is None or valid for the other rule."""
         return value is None or self.rule.holds(value)
 
     def encode(self, value: object) -> object:
-        """Return what the other rule encodes; None stays."""
+        """Encode with the other rule; None stays None."""
         return None if value is None else self.rule.encode(value)
 
     def decode(self, value: object) -> object:
-        """Return what the other rule decodes; None stays."""
+        """Decode with the other rule; None stays None."""
         return None if value is None else self.rule.decode(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The fields of one kind of value that hold plain values, in the order of its documents."""
+    """The plain fields of one kind of value, in document order."""
 
-    title: str  # what such a document says that it is; empty: it is part of others
+    title: str  # the document's `format`; empty: the value is part of other documents
     version: int
     rules: dict[str, Rule]
-    # Columns that tables leave out where every row has None: documents of this version that were
-    # written before there was such a field stay readable.
+    # Columns that a table omits if every row has None. Documents of this version that were written
+    # before the field existed stay readable.
     optional: frozenset[str] = frozenset()
 
 
@@ -299,5 +299,5 @@ SHAPES: dict[type, Shape] = {
 
 
 def refuse(where: str, expectation: str, value: object) -> NoReturn:
-    """Raise an InvalidDocument that says where, what was expected and what was there."""
+    """Raise an InvalidDocument that names the place, the expectation and the actual value."""
     raise InvalidDocument(f"{where}: expected {expectation}, got {show(value)}")

@@ -1,4 +1,4 @@
-"""What a step may use: memory, links to the host, room there and on disk."""
+"""The resources of a step: device memory, links to the host, host memory and disk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A device with a budget, and the way from there to the host and to a disk.
+    """A device with a budget, and its links to the host and to a disk.
 
-    A copy of n bytes takes `latency + n / bytes_per_second`; one copy runs at a time in each
+    A copy of n bytes takes `latency + n / bytes_per_second`. One copy runs at a time in each
     direction. While copies run both ways, each has `duplex / 2` of its speed. While any copy runs,
     computing takes `1 + interference` times as long.
     """
@@ -21,9 +21,9 @@ class Machine:
     in_bytes_per_second: float  # host to device
     out_latency_seconds: float = 0.0
     in_latency_seconds: float = 0.0
-    duplex: float = 2.0  # from 1, where the directions share one link, to 2
+    duplex: float = 2.0  # 1: the directions share one link; 2: they are independent
     interference: float = 0.0
-    host_bytes: int | None = None  # for copies; None: as much as is needed
+    host_bytes: int | None = None  # for copies; None: unlimited
     disk_bytes: int = 0  # 0: there is no disk
     disk_write_bytes_per_second: float = 0.0
     disk_read_bytes_per_second: float = 0.0

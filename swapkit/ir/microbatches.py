@@ -1,7 +1,7 @@
-"""The recorded step of one microbatch of a chunk of a model, cut into its parts.
+"""The recorded step of one microbatch of a model chunk, cut into its parts.
 
-What of it is there once for all microbatches, and what arrives with each, is told apart here; how
-they are put together is a matter of `pipelines.py`.
+This module separates storages that all microbatches share from storages that arrive with each
+microbatch. `pipelines.py` composes the microbatches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Phase, Storage, Tr
 if TYPE_CHECKING:
     from swapkit.ir.timetables import Job
 
-Chunk: TypeAlias = Trace | Sequence[Trace]  # for all microbatches, or one for each
+Chunk: TypeAlias = Trace | Sequence[Trace]  # one for all microbatches, or one for each
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MicrobatchRecording:
         return len(self.trace.operators)
 
     def bounds(self, phase: Phase) -> tuple[int, int]:
-        """Return the first operator of a phase, and the one behind its last."""
+        """Return the first operator of a phase, and the operator after its last."""
         if phase is Phase.FORWARD:
             return 0, self.forward_end
         if phase is Phase.BACKWARD:
@@ -42,7 +42,7 @@ class MicrobatchRecording:
         return self.backward_end, self.end
 
     def seconds_of(self, job: Job) -> float:
-        """Return how long the operators of a job take together."""
+        """Return the total time of a job's operators."""
         return self._forward_seconds if job.phase is Phase.FORWARD else self._backward_seconds
 
     @cached_property
@@ -56,7 +56,7 @@ class MicrobatchRecording:
 
     @cached_property
     def uses(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last operator that uses each storage; (end, BEFORE): none."""
+        """The first and the last operator that uses each storage; (end, BEFORE): unused."""
         first = [self.end] * len(self.trace.storages)
         last = [BEFORE] * len(self.trace.storages)
         for index, operator in enumerate(self.trace.operators):
@@ -67,14 +67,14 @@ class MicrobatchRecording:
 
     @cached_property
     def shared(self) -> tuple[int, ...]:
-        """The storages that are there once for all microbatches."""
+        """The storages that all microbatches share."""
         return tuple(
             index for index, each in enumerate(self.trace.storages) if self._is_shared(index, each)
         )
 
     @cached_property
     def given(self) -> dict[Phase, tuple[int, ...]]:
-        """The storages that arrive with a microbatch: for its forward, only for its backward."""
+        """The storages that arrive with a microbatch, by the phase that uses them first."""
         inputs = [
             index
             for index, each in enumerate(self.trace.storages)
@@ -87,7 +87,7 @@ class MicrobatchRecording:
         }
 
     def job_of(self, event: Event) -> Phase:
-        """Return the phase of the job to which an event belongs."""
+        """Return the phase of the job that an event belongs to."""
         is_backward = event.operator > self.forward_end or (
             event.operator == self.forward_end and event.kind is EventKind.USE
         )
@@ -107,7 +107,7 @@ def read_chunks(traces: Sequence[Chunk], microbatches: int) -> list[list[Microba
     """Return for each chunk the recording of each microbatch.
 
     Raises:
-        InvalidArgument: a trace is not the step of one microbatch, or those of a chunk do not
+        InvalidArgument: a trace is not the step of one microbatch, or the traces of a chunk do not
             belong together.
     """
     if not traces:

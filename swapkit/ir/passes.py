@@ -1,13 +1,13 @@
-"""Storages that several backward passes use, as one storage for each stretch between two passes.
+"""Storages that several backward passes use, divided into one storage for each idle stretch.
 
 `retain_graph`, a gradient penalty and losses that share a trunk run backward more than once in a
-step. What they use is idle between two passes, as it is between forward and the first one. A plan
-decides about a storage once, so here each such stretch becomes a storage of its own that continues
-the former one: it begins where an earlier pass has used that for the last time.
+step. Their saved storages are idle between two passes, as between forward and the first pass. A
+plan decides about a storage once, so each such stretch becomes a storage of its own. It continues
+the previous storage and begins after the last use of that storage in the earlier pass.
 
-A pass through another one's graph, as of a gradient penalty, uses what both have saved twice: for
-the nodes of the former pass, which come first, and much later for those of forward. That is such a
-stretch as well.
+A pass through the graph of another pass, as for a gradient penalty, uses some saved storages twice:
+first for the nodes of the earlier pass, and much later for the nodes of forward. The time between
+these two uses is such a stretch, too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from swapkit.ir.traces import Event, Operator, Storage, Trace
 
-SHORTEST_WITHIN = 8  # operators: between two uses of one pass, less is too short to be away
+SHORTEST_WITHIN = 8  # operators between two uses in one pass; a shorter gap is not worth a move
 
 
 def continue_after_passes(trace: Trace) -> Trace:
-    """Return the trace with the storages that are idle between backward passes divided there.
+    """Return the trace with storages divided where they are idle between backward passes.
 
-    What is in memory when does not change. The new storages come after all others.
+    The bytes in memory at each operator do not change. The new storages come after all others.
     """
     passes = _find_passes(trace.operators)
     if len(passes) < 2:
@@ -48,7 +48,7 @@ def continue_after_passes(trace: Trace) -> Trace:
 
 
 def _find_passes(operators: Sequence[Operator]) -> list[range]:
-    """Return the operators of each backward pass: those of a run without others in between."""
+    """Return the operators of each backward pass: an unbroken run of backward operators."""
     passes, end = [], 0
     for is_backward, run in groupby(operators, lambda each: each.phase is Phase.BACKWARD):
         start, end = end, end + len(list(run))
@@ -58,14 +58,14 @@ def _find_passes(operators: Sequence[Operator]) -> list[range]:
 
 
 def _find_begins(trace: Trace, passes: Sequence[range]) -> dict[int, list[int]]:
-    """Return, for each storage to be divided, the operators before which to do so."""
+    """Return, for each storage to divide, the operators before which a new part begins."""
     pass_of = {index: number for number, each in enumerate(passes) for index in each}
     touches, written = _find_touches(trace)
     begins: dict[int, list[int]] = {}
     for number, indexes in touches.items():
         final = written.get(number, BEFORE)
         for last, following in pairwise(indexes):
-            # What is changed later is another version, which autograd would have to save anew.
+            # A later write makes a new version, which autograd would have to save again.
             if last not in pass_of or final > last:
                 continue
             is_within = pass_of.get(following) == pass_of[last]
@@ -76,14 +76,14 @@ def _find_begins(trace: Trace, passes: Sequence[range]) -> dict[int, list[int]]:
 
 
 def _shortest(*, is_within: bool, is_divided: bool) -> float:
-    """Return after how many operators at the least what is used again is idle in between."""
+    """Return the distance in operators above which two uses have an idle stretch in between."""
     if not is_within:
         return 1
-    return SHORTEST_WITHIN if is_divided else math.inf  # what one pass uses stays whole
+    return SHORTEST_WITHIN if is_divided else math.inf  # used by one pass only: stays whole
 
 
 def _find_touches(trace: Trace) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Return the operators that touch each storage that may be divided, and who wrote it last."""
+    """Return the operators that touch each divisible storage, and the last writer of each."""
     touches: dict[int, list[int]] = {
         number: []
         for number, storage in enumerate(trace.storages)
@@ -98,16 +98,16 @@ def _find_touches(trace: Trace) -> tuple[dict[int, list[int]], dict[int, int]]:
 
 
 class _Divided:
-    """A trace's storages and what refers to them, while storages are divided."""
+    """A trace's storages and the references to them, while storages are divided."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self.storages: list[Storage] = list(trace.storages)
-        self._parts: dict[int, list[int]] = {}  # by storage, the numbers of its parts in order
-        self._begins: dict[int, list[int]] = {}  # of all parts but the first
+        self._parts: dict[int, list[int]] = {}  # by storage: the numbers of its parts in order
+        self._begins: dict[int, list[int]] = {}  # by storage: first operators, without part 0
 
     def divide(self, number: int, begins: list[int]) -> None:
-        """Divide a storage before each of these operators."""
+        """Divide a storage before each operator in `begins`."""
         whole = self.storages[number]
         parts = [number]
         ends = [*begins, whole.death]
@@ -126,7 +126,7 @@ class _Divided:
             yield operator if is_same else replace(operator, reads=reads, writes=writes)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events, with the parts that are there then."""
+        """Yield the events, with the parts that exist at that time."""
         for event in self._trace.events:
             if event.storage in self._parts:
                 yield replace(event, storage=self._part_at(event.storage, event.operator))
@@ -139,6 +139,6 @@ class _Divided:
 
 
 def _cut(whole: Storage, birth: int, death: int) -> Storage:
-    """Return the part of a storage's life from one operator until before another."""
+    """Return the part of a storage from operator `birth` until before operator `death`."""
     held = min(whole.held, death - 1)
     return replace(whole, birth=birth, death=death, held=held if held >= birth else BEFORE)

@@ -1,16 +1,15 @@
-"""The step of a pipeline's stage, composed from the recorded step of one microbatch.
+"""The step of a pipeline stage, composed from the recorded step of one microbatch.
 
-What is recorded is forward, backward and, if there is one, optimizer for one microbatch of one
-chunk of the model, alone on a device. Composing repeats forward and backward in the order of the
-schedule with bubbles between them (`timetables.py`), and runs the optimizer once, when all stages
-are done:
+The recording has forward, backward and, if there is one, optimizer for one microbatch of one model
+chunk, alone on a device. Composing repeats forward and backward in the order of the schedule with
+bubbles in between (`timetables.py`), and runs the optimizer once, when all stages are done:
 
-- what was there before the step, such as parameters, is there once;
-- a gradient is made by the first backward and added to by the others, at no cost in time or memory,
-  as kernels that accumulate do; it lives as long as it did after the recorded backward;
-- what the step is given, such as tokens or another stage's activations, arrives with each
-  microbatch, by an operator `receive` of no duration, and goes with its last use;
-- all else is there once for each microbatch, until the end of its backward at most.
+- A storage from before the step, such as a parameter, exists once.
+- The first backward makes a gradient, and the others add to it at no cost in time or memory, as
+  accumulating kernels do. It lives as long as it did after the recorded backward.
+- An input of the step, such as tokens or another stage's activations, arrives with each microbatch
+  through an operator `receive` of zero duration, and dies after its last use.
+- Any other storage exists once for each microbatch, until the end of its backward at most.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from swapkit.ir.microbatches import Chunk, MicrobatchRecording
     from swapkit.ir.timetables import ScheduleName
 
-RECEIVE = "receive"  # name of the operator by which what a microbatch is given arrives
-_LEAST_BUBBLE_SECONDS = 1e-9  # less is rounding
+RECEIVE = "receive"  # name of the operator through which a microbatch's inputs arrive
+_LEAST_BUBBLE_SECONDS = 1e-9  # shorter bubbles are rounding errors
 
 
 def compose_pipeline(
@@ -45,12 +44,12 @@ def compose_pipeline(
     """Return the whole step of one stage of a pipeline whose stages all take the same time.
 
     Args:
-        traces: of each chunk of the stage (one, unless the schedule is interleaved) the recorded
-            step of one microbatch; or several, one for each microbatch, where they differ.
+        traces: for each chunk of the stage (one, unless the schedule is interleaved) the recorded
+            step of one microbatch; or one trace for each microbatch, where they differ.
         schedule: the order of forwards and backwards.
-        stages: how many there are.
-        stage: which one, from 0.
-        microbatches: how many each stage runs in a step.
+        stages: number of stages.
+        stage: the stage to compose, from 0.
+        microbatches: number of microbatches that each stage runs in a step.
         communication_seconds: from the end of a job to the start of one that waits for it.
 
     Raises:
@@ -65,7 +64,7 @@ def compose_pipeline(
         chunks=len(chunks),
         communication_seconds=communication_seconds,
     )
-    order_jobs(pipeline, stage)  # says what is wrong before anything is timed
+    order_jobs(pipeline, stage)  # reports errors before any job is timed
     starts = time_jobs(pipeline, lambda _, job: chunks[job.chunk][job.microbatch].seconds_of(job))
     last_end = _last_end(pipeline, [chunks] * stages, starts)
     return _Composition(pipeline, stage, chunks, starts[stage], last_end).compose()
@@ -78,16 +77,16 @@ def compose_stages(
     microbatches: int,
     communication_seconds: float = 0.0,
 ) -> tuple[Trace, ...]:
-    """Return the whole step of every stage, each of which takes the time of its own traces.
+    """Return the whole step of every stage, each with the times of its own traces.
 
     Args:
-        traces: for each stage what `compose_pipeline` takes for one.
+        traces: for each stage the `traces` argument of `compose_pipeline`.
         schedule: the order of forwards and backwards.
-        microbatches: how many each stage runs in a step.
+        microbatches: number of microbatches that each stage runs in a step.
         communication_seconds: from the end of a job to the start of one that waits for it.
 
     Raises:
-        InvalidArgument: as of `compose_pipeline`; or the stages have different numbers of chunks.
+        InvalidArgument: as in `compose_pipeline`; or the stages have different numbers of chunks.
     """
     parts = [read_chunks(chunks, microbatches) for chunks in traces]
     if len({len(chunks) for chunks in parts}) != 1:
@@ -110,7 +109,7 @@ def compose_stages(
 
 
 class _Composition:
-    """One stage's step, while it is put together."""
+    """The step of one stage, while it is composed."""
 
     def __init__(
         self,
@@ -120,13 +119,13 @@ class _Composition:
         starts: Sequence[float],
         last_end: float,
     ) -> None:
-        """`starts`: of the stage's jobs; `last_end`: when the last job of all stages ends."""
+        """`starts`: start times of the stage's jobs; `last_end`: end of all stages' last job."""
         self._pipeline, self._stage, self._chunks = pipeline, stage, chunks
         self._jobs = order_jobs(pipeline, stage)
         self._bubbles = self._find_bubbles(starts, last_end)
         self._begins, self._optimizer_begins, self._end = self._lay_out()
         self._storages: list[Storage] = []
-        self._names: dict[tuple[int, int], list[int]] = {}  # of (chunk, microbatch): new numbers
+        self._names: dict[tuple[int, int], list[int]] = {}  # (chunk, microbatch): new numbers
 
     def compose(self) -> Trace:
         for chunk, recordings in enumerate(self._chunks):
@@ -155,7 +154,7 @@ class _Composition:
         return self._chunks[job.chunk][job.microbatch]
 
     def _find_bubbles(self, starts: Sequence[float], last_end: float) -> list[float]:
-        """Return the seconds idle before each job, and before the optimizer."""
+        """Return the idle seconds before each job, and before the optimizer."""
         bubbles, clock = [], 0.0
         for job, start in zip(self._jobs, starts, strict=True):
             bubbles.append(start - clock)
@@ -180,7 +179,7 @@ class _Composition:
         return begins, optimizers, position
 
     def _place(self, chunk: int, microbatch: int, operator: int) -> int:
-        """Return where an operator of a recording is in the composed step."""
+        """Return the position of a recorded operator in the composed step."""
         recorded = self._chunks[chunk][microbatch]
         if operator < recorded.forward_end:
             return self._begins[Job(Phase.FORWARD, microbatch, chunk)] + operator
@@ -190,7 +189,7 @@ class _Composition:
         return self._optimizer_begins[chunk] + operator - recorded.backward_end
 
     def _add_storages(self, chunk: int, microbatch: int) -> Iterator[int]:
-        """Make the storages of one microbatch; yield the new number of each recorded one."""
+        """Add the storages of one microbatch; yield the new number of each recorded storage."""
         recorded = self._chunks[chunk][microbatch]
         first = self._chunks[chunk][0]
         shared = dict(zip(recorded.shared, first.shared, strict=True))

@@ -1,4 +1,4 @@
-"""What is done with each storage of a trace, and what is expected of it."""
+"""Plans: a decision for each storage of a trace, and the predicted step."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ VERSION = 1
 
 
 class Action(enum.Enum):
-    """What happens to a saved storage while it is idle.
+    """The action for a saved storage while it is idle.
 
-    A plan names one of the first three. A scope never recomputes: that is a region's, or an
-    operator's. In C++, `saved.hpp` has the same.
+    A plan uses one of the first three. A scope never recomputes; only a region or an operator does.
+    In C++, `saved.hpp` has the same actions.
     """
 
-    KEEP = "keep"  # it stays on the device
-    SWAP = "swap"  # it is copied out, and back ahead of its use
-    RECOMPUTE = "recompute"  # it is dropped, and its operator runs again
-    AUTO = "auto"  # it stays while memory lasts
-    PASS = "pass"  # it stays, except where a choice for its operator says otherwise
+    KEEP = "keep"  # stays on the device
+    SWAP = "swap"  # copied out, and copied back ahead of its use
+    RECOMPUTE = "recompute"  # dropped; its operator runs again
+    AUTO = "auto"  # stays while there is enough memory
+    PASS = "pass"  # stays, unless a choice for its operator says otherwise
 
 
 PLANNED = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
 
 
 class Tier(enum.IntEnum):
-    """Where a swapped storage goes: `sk_tier` of `swapkit_sched.h`. A plan names HOST or DISK."""
+    """The target of a swap: `sk_tier` of `swapkit_sched.h`. A plan uses HOST or DISK."""
 
     ANY = 0  # to the host, or to the disk when the host has no room
     HOST = 1
@@ -42,13 +42,13 @@ class Tier(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What happens to one storage.
+    """The decision for one storage.
 
-    A swapped storage is copied out as soon as its bytes are final. Its memory has to be gone before
-    operator `release` starts (None: whenever the copy is done); the copy back starts before
-    operator `prefetch`, as soon as there is room, and is waited for where the storage is needed.
-    A recomputed storage is dropped after its last use in forward and made again, by its own
-    operator and those before it whose results are not there, right before it is needed.
+    A swapped storage is copied out as soon as its bytes are final. Its memory must be free before
+    operator `release` starts (None: as soon as the copy is done). The copy back starts before
+    operator `prefetch`, once there is room; the operator that needs the storage waits for it.
+    A recomputed storage is dropped after its last use in forward. Right before it is needed, its
+    operator runs again, after the earlier operators whose results are missing.
     """
 
     storage: int
@@ -60,30 +60,30 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a step under a plan comes to. `peak_bytes`: in use, of the device.
+    """Predicted time and memory of a step under a plan. `peak_bytes`: in use on the device.
 
-    `seconds` are the device's. Where the host takes longer, it is what the step takes.
+    `seconds` is device time. Where the host takes longer, the step takes `host_seconds`.
     """
 
     seconds: float
     peak_bytes: int
     host_peak_bytes: int = 0
     disk_peak_bytes: int = 0
-    swapped_bytes: int = 0  # out, and as many back
+    swapped_bytes: int = 0  # copied out, and as many copied back
     recompute_seconds: float = 0.0
     stall_seconds: float = 0.0
-    # 0: not known. Not in a document: it is of the session that has measured it.
+    # 0: not known. Not in a document: the value belongs to the session that measured it.
     host_seconds: float = field(default=0.0, compare=False)
 
     @property
     def step_seconds(self) -> float:
-        """What the step takes: the longer of both."""
+        """Time of the step: the longer of device time and host time."""
         return max(self.seconds, self.host_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
-    """Decisions for the storages of one trace; what is not named is kept."""
+    """Decisions for the storages of one trace; a storage without a decision is kept."""
 
     decisions: tuple[Decision, ...]
     budget_bytes: int
@@ -92,11 +92,11 @@ class Plan:
     prediction: Prediction | None = None
     bound_seconds: float | None = None  # no plan for this budget takes less
     version: int = VERSION
-    # What it was made for, by which a session follows it. Not in the plan's own document.
+    # The trace it was made for; a session needs it to follow the plan. Not in the plan's document.
     trace: Trace | None = field(default=None, compare=False, repr=False)
 
     def outline(self) -> frozenset[tuple[int, Action, Tier]]:
-        """Return what the plan does with each storage, without the times."""
+        """Return the storages that the plan moves and how, without releases and prefetches."""
         return frozenset((each.storage, each.action, each.tier) for each in self.decisions)
 
     def count_moved(self) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class Plan:
         return actions[Action.SWAP], actions[Action.RECOMPUTE]
 
     def __repr__(self) -> str:
-        """In one line: there may be thousands of decisions."""
+        """Return one line, because there may be thousands of decisions."""
         counts = Counter(decision.action.value for decision in self.decisions)
         what = ", ".join(f"{action} {count}" for action, count in sorted(counts.items()))
         found = self.prediction
@@ -121,7 +121,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """How a swapped storage moves, in seconds from the start of the step."""
+    """The copies of a swapped storage, in seconds from the start of the step."""
 
     storage: int
     out_start: float
@@ -133,7 +133,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """How a storage is made again: right before `operator`, among the work done there."""
+    """A storage that is recomputed right before `operator`, as part of the work there."""
 
     storage: int
     operator: int
@@ -141,7 +141,7 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Time that computing waited before an operator, and for which storage's copy."""
+    """A wait before an operator, and the storage whose copy computing waits for."""
 
     operator: int
     storage: int
@@ -150,9 +150,9 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A simulated step: when everything happens.
+    """A simulated step with all its times.
 
-    `starts[k]` to `ends[k]` is operator k with what is recomputed right before it, without stalls.
+    `starts[k]` to `ends[k]` is operator k with the recomputation right before it, without stalls.
     """
 
     starts: tuple[float, ...]

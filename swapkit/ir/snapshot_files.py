@@ -1,4 +1,4 @@
-"""What torch's memory snapshots say, read without running anything that they hold."""
+"""A reader for torch's memory snapshots that runs no code from the pickle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOW = "torch.cuda.memory._record_memory_history() before the step that is to be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEntry:
-    """One thing that the allocator did."""
+    """One action of the allocator."""
 
     action: str
     address: int
@@ -40,7 +40,7 @@ class SnapshotEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The history of one device, and what it has at the end."""
+    """The history of one device, and its memory at the end."""
 
     entries: tuple[SnapshotEntry, ...]
     blocks: dict[int, int]  # in use at the end: address -> bytes
@@ -48,7 +48,7 @@ class Snapshot:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds containers, numbers and text only: whatever else a pickle names is refused."""
+    """An unpickler for containers, numbers and text; it refuses every class and function."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise InvalidDocument(
@@ -68,7 +68,7 @@ def load_snapshot(path: str | os.PathLike[str], *, device: int | None = None) ->
 
 
 def decode_snapshot(content: object, *, device: int | None = None) -> Snapshot:
-    """Return what `torch.cuda.memory._snapshot()` says; raises InvalidDocument."""
+    """Decode the result of `torch.cuda.memory._snapshot()`; raises InvalidDocument."""
     fields = _check(content, dict, "snapshot")
     traces = _check(fields.get("device_traces"), list, "device_traces")
     chosen = _choose_device(traces, device)
@@ -79,9 +79,9 @@ def decode_snapshot(content: object, *, device: int | None = None) -> Snapshot:
 
 
 def unpickle_plain(file: BinaryIO) -> object:
-    """Return the plain values of a pickle; raises InvalidDocument for any other, and for garbage.
+    """Return the plain values of a pickle; raises InvalidDocument for all other content.
 
-    Nothing is run, but a file made for it can ask for much memory.
+    No code is run, but a malicious file can make this allocate a lot of memory.
     """
     try:
         return _Unpickler(file).load()
@@ -110,7 +110,7 @@ def _read_entries(trace: list[object], where: str) -> Iterator[SnapshotEntry]:
         at = f"{where}[{number}]"
         entry = _check(item, dict, at)
         action = _check(entry.get("action"), str, f"{at}.action")
-        if action not in _SIZED:  # such as "oom", "snapshot" and what later versions add
+        if action not in _SIZED:  # such as "oom", "snapshot" and additions of later versions
             continue
         yield SnapshotEntry(
             action=action,
@@ -143,7 +143,7 @@ def _read_segments(content: dict[object, object], device: int) -> tuple[dict[int
 
 
 def _find_caller(frames: object) -> str:
-    """Return the innermost Python function of a stack, if there is one that can be read."""
+    """Return the innermost readable Python function of a stack; empty: there is none."""
     for frame in frames if isinstance(frames, list) else ():
         if not isinstance(frame, dict):
             continue

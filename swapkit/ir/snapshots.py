@@ -1,20 +1,20 @@
 """Traces from torch's memory snapshots, for an estimate without a recording.
 
 `torch.cuda.memory._record_memory_history()`, one training step, and
-`torch.cuda.memory._dump_snapshot(path)` leave a pickle with every allocation and every free, and
-when the host asked for them. What was allocated when, and so the peak, is exact. All else is a
-guess, since a snapshot does not say who reads what:
+`torch.cuda.memory._dump_snapshot(path)` produce a pickle with every allocation and free, and the
+host time of each request. Allocation order, and so the peak, is exact. Everything else is a guess,
+because a snapshot does not record which operator reads which storage:
 
-- An *operator* is what lies between an allocation, or a run of frees, and the next one. It takes
-  as long as the host took, which is close only if the device was the one waited for.
-- Until the highest peak it is forward, from then on backward: a snapshot of several steps gives a
-  plan for one of them.
-- A storage is taken for *saved* if it is large, was allocated before the peak, and is freed after
-  it, before the end. It is used by the operator that makes it and the next one; then it is idle
-  until the operator before its free. (Gradients, parameters and states are not freed, and stay.)
-- Nothing can be recomputed, since what an operator reads is not known.
-- What was there all the time, or is not freed any more, stays; what was made before the snapshot
-  and is freed within stays until then.
+- An *operator* is the interval from an allocation, or a run of frees, to the next one. Its duration
+  is host time, which is close only if the host waited for the device.
+- Operators up to the highest peak are forward, the rest are backward. A snapshot of several steps
+  therefore gives a plan for one of them.
+- A storage counts as *saved* if it is large, was allocated before the peak, and is freed after the
+  peak but before the end. The operator that makes it and the next one use it; then it is idle until
+  the operator before its free. (Gradients, parameters and states are not freed, so they stay.)
+- Nothing can be recomputed, because the reads of an operator are unknown.
+- Memory that is never freed stays. Memory that was allocated before the snapshot and is freed in it
+  stays until its free.
 
 Source:
     torch/cuda/memory.py, `_snapshot`; torch/cuda/_memory_viz.py, `trace`.
@@ -44,22 +44,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LARGE_BYTES = 1 << 20
-_ROUNDING = 512  # of torch's allocator; an entry has the bytes asked for
+_ROUNDING = 512  # of torch's allocator; an entry has the requested bytes, not rounded
 
 
 def read_snapshot(
     path: str | os.PathLike[str], *, device: int | None = None, large_bytes: int = LARGE_BYTES
 ) -> Trace:
-    """Read a torch memory snapshot as a trace; no code in it is run.
+    """Read a torch memory snapshot as a trace, without running code from the pickle.
 
     Args:
-        path: of a pickle that `torch.cuda.memory._dump_snapshot` wrote.
-        device: whose history to read; None: the only device that has one.
-        large_bytes: from this size on a storage is taken for saved.
+        path: a pickle written by `torch.cuda.memory._dump_snapshot`.
+        device: the device whose history to read; None: the only device that has one.
+        large_bytes: smallest storage that can count as saved.
 
     Raises:
-        InvalidDocument: it is no such snapshot, has no history, or one of several devices.
-        OSError: it cannot be read.
+        InvalidDocument: the file is not such a snapshot, has no history, or has the history of
+            several devices and `device` is None.
+        OSError: the file cannot be read.
     """
     snapshot = load_snapshot(path, device=device)
     actions = {entry.action for entry in snapshot.entries}
@@ -74,17 +75,17 @@ def read_snapshot(
 
 @dataclass(slots=True, kw_only=True)
 class _Lives:
-    """What the entries say so far: intervals between them, storages with births and deaths."""
+    """Operators and storages built from the entries so far, with births and deaths."""
 
-    frees: tuple[str, ...]  # the actions by which memory is free again
+    frees: tuple[str, ...]  # the actions that free memory
     operators: list[Operator] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     present: dict[int, int] = field(default_factory=dict)  # address -> storage
     was_free: bool = False
-    begun: int | None = None  # microseconds, of the interval that is open
+    begun: int | None = None  # microseconds: start of the open interval
 
     def add(self, entry: SnapshotEntry) -> None:
-        """Take one entry into account; those that are no allocation or free do nothing."""
+        """Add one entry; ignore entries that are neither an allocation nor a free."""
         if entry.action == "alloc":
             self._begin(entry, is_free=False)
             if entry.address in self.present:  # its free is missing
@@ -100,7 +101,7 @@ class _Lives:
             self._remove(entry.address)
 
     def end(self) -> None:
-        """End the lives of what is not freed: it stays."""
+        """Set the death of every storage that was not freed to the end of the step."""
         for address in list(self.present):
             self._set_death(address, len(self.operators))
 
@@ -109,7 +110,7 @@ class _Lives:
         return len(self.operators) - 1
 
     def _begin(self, entry: SnapshotEntry, *, is_free: bool) -> None:
-        """Begin an interval, and end the one before."""
+        """Begin an interval, and end the previous one."""
         if self.begun is not None and entry.time_us is not None and self.operators:
             seconds = max(0, entry.time_us - self.begun) * 1e-6
             self.operators[-1] = replace(self.operators[-1], seconds=seconds)
@@ -147,7 +148,7 @@ def _make_trace(snapshot: Snapshot, lives: _Lives, large_bytes: int) -> Trace:
 
 
 def _is_saved(storage: Storage, peak: int, count: int, large_bytes: int) -> bool:
-    """Tell whether a storage is idle at the peak, as far as a snapshot says."""
+    """Return whether a storage is idle at the peak, as far as a snapshot can show."""
     is_large = storage.nbytes >= large_bytes
     return is_large and BEFORE < storage.birth <= peak and peak + 1 < storage.death < count
 
@@ -155,7 +156,7 @@ def _is_saved(storage: Storage, peak: int, count: int, large_bytes: int) -> bool
 def _give_uses(
     operators: Sequence[Operator], storages: Sequence[Storage], peak: int
 ) -> tuple[Operator, ...]:
-    """Return the operators with their phases, what they make, and the uses that are guessed."""
+    """Return the operators with their phases, the storages that they make, and guessed uses."""
     reads: list[list[int]] = [[] for _ in operators]
     writes: list[list[int]] = [[] for _ in operators]
     for number, storage in enumerate(storages):
@@ -177,7 +178,7 @@ def _give_uses(
 
 
 def _count_bytes(storages: Sequence[Storage], count: int) -> list[int]:
-    """Return the bytes that storages have while each of `count` operators runs."""
+    """Return the bytes that storages occupy while each of `count` operators runs."""
     changes = [0] * (count + 1)
     for storage in storages:
         changes[max(storage.birth, 0)] += storage.nbytes
@@ -186,7 +187,7 @@ def _count_bytes(storages: Sequence[Storage], count: int) -> list[int]:
 
 
 def _most_reserved(snapshot: Snapshot) -> int:
-    """Return the most bytes reserved in the history, which ends with what is reserved now."""
+    """Return the most bytes reserved, walking the history back from its known end state."""
     reserved = most = snapshot.reserved_bytes
     for entry in reversed(snapshot.entries):
         if entry.action in GROWS:

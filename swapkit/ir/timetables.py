@@ -1,11 +1,11 @@
-"""Pipelines: what each stage does in which order, and when, if stages wait for each other.
+"""Pipeline schedules: the order of jobs in each stage, and their times.
 
-A *stage* is a device with one or more *chunks* of the model, the parts that run there one after the
-other: chunk c of stage p comes right before chunk c of stage p + 1, and the last stage's before
-chunk c + 1 of the first. A *job* is the forward or the backward of one chunk for one microbatch.
+A *stage* is a device with one or more *chunks* of the model. Chunk c of stage p comes right before
+chunk c of stage p + 1; chunk c of the last stage comes right before chunk c + 1 of the first stage.
+A *job* is the forward or the backward of one chunk for one microbatch.
 
-    1f1b          as many forwards as there are stages behind, then a forward and a backward in
-                  turns, then the backwards that are left
+    1f1b          as many forwards as there are later stages, then forwards and backwards in turns,
+                  then the remaining backwards
     interleaved   the same with several chunks in a stage, in rounds of as many microbatches as
                   there are stages: Megatron's virtual pipeline
     gpipe         all forwards, then all backwards
@@ -29,7 +29,7 @@ ScheduleName = Literal["1f1b", "interleaved", "gpipe", "accumulation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How the work is cut. `communication_seconds`: from the end of a job to one that waits."""
+    """The shape of a pipeline. `communication_seconds`: from a job's end to one that waits."""
 
     schedule: ScheduleName
     stages: int
@@ -48,7 +48,7 @@ class Job:
 
 
 def order_jobs(pipeline: Pipeline, stage: int) -> tuple[Job, ...]:
-    """Return what one stage does, in order.
+    """Return the jobs of one stage, in order.
 
     Raises:
         InvalidArgument: there is no such stage, or the schedule does not work for these numbers.
@@ -67,10 +67,10 @@ def order_jobs(pipeline: Pipeline, stage: int) -> tuple[Job, ...]:
 
 
 def count_in_flight(jobs: Sequence[Job]) -> tuple[int, ...]:
-    """Return the microbatches of each chunk that are between forward and backward.
+    """Return the number of microbatches in flight for each chunk, at the peak.
 
-    A microbatch counts from the begin of its forward to the end of its backward; the moment is the
-    first one at which there are most of all chunks together.
+    A microbatch counts from the start of its forward to the end of its backward. The peak is the
+    first moment with the most microbatches of all chunks together.
     """
     flying = [0] * (1 + max(job.chunk for job in jobs))
     most = tuple(flying)
@@ -87,15 +87,15 @@ def count_in_flight(jobs: Sequence[Job]) -> tuple[int, ...]:
 def time_jobs(
     pipeline: Pipeline, seconds: Callable[[int, Job], float]
 ) -> tuple[tuple[float, ...], ...]:
-    """Return when each stage starts each of its jobs, in seconds from the start of the step.
+    """Return the start time of each job in each stage, in seconds from the start of the step.
 
     Args:
-        pipeline: how the work is cut.
-        seconds: what a job takes in a stage, given both.
+        pipeline: the shape of the pipeline.
+        seconds: returns the time of a job, given the stage and the job.
 
     Returns:
-        For each stage the starts, in the order of `order_jobs`; each job starts as soon as the one
-        before it is done and what it waits for has arrived.
+        For each stage the starts, in the order of `order_jobs`. Each job starts as soon as the
+        previous job is done and its input has arrived.
     """
     orders = [order_jobs(pipeline, stage) for stage in range(pipeline.stages)]
     starts: list[list[float]] = [[] for _ in orders]
@@ -149,7 +149,7 @@ def _nth(pipeline: Pipeline, number: int) -> tuple[int, int]:
 
 
 def _forwards_ahead(pipeline: Pipeline, stage: int) -> int:
-    """Return how many forwards a stage runs before forwards and backwards take turns."""
+    """Return the number of forwards that a stage runs before forwards and backwards alternate."""
     behind = pipeline.stages - stage - 1
     if pipeline.schedule == "gpipe":
         return pipeline.microbatches
@@ -161,13 +161,13 @@ def _forwards_ahead(pipeline: Pipeline, stage: int) -> int:
 def _arrival(
     pipeline: Pipeline, stage: int, job: Job, ends: dict[tuple[int, Job], float]
 ) -> float | None:
-    """Return when what a job waits for is there; None: what makes it has not been timed yet."""
+    """Return when the input of a job arrives; None: the job that makes it is not timed yet."""
     forward = job.phase is Phase.FORWARD
     position = job.chunk * pipeline.stages + stage
     other = position - 1 if forward else position + 1
     if other < 0:
         return 0.0
-    if other == pipeline.stages * pipeline.chunks:  # the loss: right behind its own forward
+    if other == pipeline.stages * pipeline.chunks:  # the loss: right after its own forward
         return ends.get((stage, Job(Phase.FORWARD, job.microbatch, job.chunk)))
     chunk, neighbour = divmod(other, pipeline.stages)
     end = ends.get((neighbour, Job(job.phase, job.microbatch, chunk)))

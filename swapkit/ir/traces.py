@@ -1,13 +1,13 @@
-"""What one training step does, as plain values: operators in order, storages with their lives.
+"""One training step as plain values: operators in order, storages with their lifetimes.
 
-Operators are numbered in the order in which they run, storages in that in which they appear.
-Without any plan, storage `s` is in memory while the operators `s.birth <= k < s.death` run;
-operator `k` itself takes `workspace_bytes` more while it runs.
+Operators are numbered in the order in which they run, storages in the order in which they appear.
+Without a plan, storage `s` is in memory while the operators `s.birth <= k < s.death` run. Operator
+`k` itself takes `workspace_bytes` more while it runs.
 
-A storage that autograd saved is *idle* between the last operator of a forward that touches it, or
-runs while its memory is held there, and the first later operator that reads it. Only what is idle
-can be swapped or recomputed. What several backward passes use is idle between them, too: it is a
-storage of its own for each of these stretches (`passes.py`).
+A storage that autograd saved becomes *idle* after the last operator of a forward that touches it,
+or that runs while forward code still holds its memory. It is idle until the first later operator
+that reads it. Only an idle storage can be swapped or recomputed. A storage that several backward
+passes use is also idle between them; each such stretch is a storage of its own (`passes.py`).
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from itertools import accumulate
 from swapkit.units import format_bytes
 
 VERSION = 1
-BEFORE = -1  # the birth of what was there before the step
+BEFORE = -1  # the birth of a storage that existed before the step
 
 
 class Phase(enum.Enum):
-    """Which part of a step an operator belongs to."""
+    """The part of a step that an operator belongs to."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
-    IDLE = "idle"  # no operator: the device waits for others, as in a pipeline's bubble
+    IDLE = "idle"  # no operator: the device waits, as in a pipeline bubble
 
 
 class Kind(enum.Enum):
-    """What a storage holds."""
+    """The kind of data in a storage."""
 
-    ACTIVATION = "activation"  # made and dropped in the step
+    ACTIVATION = "activation"  # made and freed in the step
     STATE = "state"  # parameters and buffers
     GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer state"
-    INPUT = "input"  # of the step, made outside of it
+    INPUT = "input"  # of the step, made outside the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator as it ran.
+    """One recorded run of an operator.
 
-    `reads` and `writes` are storages; those that it makes are among `writes`. Uses that no operator
-    was seen to make, such as an autograd function's, are reads of the next operator that was seen.
+    `reads` and `writes` are storages; `writes` includes the storages that the operator makes. A use
+    outside any recorded operator, as in an autograd function, is a read of the next recorded one.
     """
 
     name: str  # such as "aten.mm.default"; empty: idle
@@ -54,11 +54,11 @@ class Operator:
     phase: Phase
     microbatch: int = 0
     module: str = ""  # path of the innermost module that ran it; empty: none
-    occurrence: int = 0  # among the operators of this name in this call of the module
+    occurrence: int = 0  # number among operators of this name in this call of the module
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     workspace_bytes: int = 0
-    is_repeatable: bool = False  # gives the same bits when it is run again on the same operands
+    is_repeatable: bool = False  # running it again on the same operands gives the same bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +70,22 @@ class Storage:
     birth: int = BEFORE  # the operator that makes it
     death: int = 0  # the first operator that runs without it; the number of operators: it stays
     is_saved: bool = False  # autograd saved it where a plan may decide about it
-    module: str = ""  # of a saved one: path of the module that saved it first,
-    index: int = 0  # and number among what was first saved in this call of the module
-    # The last operator of forward during which others than autograd's graph held it: giving it up
-    # frees nothing before. BEFORE: not known to be later than forward's last use.
+    module: str = ""  # for a saved storage: path of the module that saved it first,
+    index: int = 0  # and number among the storages first saved in this call of the module
+    # The last operator of forward during which code other than autograd's graph held the storage:
+    # dropping it earlier frees nothing. BEFORE: not known to be later than forward's last use.
     held: int = BEFORE
-    # The storage whose bytes these are: its death is the birth of this one. Between the two a
-    # backward pass has ended, and a later one needs them again. None: these are its own.
+    # The storage with the same bytes that dies at the birth of this one. A backward pass ends in
+    # between, and a later one needs the bytes again. None: the bytes are not those of another.
     continues: int | None = None
 
     def keeps_bytes(self, last_use: int, need: int) -> bool:
-        """Return whether nobody may overwrite it unseen until `need`, an operator of backward.
+        """Return whether no code may overwrite the storage unnoticed before `need` in backward.
 
-        `last_use`: of autograd in backward. States nobody does; what autograd has saved would be
-        wrong for plain torch, too. Whatever else is still there belongs to somebody who may, in
-        some steps only: the training loop its batch, a module what it remembers.
+        `last_use`: autograd's last use in backward. No code overwrites states in between.
+        Overwriting bytes that autograd saved would be wrong in plain torch, too. Any other storage
+        that still exists has an owner that may overwrite it, perhaps only in some steps: the
+        training loop its batch, a module a tensor that it caches.
         """
         if self.kind not in {Kind.ACTIVATION, Kind.INPUT} or last_use >= need:
             return True
@@ -92,7 +93,7 @@ class Storage:
 
 
 class EventKind(enum.Enum):
-    """What autograd asked our hooks."""
+    """The kind of call that autograd makes to a saved-tensor hook."""
 
     SAVE = "save"
     USE = "use"
@@ -100,30 +101,30 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One call of a saved-tensor hook. Events are the clock by which a plan is carried out."""
+    """One call of a saved-tensor hook. Events are the clock by which a session follows a plan."""
 
     kind: EventKind
-    storage: int | None  # None: something that no plan moves, such as a weight or a small tensor
+    storage: int | None  # None: no plan moves it, as for a weight or a small tensor
     operator: int  # the first operator that ran after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTime:
-    """What the host takes for a step, by what moves."""
+    """Host time of a step, depending on how many storages move."""
 
-    step_seconds: float  # if nothing does
-    swap_seconds: float = 0.0  # more for a storage, out and back
-    recompute_seconds: float = 0.0  # more for a storage
+    step_seconds: float  # if nothing moves
+    swap_seconds: float = 0.0  # added per swapped storage, out and back
+    recompute_seconds: float = 0.0  # added per recomputed storage
 
     def of(self, *, swapped: int, recomputed: int) -> float:
-        """Return the seconds of a step in which so many storages move."""
+        """Return the seconds of a step with this many swapped and recomputed storages."""
         moved = swapped * self.swap_seconds + recomputed * self.recompute_seconds
         return self.step_seconds + moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Trace:
-    """One step. `base_bytes`: in use throughout, by nothing that is listed."""
+    """One step. `base_bytes`: in use throughout, outside the listed storages."""
 
     operators: tuple[Operator, ...]
     storages: tuple[Storage, ...]
@@ -131,15 +132,15 @@ class Trace:
     base_bytes: int = 0
     device: str = "cpu"
     label: str = ""  # of the model, for people
-    signature: str = ""  # of what the step was given: steps with the same one do the same
-    step_seconds: float = 0.0  # what such a step takes unrecorded, without a limit; 0: not known
-    reserved_ratio: float = 1.0  # most bytes reserved by those in use then
+    signature: str = ""  # of the step's inputs: steps with equal signatures do the same
+    step_seconds: float = 0.0  # of such a step, unrecorded and without a limit; 0: not known
+    reserved_ratio: float = 1.0  # most bytes reserved / bytes in use then
     version: int = VERSION
-    # Where that may be longer than what the device takes. Not in the trace's document.
+    # Set where the host may take longer than the device. Not in the trace's document.
     host: HostTime | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        """In one line: the tables have thousands of rows."""
+        """Return one line, because the tables have thousands of rows."""
         label = f"{self.label}: " if self.label else ""
         return (
             f"<Trace {label}{len(self.operators)} operators, {len(self.storages)} storages, "
@@ -149,7 +150,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """What the operators take together."""
+        """The sum of the operators' times."""
         return sum(operator.seconds for operator in self.operators)
 
     @property

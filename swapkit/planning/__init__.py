@@ -1,1 +1,1 @@
-"""Plans, and how good a plan could be."""
+"""Planning, and lower bounds for plans."""

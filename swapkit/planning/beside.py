@@ -1,8 +1,8 @@
-"""Work beside the training: on a thread of its own, which ends as soon as nobody wants its result.
+"""Background work on its own thread, which ends early when its result is no longer needed.
 
-Planning takes many steps' time, most of it in HiGHS and in the simulator, which let other threads
-run. What works beside asks in its innermost loops whether it is to go on (`go_on`): a session that
-ends waits for no more than one simulation or one linear program, and so does the interpreter.
+Planning takes as long as many steps, mostly in HiGHS and in the simulator, which release the GIL.
+The work calls `go_on` in its innermost loops to check whether to continue. A session that ends,
+or the interpreter at exit, thus waits for at most one simulation or one linear program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ THREAD_NAME = "swapkit-planning"
 
 
 class GivenUp(BaseException):
-    """Nobody wants what this thread works for. No error: nothing but a job catches it."""
+    """The end of a job whose result is not needed. Not an error; only the job itself catches it."""
 
 
 class Elsewhere(Exception):
-    """Where on the thread of a job something was raised, for people."""
+    """The traceback of an error on a job's thread, as the cause of that error."""
 
     def __str__(self) -> str:
         """Return the frames, as Python prints them."""
@@ -42,21 +42,21 @@ _here = _Here()
 class ThreadJob(Generic[_T]):
     """One piece of work on a thread, which holds no lock.
 
-    Any thread may give it up or wait for its end; neither calls anything of the user's.
+    Any thread may give the job up or wait for its end; neither runs user code.
     """
 
     def __init__(self, work: Callable[[], _T]) -> None:
-        """Begin at once; on this thread if there is no other to be had.
+        """Start the work; if no thread can be started, run it on this thread.
 
         Args:
-            work: must know nothing of torch: what other threads train is looked at while it runs.
+            work: must not use torch, because other threads train while it runs.
         """
-        self.seconds = 0.0  # that it took
+        self.seconds = 0.0  # duration of the work
         self._work: Callable[[], _T] | None = work
         self._results: list[_T] = []
         self._error: BaseException | None = None
         self._is_given_up = False
-        # No daemon: one that is stopped inside of HiGHS as the interpreter ends would crash it.
+        # Not a daemon: stopping a thread inside HiGHS at interpreter exit would crash the process.
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
         try:
             self._thread.start()
@@ -65,24 +65,24 @@ class ThreadJob(Generic[_T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, well or not. Not in a forked child, where it does not run."""
+        """Whether the thread has ended, with or without a result; also true in a forked child."""
         return not self._thread.is_alive()
 
     @property
     def is_needless(self) -> bool:
-        """Whether it ends without a result, since nobody waits for one."""
+        """Whether the result is not needed, so that the work should end early."""
         return self._is_given_up or not threading.main_thread().is_alive()
 
     @property
     def result(self) -> _T | None:
-        """None: there is none, or not yet."""
+        """The result of the work; None: there is none, or not yet."""
         return self._results[0] if self._results else None
 
     def take(self) -> _T | None:
         """Return the result of a job that is done; None: it was given up, or never ended.
 
         Raises:
-            BaseException: what the work has raised; its cause says where.
+            BaseException: the error of the work; its cause has the traceback.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -90,11 +90,11 @@ class ThreadJob(Generic[_T]):
         return self.result
 
     def give_up(self) -> None:
-        """Let it end soon. Anywhere, in finalizers too: nothing is waited for."""
+        """Tell the work to end soon, without waiting. Safe anywhere, also in finalizers."""
         self._is_given_up = True
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the work has ended."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -108,7 +108,7 @@ class ThreadJob(Generic[_T]):
         except GivenUp:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again by `take`
-            # Its frames, and those of what led to it, would hold what it worked on.
+            # Keep only the text of the traceback: frames would keep the work's data alive.
             error.__cause__, error.__context__ = Elsewhere(traceback.format_exc()), None
             self._error = error.with_traceback(None)
         finally:
@@ -117,10 +117,10 @@ class ThreadJob(Generic[_T]):
 
 
 def go_on() -> None:
-    """Raise if this thread works for a job that nobody wants any more.
+    """Raise if the result of this thread's job is no longer needed.
 
     Raises:
-        GivenUp: nobody does; or the program has ended, and waits for its threads.
+        GivenUp: the job was given up, or the main thread has ended and waits for this one.
     """
     job = _here.job
     if job is not None and job.is_needless:
@@ -133,13 +133,13 @@ _at_once = [False]
 
 
 def is_at_once() -> bool:
-    """Return whether sessions make their plans between two steps."""
+    """Return whether sessions make their plans synchronously, between two steps."""
     return _at_once[-1]
 
 
 @contextlib.contextmanager
 def at_once(*, value: bool = True) -> Iterator[None]:
-    """Let sessions wait for their plans inside, or not wait. Of the process."""
+    """Make sessions of this process wait for their plans in the block, or not wait."""
     _at_once.append(value)
     try:
         yield

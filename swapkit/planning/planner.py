@@ -1,8 +1,8 @@
 """Plans for a trace: keep, swap or recompute each saved storage, as fast as the budget allows.
 
-A linear program (bound.py) says how much of each storage would best be moved if it were divisible.
-That is rounded in many ways and improved, with the simulator as judge (search.py). What comes out
-is mostly within a fraction of a per cent of the bound that the same program gives.
+A linear program (`bounds/`) computes the best share of each storage to move, as if storages were
+divisible. A search (`search/`) rounds these shares in many ways and improves the result, judged by
+the simulator. Most plans are within a fraction of a percent of the program's lower bound.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ __all__ = [
 POLICIES = ("auto", "swap", "recompute")
 NAMED_OPERATORS = 4  # most that an error names
 REASONS_SHOWN = 3
-# What other plans for a session to try assume: a link at this share of its speed, computing slowed
-# down so much by copies, and this share of the budget.
+# Assumptions of alternative candidates: links at this share of their speed, this much additional
+# interference, and this share of the budget.
 LINK_SHARE, INTERFERENCE, BUDGET_SHARE = 0.75, 0.1, 0.97
-WORTH = 1.3  # times the best prediction: what a candidate may come to
+WORTH = 1.3  # times the best prediction: limit for a candidate's predicted time
 
 
 class Policy(Protocol):
-    """Makes plans in place of those that have a name."""
+    """A custom policy, used instead of a named one."""
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
-        """Return what to do with the storages of a trace.
+        """Return the plan for a trace.
 
         If no decision names a `release` or a `prefetch`, each copy back starts as early as there is
         room for it.
 
         Args:
             trace: a recorded step.
-            machine: its budget holds at every instant; if the plan names a lower one, that does.
+            machine: its budget holds at every instant; a lower budget of the plan takes precedence.
         """
         ...
 
@@ -72,19 +72,19 @@ class Policy(Protocol):
 def make_plan(
     trace: Trace, machine: Machine, policy: str | Policy = "auto", *, optimizer_states: bool = False
 ) -> Plan:
-    """Return the fastest plan that is found; an empty one where everything fits.
+    """Return the fastest plan that the search finds; an empty plan if everything fits.
 
     The same arguments give the same plan.
 
     Args:
         trace: the step.
-        machine: what it may use.
-        policy: "auto", "swap" or "recompute" (nothing else is done then), or one that makes plans.
-        optimizer_states: whether they may be swapped, too.
+        machine: the machine that the step runs on.
+        policy: "auto", "swap" or "recompute" (the only action then), or a custom policy.
+        optimizer_states: whether optimizer states may be swapped, too.
 
     Raises:
-        InfeasibleBudget: there is none; the error names the smallest budget that has one, or that
-            the plan of the given policy needs.
+        InfeasibleBudget: there is no plan; the error names the smallest budget that has one, or
+            that the custom policy's plan needs.
         InvalidArgument: an unknown policy, or its plan is not legal.
     """
     check_policy(policy)
@@ -96,7 +96,7 @@ def make_plan(
         trace, problem, machine, solution.trial.actions, solution.trial.run, policy=policy
     )
     bound = solution.bound_seconds
-    if policy != "auto" and plan.decisions:  # others may be faster than this policy can be
+    if policy != "auto" and plan.decisions:  # another policy may be faster than this bound
         bound = lower_bound(lower(trace, optimizer_states=optimizer_states), machine)
     return replace(plan, bound_seconds=bound)
 
@@ -111,19 +111,19 @@ def make_candidates(
 ) -> tuple[Plan, ...]:
     """Return different plans for a session to try, the one with the best prediction first.
 
-    All hold the machine's budget. The others are made for a machine that may be nearer to the real
-    one: with slower links, more interference or less memory; or by a simpler policy, which may have
-    plans for a larger budget only: these come last.
+    The alternatives assume a machine that may be closer to the real one, with slower links, more
+    interference or less memory; or they use a simpler policy. All stay within the machine's budget,
+    except those of a simpler policy that needs `tight_bytes`: these come last.
 
     Args:
         trace: the step.
         machine: as measured.
         policy: "auto", "swap" or "recompute".
-        count: most plans; there are fewer where there is little to choose.
-        tight_bytes: that a simpler policy may plan for if it has no plan for the budget.
+        count: most plans; fewer where there are few alternatives.
+        tight_bytes: budget of a simpler policy that has no plan for the machine's budget.
 
     Raises:
-        InfeasibleBudget: there is no plan at all.
+        InfeasibleBudget: there is no plan.
         InvalidArgument: an unknown policy.
     """
     plain = make_plan(trace, machine, policy)
@@ -148,11 +148,11 @@ def make_candidates(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """What a session's plans are made for."""
+    """The machine and the limits for a session's plans."""
 
-    machine: Machine  # as measured; its budget is the whole
-    most_bytes: int | InfeasibleBudget  # that may be planned for in any case, or why nothing may
-    tight_bytes: int = 0  # of the whole: that a simpler policy than "auto" may plan for if it must
+    machine: Machine  # as measured, with the whole budget
+    most_bytes: int | InfeasibleBudget  # upper limit of a plan's budget, or why no plan is possible
+    tight_bytes: int = 0  # budget of a simpler policy than "auto" that has no plan for less
 
 
 def make_plans(
@@ -165,10 +165,10 @@ def make_plans(
         share: of the budget.
         count: most plans, if the policy can make several.
         target: the machine and the budget that the plans are for.
-        policy: "auto", "swap" or "recompute", or one that makes plans.
+        policy: "auto", "swap" or "recompute", or a custom policy.
 
     Raises:
-        InfeasibleBudget: there is none.
+        InfeasibleBudget: there is no plan.
     """
     most_bytes = target.most_bytes
     if isinstance(most_bytes, InfeasibleBudget):
@@ -184,15 +184,15 @@ def make_plans(
 def trade_offs(
     trace: Trace, machine: Machine, shares: Sequence[float] = SHARES, *, policy: str = "auto"
 ) -> tuple[TradeOff, ...]:
-    """Return how time depends on the budget, from the smallest budget to the largest.
+    """Return the step time at several budgets, from the smallest budget to the largest.
 
-    More memory never makes it slower: a plan for less is a plan for more.
+    More memory never makes the step slower: a plan for a smaller budget fits a larger one.
 
     Args:
         trace: the step.
-        machine: all but its budget counts.
-        shares: of what the step takes above what is there before and after it. Where there is no
-            plan for so little, the smallest budget that has one stands instead.
+        machine: its budget is ignored.
+        shares: budgets, as shares of the memory that the step takes above the memory in use before
+            and after it. A share without a plan gives the smallest budget that has one.
         policy: "auto", "swap" or "recompute".
 
     Raises:
@@ -202,12 +202,12 @@ def trade_offs(
 
 
 def find_floor(trace: Trace, machine: Machine, policy: str | Policy) -> int:
-    """Return the smallest budget that is found to have a plan; 0: only the given policy knows.
+    """Return the smallest budget found that has a plan; 0: only the custom policy knows.
 
     Args:
         trace: the step.
-        machine: if there is a plan for its budget, no more than that is returned.
-        policy: "auto", "swap" or "recompute", or one that makes plans.
+        machine: if its budget has a plan, the result is not larger.
+        policy: "auto", "swap" or "recompute", or a custom policy.
 
     Raises:
         InvalidArgument: an unknown policy.
@@ -217,14 +217,14 @@ def find_floor(trace: Trace, machine: Machine, policy: str | Policy) -> int:
         return 0
     problem = restrict(lower(trace), policy)
     floor_bytes = find_least(problem, machine).budget_bytes
-    # A search that minds the time, too, may still find one where this has found none.
+    # The full search, which also minimizes time, may find a plan that `find_least` did not.
     if floor_bytes > machine.budget_bytes and isinstance(plan_problem(problem, machine), Solution):
         return machine.budget_bytes
     return floor_bytes
 
 
 def restrict(problem: Problem, policy: str, *, least_bytes: int = 0) -> Problem:
-    """Return the problem with the actions of a policy only, for items of at least so many bytes.
+    """Return the problem with only the policy's actions, for items of at least `least_bytes`.
 
     Raises:
         InvalidArgument: an unknown policy.
@@ -243,7 +243,7 @@ def check_policy(policy: object, names: Sequence[str] = POLICIES) -> None:
     """Check that a policy has one of these names, or can make plans.
 
     Raises:
-        InvalidArgument: neither holds.
+        InvalidArgument: neither is true.
     """
     is_one = policy in names if isinstance(policy, str) else _makes_plans(policy)
     if not is_one:
@@ -251,7 +251,7 @@ def check_policy(policy: object, names: Sequence[str] = POLICIES) -> None:
 
 
 def _makes_plans(policy: object) -> bool:
-    """Tell whether there is a plan() that takes a trace and a machine; a class has none itself."""
+    """Return whether a policy has plan(trace, machine); False for a class without an instance."""
     method = getattr(policy, "plan", None)
     if not callable(method):
         return False
@@ -259,7 +259,7 @@ def _makes_plans(policy: object) -> bool:
         inspect.signature(method).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # it does not say what it takes
+    except ValueError:  # no signature available
         return True
     return True
 
@@ -272,10 +272,10 @@ def _unknown(policy: object, names: Sequence[str]) -> InvalidArgument:
 
 
 def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str) -> Solution:
-    """Return the solution of a problem of a trace.
+    """Return the solution of a trace's problem.
 
     Raises:
-        InfeasibleBudget: there is none.
+        InfeasibleBudget: there is no solution.
     """
     solution = plan_problem(problem, machine, host=trace.host)
     if isinstance(solution, PlanFailure):
@@ -307,7 +307,7 @@ def _explain_failure(
 
 
 def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:
-    """Return a user's plan, with what it comes to, if nothing is wrong with it."""
+    """Return the plan of a custom policy, checked, simulated and with its prediction."""
     plan: object = policy.plan(trace, machine)
     if not isinstance(plan, Plan):
         who, what = type(policy).__name__, f"expected a Plan, of {Plan.__module__}"
@@ -319,7 +319,7 @@ def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:
         if not any(_has_moment(each) for each in plan.decisions):
             plan = set_moments(trace, plan, machine)
         schedule = simulate(trace, plan, machine)
-    except PlanMismatch as error:  # legal, but nothing that is ever done
+    except PlanMismatch as error:  # legal, but not among the decisions that swapkit supports
         raise InvalidArgument(f"the policy's plan is not possible: {error}") from None
     plan = replace(
         plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction, trace=trace
@@ -341,14 +341,14 @@ def _refuse_illegal(violations: Sequence[str]) -> None:
 
 
 def _assume(machine: Machine, policy: str) -> Iterator[tuple[Machine, str]]:
-    """Yield machines that the real one may be like, and policies for them."""
+    """Yield machines that may be closer to the real one, each with a policy."""
     slower = replace(
         machine,
         out_bytes_per_second=machine.out_bytes_per_second * LINK_SHARE,
         in_bytes_per_second=machine.in_bytes_per_second * LINK_SHARE,
     )
     yield slower, policy
-    if policy == "auto":  # in case only one of them costs more than was measured
+    if policy == "auto":  # in case recomputing or swapping costs more than measured
         yield machine, "recompute"
         yield machine, "swap"
     yield replace(machine, budget_bytes=int(machine.budget_bytes * BUDGET_SHARE)), policy
@@ -358,7 +358,7 @@ def _assume(machine: Machine, policy: str) -> Iterator[tuple[Machine, str]]:
 def _make_other(
     trace: Trace, problem: Problem, assumed: Machine, machine: Machine, policy: str
 ) -> Plan | None:
-    """Return a plan for a machine that was made for another; None: there is none that runs here."""
+    """Return a plan for `machine` that was made for `assumed`; None: there is none that runs."""
     solution = plan_problem(problem, assumed, host=trace.host)
     if isinstance(solution, PlanFailure):
         return None

@@ -1,4 +1,4 @@
-"""Why a plan does with each storage what it does, as plain values."""
+"""The reasons for a plan's decisions, as plain values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Why(enum.Enum):
-    """What decides, in words."""
+    """The reason for a decision, in words."""
 
     FITS = "there is room for it"
     HIDDEN = "its copies take no time from computing"
@@ -30,36 +30,36 @@ class Why(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """What happens to one storage, what it costs, and what the other way would have cost.
+    """The decision for one storage, its cost, and the cost of the alternative.
 
-    Prices are seconds a byte: `link_price` of computing that waits while a link brings it.
+    Prices are seconds per byte. `link_price`: computing waits while a link copies the byte.
     """
 
     storage: int
-    module: str  # that saved it first, and its number there
+    module: str  # the module that saved it first, and its number there
     index: int
     action: Action
     tier: Tier
     nbytes: int
     why: Why
-    recompute_seconds: float | None  # alone; None: it cannot be made again
+    recompute_seconds: float | None  # of this storage alone; None: it cannot be recomputed
     recompute_price: float | None
     link_price: float
     copy_seconds: float  # out and back
-    hidden_seconds: float = 0.0  # of copies, while something is computed
-    exposed_seconds: float = 0.0  # that computing waits for them
+    hidden_seconds: float = 0.0  # of the copies, while computing goes on
+    exposed_seconds: float = 0.0  # of the copies, while computing waits
 
 
 def explain_decisions(
     trace: Trace, plan: Plan, machine: Machine, schedule: Schedule | None = None
 ) -> tuple[Reason, ...]:
-    """Return a row for each storage that could be moved, in the order in which they appear.
+    """Return a row for each storage that could be moved, in the order of storages.
 
     Args:
         trace: the step.
-        plan: for it.
-        machine: on which it runs.
-        schedule: what the plan comes to there; None: it is simulated.
+        plan: the plan for the step.
+        machine: the machine that the step runs on.
+        schedule: the plan's schedule on the machine; None: simulate the plan.
 
     Raises:
         InfeasibleBudget: the plan does not fit the machine.
@@ -87,7 +87,7 @@ def explain_decisions(
 
 
 def _list_costs(trace: Trace, plan: Plan) -> dict[int, float | None]:
-    """Return the seconds that making each storage again takes; None: that is not possible."""
+    """Return the recompute time of each storage; None: it cannot be recomputed."""
     moves_states = any(
         trace.storages[each.storage].kind is Kind.OPTIMIZER_STATE for each in plan.decisions
     )

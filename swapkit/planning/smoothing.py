@@ -1,4 +1,4 @@
-"""Times of operators, without what disturbed single ones."""
+"""Smoothing of operator times, to remove disturbances of single operators."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def smooth_times(trace: Trace, doubtful: Collection[int] = ()) -> Trace:
-    """Return a trace in which operators of one kind take the same time: the median of theirs.
+    """Return a trace in which all operators of one kind take the median of their times.
 
-    Of one kind are those of the same name on as many bytes. A model repeats its layers, while what
-    else runs on a machine, and what happens once, such as the first use of memory, disturbs few.
+    Operators of one kind have the same name, phase and sizes. A model repeats its layers, while
+    other programs, and one-time costs such as the first use of memory, disturb few operators.
 
     Args:
-        trace: as it was recorded.
-        doubtful: operators that take at most so long: they count where no other of their kind does,
-            and then the least of them.
+        trace: the recorded trace.
+        doubtful: operators whose time is only an upper bound. They count if all operators of their
+            kind are doubtful; then the kind takes the shortest of their times.
     """
     kinds = [_kind(trace, operator) for operator in trace.operators]
     certain, most = _find_seconds(trace, kinds, doubtful)
@@ -36,7 +36,7 @@ def smooth_times(trace: Trace, doubtful: Collection[int] = ()) -> Trace:
 
 
 def find_doubt(trace: Trace, doubtful: Collection[int]) -> float:
-    """Return which share of a step's time operators take of whose kind none is certain."""
+    """Return the share of the step's time in kinds whose operators are all doubtful."""
     kinds = [_kind(trace, operator) for operator in trace.operators]
     certain, most = _find_seconds(trace, kinds, doubtful)
     doubt = sum(sum(each) for kind, each in most.items() if kind not in certain)
@@ -47,7 +47,7 @@ def find_doubt(trace: Trace, doubtful: Collection[int]) -> float:
 def _find_seconds(
     trace: Trace, kinds: Sequence[object], doubtful: Collection[int]
 ) -> tuple[dict[object, list[float]], dict[object, list[float]]]:
-    """Return the times of each kind that are certain, and those that are not."""
+    """Return the certain times and the doubtful times of each kind."""
     certain: defaultdict[object, list[float]] = defaultdict(list)
     most: defaultdict[object, list[float]] = defaultdict(list)
     for index, (kind, operator) in enumerate(zip(kinds, trace.operators, strict=True)):

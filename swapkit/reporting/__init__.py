@@ -1,1 +1,1 @@
-"""Texts for people, made from plain values."""
+"""Readable texts from plain values."""

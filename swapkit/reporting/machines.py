@@ -1,4 +1,4 @@
-"""Texts about a machine: how fast it copies, and what a step may use of it."""
+"""Texts about a machine: its transfer speeds and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def format_speed(bytes_per_second: float) -> str:
-    """Return a speed in the decimal unit that links are sold by.
+    """Return a speed in decimal units, as link vendors state it.
 
     Example:
         >>> format_speed(2e8), format_speed(24.96e9)
@@ -24,7 +24,7 @@ def format_speed(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time in the unit in which it is easily read.
+    """Return a time in s, ms or us, depending on its magnitude.
 
     Example:
         >>> format_seconds(1.5), format_seconds(0.0123), format_seconds(4.2e-6)
@@ -57,7 +57,7 @@ def summarize_machine(machine: Machine) -> str:
 
 
 def format_machine(machine: Machine) -> str:
-    """Return all that is known of a machine, one thing a line."""
+    """Return all measured values of a machine as a table."""
     host = (
         "as much as is needed" if machine.host_bytes is None else format_bytes(machine.host_bytes)
     )

@@ -1,6 +1,6 @@
-"""Texts about a plan: what happens where and why, what it comes to, and what other budgets would.
+"""Texts about a plan: actions with reasons per site, prediction, and effects of other budgets.
 
-A class of sites that are treated alike is one line: eighty layers that swap the same storage are
+Sites with the same action share one line: eighty layers that swap the same storage are
 `model.layers.0-79.mlp.up#0`.
 """
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from swapkit.planning.search.trade_offs import TradeOff
 
 MOST_LINES = 24
-MOST_RANGES = 4  # of numbers in one name
+MOST_RANGES = 4  # ranges of numbers in one name
 OUTSIDE = "(outside of the model)"
 _ACTIONS = {Action.SWAP: "swap", Action.RECOMPUTE: "recompute", Action.KEEP: "keep"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteReport:
-    """Storages of one site, or of a class of them, that are treated alike."""
+    """Storages of one site, or of a class of sites, with the same action."""
 
     site: str  # such as "model.layers.0-79.mlp.up#0"
     action: str  # "keep", "swap", "swap to disk" or "recompute"
     why: str
     count: int = 1
-    nbytes: int = 0  # of all of them
-    exposed_seconds: float = 0.0  # that computing waits for them, or makes them again
+    nbytes: int = 0  # total
+    exposed_seconds: float = 0.0  # time the step waits for them or recomputes them
 
 
 def report_sites(reasons: Iterable[Reason]) -> tuple[SiteReport, ...]:
-    """Return what happens at each site: swapped ones first, kept ones last, by bytes."""
+    """Return the action at each site: swapped ones first, kept ones last, each by bytes."""
     reports = [
         SiteReport(
             site=f"{reason.module or OUTSIDE}#{reason.index}",
@@ -68,14 +68,14 @@ def _name_action(reason: Reason) -> str:
 
 
 def _cost(reason: Reason) -> float:
-    """Return the seconds by which a storage makes the step longer."""
+    """Return the seconds that a storage adds to the step."""
     if reason.action is Action.RECOMPUTE:
         return reason.recompute_seconds or 0.0
     return reason.exposed_seconds
 
 
 def group_sites(reports: Iterable[SiteReport]) -> tuple[SiteReport, ...]:
-    """Join reports whose sites differ in numbers of modules only, and whose fate is the same.
+    """Join reports with equal action and reason whose sites differ only in module numbers.
 
     Example:
         >>> rows = [
@@ -104,7 +104,7 @@ def group_sites(reports: Iterable[SiteReport]) -> tuple[SiteReport, ...]:
 
 
 def _join_sites(sites: Sequence[str]) -> str:
-    """Return one name for sites that differ in numbers only."""
+    """Return one name for sites that differ only in numbers."""
     columns = zip(*(site.split(".") for site in sites), strict=True)
     joined = []
     for column in columns:
@@ -117,7 +117,7 @@ def _join_sites(sites: Sequence[str]) -> str:
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Return rising numbers as ranges; of many ranges the first and the last ones.
+    """Return ascending numbers as ranges; of many ranges, only the first ones and the last.
 
     Example:
         >>> format_ranges([0, 1, 2, 5]), format_ranges(range(0, 40, 2))
@@ -136,12 +136,12 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def format_plan(plan: Plan, reasons: Iterable[Reason], *, step_seconds: float | None = None) -> str:
-    """Return what a plan does, site by site, and what it is predicted to come to.
+    """Return a plan's actions, site by site, and its prediction.
 
     Args:
-        plan: with its prediction, if there is one.
-        reasons: of `swapkit.planning.reasons.explain_decisions`.
-        step_seconds: that were measured; None: not known.
+        plan: the plan, with its prediction if it has one.
+        reasons: the result of `swapkit.planning.reasons.explain_decisions`.
+        step_seconds: measured step time; None: unknown.
     """
     reports = report_sites(reasons)
     lines = [
@@ -180,7 +180,7 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
 
 
 def format_sites(reports: Sequence[SiteReport], *, most: int = MOST_LINES) -> str:
-    """Return a table of the first reports, and one line for the rest together."""
+    """Return a table of the first reports, with one line for all the rest."""
     if not reports:
         return "nothing that a plan could move was saved"
     rows = [
@@ -214,7 +214,7 @@ def _format_exposed(seconds: float) -> str:
 
 
 def format_totals(reports: Iterable[SiteReport]) -> list[str]:
-    """Return a line for each kind of action: how much, and what it costs."""
+    """Return a line for each kind of action, with its bytes and its cost."""
     totals: dict[str, SiteReport] = {}
     for report in reports:
         before = totals.get(
@@ -236,11 +236,11 @@ def format_totals(reports: Iterable[SiteReport]) -> list[str]:
 
 
 def format_trade_offs(trade_offs: Sequence[TradeOff], *, plan: Plan | None = None) -> str:
-    """Return what other budgets would come to, as a table.
+    """Return the predicted effects of other budgets as a table.
 
     Args:
         trade_offs: from the smallest budget to the largest.
-        plan: the one in force: its step is what others are compared to. None: the last row's.
+        plan: the plan in force, whose step time is the reference. None: use the last row's.
     """
     if not trade_offs:
         return "what another budget would change: not known"

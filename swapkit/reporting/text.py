@@ -1,4 +1,4 @@
-"""Texts about memory: the statistics table and the words of a failed allocation."""
+"""Texts about memory: the statistics table and the out-of-memory message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Tensors or blocks that have a name in common, and what they hold together."""
+    """Tensors or blocks with the same name, with their total bytes and count."""
 
     name: str
     nbytes: int
@@ -33,7 +33,7 @@ class Holder:
 
 
 def format_holders(holders: Sequence[Holder], *, most: int = LARGEST_SHOWN) -> list[str]:
-    """Return a line for each of the first holders, and one for the rest together."""
+    """Return a line for each of the first holders, and one line for all the rest."""
     lines = [
         f"  {format_bytes(each.nbytes):>12}  {each.name} ({each.count})" for each in holders[:most]
     ]
@@ -45,7 +45,7 @@ def format_holders(holders: Sequence[Holder], *, most: int = LARGEST_SHOWN) -> l
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of texts below their heads, in columns as wide as need be."""
+    """Return rows below their headings, with each column as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -78,9 +78,9 @@ def format_stats(stats: Mapping[str, int], *, title: str) -> str:
 
 
 class AllocationFailure(NamedTuple):
-    """What is known about an allocation that failed. Amounts are bytes; 0 budget: none.
+    """A failed allocation. Amounts are bytes; `budget` 0: none.
 
-    `pieces`: free memory that is reserved, as it lies; what could still be reserved is one more.
+    `pieces`: sizes of the free reserved blocks; memory that can still be reserved is one more.
     """
 
     asked: int
@@ -96,7 +96,7 @@ class AllocationFailure(NamedTuple):
 
 
 def _describe_free(failure: AllocationFailure, whole: int) -> str:
-    """Return how much could still be given, and in how large a piece if that is the trouble."""
+    """Return the free memory as text; if fragmentation is the problem, with the largest piece."""
     free = max(0, whole - failure.in_use)
     pieces = [nbytes for nbytes in (*failure.pieces, whole - failure.reserved) if nbytes > 0]
     if failure.asked > free or failure.asked <= max(pieces, default=0):
@@ -111,7 +111,7 @@ def _describe_free(failure: AllocationFailure, whole: int) -> str:
 
 
 def format_failure(failure: AllocationFailure) -> str:
-    """Return the text of an out-of-memory error: asked, possible, held by whom, what to try."""
+    """Return the text of an out-of-memory error: request, free memory, holders, and hints."""
     whole = failure.budget or failure.device_bytes
     limit = (
         f"the budget is {format_bytes(whole)}"

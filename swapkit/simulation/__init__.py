@@ -1,1 +1,1 @@
-"""What a step under a plan comes to."""
+"""Simulation of a training step under a plan."""

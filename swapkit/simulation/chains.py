@@ -1,12 +1,13 @@
-"""How items are made again: by which operators, from what, and where that has to end.
+"""Recompute chains: the operators that recompute each item, their inputs, and where chains end.
 
-A chain begins at what is there when backward needs the item, as it was when forward read it: at
-states, and at what autograd has saved. Whatever else is still there is made again.
+A chain begins at storages that still exist when backward needs the item, with the bytes that
+forward read: states, and storages that autograd saved. Any other storage is made again, even if it
+still exists.
 
-What an item is made from may itself have to be made again, and so on back to the beginning of the
-network: then recomputing anything would recompute everything. Two rules end that. What one block
-hands to another is never recomputed (an *anchor*), if blocks are what the model consists of; and
-an item is an anchor if it lies too many operators away from the anchors before it.
+The inputs of an item may have to be recomputed, too, and so on back to the start of the network.
+Then recomputing one item would recompute everything. Two rules prevent that. If the model consists
+of blocks, a storage that one block passes to another is an *anchor*: it is never recomputed. And an
+item is an anchor if it is too many operators away from the anchors before it.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from swapkit.ir.traces import BEFORE, Phase
 if TYPE_CHECKING:
     from swapkit.simulation.items import Item, Touches
 
-MOST_STEPS = 64  # through storages that nobody saved
-# Items on top of each other between two anchors: within blocks; without blocks, at least and most.
+MOST_STEPS = 64  # of one chain, through storages that autograd did not save
+# Longest chain between two anchors: within blocks; without blocks, range of the limit.
 DEEPEST_IN_BLOCK = 64
 SHALLOWEST, DEEPEST = 4, 32
-MOST_OF_ONE_BLOCK = 0.5  # of the items: more, and blocks are not what the model consists of
-LEAST_INSIDE_BLOCKS = 0.25  # of the bytes that could be recomputed at all
+MOST_OF_ONE_BLOCK = 0.5  # share of the items; above it, the model does not consist of blocks
+LEAST_INSIDE_BLOCKS = 0.25  # share of the recomputable bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """How one item is made again; `steps` are operators in order, its own the last."""
+    """The chain that recomputes one item; `steps` are operators in order, its own the last."""
 
     steps: tuple[int, ...]
     inputs: tuple[int, ...]  # other items
-    extra_bytes: int  # beside the item itself, while the steps run
+    extra_bytes: int  # in addition to the item itself, while the steps run
 
 
 def find_chains(touches: Touches, items: list[Item]) -> list[Chain | None]:
-    """Return how each item is made again; None: it cannot be, or is an anchor."""
+    """Return the chain of each item; None: it cannot be recomputed, or is an anchor."""
     finder = _ChainFinder(touches, items)
     chains = [finder.find_chain(item) for item in items]
     shared = [touches.is_shared[item.storage] for item in items]
@@ -52,7 +53,7 @@ def find_chains(touches: Touches, items: list[Item]) -> list[Chain | None]:
 
 
 def _consists_of_blocks(touches: Touches, items: list[Item], chains: list[Chain | None]) -> bool:
-    """Return whether anchors by block leave enough to recompute, in more than one block."""
+    """Return whether block anchors leave enough to recompute, in more than one block."""
     counts = Counter(touches.blocks[item.birth] for item in items)
     if not items or max(counts.values()) > MOST_OF_ONE_BLOCK * len(items):
         return False
@@ -65,7 +66,7 @@ def _consists_of_blocks(touches: Touches, items: list[Item], chains: list[Chain 
 
 
 def _cut(items: list[Item], chains: list[Chain | None], deepest: int) -> list[Chain | None]:
-    """Make anchors of items that lie too deep."""
+    """Turn items that are too deep into anchors."""
     depths = [0] * len(items)
     cut = list(chains)
     for number in sorted(range(len(items)), key=lambda number: items[number].birth):
@@ -82,7 +83,7 @@ def _cut(items: list[Item], chains: list[Chain | None], deepest: int) -> list[Ch
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A chain that is being looked for; `pending`: steps whose operands are still to be found."""
+    """A chain under construction; `pending`: steps whose operands are not resolved yet."""
 
     item: Item
     steps: set[int]
@@ -91,7 +92,7 @@ class _Draft:
 
 
 class _ChainFinder:
-    """Looks for what is there when an item has to be made."""
+    """Finds the chain of each item, from storages that exist when backward needs the item."""
 
     def __init__(self, touches: Touches, items: list[Item]) -> None:
         self._touches = touches
@@ -102,7 +103,7 @@ class _ChainFinder:
         self._has_modules = any(operator.module for operator in self._operators)
 
     def find_chain(self, item: Item) -> Chain | None:
-        """Return how an item is made again, as if nothing ended chains."""
+        """Return the chain of an item, without regard to anchors."""
         if item.ready != item.birth or not self._can_repeat(item.storage):
             return None
         draft = _Draft(item=item, steps={item.birth}, pending=[item.birth])
@@ -120,7 +121,7 @@ class _ChainFinder:
         )
 
     def _ask(self, storage: int, operator: int, draft: _Draft) -> bool:
-        """Make what `operator` reads part of a chain; return whether it can be."""
+        """Add a storage that `operator` reads to a chain; return whether that is possible."""
         number = self._numbers.get(storage)
         if number is not None:
             draft.inputs.add(number)
@@ -134,18 +135,18 @@ class _ChainFinder:
         return True
 
     def _can_repeat(self, storage: int) -> bool:
-        """Return whether its maker, and nothing else, gives its bytes, and changes no others."""
+        """Return whether its maker alone writes the storage, and changes no older one."""
         maker = self._storages[storage].birth
         if maker == BEFORE or self._touches.writers[storage] != [maker]:
             return False
         operator = self._operators[maker]
         if self._has_modules and not operator.module:
-            return False  # by its module it is found when it runs
+            return False  # at run time, an operator is identified by its module
         is_pure = all(self._storages[other].birth == maker for other in operator.writes)
         return is_pure and operator.is_repeatable and operator.phase is Phase.FORWARD
 
     def _is_there(self, storage: int, operator: int, need: int) -> bool:
-        """Return whether nothing frees it before it is needed, or changes it after `operator`."""
+        """Return whether the storage still exists at `need`, unchanged since `operator`."""
         about = self._storages[storage]
         if storage in self._numbers or about.death <= need:
             return False
@@ -157,11 +158,11 @@ class _ChainFinder:
 
     @staticmethod
     def _can_be_input(other: Item, operator: int, item: Item) -> bool:
-        """Return whether an item is, when another one is needed, what its maker read."""
+        """Return whether `other` still has the bytes that `operator` read when `item` is needed."""
         return other.birth < item.birth and other.ready < operator and other.death >= item.use
 
     def _extra_bytes(self, item: Item, steps: tuple[int, ...]) -> int:
-        """Return the most bytes that the steps take beside the item."""
+        """Return the most bytes that the steps take in addition to the item."""
         if len(steps) == 1:
             beside = self._made_by(item.birth) - {item.storage}
             return self._total(beside) + self._operators[item.birth].workspace_bytes

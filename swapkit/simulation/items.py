@@ -1,4 +1,4 @@
-"""Which storages of a trace are idle, from when to when, and what they are alike to."""
+"""Items: the idle storages of a trace, with their gaps and their classes of alike items."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase
 if TYPE_CHECKING:
     from swapkit.ir.traces import Storage, Trace
 
-# Of all items' bytes: the smallest that together have no more stay where they are.
+# Share of all items' bytes: the smallest items, up to this share in total, are not moved.
 SMALL_SHARE = 0.005
 NEVER = -1
 _NUMBER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
@@ -20,37 +20,37 @@ _NUMBER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A storage with a gap, in operators; see `Problem` for the words."""
+    """A storage with a gap, in operators; `problems.py` defines the terms."""
 
     storage: int
     birth: int
-    ready: int  # NEVER: it is from before the step, and so is `release`
+    ready: int  # NEVER: before the step; then `release` is, too
     release: int
     use: int
-    death: int  # the last operator that runs with it
-    key: tuple[object, ...]  # alike items have the same
+    death: int  # the last operator that runs while it exists
+    key: tuple[object, ...]  # alike items have equal keys
 
 
 class Touches:
-    """What the operators of a trace do with each storage. One pass; lists are by storage."""
+    """The uses of each storage by the operators of a trace. One pass; lists are by storage."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         count = len(trace.storages)
-        self.last_forward = [NEVER] * count  # operator of a forward that read or wrote it
-        self.next_read = [NEVER] * count  # the first one after that, of another phase
-        self.last_backward = [NEVER] * count  # operator of a backward pass that read it
+        self.last_forward = [NEVER] * count  # last operator of a forward that read or wrote it
+        self.next_read = [NEVER] * count  # the first read after that, in another phase
+        self.last_backward = [NEVER] * count  # last operator of a backward pass that read it
         self.first_optimizer = [NEVER] * count
         self.writers: list[list[int]] = [[] for _ in range(count)]
         self.is_disturbed = [False] * count  # written between `last_forward` and `next_read`
         self.blocks = [block_of(operator.module) for operator in trace.operators]
-        self.is_shared = [False] * count  # forward reads it in another block than made it
+        self.is_shared = [False] * count  # made in one block and read by forward in another
         for index, operator in enumerate(trace.operators):
             if operator.phase is Phase.FORWARD:
                 self._note_forward(index)
             else:
                 self._note_other(index)
-        self.first_save = [len(trace.operators)] * count  # the first operator after it
+        self.first_save = [len(trace.operators)] * count  # the first operator after the first save
         for event in reversed(trace.events):
             if event.kind is EventKind.SAVE and event.storage is not None:
                 self.first_save[event.storage] = event.operator
@@ -87,7 +87,7 @@ class Touches:
             self.writers[storage].append(index)
 
 
-@lru_cache(maxsize=1 << 14)  # a trace names few modules, and each often
+@lru_cache(maxsize=1 << 14)  # a trace has few module paths, each of them often
 def block_of(module: str) -> str:
     """Return the numbered part of a module's path: "model.layers.7" of "model.layers.7.mlp.up"."""
     number = _NUMBER.search(module)
@@ -113,7 +113,7 @@ def _saved_item(touches: Touches, number: int) -> Item | None:
     storage = touches.trace.storages[number]
     last, use = touches.last_forward[number], touches.next_read[number]
     if storage.continues is not None:
-        last = max(last, storage.birth)  # a backward pass has just used it: its bytes are final
+        last = max(last, storage.birth)  # a backward pass has just used it, so its bytes are final
     release = max(last, storage.held)
     is_idle = storage.birth <= last and release < use
     if not is_idle or touches.is_disturbed[number]:
@@ -125,7 +125,7 @@ def _saved_item(touches: Touches, number: int) -> Item | None:
         if ready < writer <= last:
             ready = writer
     if ready >= touches.first_save[number]:
-        return None  # pieces of one storage, each changed by itself: a copy would be too early
+        return None  # written after its first save, piece by piece: a copy would be too early
     return Item(
         storage=number,
         birth=storage.birth,
@@ -155,7 +155,7 @@ def _state_item(touches: Touches, number: int) -> Item | None:
 
 
 def _key_of(trace: Trace, storage: Storage) -> tuple[object, ...]:
-    """Return what alike parts of blocks and microbatches have in common."""
+    """Return a key that is equal for alike storages of different blocks and microbatches."""
     key = (storage.kind, _alike(storage.module), storage.index, storage.nbytes)
     if storage.birth == BEFORE:
         return key
@@ -171,7 +171,7 @@ def _alike(module: str) -> str:
 
 
 def _least_bytes(trace: Trace, items: list[Item]) -> int:
-    """Return from which size on items matter."""
+    """Return the size of the smallest item that matters."""
     sizes = sorted(trace.storages[item.storage].nbytes for item in items)
     allowed = sum(sizes) * SMALL_SHARE
     for nbytes in sizes:

@@ -1,4 +1,4 @@
-"""From a trace to a problem: items, slots of time, steps that recompute."""
+"""Conversion of a trace to a problem: items, slots of time, and recompute steps."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def lower(
     least_bytes: int | None = None,
     boundaries: Collection[int] = (),
 ) -> Problem:
-    """Return what there is to decide about a step.
+    """Return the planning problem of a step.
 
     Args:
         trace: the step.
-        optimizer_states: whether they may be swapped, too.
-        least_bytes: what is smaller is no item. None: the smallest ones are none that together
-            have half a per cent of all bytes.
-        boundaries: operators with which a slot begins, whatever happens to items there.
+        optimizer_states: whether optimizer states may be swapped, too.
+        least_bytes: size of the smallest item. None: leave out the smallest storages, up to half a
+            percent of all bytes.
+        boundaries: operators that begin a slot, even if nothing happens to items there.
 
     Raises:
         InvalidArgument: a trace without operators.
@@ -80,10 +80,10 @@ def lower(
 
 
 class _Slots:
-    """Operators in a row between which nothing happens to any item, nor is asked for.
+    """Runs of operators between which nothing happens to an item and no boundary lies.
 
-    An operator before which items are made again is a slot of its own: what that takes beside them
-    counts for a whole slot, of which another operator may have the most bytes.
+    An operator before which items are recomputed is a slot of its own, because the extra memory of
+    recomputing counts for a whole slot, in which another operator may have the most bytes.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class _Slots:
         births, readies, releases, uses, deaths = lives
         begins = np.zeros(len(trace.operators) + 1, np.bool_)
         begins[0] = True
-        made = uses[can_recompute]  # and what it is made from
+        made = uses[can_recompute]  # operators before which items are recomputed
         for firsts in (births, readies + 1, releases + 1, uses, made + 1, deaths + 1, boundaries):
             begins[firsts] = True
         self.starts = np.flatnonzero(begins[:-1])
         self._slot_of = np.append(np.cumsum(begins[:-1]) - 1, -1).astype(np.int32)
 
     def of(self, operators: Indexes) -> Indexes:
-        """Return the slots of operators; -1 stays what it is."""
+        """Return the slots of operators; -1 stays -1."""
         slots: Indexes = self._slot_of[operators]
         return slots
 
@@ -113,7 +113,7 @@ def _columns(items: list[Item]) -> list[Indexes]:
 
 
 def _columns_of_chains(chains: list[Chain | None]) -> tuple[list[Row], list[Row], list[int]]:
-    """Return steps, inputs and bytes beside; where there is no chain the rows are empty."""
+    """Return steps, inputs and extra bytes; an item without a chain has empty rows."""
     rows = [(each.steps, each.inputs, each.extra_bytes) if each else ((), (), 0) for each in chains]
     steps, inputs, extra_bytes = zip(*rows, strict=True) if rows else ((), (), ())
     return list(steps), list(inputs), list(extra_bytes)
@@ -128,7 +128,7 @@ def _sizes(trace: Trace) -> Bytes:
 
 
 def _fixed_bytes(trace: Trace, nbytes: Bytes, moved: Indexes) -> Bytes:
-    """Return what each operator has in memory whatever is decided about the storages `moved`."""
+    """Return the bytes in memory at each operator, without the storages `moved`."""
     births = np.array([max(storage.birth, 0) for storage in trace.storages], np.int64)
     deaths = np.array([storage.death for storage in trace.storages], np.int64)
     fixed = nbytes.copy()

@@ -1,28 +1,29 @@
-"""A trace as arrays: slots of time, items to decide about, steps that recompute them.
+"""A trace as arrays: slots of time, items to decide about, and steps that recompute them.
 
-*Slots* are the operators in order, those between which nothing happens to any item taken together.
-*Items* are the storages that may be swapped or recomputed; what is too small to matter is not among
-them. Item j is born in slot `births[j]` (0 if it was there before), its bytes are final at the end
-of slot `readies[j]` (-1: from the start), forward needs it last in slot `releases[j]` (-1: not at
-all), backward first in slot `uses[j]` and last in slot `deaths[j]`:
+*Slots* are the operators in order; consecutive operators share a slot if nothing happens to an item
+between them. *Items* are the storages that may be swapped or recomputed, except small ones that do
+not matter. Item j is born in slot `births[j]` (0 if it existed before the step). Its bytes are
+final at the end of slot `readies[j]` (-1: from the start). Forward needs it last in slot
+`releases[j]` (-1: not at all), backward first in slot `uses[j]` and last in slot `deaths[j]`:
 
     births <= readies <= releases < uses <= deaths
 
-In slot k there are on the device `slot_bytes[k]`, whatever is decided, and of the items:
+In slot k the device holds `slot_bytes[k]`, independent of all decisions, and each item:
 
     kept        from slot births[j] to deaths[j]
     recomputed  from births[j] to releases[j], and from `need` to deaths[j]
     swapped     from births[j] until its copy out is done, no earlier than the end of releases[j];
-                and from when its copy back starts to deaths[j]
+                and from the start of its copy back to deaths[j]
 
-`need` is the slot before which an item has to be there: `uses[j]`, or the earlier `need` of a
-recomputed item that is made from it. The memory of what is recomputed before slot k is taken when
-slot k begins, and its `chain_bytes` beside it for the duration of slot k.
+`need` is the slot before which an item must be present: `uses[j]`, or the earlier `need` of a
+recomputed item that is made from it. An item that is recomputed before slot k takes its memory when
+slot k begins, and its `chain_bytes` in addition for the duration of slot k.
 
-*Steps* are operators that recomputing runs: `chain_steps` of an item are those that make it from
-its `inputs` (other items) and from what stays on the device, in order, through storages that nobody
-saved. The last one is its own operator. Recomputed items whose own operator is the same are made
-together, at the earliest of their needs. A step that several items need in the same slot runs once.
+*Steps* are operators that recomputing runs. The `chain_steps` of an item make it, in order, from
+its `inputs` (other items) and from storages that stay on the device, through storages that autograd
+did not save. The last step is the item's own operator. Recomputed items with the same own operator
+are made together, at the earliest of their needs. A step that several items need in the same slot
+runs once.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What a planner decides about. K slots, N items, S steps."""
+    """The input of a planner. K slots, N items, S steps."""
 
     slot_seconds: Floats  # K
-    slot_bytes: Bytes  # K: the most of the operators taken together
+    slot_bytes: Bytes  # K: the most of any operator in the slot
     slot_operators: Indexes  # K + 1: the first operator of each slot; then the number of operators
-    item_bytes: Bytes  # N, and so are all that follow
+    item_bytes: Bytes  # N, as for all fields down to own_steps
     item_storages: Indexes  # of the trace
     births: Indexes
     readies: Indexes
@@ -57,10 +58,10 @@ class Problem:
     can_swap: Flags
     can_recompute: Flags
     chain_bytes: Bytes
-    classes: Indexes  # items with the same part in alike layers and microbatches have the same
-    own_steps: Indexes  # the step of its own operator; -1: it cannot be recomputed
+    classes: Indexes  # equal for items with the same role in alike layers and microbatches
+    own_steps: Indexes  # the step of the item's own operator; -1: it cannot be recomputed
     step_seconds: Floats  # S
-    # Compressed rows: those of item j are values[starts[j] : starts[j + 1]].
+    # Compressed rows: the values of item j are values[starts[j] : starts[j + 1]].
     chain_starts: Indexes  # N + 1
     chain_steps: Indexes
     input_starts: Indexes  # N + 1

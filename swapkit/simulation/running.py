@@ -1,6 +1,6 @@
-"""A step under given actions, through time: how long it takes, what it holds, what moves when.
+"""Simulation of a step under given actions: its time, its memory and the times of all copies.
 
-The rules are in `swapkit_plan.h`; `problems.py` says what the arrays mean.
+`swapkit_plan.h` has the rules; `problems.py` explains the arrays.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _TYPES = {
     "chain_bytes": np.int64,
     "can_swap": np.bool_,
     "can_recompute": np.bool_,
-}  # the others: int32
+}  # all others: int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """What a step came to. Times are seconds from its start, nan where nothing happened.
+    """The result of a simulated step. Times are seconds from its start; nan: did not happen.
 
-    A step that gets stuck has `seconds` inf, and the times of what happened before.
+    A step that gets stuck has `seconds` inf, and only the times before that point.
     """
 
     seconds: float
-    stall_seconds: float  # that computing waited for copies
+    stall_seconds: float  # computing waited for copies
     recompute_seconds: float
     peak_bytes: int
     host_peak_bytes: int
     disk_peak_bytes: int
-    swapped_bytes: int  # out, and as many back
-    stuck_slot: int  # that can never begin; -1: it ran
-    slot_starts: Floats  # K; with what is recomputed right before
+    swapped_bytes: int  # copied out, and as many copied back
+    stuck_slot: int  # the slot that can never begin; -1: the step ran
+    slot_starts: Floats  # K; including the recomputation right before
     slot_ends: Floats
     slot_stalls: Floats  # waited before the slot
     out_starts: Floats  # N
@@ -69,10 +69,10 @@ class Run:
     released: Floats  # its memory is free
     in_starts: Floats  # its memory is taken again
     in_ends: Floats
-    needs: Indexes  # N: the slot before which it has to be there
-    # What a plan has to say so that following it comes to the same; -1: nothing.
-    release_slots: Indexes  # the first slot that would not fit were the item still there
-    prefetch_slots: Indexes  # the slot that ran, or was to begin, when the copy back started
+    needs: Indexes  # N: the slot before which the item must be present
+    # The moments that a plan must name so that following it gives the same step; -1: none.
+    release_slots: Indexes  # the first slot that would not fit with the item still present
+    prefetch_slots: Indexes  # the slot that ran, or was about to, when the copy back started
 
 
 def run(
@@ -88,15 +88,15 @@ def run(
 
     Args:
         problem: the step; its arrays must not change later.
-        machine: what it may use.
-        actions: of each item.
-        prefetches: the slot before which each copy back starts at the earliest, -1: not before it
-            is needed. None: as early as there is room that computing will not need by then.
-        releases: the slot that waits until each item's memory is free; -1, None: none does.
-        window: None only: at most so many slots before the need.
+        machine: the machine that the step runs on.
+        actions: the action of each item.
+        prefetches: for each item, the earliest slot before which its copy back starts; -1: not
+            before the need. None: as early as there is room that computing will not need by then.
+        releases: the slot that waits until each item's memory is free; -1, None: no slot waits.
+        window: if `prefetches` is None: a copy back starts at most this many slots before the need.
 
     Raises:
-        InvalidArgument: an action that an item cannot have, or arrays of another length.
+        InvalidArgument: an action that an item cannot have, or an array of the wrong length.
     """
     simulator = _simulator_of(problem)
     nslots, nitems = simulator.nslots, simulator.nitems

@@ -1,4 +1,4 @@
-"""From a run, whose times are those of slots, to a schedule of a trace's operators."""
+"""Conversion of a run, with times of slots, to a schedule with times of operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_schedule(
 def _spread(
     trace: Trace, problem: Problem, actions: NDArray[np.int8], run: Run
 ) -> tuple[Floats, Floats]:
-    """Return when operators start and end: each has its share of its slot's time."""
+    """Return the start and end of each operator: its share of its slot's time."""
     firsts = problem.slot_operators[:-1]
     work = np.array([operator.seconds for operator in trace.operators], np.float64)
     work[firsts] += _recompute_seconds(problem, actions, run)
@@ -53,7 +53,7 @@ def _spread(
     slot_starts, rates = np.repeat(run.slot_starts, counts), np.repeat(rates, counts)
     starts: Floats = slot_starts + (done - work - before) * rates
     ends: Floats = slot_starts + (done - before) * rates
-    # No sum that was rounded another way: neighbours touch, and slots keep their times.
+    # Avoid rounding gaps: neighbours touch, and slots keep their exact times.
     starts[firsts] = run.slot_starts
     ends[problem.slot_operators[1:] - 1] = run.slot_ends
     inner = np.ones(len(starts), np.bool_)
@@ -63,7 +63,7 @@ def _spread(
 
 
 def _recompute_seconds(problem: Problem, actions: NDArray[np.int8], run: Run) -> Floats:
-    """Return what recomputing takes before each slot; a step runs once there."""
+    """Return the seconds of recomputing before each slot, where a step runs only once."""
     seconds = np.zeros(len(problem.slot_seconds), np.float64)
     ran = {
         (int(run.needs[item]), int(step))
@@ -76,7 +76,7 @@ def _recompute_seconds(problem: Problem, actions: NDArray[np.int8], run: Run) ->
 
 
 def _list_transfers(problem: Problem, actions: NDArray[np.int8], run: Run) -> tuple[Transfer, ...]:
-    """Return what is swapped, in the order of copies out."""
+    """Return the transfers, in the order of copies out."""
     swapped = np.flatnonzero((actions == SWAP) | (actions == SWAP_TO_DISK))
     return tuple(
         Transfer(
@@ -94,7 +94,7 @@ def _list_transfers(problem: Problem, actions: NDArray[np.int8], run: Run) -> tu
 def _list_recomputations(
     problem: Problem, actions: NDArray[np.int8], run: Run
 ) -> tuple[Recomputation, ...]:
-    """Return what is recomputed, in the order in which it is needed, then made."""
+    """Return the recomputations, ordered by need, then by birth."""
     recomputed = np.flatnonzero(actions == RECOMPUTE)
     order = np.lexsort((problem.births[recomputed], run.needs[recomputed]))
     return tuple(
@@ -107,7 +107,7 @@ def _list_recomputations(
 
 
 def _list_stalls(problem: Problem, run: Run) -> tuple[Stall, ...]:
-    """Return where computing waited; a wait ends together with the copy that it was for."""
+    """Return the stalls; a stall ends at the same time as the copy that it waits for."""
     ended = {
         float(end): int(problem.item_storages[item])
         for ends in (run.out_ends, run.in_ends)

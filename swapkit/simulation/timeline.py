@@ -1,4 +1,4 @@
-"""A step under a plan: what it comes to, as a run of its problem and as a schedule of its trace."""
+"""A step under a plan, as a run of its problem and as a schedule of its trace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _UNBOUNDED = 1 << 62  # bytes
 
 
 def predict(run: Run) -> Prediction:
-    """Return a run's figures as a plan has them."""
+    """Return the figures of a run as a plan's prediction."""
     return Prediction(
         seconds=run.seconds,
         peak_bytes=run.peak_bytes,
@@ -61,7 +61,7 @@ def predict(run: Run) -> Prediction:
 
 
 def find_host_seconds(host: HostTime | None, actions: NDArray[np.int8]) -> float:
-    """Return what the host takes for a step in which so is done with each item; 0: not known."""
+    """Return the host time of a step with these actions; 0: not known."""
     if host is None:
         return 0.0
     recomputed = int(np.count_nonzero(actions == RECOMPUTE))
@@ -78,7 +78,7 @@ def as_plan(
     *,
     policy: str,
 ) -> Plan:
-    """Return the plan that does what a run did; `problem` is of `trace`, `run` of `actions`."""
+    """Return the plan that repeats a run; `problem` is of `trace`, `run` of `actions`."""
 
     def operator_of(slots: Indexes, item: int) -> int | None:
         slot = int(slots[item])
@@ -107,21 +107,21 @@ def as_plan(
 
 
 def simulate(trace: Trace, plan: Plan, machine: Machine) -> Schedule:
-    """Return what a step under a plan comes to.
+    """Return the simulated schedule of a step under a plan.
 
-    Copies back start where the plan says, or where they are needed if it does not say; operators
-    wait for the releases that it names.
+    A copy back starts at the plan's `prefetch`, or where the storage is needed if there is none.
+    Operators wait for the releases that the plan names.
 
     Raises:
         InfeasibleBudget: some operator can never begin.
-        PlanMismatch: the plan decides about something that is never idle, or cannot be recomputed.
+        PlanMismatch: the plan moves a storage that is never idle, or that cannot be recomputed.
     """
     problem, actions, result = _run_plan(trace, plan, machine, is_timed=True)
     return make_schedule(trace, problem, actions, result, predict(result))
 
 
 def set_moments(trace: Trace, plan: Plan, machine: Machine) -> Plan:
-    """Return a plan that does the same, with each copy back as early as there is room for it.
+    """Return the plan with each copy back as early as there is room for it.
 
     Raises:
         InfeasibleBudget, PlanMismatch: as for `simulate`.
@@ -148,9 +148,9 @@ def _run_plan(
 
 
 def _lower_for(trace: Trace, plan: Plan) -> Problem:
-    """Return the problem, with everything that the plan moves, however small, among its items.
+    """Return the problem, with every storage that the plan moves as an item, however small.
 
-    A slot begins at each moment that the plan names.
+    A slot begins at each operator that the plan names as a release or prefetch.
     """
     decided = [each for each in plan.decisions if each.action is not Action.KEEP]
     moved = [each.storage for each in decided]
@@ -168,13 +168,13 @@ def _lower_for(trace: Trace, plan: Plan) -> Problem:
 
 
 def _moments_of(decided: list[Decision], count: int) -> set[int]:
-    """Return the operators, of so many, that decisions name as releases or prefetches."""
+    """Return the operators below `count` that decisions name as releases or prefetches."""
     named = {moment for each in decided for moment in (each.release, each.prefetch)}
     return {moment for moment in named if moment is not None and 0 <= moment < count}
 
 
 def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Indexes, Indexes]:
-    """Return by item: its action, the slot that waits for its release, and that of its prefetch."""
+    """Return for each item its action, the slot that waits for its release, and its prefetch."""
     items = {int(storage): item for item, storage in enumerate(problem.item_storages)}
     actions = np.zeros(len(items), np.int8)
     releases, prefetches = np.full((2, len(items)), -1, np.int32)
@@ -200,7 +200,7 @@ def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Ind
 def _explain(
     trace: Trace, problem: Problem, machine: Machine, follow: Callable[[Machine], Run]
 ) -> InfeasibleBudget:
-    """Return the error for a plan that gets stuck, with the least budget that is enough."""
+    """Return the error for a plan that gets stuck, with the smallest sufficient budget."""
 
     def run_with(budget_bytes: int) -> Run:
         return follow(replace(machine, budget_bytes=budget_bytes))

@@ -1,7 +1,7 @@
-"""Whether a plan is legal, and a simulated step possible.
+"""Checks that a plan is legal, and that a simulated step is possible.
 
-This is the judge over everything that plans and simulates: it works from the trace alone, written
-once more from what plans mean, and shares no code with those that it judges.
+The validator is independent of the planners and the simulator: it works from the trace and the
+definition of a plan alone, and shares no code with them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ RELATIVE_TOLERANCE = 1e-6
 def find_violations(
     trace: Trace, plan: Plan, machine: Machine, schedule: Schedule | None = None
 ) -> list[str]:
-    """Return what is wrong with a plan, and with a schedule that follows it; best is nothing.
+    """Return the violations of a plan, and of a schedule that follows it; empty: there are none.
 
-    A plan is legal if what it swaps or recomputes is idle in between, can be made again where it is
-    recomputed, and is released and fetched within its gap. A schedule is possible if operators and
-    copies are in order and no faster than the machine, memory stays within the budget and the
-    limits of host and disk at every instant, and its prediction is what it comes to.
+    A plan is legal if each storage that it moves is idle, can be recomputed where the plan says so,
+    and is released and prefetched within its gap. A schedule is possible if operators and copies
+    are in order and no faster than the machine, memory stays within the budget and the limits of
+    host and disk at every instant, and its prediction matches its times and sizes.
 
     Returns:
         One sentence for each violation.
@@ -75,7 +75,7 @@ def find_violations(
 def _check_decisions(
     moved: Mapping[int, Decision], gaps: Mapping[int, Gap], demand: Demand, machine: Machine
 ) -> Iterator[str]:
-    """Yield what is swapped to where there is no disk, or moves outside of its gap."""
+    """Yield swaps to a missing disk, and releases and prefetches outside of the gap."""
     for number, decision in moved.items():
         if decision.tier is Tier.DISK and not machine.disk_bytes:
             yield f"storage {number}: goes to disk, but there is none"
@@ -91,7 +91,7 @@ def _check_decisions(
 
 
 def _check_prediction(plan: Plan, trace: Trace) -> Iterator[str]:
-    """Yield where what a plan expects contradicts the plan itself."""
+    """Yield contradictions between a plan's prediction and the plan or the trace."""
     if plan.prediction is None:
         return
     seconds, bound = plan.prediction.seconds, plan.bound_seconds

@@ -1,4 +1,4 @@
-"""Tools for tests and experiments, users' too: links of a given speed, steps that repeat."""
+"""Tools for tests and experiments: links of a given speed, reproducible steps."""
 
 from swapkit.testing.link import slow_link
 from swapkit.testing.planning import planning_at_once

@@ -1,7 +1,7 @@
 """A link of a given speed between the device and the host.
 
-On the CPU copies are as fast as memory. Inside `slow_link` they take the time that they would on
-another machine, so that overlap, stalls and plans can be seen without one.
+On the CPU, copies run at memory speed. Inside `slow_link` they take as long as over a slower link,
+so that overlap, stalls and plans can be observed without a GPU.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ _NS_PER_S = 1_000_000_000
 
 @contextlib.contextmanager
 def slow_link(*, bytes_per_s: float = 0, latency_s: float = 0) -> Iterator[None]:
-    """Let sessions and scopes that begin inside copy over a link of this speed.
+    """Limit transfers of sessions and scopes that begin inside the block to a link of this speed.
 
-    What was saved over it comes back over it, also after the block. Not for use by several threads
-    at once.
+    Tensors copied out over the link are copied back over it, also after the block. Not thread-safe.
 
     Args:
-        bytes_per_s: of each direction; 0: as fast as memory.
+        bytes_per_s: speed of each direction; 0: as fast as memory.
         latency_s: added to every copy.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Plans between two steps, so that the same program takes the same steps each time."""
+"""Synchronous planning, so that a program takes the same steps in each run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def planning_at_once() -> Iterator[None]:
-    """Let all sessions of the process wait for their plans inside.
+    """Make all sessions of the process wait for their plans inside the block.
 
-    Otherwise training goes on while a plan is made, and how many steps that takes depends on the
-    machine. Not for use by several threads at once.
+    Otherwise training continues while a plan is made, for a number of steps that depends on the
+    machine. Not thread-safe.
 
     Example:
         >>> from swapkit.testing import planning_at_once

@@ -2,10 +2,10 @@
  *
  * Words.  A *backend* serves one device through a table of operations. A *segment* is one
  * contiguous range obtained from the backend by one call; a *block* is a part of a segment, in use
- * or free. *Reserved* bytes are those the device really holds for us (in use + cached); they never
- * exceed the pool's *budget*. A *stream* is an ordered queue of device work (NULL: the backend's
- * default one; on the cpu backend the host's own program order), an *event* a mark in it that can
- * be waited for. *Rescue* is what a pool asks of its owner when an allocation would not fit.
+ * or free. *Reserved* bytes are those the device holds for us (in use + cached); they never exceed
+ * the pool's *budget*. A *stream* is an ordered queue of device work (NULL: the backend's default
+ * one; on the cpu backend the host's own program order). An *event* is a mark in a stream that
+ * threads and streams can wait for. In a *rescue* a pool asks its owner to free memory.
  *
  * Rules.  Every fallible function returns an sk_status and leaves its `out` arguments untouched on
  * failure; sk_error_text() then says why, per thread. Ownership is one of: owned (released with the
@@ -34,10 +34,10 @@
 /* One list gives the codes, their names (sk_status_name) and the Python exceptions. */
 #define SK_STATUS_LIST(X)                                                                          \
     X(SK_OK, 0)                                                                                    \
-    X(SK_NOT_READY, 1)            /* asked without waiting; the work is still under way */         \
+    X(SK_NOT_READY, 1)            /* a query that does not wait; the work is still under way */    \
     X(SK_INVALID, 2)              /* an argument is wrong; nothing was done */                     \
     X(SK_UNSUPPORTED, 3)          /* this backend cannot do that */                                \
-    X(SK_OVER_BUDGET, 4)          /* would pass the budget; the device was not asked */            \
+    X(SK_OVER_BUDGET, 4)          /* would exceed the budget; the device was not asked */          \
     X(SK_OUT_OF_DEVICE_MEMORY, 5) /* the device refused */                                         \
     X(SK_OUT_OF_HOST_MEMORY, 6)   /* the host refused */                                           \
     X(SK_BACKEND_FAILED, 7)       /* the driver reported an error */                               \
@@ -50,13 +50,13 @@ typedef enum sk_status { SK_STATUS_LIST(SK_STATUS_ENTRY) } sk_status;
 
 /* Name of a code, "SK_OK" and so on. Borrowed, static. Threads: any. */
 SK_API const char *sk_status_name(sk_status status);
-/* What this thread's most recent failure was about. Borrowed until its next failure. */
+/* Describe this thread's most recent failure. Borrowed until its next failure. */
 SK_API const char *sk_error_text(void);
 
 /* ---- backend --------------------------------------------------------------------------------- */
 
 typedef struct sk_backend sk_backend;
-typedef struct sk_stream sk_stream; /* the backend's own; opaque to everyone else */
+typedef struct sk_stream sk_stream; /* the backend's own; opaque to all other code */
 typedef struct sk_event sk_event;
 
 typedef enum sk_copy_kind {
@@ -70,15 +70,15 @@ typedef struct sk_memory_info {
     size_t total_bytes;
 } sk_memory_info;
 
-/* What a backend implements. All functions may be called from any thread, also with a pool's lock
- * held: they and what they call back must not call a pool. Mandatory unless said. */
+/* The table that a backend implements. Any thread may call any function, also with a pool's lock
+ * held: a function and its callbacks must not call a pool. Mandatory unless marked optional. */
 typedef struct sk_backend_ops {
     uint32_t struct_size;         /* sizeof(sk_backend_ops) of the version compiled against */
     uint32_t null_stream_is_host; /* 1: work on the NULL stream is done when the call returns */
     const char *name;             /* static */
     void (*destroy)(void *self);  /* optional */
     sk_status (*memory_info)(void *self, sk_memory_info *out);
-    /* Whole segments: both, or neither if the virtual memory group is there. */
+    /* Whole segments: both, or neither if the virtual memory group is present. */
     sk_status (*memory_alloc)(void *self, size_t nbytes, void **out);
     sk_status (*memory_free)(void *self, void *address, size_t nbytes);
     /* Virtual memory: all four or none. Multiples of granule_bytes; only committed bytes count as
@@ -89,8 +89,8 @@ typedef struct sk_backend_ops {
     sk_status (*range_release)(void *self, void *address, size_t nbytes);
     sk_status (*range_commit)(void *self, void *address, size_t nbytes);
     sk_status (*range_decommit)(void *self, void *address, size_t nbytes);
-    /* Streams and events. An event may be recorded again: who waits, waits for the recording that
-     * was the latest at the call. A wait on one never recorded returns. */
+    /* Streams and events. An event may be recorded again: a wait is for the latest recording at the
+     * time of the call. A wait for an event that was never recorded returns. */
     sk_status (*stream_create)(void *self, sk_stream **out);
     sk_status (*stream_destroy)(void *self, sk_stream *stream); /* waits for its work */
     sk_status (*stream_sync)(void *self, sk_stream *stream);
@@ -104,21 +104,21 @@ typedef struct sk_backend_ops {
                             sk_copy_kind kind, sk_stream *stream);
     /* Optional: run `call(argument)` on the host, in stream order. It must not call the backend. */
     sk_status (*stream_call)(void *self, sk_stream *stream, void (*call)(void *), void *argument);
-    /* Page-locked host memory, for a device whose copies are slow or wait without: both or none. A
+    /* Page-locked host memory, for devices with slow or blocking copies without it: both or none. A
      * piece is a power of two at a multiple of itself, best of host_lock_bytes; copy_async takes
      * ranges over several pieces. A failed lock: SK_OUT_OF_HOST_MEMORY. */
     size_t host_lock_bytes;
     sk_status (*host_lock)(void *self, void *address, size_t nbytes);
     sk_status (*host_unlock)(void *self, void *address, size_t nbytes);
-    /* Optional: let memory committed at `from` lie at `to`, as a decommit there and a commit here
-     * would, only faster. What it holds is lost. A failure changes nothing. */
+    /* Optional: move memory committed at `from` to `to`, like a decommit there and a commit here,
+     * but faster. Its contents are lost. A failure changes nothing. */
     sk_status (*range_move)(void *self, void *from, void *to, size_t nbytes);
-    /* Optional: let memory committed at `from` lie at `to` as well. It counts once; each place is
-     * decommitted for itself, and the memory goes with the last. What is written at one place is
-     * read at another by work that is queued behind the writing. */
+    /* Optional: also map memory committed at `from` at `to`. It counts once; each place is
+     * decommitted separately, and the last decommit frees the memory. A write at one place is
+     * visible at the other to work that is queued behind it. */
     sk_status (*range_alias)(void *self, void *from, void *to, size_t nbytes);
-    /* Optional, both or none; they nest. What every call sees to on its thread (whose context is
-     * current), and nobody else changes in between, is seen to once, and undone at the end. */
+    /* Optional, both or none; they nest. Between them, per-call work on this thread (making the
+     * context current) is done once; end undoes it. No other code may change it in between. */
     void (*visit_begin)(void *self), (*visit_end)(void *self);
 } sk_backend_ops;
 
@@ -128,7 +128,7 @@ typedef struct sk_backend_ops {
  * Returns SK_INVALID with the name of the member at fault. Threads: any. */
 SK_API SK_NODISCARD sk_status sk_backend_open(const sk_backend_ops *ops, void *self,
                                               sk_backend **out);
-/* The backend is destroyed once the last pool, stream and event over it is gone, too. */
+/* Close the handle. The backend is destroyed after the last pool, stream and event over it. */
 SK_API void sk_backend_close(sk_backend *backend);
 /* The table in force, after validation. Borrowed until the backend is closed. */
 SK_API const sk_backend_ops *sk_backend_table(const sk_backend *backend);
@@ -151,27 +151,27 @@ SK_API SK_NODISCARD sk_status sk_copy_async(sk_backend *backend, void *to, const
 
 /* The CPU as a device: a range of host memory, worker threads as streams. */
 typedef struct sk_cpu_params {
-    size_t capacity_bytes;     /* 0: what the machine or its control group allows */
-    uint64_t copy_bytes_per_s; /* of each stream; 0: as fast as it goes */
+    size_t capacity_bytes;     /* 0: the limit of the machine or its control group */
+    uint64_t copy_bytes_per_s; /* of each stream; 0: no limit */
     uint64_t copy_latency_ns;  /* added to every asynchronous copy */
-    uint64_t numa_nodes;       /* bit n: memory of node n is preferred; 0: of any. A hint */
+    uint64_t numa_nodes;       /* bit n: prefer memory of node n; 0: of any node. A hint */
     bool populate;             /* committed memory has its pages at once, not at the first touch */
 } sk_cpu_params;
 
 SK_API SK_NODISCARD sk_status sk_backend_cpu(const sk_cpu_params *params, sk_backend **out);
 
-/* An NVIDIA device, through the driver's library alone: libcuda.so.1, or what the environment
- * variable SWAPKIT_CUDA_DRIVER names. An sk_stream is a CUstream and an sk_event a CUevent, also
- * of others; NULL is the legacy default stream. Calls leave the thread's own context current. In a
- * forked child, and once the process exits, they fail; what releases something does nothing. */
+/* An NVIDIA device, through the driver's library alone: libcuda.so.1, or the library named by the
+ * environment variable SWAPKIT_CUDA_DRIVER. An sk_stream is any CUstream and an sk_event any
+ * CUevent; NULL is the legacy default stream. Calls leave the thread's own context current. In a
+ * forked child, and once the process exits, calls fail, and functions that release do nothing. */
 typedef struct sk_cuda_params {
-    int32_t device;         /* as the driver counts them */
-    size_t granule_bytes;   /* of virtual memory; 0: 2 MiB. A multiple of the device's least */
+    int32_t device;         /* the driver's index */
+    size_t granule_bytes;   /* of virtual memory; 0: 2 MiB. A multiple of the device's minimum */
     bool no_virtual_memory; /* whole segments only */
-    uint64_t peer_devices;  /* bit n: device n may use its virtual memory, too, if it can */
+    uint64_t peer_devices;  /* bit n: give device n access to the virtual memory, if possible */
 } sk_cuda_params;
 
-/* SK_UNSUPPORTED: no driver, no device, or too old a driver; the text says what was looked for. */
+/* SK_UNSUPPORTED: no driver, no device, or too old a driver; the text says what is missing. */
 SK_API SK_NODISCARD sk_status sk_backend_cuda(const sk_cuda_params *params, sk_backend **out);
 SK_API SK_NODISCARD sk_status sk_cuda_device_count(int32_t *out);
 
@@ -182,11 +182,11 @@ typedef struct sk_ring sk_ring;
 typedef enum sk_ring_kind {
     SK_RING_TAKE,
     SK_RING_GIVE,
-    SK_RING_RESCUE, /* nbytes: what the rescue freed */
+    SK_RING_RESCUE, /* nbytes: freed by the rescue */
     SK_RING_OOM,
     SK_RING_COPY_OUT,
     SK_RING_COPY_IN,
-    SK_RING_MARK,     /* the owner's own: a step's end, ... */
+    SK_RING_MARK,     /* the owner's own, such as the end of a step */
     SK_RING_OP_BEGIN, /* a kernel that torch does not run; nbytes: of its operands */
     SK_RING_OP_END
 } sk_ring_kind;
@@ -200,10 +200,10 @@ typedef struct sk_ring_event {
     uint32_t tag;
 } sk_ring_event;
 
-/* out  owned: sk_ring_destroy(), after it was detached from every pool. */
+/* out  owned: sk_ring_destroy(), after it is detached from every pool. */
 SK_API SK_NODISCARD sk_status sk_ring_create(size_t capacity, sk_ring **out);
 SK_API void sk_ring_destroy(sk_ring *ring);
-/* Take the oldest events out; returns how many. `*lost` (may be NULL): overwritten since the last
+/* Take the oldest events out; return how many. `*lost` (may be NULL): overwritten since the last
  * call. Threads: any. */
 SK_API size_t sk_ring_read(sk_ring *ring, sk_ring_event *out, size_t capacity, uint64_t *lost);
 
@@ -211,26 +211,25 @@ SK_API size_t sk_ring_read(sk_ring *ring, sk_ring_event *out, size_t capacity, u
 
 typedef struct sk_pool sk_pool;
 
-/* Bytes freed by the owner because `needed_bytes` more are wanted; 0: nothing more can be freed. It
- * is asked again as long as it says more than 0, so it must say 0 in the end; several
- * threads may be in it at once; and it must not take from another pool whose rescue takes from this
- * one. */
+/* Free memory because `needed_bytes` more are wanted; return the freed bytes, or 0 if nothing more
+ * can be freed. The pool calls it until it returns 0. Several threads may be inside it at once. It
+ * must not take from another pool whose rescue takes from this one. */
 typedef size_t (*sk_rescue_fn)(void *context, size_t needed_bytes);
 
-/* This thread begins to make memory for an allocation, or has ended that: to grow, to move what is
- * free, to wait, to ask for a rescue. In pairs on each thread, and not from inside one of them. */
+/* This thread begins or ends making memory for an allocation: growing, moving free memory, waiting,
+ * or asking for a rescue. Calls come in pairs on each thread, and pairs do not nest. */
 typedef void (*sk_making_fn)(void *context, bool begins);
 
 typedef struct sk_pool_params {
     size_t budget_bytes; /* most bytes reserved; 0: no budget */
     bool whole_segments; /* use memory_alloc even if the backend has virtual memory */
-    /* Whole segments only: a block of more bytes serves only requests of more, and whole. 0: no
-     * such limit; else more than 20 MiB. Virtual memory has no use for it: what is free can be
-     * given back granule by granule, wherever it lies. */
+    /* Whole segments only: a larger block serves only larger requests, and only whole. 0: no limit;
+     * otherwise more than 20 MiB. Virtual memory does not need it: free memory can be given back
+     * granule by granule, wherever it lies. */
     size_t max_split_bytes;
-    /* Before the pool grows with more than this share of its budget reserved, cached memory above
-     * the share is given back; that waits for streams, except on a tentative thread. 0: never;
-     * else below 1. Nothing happens without a budget. */
+    /* Before the pool grows with more than this share of its budget reserved, it gives cached
+     * memory above the share back; that waits for streams, except on a tentative thread. 0: never;
+     * otherwise below 1. Without a budget it has no effect. */
     double garbage_collection_threshold;
 } sk_pool_params;
 
@@ -248,13 +247,13 @@ typedef struct sk_pool_stats {
     int64_t rescued_bytes;
     uint64_t budget_bytes;           /* 0: none */
     int64_t max_split_size;          /* bytes; -1: none */
-    int64_t expandable_segments;     /* 1: of virtual memory, 0: whole ones */
-    int64_t num_garbage_collections; /* that gave something back */
+    int64_t expandable_segments;     /* 1: virtual memory, 0: whole segments */
+    int64_t num_garbage_collections; /* that gave memory back */
     int64_t garbage_collected_bytes;
-    int64_t moved_bytes, moving_ns; /* of free memory to other addresses; the time, on a CPU */
-    int64_t maps, unmaps; /* granules that came to lie at an address, and that left one for good */
-    /* The driver did not map, or unmap, memory at a second address: what was free was given back
-     * and taken anew instead. Tried again later, unless it cannot be done at all. */
+    int64_t moved_bytes, moving_ns; /* free memory moved to other addresses; the time, on a CPU */
+    int64_t maps, unmaps; /* granules mapped at an address, and granules unmapped from one */
+    /* How often the driver failed to map or unmap memory at a second address: free memory is given
+     * back and taken anew instead. Tried again later, unless the driver cannot do it at all. */
     int64_t alias_failures;
 } sk_pool_stats;
 
@@ -264,7 +263,7 @@ typedef struct sk_block_info {
     uintptr_t address;
     size_t nbytes;
     size_t requested_bytes;
-    uintptr_t stream; /* in whose order it is used */
+    uintptr_t stream; /* the stream whose order its use follows */
     uint32_t tag;
     uint32_t state; /* sk_block_state */
 } sk_block_info;
@@ -272,16 +271,16 @@ typedef struct sk_block_info {
 typedef struct sk_segment_info {
     uintptr_t address;
     size_t nbytes;          /* of address space */
-    size_t committed_bytes; /* that the device holds */
-    bool is_small;          /* of blocks of up to 1 MiB */
+    size_t committed_bytes; /* held by the device */
+    bool is_small;          /* holds blocks of up to 1 MiB */
 } sk_segment_info;
 
-/* backend  kept open by the pool. Every stream that the pool is told of must outlive the pool.
+/* backend  kept open by the pool. Every stream passed to the pool must outlive the pool.
  * out      owned: sk_pool_destroy(). */
 SK_API SK_NODISCARD sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params,
                                              sk_pool **out);
-/* Gives everything back to the backend. SK_INVALID, and nothing done, while blocks are in use. If
- * the backend takes something not back, its status, and the pool stays: try again. */
+/* Give all memory back to the backend. SK_INVALID, and nothing done, while blocks are in use. If
+ * the backend does not take a piece back, return its status and keep the pool: try again. */
 SK_API SK_NODISCARD sk_status sk_pool_destroy(sk_pool *pool);
 
 /* Take a block of at least `nbytes` that is safe to use on `stream`.
@@ -289,56 +288,56 @@ SK_API SK_NODISCARD sk_status sk_pool_destroy(sk_pool *pool);
  * nbytes   > 0.
  * out      owned: give back with sk_pool_give().
  * Returns  SK_OVER_BUDGET or SK_OUT_OF_DEVICE_MEMORY only after pending events were drained, caches
- *          trimmed, and the rescue callback has nothing more to free.
- * Threads  any. May wait for an event or call back; never holds a lock while doing so. */
+ *          trimmed, and the rescue callback had nothing more to free.
+ * Threads  any. May wait for an event or call back; holds no lock while doing so. */
 SK_API SK_NODISCARD sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream,
                                            void **out);
-/* SK_INVALID if `address` is no block in use. The block may be handed out again at once to the
- * stream it was taken on, elsewhere only behind an event. Threads: any; allocates nothing. */
+/* SK_INVALID if `address` is no block in use. The block may be handed out again at once on the
+ * stream it was taken on, on others only behind an event. Threads: any; allocates nothing. */
 SK_API SK_NODISCARD sk_status sk_pool_give(sk_pool *pool, void *address);
-/* `stream` works on the block too: its reuse waits for what is queued there when it is given. */
+/* Note that `stream` also uses the block: reuse waits for the work queued there at the give. */
 SK_API SK_NODISCARD sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream);
-/* Wait for pending blocks, then give every cached byte that can be spared to the device. */
+/* Wait for pending blocks, then give all cached memory that can be spared to the device. */
 SK_API SK_NODISCARD sk_status sk_pool_trim(sk_pool *pool);
 /* 0: no budget. Trims first; SK_OVER_BUDGET, and nothing changed, if more is still reserved. */
 SK_API SK_NODISCARD sk_status sk_pool_set_budget(sk_pool *pool, size_t budget_bytes);
-/* Called when an allocation would fail. Not called from inside itself: there the allocation fails.
- * NULL: none. Threads: any; a call already under way may still end. */
+/* Set the callback for allocations that would fail; NULL: none. It is not called from inside
+ * itself: there the allocation fails. Threads: any; a call already under way may still end. */
 SK_API void sk_pool_set_rescue(sk_pool *pool, sk_rescue_fn rescue, void *context);
-/* Called around all that sk_pool_take() does beyond a look in the free lists; not on a tentative
- * thread. It must not take from a pool without being ready for what a rescue is. NULL: none.
+/* Set the callback around all work of sk_pool_take() beyond the free lists; NULL: none. Not called
+ * on a tentative thread. It may take from a pool only if it is prepared for a rescue to run.
  * Threads: any. `making` and `context` change together, under the pool's lock, and are called
- * without: after the return a thread may still be between a pair of calls, or about to begin one,
- * and makes both with what was set when it looked. `context` must stay valid for those. */
+ * without it: after the return a thread may still be between a pair of calls, or about to begin
+ * one, and makes both with the values that it read. `context` must stay valid for those. */
 SK_API void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context);
-/* ring  borrowed until detached; NULL detaches. While one is attached every event costs a clock. */
+/* ring  borrowed until detached; NULL detaches. While attached, every event reads the clock. */
 SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
-/* Put an event of the owner's own into the pool's ring, if there is one. A mark also says that a
- * step ends: the next is expected to make the same requests. */
+/* Put an event of the owner's own into the pool's ring, if there is one. A mark also ends a step:
+ * the next step is expected to make the same requests. */
 SK_API void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes);
-/* Label for the blocks that this thread takes from now on; returns the previous one. 0: none. */
+/* Set the label for this thread's next blocks; return the previous one. 0: none. */
 SK_API uint32_t sk_tag_set(uint32_t tag);
-/* While it is on, this thread takes only what can be had without waiting and without a rescue: for
- * memory that would be welcome but is not needed. Returns the previous setting. */
+/* While it is on, this thread takes only memory that needs no wait and no rescue: for optional
+ * memory. Return the previous setting. */
 SK_API bool sk_tentative_set(bool on);
-/* Whether so many bytes more are within the budget, if there is one; `spares`: but for its 64th. */
+/* Return whether `nbytes` more fit in the budget, if any; `spares`: leaving a 64th of it free. */
 SK_API bool sk_pool_has_room(sk_pool *pool, size_t nbytes, bool spares);
 
 SK_API void sk_pool_stats_get(sk_pool *pool, sk_pool_stats *out);
 SK_API void sk_pool_stats_reset_peak(sk_pool *pool);
-/* Set what was ever allocated and freed to 0, and the counts of events. */
+/* Set the totals of allocated and freed memory, and the counts of events, to 0. */
 SK_API void sk_pool_stats_reset_accumulated(sk_pool *pool);
-/* Most bytes reserved since the last call, besides and apart from the statistics' peaks. */
+/* Return the most bytes reserved since the last call; independent of the statistics' peaks. */
 SK_API size_t sk_pool_peak_take(sk_pool *pool);
-/* 1 if `address` lies in one of the pool's segments. */
+/* Return 1 if `address` lies in one of the pool's segments. */
 SK_API int sk_pool_owns(sk_pool *pool, const void *address);
-/* Copy up to `capacity` descriptions; returns how many there are. */
+/* Copy up to `capacity` descriptions; return how many there are. */
 SK_API size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity);
 SK_API size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity);
 /* SK_INVALID: `address` lies in none of the pool's segments. */
 SK_API SK_NODISCARD sk_status sk_pool_segment_at(sk_pool *pool, const void *address,
                                                  sk_segment_info *out);
-/* Walk every structure. SK_CORRUPT: sk_error_text() names the invariant that is broken. */
+/* Walk every structure. SK_CORRUPT: sk_error_text() names the broken invariant. */
 SK_API SK_NODISCARD sk_status sk_pool_check(sk_pool *pool);
 
 #ifdef SK_CDEF

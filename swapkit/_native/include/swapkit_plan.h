@@ -1,18 +1,18 @@
 /* swapkit_plan.h - a training step under a plan, simulated.
  *
- * A step is K *slots* of computing in order and N *items* that may be moved out of the way; what
- * the arrays mean is said in swapkit/simulation/problems.py. Computing, copies out and copies in
- * are three queues; each does one thing at a time, in order:
+ * A step is K *slots* of computing in order and N *items* that may be moved off the device;
+ * swapkit/simulation/problems.py explains the arrays. Computing, copies out and copies in are three
+ * queues; each does one thing at a time, in order:
  *
  *   - Slot k begins when slot k - 1 has ended, every swapped item needed by then is back, every one
- *     whose *release* is k or before is gone, and what it takes fits the budget.
+ *     whose *release* is k or before is gone, and the memory that it takes fits the budget.
  *   - Copies out run in the order in which bytes become final (ties: the lower item first), as far
  *     as the host or the disk has room, which an item takes until slot `deaths` has ended. Memory
  *     is free when the copy is done and slot `releases` has ended.
  *   - Copies in run in the order of `needs` (ties: the later born first), each after its own copy
- *     out, as soon as its memory fits; that is taken when the copy starts. Ahead of its need a copy
- *     starts in its *prefetch* slot or later, and takes nothing that the slot which waits to begin
- *     would need.
+ *     out, as soon as its memory fits; it takes the memory when it starts. Ahead of its need a copy
+ *     starts in its *prefetch* slot or later, and takes no memory that the slot which waits to
+ *     begin would need.
  *
  * Between slots k - 1 and k the lesser of their `slot_bytes` counts as in use.
  *
@@ -28,7 +28,7 @@ typedef struct sk_plan_problem {
     int32_t nsteps;
     const double *slot_seconds; /* nslots */
     const int64_t *slot_bytes;
-    const int64_t *item_bytes; /* nitems, and so are all that follow */
+    const int64_t *item_bytes; /* nitems, like all arrays below unless marked */
     const int32_t *births;
     const int32_t *readies;
     const int32_t *releases;
@@ -68,16 +68,16 @@ typedef enum sk_plan_action {
 
 typedef struct sk_plan_request {
     const int8_t *actions; /* nitems, of sk_plan_action */
-    /* nitems; -1: not before it is needed. NULL: chosen, as early as there is room beside what
-     * computing will take until the item is needed. */
+    /* nitems; -1: not before the need. NULL: the simulation chooses, as early as there is room
+     * beside the memory that computing takes until the need. */
     const int32_t *prefetches;
-    int32_t window; /* chosen ones are at most so many slots before the need */
-    /* nitems; the slot that waits until the item's memory is free, at the earliest the first one
-     * in which it can be; -1: none does. NULL: none for any. */
+    int32_t window; /* chosen prefetches are at most this many slots before the need */
+    /* nitems; the slot that waits until the item's memory is free, at the earliest the first slot
+     * in which it can be; -1: no slot waits. NULL: -1 for all. */
     const int32_t *releases;
 } sk_plan_request;
 
-/* Times are seconds from the start of the step, NAN where nothing happened; slots are -1 there. */
+/* Times are seconds from the start of the step. Events that did not happen: NAN, for slots -1. */
 typedef struct sk_plan_run {
     double *slot_starts; /* nslots each, the caller's */
     double *slot_ends;
@@ -88,22 +88,22 @@ typedef struct sk_plan_run {
     double *in_starts;
     double *in_ends;
     int32_t *needs;
-    /* The first slot that would not fit were the item still there, though what is copied out before
-     * it were gone. */
+    /* The first slot that would not fit if the item were still there, although earlier copies out
+     * were gone. */
     int32_t *release_slots;
-    int32_t *prefetch_slots; /* the slot that ran or was to begin when the copy in started */
-    double seconds;          /* INFINITY: it does not run */
+    int32_t *prefetch_slots; /* the slot that ran or waited to begin when the copy in started */
+    double seconds;          /* INFINITY: the step cannot run */
     double stall_seconds;
     double recompute_seconds;
     int64_t peak_bytes;
     int64_t host_peak_bytes;
     int64_t disk_peak_bytes;
     int64_t swapped_bytes;
-    int32_t stuck_slot; /* that can never begin; -1: it runs */
+    int32_t stuck_slot; /* the slot that can never begin; -1: none */
 } sk_plan_run;
 
-/* Whether every index of a problem is in range and every item's slots are in order; to be asked
- * once, before anything else is done with it. SK_INVALID says which item is at fault. */
+/* Check that every index of a problem is in range and every item's slots are in order; call it
+ * once, before any other use of the problem. SK_INVALID names the item at fault. */
 SK_API SK_NODISCARD sk_status sk_plan_check(const sk_plan_problem *problem);
 /* Simulate one step. SK_INVALID: an action that the item cannot have or the machine cannot do. */
 SK_API SK_NODISCARD sk_status sk_plan_simulate(const sk_plan_problem *problem,

@@ -3,10 +3,10 @@
  * A *group* is one storage at one version, with its copy outside the device. A *transfer* is one
  * copy of one group in one direction; each direction has a queue, a stream and a bounded number of
  * transfers in flight: two, or up to 64 of together 8 MiB. Queued transfers start in the order of
- * their planned next use, the soonest first; one that somebody waits for overtakes all others.
+ * their planned next use, the soonest first; one that a thread waits for overtakes all others.
  * Copies live in host memory of our own, allocated exactly and capped by `host_limit_bytes`; with a
- * disk folder, what the host has no room for is written to an unlinked file there, the latest next
- * use first, and read back ahead of use.
+ * disk folder, copies that do not fit on the host are written to an unlinked file there, the latest
+ * next use first, and read back ahead of use.
  *
  *     RESIDENT --copy_out--> COPYING_OUT --finish_out--> CLEAN --evict--> OUT
  *        ^                       | failed                  ^               |  copy_in
@@ -14,7 +14,7 @@
  *                                                          +-finish_in- COPYING_IN --failed--> OUT
  *
  * The caller owns device memory: it hands the scheduler an `owner` for as long as a transfer needs
- * the memory, and drops its own references when a group is evicted. Waiting is for events: on a
+ * the memory, and drops its own references when a group is evicted. Waits are for events: on a
  * backend with real streams `finish_*` makes the consumer's stream wait and returns at once; on the
  * cpu backend, whose NULL stream is the host, it waits.
  *
@@ -44,9 +44,9 @@ typedef enum sk_tier {
 } sk_tier;
 
 typedef struct sk_sched_params {
-    size_t host_limit_bytes;   /* most host memory for copies; 0: what the machine has */
+    size_t host_limit_bytes;   /* most host memory for copies; 0: all that the machine has */
     const char *disk_folder;   /* NULL: no disk */
-    size_t disk_limit_bytes;   /* 0: what the file system has */
+    size_t disk_limit_bytes;   /* 0: all that the file system has */
     uint32_t copies_in_flight; /* of each direction; 0: as many as keep the link busy */
     /* Called on any thread, with no lock held. It must not wait, and must leave the thread's device
      * and context as they were. */
@@ -56,8 +56,8 @@ typedef struct sk_sched_params {
 typedef struct sk_sched_stats {
     uint64_t copied_out_bytes, copied_in_bytes;  /* of copies that were started */
     uint64_t written_bytes, read_bytes;          /* to and from the disk */
-    uint64_t stall_ns;                           /* waited for transfers by their users */
-    uint64_t overtakes;                          /* transfers that were waited for while queued */
+    uint64_t stall_ns;                           /* threads waited for transfers */
+    uint64_t overtakes;                          /* transfers waited for while queued */
     size_t host_bytes;                           /* that hold copies */
     size_t host_reserved_bytes, host_peak_bytes; /* taken from the machine for them */
     size_t disk_bytes, disk_peak_bytes;          /* that hold copies */
@@ -68,50 +68,50 @@ typedef struct sk_sched_stats {
 /* backend  of the device; kept open.   out  owned: sk_sched_destroy(). */
 SK_API SK_NODISCARD sk_status sk_sched_create(sk_backend *backend, const sk_sched_params *params,
                                               sk_sched **out);
-/* Waits for every transfer. SK_INVALID, and nothing done, while groups exist. */
+/* Wait for every transfer. SK_INVALID, and nothing done, while groups exist. */
 SK_API SK_NODISCARD sk_status sk_sched_destroy(sk_sched *sched);
 SK_API void sk_sched_stats_get(sk_sched *sched, sk_sched_stats *out);
-/* Wait until nothing is queued or in flight in either direction, and its owners are dropped. */
+/* Wait until no transfer is queued or in flight in either direction, and owners are dropped. */
 SK_API void sk_sched_drain(sk_sched *sched);
 /* Give the host memory and the disk space that hold no copy back. */
 SK_API void sk_sched_trim(sk_sched *sched);
-/* Walk every structure. SK_CORRUPT: sk_error_text() names the invariant that is broken. */
+/* Walk every structure. SK_CORRUPT: sk_error_text() names the broken invariant. */
 SK_API SK_NODISCARD sk_status sk_sched_check(sk_sched *sched);
 
 /* out  owned: sk_group_destroy(). RESIDENT.   SK_INVALID: SK_TIER_DISK without a disk. */
 SK_API SK_NODISCARD sk_status sk_group_create(sk_sched *sched, size_t nbytes, sk_tier tier,
                                               sk_group **out);
-/* In any state: a queued transfer is cancelled, one in flight keeps its memory until it is done. */
+/* In any state: a queued transfer is cancelled; one in flight keeps its memory until it is done. */
 SK_API void sk_group_destroy(sk_group *group);
 SK_API sk_group_state sk_group_state_get(const sk_group *group);
-/* Where the state is kept, for those who look often. Borrowed until the group is destroyed. */
+/* The address of the state, for frequent reads. Borrowed until the group is destroyed. */
 SK_API const sk_group_state *sk_group_state_at(const sk_group *group);
-/* Queue the copy to the host of the bytes at `device`, behind what `producer` has been given.
+/* Queue the copy to the host of the bytes at `device`, behind the work queued on `producer`.
  *
  * owner     transferred on success: dropped when the copy no longer needs the memory.
  * next_use  planned; the smaller the sooner.
  * Returns   SK_OUT_OF_HOST_MEMORY or SK_OUT_OF_DISK: no room; the group stays RESIDENT. */
 SK_API SK_NODISCARD sk_status sk_group_copy_out(sk_group *group, const void *device, void *owner,
                                                 uint64_t next_use, sk_stream *producer);
-/* Let `consumer` wait for the copy; the group is CLEAN then. With `poll`, SK_NOT_READY instead of
- * waiting. A copy that failed: its status, and the group is RESIDENT. If only the waiting failed,
- * its status, and nothing has changed: ask again. */
+/* Let `consumer` wait for the copy; then the group is CLEAN. With `poll`, SK_NOT_READY instead of
+ * waiting. If the copy failed, its status, and the group is RESIDENT. If only the wait failed, its
+ * status, and nothing has changed: call again. */
 SK_API SK_NODISCARD sk_status sk_group_finish_out(sk_group *group, sk_stream *consumer, bool poll);
-/* The device memory of a CLEAN group is dropped by its owner: the group is OUT. If the copy turns
- * out to have failed late, its status, and the group is RESIDENT. And undone: somebody else kept
- * the memory, and the owner has it again. */
+/* The owner of a CLEAN group drops its device memory: the group is OUT. If the copy turns out to
+ * have failed late, its status, and the group is RESIDENT. unevict undoes this: another reference
+ * kept the memory, and the owner has it again. */
 SK_API SK_NODISCARD sk_status sk_group_evict(sk_group *group);
 SK_API SK_NODISCARD sk_status sk_group_unevict(sk_group *group);
-/* Queue the copy back into the memory at `device`, behind what `producer` has been given. */
+/* Queue the copy back into the memory at `device`, behind the work queued on `producer`. */
 SK_API SK_NODISCARD sk_status sk_group_copy_in(sk_group *group, void *device, void *owner,
                                                uint64_t next_use, sk_stream *producer);
 /* As sk_group_finish_out; CLEAN in the end, or OUT if the copy failed. */
 SK_API SK_NODISCARD sk_status sk_group_finish_in(sk_group *group, sk_stream *consumer, bool poll);
-/* Whether the bytes outlive the device's: a copy was made and is whole. Any time, also beside other
+/* Whether a complete copy exists outside the device. May be called at any time, also beside other
  * calls for the group; drops no owner. */
 SK_API bool sk_group_has_copy(sk_group *group);
-/* Where the copy is, for code that reads it in place: NULL unless the group is CLEAN or OUT and
- * its tier is SK_TIER_HOST. Borrowed until the group is destroyed. */
+/* The address of the copy, for code that reads it in place: NULL unless the group is CLEAN or OUT
+ * and its tier is SK_TIER_HOST. Borrowed until the group is destroyed. */
 SK_API void *sk_group_host(sk_group *group);
 
 #endif

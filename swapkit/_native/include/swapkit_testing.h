@@ -7,18 +7,18 @@
 
 #include "swapkit.h"
 
-/* Fails the `nth` fallible call from now (1: the next) with `status`; with `forever` every later
- * one too. nth 0 disarms. Calls that destroy or free something are neither counted nor failed. */
+/* Fail the `nth` fallible call from now (1: the next) with `status`; with `forever` every later one
+ * too. nth 0 disarms. Calls that destroy or free something are neither counted nor failed. */
 SK_API SK_NODISCARD sk_status sk_backend_fault(sk_backend *inner, sk_backend **out);
 SK_API void sk_fault_arm(sk_backend *fault, uint64_t nth, bool forever, sk_status status);
 SK_API uint64_t sk_fault_calls(sk_backend *fault); /* fallible calls since the last arm */
 
-/* Holds every asynchronous copy back until sk_delay_release() has let it go. `inner` must support
- * stream_call. Destroying a stream lets everything go, for good. */
+/* Hold every asynchronous copy back until sk_delay_release() releases it. `inner` must support
+ * stream_call. Destroying a stream releases all copies, forever. */
 SK_API SK_NODISCARD sk_status sk_backend_delay(sk_backend *inner, sk_backend **out);
-SK_API void sk_delay_release(sk_backend *delay, uint64_t ncopies); /* UINT64_MAX: all, for good */
+SK_API void sk_delay_release(sk_backend *delay, uint64_t ncopies); /* UINT64_MAX: all, forever */
 
-/* Remembers the last calls. */
+/* Remember the last calls. */
 typedef struct sk_trace_call {
     const char *name; /* the member of sk_backend_ops; static */
     size_t nbytes;    /* 0 where the call has none */
@@ -27,10 +27,10 @@ typedef struct sk_trace_call {
 
 SK_API SK_NODISCARD sk_status sk_backend_trace(sk_backend *inner, size_t capacity,
                                                sk_backend **out);
-/* Copies up to `capacity` of the remembered calls, oldest first; returns how many. */
+/* Copy up to `capacity` of the remembered calls, oldest first; return how many. */
 SK_API size_t sk_trace_read(sk_backend *trace, sk_trace_call *out, size_t capacity);
 
-/* What a scheduler's disk asks of the system. */
+/* The system calls of a scheduler's disk. */
 typedef enum sk_disk_call {
     SK_DISK_CALL_OPEN = 1,      /* of the file, either way */
     SK_DISK_CALL_DIRECT = 2,    /* switching direct I/O on */
@@ -46,6 +46,6 @@ typedef enum sk_disk_call {
  * process, fail with the errno `error`; with `forever` every later one too. nth 0 disarms.
  * Threads: any; a call under way may see either. */
 SK_API void sk_disk_fault_arm(uint32_t calls, uint64_t nth, bool forever, int error);
-SK_API uint64_t sk_disk_fault_calls(void); /* that were named, since the last arm */
+SK_API uint64_t sk_disk_fault_calls(void); /* calls named by the last arm, since then */
 
 #endif

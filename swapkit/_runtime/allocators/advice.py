@@ -1,4 +1,4 @@
-"""What to try when memory is out, by what the failing thread does and how the pool lies."""
+"""Hints for out-of-memory errors, from the failing thread's stack and the pool's layout."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from swapkit.units import format_bytes
 if TYPE_CHECKING:
     from types import FrameType
 
-# A region of torch's checkpoint, run or computed again; what calls a graph that was compiled.
+# Files of torch that run checkpointed regions, and that call compiled graphs.
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _COMPILED = str(
     Path(torch.__file__).parent / "_functorch" / "_aot_autograd" / "runtime_wrappers.py"
 )
-# Of free memory that is reserved: more is worth a setting.
+# With more reserved memory free than this, suggest a setting.
 SCATTERED_BYTES = 1 << 30
 
 
 def advise_here(stats: dict[str, int]) -> list[str]:
-    """Return hints for an allocation that failed on this thread. `stats`: the pool's."""
+    """Return hints for an allocation that failed on this thread. `stats`: of the pool."""
     hints = []
     if _is_in(_CHECKPOINT):
         hints.append(
@@ -44,7 +44,7 @@ def advise_here(stats: dict[str, int]) -> list[str]:
 
 
 def _is_in(code: str) -> bool:
-    """Return whether code of a file of torch's runs on this thread, in forward or backward."""
+    """Return whether a function of the file `code` is on this thread's Python stack."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to see callers
     while frame is not None:
         if frame.f_code.co_filename == code:
@@ -54,7 +54,7 @@ def _is_in(code: str) -> bool:
 
 
 def advise_layout(stats: dict[str, int]) -> list[str]:
-    """Return what to set where much free memory lies in pieces."""
+    """Suggest a setting if much reserved memory is free but scattered."""
     free_bytes = stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
     if free_bytes <= SCATTERED_BYTES or stats.get("expandable_segments", 0):
         return []

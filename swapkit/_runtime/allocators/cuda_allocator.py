@@ -1,4 +1,4 @@
-"""CUDA: swapkit's pools, or torch's own allocator under our eyes, below torch's GPU tensors."""
+"""The CUDA allocator: swapkit's pools, or torch's own allocator observed by swapkit."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from swapkit._runtime.process.runtime import Runtime
 
 Limit = int | float | str | None
-ANY_BYTES = 1 << 40  # of a device, where a limit is only looked at
+ANY_BYTES = 1 << 40  # assumed device memory while a limit is only validated
 
 
 class CudaAllocator:
-    """What stands below torch on all GPUs of the process; a GPU's pool is made at first use."""
+    """The allocator of all GPUs in the process; each GPU's pool is created at first use."""
 
     def __init__(self, runtime: Runtime, *, is_torchs: bool) -> None:
-        """Put our pools below torch, unless torch's own allocator is to stay.
+        """Replace torch's allocator with our pools, unless `is_torchs`.
 
         Raises:
-            InvalidArgument: a variable of the allocator's settings is wrong.
-            SessionError: torch uses a GPU already.
-            Unsupported: what is there is not torch's own allocator.
+            InvalidArgument: an environment variable with allocator settings is invalid.
+            SessionError: torch already uses a GPU.
+            Unsupported: `is_torchs`, but another allocator has replaced torch's own.
         """
         backend = torch.cuda.get_allocator_backend()
         if is_torchs and backend != "native":
@@ -44,9 +44,9 @@ class CudaAllocator:
         self._runtime = runtime
         self.is_torchs = is_torchs
         self.installations: dict[int, PoolInstallation | NativeInstallation] = {}
-        self._limits: dict[int | None, Limit] = {}  # by device; None: of the others
+        self._limits: dict[int | None, Limit] = {}  # by device; None: all other devices
         if not is_torchs:
-            read_allocator_settings("cuda")  # a bad one is told here, not at the first allocation
+            read_allocator_settings("cuda")  # report errors here, not at the first allocation
             self._replace()
             _keep_benchmark_off()
             repair_statistics(cast("Mapping[int, Installation]", self.installations))
@@ -62,27 +62,27 @@ class CudaAllocator:
             raise SessionError(f"{_TOO_LATE} ({error})") from None
 
     def installation(self, index: int | None = None) -> Installation[Any]:
-        """Return a GPU's installation, made when it is first needed; None: the current one's."""
+        """Return a GPU's installation, created on first use. None: of the current GPU."""
         number = torch.cuda.current_device() if index is None else index
         with self._runtime.lock:
             if number not in self.installations:
                 device = self._runtime.device(torch.device("cuda", number))
                 kind = NativeInstallation if self.is_torchs else PoolInstallation
                 installation = kind(device)
-                self.installations[number] = installation  # for good, whatever its limit comes to
+                self.installations[number] = installation  # kept even if its limit fails
                 self._apply(installation, self._limit_of(number))
             return self.installations[number]
 
     def set_limit(self, limit: Limit, index: int | None) -> None:
-        """Set the limit of one GPU, or (None) of all, those that are opened later too.
+        """Set the limit of one GPU. None: of all GPUs, also of those opened later.
 
         Raises:
-            InvalidArgument: the limit is not understood.
-            OverBudget: more than that is in use; nothing was changed there.
+            InvalidArgument: the limit is invalid.
+            OverBudget: more memory than the limit is in use; all limits stay as they were.
         """
         if limit is not None:
             parse_bytes(limit, whole_bytes=ANY_BYTES, name="limit")
-        if self.is_torchs:  # nothing else would tell it that the GPU is used
+        if self.is_torchs:  # no allocation of torch would open the GPU
             index = self.installation(index).device.index
         with self._runtime.lock:
             meant = {n: each for n, each in self.installations.items() if index in {None, n}}
@@ -96,7 +96,7 @@ class CudaAllocator:
             self._limits = {index: limit} if index is None else {**self._limits, index: limit}
 
     def drop_limits(self) -> None:
-        """Lift all limits, and give what is cached to the devices."""
+        """Remove all limits and return cached memory to the devices."""
         with self._runtime.lock:
             self._limits = {}
             for installation in self.installations.values():
@@ -113,13 +113,13 @@ class CudaAllocator:
             limit_bytes = parse_bytes(limit, whole_bytes=whole_bytes, name="limit")
         installation.set_limit(limit_bytes)
 
-    # ---- for cpp/memory/cuda.cpp
+    # ---- called by cpp/memory/cuda.cpp
     # -----------------------------------------------------------------------
 
     def open(self, index: int) -> int:
-        """Return the address of a GPU's entry, at the first allocation there."""
+        """Return the address of a GPU's entry; called at its first allocation."""
         installation = self.installation(index)
-        assert isinstance(installation, PoolInstallation)  # or torch would not have asked
+        assert isinstance(installation, PoolInstallation)  # else torch would not call this
         installation.active = True
         return installation.entry.address
 
@@ -127,8 +127,8 @@ class CudaAllocator:
         """Limit a GPU's pool to a share of its memory, as torch's memory fraction does.
 
         Raises:
-            InvalidArgument: it is no share.
-            OverBudget: more than that is in use.
+            InvalidArgument: `fraction` is not between 0 and 1.
+            OverBudget: more memory than that is in use.
         """
         if not 0 <= fraction <= 1:
             raise InvalidArgument(f"fraction={fraction}: expected a number from 0 to 1")
@@ -137,9 +137,9 @@ class CudaAllocator:
 
 
 def _keep_benchmark_off() -> None:
-    """Let cuDNN choose by rule: to try algorithms it asks for what only torch's allocator can tell.
+    """Keep `cudnn.benchmark` off: trying algorithms needs a query only torch's allocator answers.
 
-    Whoever switches `cudnn.benchmark` on is warned, and trains without.
+    Switching it on only gives a warning.
     """
     cudnn: Any = torch.backends.cudnn
     set_benchmark = C._set_cudnn_benchmark  # noqa: SLF001

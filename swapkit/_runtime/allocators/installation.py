@@ -1,4 +1,4 @@
-"""Which allocator stands below torch on each device: installing ours, and asking for it."""
+"""Installation and lookup of the allocator that serves torch on each device."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ def install(
     device: str | torch.device = "cpu",
     allocator: str = OURS,
 ) -> None:
-    """Put swapkit's pool below every tensor made on the device from now on.
+    """Allocate all new tensors on the device from swapkit's pool.
 
-    Calling it again is fine and only changes the limit. Tensors made before stay where they are:
-    they are outside the budget, and a session's summary names them.
+    You can call `install` again to change the limit. Existing tensors stay where they are: they
+    are outside the budget, and a session's summary names them.
 
-    On the CPU only tensors of torch's own allocator are meant; shared memory, files and numpy
-    arrays keep their own memory. On CUDA it has to be called before torch first uses a GPU, and
-    stands for all GPUs, each with a pool of its own. The functions of `torch.cuda` that tell of
-    memory keep working. CUDA graphs, `torch.cuda.MemPool` and sharing CUDA tensors with other
-    processes need torch's own allocator: `allocator="torch"` leaves it in place, at any time. The
-    limit is then its memory fraction, and a session frees memory when torch finds none, which is
-    all it can promise: torch says that memory is needed, not how much (see `docs/cuda.md`).
+    On the CPU this covers only tensors of torch's own allocator; shared memory, files and numpy
+    arrays keep their own memory. On CUDA, call it before torch first uses a GPU. It then covers
+    all GPUs, each with its own pool. The memory functions of `torch.cuda` keep working. CUDA
+    graphs, `torch.cuda.MemPool` and sharing CUDA tensors with other processes need torch's own
+    allocator: `allocator="torch"` keeps it, and can be installed at any time. The limit is then
+    torch's memory fraction, and a session frees memory when torch runs out. swapkit cannot promise
+    more: torch reports that it needs memory, not how much (see `docs/cuda.md`).
 
     Args:
-        limit: most bytes the pool may reserve in this process, whatever sessions ask for: bytes,
+        limit: maximum bytes the pool may reserve in this process, regardless of sessions: bytes,
             `"10GiB"`, `"80%"` or a fraction of the device's memory. None: no limit. An allocation
-            that would pass it raises `torch.OutOfMemoryError`.
+            that would exceed it raises `torch.OutOfMemoryError`.
         device: `"cpu"`, `"cuda"` for all GPUs (with `allocator="torch"` the current one), or
-            `"cuda:1"`: the limit is that one's.
+            `"cuda:1"` to set the limit of one GPU.
         allocator: `"swapkit"`, or on CUDA `"torch"`.
 
     Raises:
-        InvalidArgument: an argument is not understood.
-        OverBudget: more than the limit is in use already.
+        InvalidArgument: an argument is invalid.
+        OverBudget: more memory than the limit is already in use.
         NativeBuildError: the allocator shim could not be compiled; see the message.
-        SessionError: torch uses the GPU already; the message says how to be in time.
-        Unsupported: another device, or one that is not there.
+        SessionError: torch already uses the GPU; the message says when to call `install`.
+        Unsupported: swapkit does not support the device, or the device does not exist.
 
     Example:
         >>> import swapkit, torch
@@ -80,8 +80,8 @@ def install(
 
 
 def _install_cpu(limit: int | float | str | None) -> None:
-    global _cpu  # noqa: PLW0603 - torch has one allocator a device and process
-    # Kept even if the limit is refused below: its hooks are the process's for good.
+    global _cpu  # noqa: PLW0603 - torch has one allocator per device and process
+    # Kept even if the limit is refused below: its hooks stay until the process ends.
     _cpu = _cpu or PoolInstallation(get_runtime().cpu)
     limit_bytes = 0
     if limit is not None:
@@ -105,13 +105,13 @@ def _install_cuda(limit: int | float | str | None, name: torch.device, allocator
 
 
 def uninstall(*, force: bool = False) -> None:
-    """Let tensors made from now on go to torch's own allocator again.
+    """Allocate new tensors from torch's own allocator again.
 
-    Tensors in the pool stay valid and are freed as usual. On CUDA torch keeps the allocator that it
-    has; only the limits are lifted. Without an installation nothing happens.
+    Tensors in the pool stay valid and are freed as usual. On CUDA torch cannot switch back: only
+    the limits are removed. Without an installation this does nothing.
 
     Args:
-        force: end every session that is active, on whichever thread, as `session.close()` does.
+        force: close all active sessions on all threads, as `session.close()` does.
 
     Raises:
         SessionError: a session is active, and `force` is false.
@@ -145,10 +145,10 @@ def require_installation(device: torch.device = CPU) -> Installation[Any]:
 
 
 def ensure_installation(device: torch.device = CPU) -> Installation[Any]:
-    """Return the active installation on a device, installing it if need be.
+    """Return the active installation on a device; install swapkit if necessary.
 
     Raises:
-        SessionError: it is too late for that.
+        SessionError: it is too late to install swapkit.
     """
     with _lock:
         if device.type == "cuda" and _cuda is None:
@@ -159,7 +159,7 @@ def ensure_installation(device: torch.device = CPU) -> Installation[Any]:
 
 
 def installed_pool(device: str | torch.device | None = None) -> DevicePool:
-    """Return the pool below torch on a device; None: where swapkit is installed, a GPU first.
+    """Return the pool that serves torch on a device. None: the installed one, a GPU first.
 
     Raises:
         SessionError: swapkit is not installed.
@@ -171,30 +171,30 @@ def installed_pool(device: str | torch.device | None = None) -> DevicePool:
 def choose_device(
     device: str | torch.device | None, model: torch.nn.Module | None = None
 ) -> torch.device:
-    """Return the device that is meant: the one named, that of the model, or the installed one.
+    """Return the given device, else the model's device, else the installed one.
 
     Raises:
-        InvalidArgument: it is not understood.
-        Unsupported: swapkit does not serve it.
+        InvalidArgument: `device` is not a valid device.
+        Unsupported: swapkit does not support the device.
     """
     if device is None and model is not None:
         devices = (parameter.device for parameter in model.parameters())
-        # Others are such as of a model that has no memory yet.
+        # Skip other kinds, such as the meta device of a model without memory.
         device = next((each for each in devices if each.type in KINDS), None)
     if device is None:
         device = CPU if _cuda is None else "cuda"
     name = parse_device(device)
-    if name == torch.device("cuda"):  # none in particular
+    if name == torch.device("cuda"):  # without an index
         return torch.device("cuda", torch.cuda.current_device())
     return name
 
 
 def parse_device(device: str | torch.device) -> torch.device:
-    """Return a device that swapkit serves.
+    """Parse a device and check that swapkit supports it.
 
     Raises:
-        InvalidArgument: it is not understood.
-        Unsupported: swapkit does not serve it, or it is not there.
+        InvalidArgument: `device` is not a valid device.
+        Unsupported: swapkit does not support the device, or it does not exist.
     """
     try:
         name = torch.device(device)

@@ -1,7 +1,7 @@
-"""A device's pool below torch, and the sessions that act on it.
+"""The pool that serves torch on a device, and the sessions that use it.
 
-There is one pool a device and process: torch has one allocator. It stays for the life of the
-process, since tensors live in it; uninstalling only lets new tensors go elsewhere.
+Torch has one allocator per device, so there is one pool per device and process. The pool stays
+until the process ends, since tensors live in it; uninstalling only redirects new tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.saved.device import Device, DevicePool
 
-# Files that are not the user's.
+# Folders with code that is not the user's.
 _INTERNAL = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 
 
@@ -45,26 +45,26 @@ class ActiveSession(Protocol):
     limit_bytes: int
 
     def rescue(self, needed_bytes: int) -> int:
-        """Free bytes of the device; return how many, 0 for none."""
+        """Free device memory; return the freed bytes, 0 for none."""
 
     def hints(self, needed_bytes: int) -> list[str]:
-        """Return what a user could do when memory is out, and so many bytes were needed."""
+        """Return hints for the user when memory runs out and `needed_bytes` are needed."""
 
     def note_peak(self) -> None:
-        """Count the pool's peak since it was last asked."""
+        """Take the pool's peak since the last call into account."""
 
     def add_peak(self, peak_bytes: int) -> None:
-        """Note that so many bytes were reserved while the session was active."""
+        """Note that `peak_bytes` were reserved while the session was active."""
 
     def close(self) -> list[BaseException]:
-        """End the session, from any thread; return what was raised on the way."""
+        """End the session, from any thread; return the exceptions raised meanwhile."""
 
 
 _Pool = TypeVar("_Pool", bound="DevicePool", default=Pool)
 
 
 class Installation(Generic[_Pool]):
-    """A device's pool, and the sessions that act on it."""
+    """A device's pool and the sessions that use it."""
 
     def __init__(self, device: Device, pool: _Pool) -> None:
         self.device = device
@@ -80,14 +80,14 @@ class Installation(Generic[_Pool]):
 
     @property
     def total_bytes(self) -> int:
-        """What the device has."""
+        """Total memory of the device in bytes."""
         return self.device.backend.memory_info().total_bytes
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Set a limit of the process's own, whatever sessions ask for; 0: none.
+        """Set a limit for the whole process, in addition to those of sessions; 0: none.
 
         Raises:
-            OverBudget: more than that is in use and cannot be freed; nothing was changed.
+            OverBudget: more memory is in use and cannot be freed; the limit is unchanged.
         """
         with self.lock:
             self._apply(limit_bytes, self.sessions)
@@ -95,10 +95,10 @@ class Installation(Generic[_Pool]):
             self.limit_bytes = limit_bytes
 
     def require_no_session(self) -> None:
-        """Refuse what is not possible inside a session.
+        """Check that no session is active.
 
         Raises:
-            SessionError: one is active.
+            SessionError: a session is active.
         """
         if self.sessions:
             raise SessionError(
@@ -107,19 +107,19 @@ class Installation(Generic[_Pool]):
             )
 
     def end_sessions(self) -> None:
-        """End every session, the innermost first. What one raises is raised after the last."""
+        """End every session, innermost first; raise their errors after the last one."""
         raise_first([error for session in reversed(self.sessions) for error in session.close()])
 
     def drop_limit(self) -> None:
-        """Lift the process's own limit, and give what is cached to the device."""
+        """Remove the process's own limit and return cached memory to the device."""
         self.set_limit(0)
         self.pool.trim()
 
     def enter(self, session: ActiveSession) -> None:
-        """Apply a session's limit; the tightest of all limits holds.
+        """Apply a session's limit; the lowest of all limits holds.
 
         Raises:
-            OverBudget: more than that is in use and cannot be freed; nothing was changed.
+            OverBudget: more memory is in use and cannot be freed; the session is not entered.
         """
         with self.lock:
             sessions = [*self.sessions, session]
@@ -145,7 +145,7 @@ class Installation(Generic[_Pool]):
                 raise OverBudget(self._describe_excess(budget_bytes))
 
     def _fits(self, budget_bytes: int) -> bool:
-        """Set the pool's budget if what is in use allows it."""
+        """Set the pool's budget; return False if too much memory is in use."""
         try:
             self.pool.set_budget(budget_bytes)
         except OverBudget:
@@ -166,10 +166,10 @@ class Installation(Generic[_Pool]):
 
     @untraced
     def _rescue(self, needed_bytes: int) -> int:
-        """Ask the sessions, innermost first.
+        """Let the sessions free memory, innermost first; return the freed bytes.
 
-        Called on the thread that allocates, any one, in the middle of an operator or of backward;
-        no lock is held but those that the thread itself holds.
+        Runs on the allocating thread, which may be any, in the middle of an operator or of
+        backward. It holds no locks except those that the thread held before.
         """
         for session in reversed(self.sessions):
             freed = session.rescue(needed_bytes)
@@ -181,11 +181,11 @@ class Installation(Generic[_Pool]):
         return freed or self._collect_garbage()
 
     def _collect_garbage(self) -> int:
-        """Free what only cycles hold, before the allocation fails; return the bytes.
+        """Free memory held by reference cycles as a last resort; return the freed bytes.
 
-        Runs the user's finalizers in the middle of an operator: hidden from modes, as all that is
-        done there. Not while this thread holds the runtime's lock: a finalizer may wait for another
-        thread, and that one for the lock.
+        This runs the user's finalizers in the middle of an operator, so they are hidden from modes.
+        Do nothing while this thread holds the runtime's lock: a finalizer may wait for another
+        thread that waits for the lock.
         """
         if self.lock.is_owned():
             return 0
@@ -194,9 +194,9 @@ class Installation(Generic[_Pool]):
         return max(0, before_bytes - self.pool.in_use_bytes())
 
     def explain(self, nbytes: int) -> str:
-        """Return what an allocation of `nbytes` that failed should say.
+        """Return the error text for a failed allocation of `nbytes`.
 
-        Called as `_rescue` is. Other threads may be in the middle of anything: `memory_holders.py`.
+        Called like `_rescue`. Other threads may be running torch code: see `memory_holders.py`.
         """
         stats = self.pool.stats()
         in_use_bytes = stats["allocated_bytes.all.current"]
@@ -227,12 +227,12 @@ class Installation(Generic[_Pool]):
         )
 
     def detach_callbacks(self) -> None:
-        """Before the interpreter goes: the pool stays, but nothing calls Python any more."""
+        """Stop all calls into Python before the interpreter exits; the pool stays."""
         self.pool.set_rescue(None)
 
 
 class PoolInstallation(Installation):
-    """An installation of our own pool, with what torch calls."""
+    """An installation of our own pool, with the entry that torch calls."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device, _open_pool(device))
@@ -240,7 +240,7 @@ class PoolInstallation(Installation):
         self.entry.set_explain(self.explain)
 
     def detach_callbacks(self) -> None:
-        """Before the interpreter goes: the pool stays, but nothing calls Python any more."""
+        """Stop all calls into Python before the interpreter exits; the pool stays."""
         super().detach_callbacks()
         self.pool.unwatch()
         self.entry.set_explain(None)
@@ -261,7 +261,7 @@ def _label(device: torch.device) -> str:
 
 
 def _describe_place(tracker: ModuleTracker) -> str:
-    """Return where the running thread is: module, operator of backward, line of the user's code."""
+    """Return the running module, autograd node and line of user code on this thread."""
     parts = []
     name = tracker.name(tracker.current())
     if name:

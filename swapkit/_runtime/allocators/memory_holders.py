@@ -1,15 +1,15 @@
-"""Who holds the memory: names for blocks in use, and for tensors outside the pool.
+"""Memory holders: names for blocks in use and for tensors outside the pool.
 
-Asked for by `explain()` and by errors only, on any thread, with or without the runtime's lock. What
-is looked at depends on what other threads do (`torch_compat/thread_stacks.py` says why):
+Only `explain()` and error messages use this, on any thread, with or without the runtime's lock.
+Which tensors are safe to read depends on the other threads (see `torch_compat/thread_stacks.py`):
 
-- While every other thread waits: every tensor that the garbage collector knows of.
-- Otherwise: what this thread's own sessions train. Their parameters, buffers and optimizer states
-  change hands in Python only, that is under the interpreter's lock, which we hold.
-- `.grad` is replaced by whichever thread runs backward, so it is read only while no other thread
-  does, even of an own parameter.
+- While every other thread waits: every tensor that the garbage collector tracks.
+- Otherwise: the models and optimizers of this thread's own sessions. Their parameters, buffers and
+  optimizer states are only replaced in Python, under the interpreter's lock, which we hold.
+- The thread that runs backward replaces `.grad`. So `.grad` is read only while no other thread
+  runs backward, even for parameters of this thread's sessions.
 
-All else has the name of the module that made it: the pool's blocks carry that themselves.
+All other blocks are named after the module that allocated them: the pool tags each block.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.saved.device import Device
 
-NESTED = 3  # containers of containers that optimizers' states are looked for in
+NESTED = 3  # depth of nested containers searched for optimizer states
 
 
 class _Found(NamedTuple):
-    """What may be looked at, as long as `may_look` says so."""
+    """Tensors that are safe to read while `may_look` returns true."""
 
     tensors: list[torch.Tensor]
     buffers: list[torch.Tensor]
@@ -49,7 +49,7 @@ class _Found(NamedTuple):
 
 
 def find_holders(device: Device, tracker: ModuleTracker) -> list[Holder]:
-    """Return who holds the blocks of a device's pool that are in use, the largest first."""
+    """Return the holders of the pool's blocks in use, largest first."""
     assert device.pool is not None
     names = _name_tensors(_find(tracker), device)
     blocks = [block for block in device.pool.blocks() if block.state is BlockState.IN_USE]
@@ -60,11 +60,11 @@ def find_holders(device: Device, tracker: ModuleTracker) -> list[Holder]:
 
 
 def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
-    """Return a device's tensors whose memory is not its pool's, by name, the largest first.
+    """Return the holders of a device's tensors outside its pool, largest first.
 
-    They were made before the pool was installed, or share memory with something that is not
-    torch's: numpy, a file, another process. The budget does not cover them. While other threads
-    run, only those that this thread's sessions train are found.
+    Such a tensor was created before the pool was installed, or shares memory with numpy, a file or
+    another process. The budget does not cover it. While other threads run, only tensors of this
+    thread's sessions are found.
     """
     assert device.pool is not None
     found = _find(tracker)
@@ -78,7 +78,7 @@ def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
 
 
 def _sum_up(parts: Iterable[tuple[str, int]]) -> list[Holder]:
-    """Add up what has a name in common; the largest first."""
+    """Add up the bytes of each name; largest first."""
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, nbytes in parts:
         totals[name][0] += nbytes
@@ -94,7 +94,7 @@ def _find(tracker: ModuleTracker) -> _Found:
 
 
 def _find_all(tracker: ModuleTracker) -> _Found:
-    """Return what the garbage collector knows of, from one walk over all objects."""
+    """Return all tensors that the garbage collector tracks, from one walk over all objects."""
     tensors: list[torch.Tensor] = []
     optimizers: list[torch.optim.Optimizer] = []
     for item in gc.get_objects():
@@ -108,7 +108,7 @@ def _find_all(tracker: ModuleTracker) -> _Found:
 
 
 def _find_own() -> _Found:
-    """Return what the sessions of this thread train, and what their optimizers know."""
+    """Return the tensors of the models and optimizers of this thread's sessions."""
     trained = [each for swapper in thread_state.sessions for each in swapper.trained()]
     models = [each for each in trained if isinstance(each, torch.nn.Module)]
     optimizers = [each for each in trained if isinstance(each, torch.optim.Optimizer)]
@@ -124,7 +124,7 @@ def _states_of(optimizers: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
 
 
 def _tensors_in(values: Iterable[object], depth: int = NESTED) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested containers: LBFGS keeps lists of its former directions."""
+    """Yield the tensors in nested containers: LBFGS keeps lists of past directions."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -164,10 +164,10 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
 
 
 def _storage_of(tensor: torch.Tensor, device: Device) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor if it has one with bytes on a device.
+    """Return the storage of a tensor if it has bytes on a device, else None.
 
-    Some have no storage (lazy parameters, wrappers of function transforms), and none may get in the
-    way of a text.
+    Some tensors have no storage (lazy parameters, wrappers of function transforms). None of them
+    may make an error message fail.
     """
     try:
         if tensor.device != device.name or tensor.layout is not torch.strided:

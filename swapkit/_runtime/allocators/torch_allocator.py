@@ -1,4 +1,4 @@
-"""Torch's own CUDA allocator under our eyes: its statistics, its limit, and its cry for memory."""
+"""Torch's own CUDA allocator as a pool: its statistics, its limit, and rescues."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STATES = {
     "active_awaiting_free": BlockState.PENDING,
     "inactive": BlockState.CACHED,
 }
-# Of the budget; bringing something back early leaves at least this share free for operators,
+# Prefetches leave at least this share of the budget free for operators,
 ROOM = 1 / 64
-# and what one of backward asks for at least, in requests of the largest size; and what torch's own
-# allocator may lose to each.
+# and room for this many requests of the largest size, as a backward operator makes, each with the
+# bytes that torch's own allocator may waste on it.
 REQUESTS = 2
 TORCHS_SEGMENT_BYTES = 20 << 20
 
@@ -42,14 +42,14 @@ class TorchPool:
         self._index = device.index
         self._usage = device.shared.shim.device_usage
         self._budget_bytes = 0
-        self._users_fraction = 1.0  # what was in force before there was a budget
+        self._users_fraction = 1.0  # in force before there was a budget
         self._is_on = False
         self._seen_peak_bytes = 0
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes more would leave room in the budget for operators.
+        """Return whether `nbytes` more would leave room in the budget for operators.
 
-        What comes back early cannot be taken again by who needs it more.
+        A more urgent request cannot take prefetched memory back.
         """
         if self._budget_bytes == 0:
             return True
@@ -58,7 +58,7 @@ class TorchPool:
         return self.in_use_bytes() + nbytes <= self._budget_bytes - spare_bytes
 
     def in_use_bytes(self) -> int:
-        """Return the bytes handed out."""
+        """Return the allocated bytes."""
         return self._usage(self._device.type, self._index)[0]
 
     def moving_seconds(self) -> float:
@@ -66,10 +66,10 @@ class TorchPool:
         return 0.0
 
     def peak_take(self) -> int:
-        """Return the most bytes reserved since the last call.
+        """Return the peak of reserved bytes since the last call.
 
-        Torch keeps one peak, which is the user's to reset: a lower one after it is taken for what
-        is reserved now, which falls only when torch gives memory back to the device.
+        Torch keeps one peak, and only the user may reset it. Without a new peak, return the bytes
+        reserved now: these fall only when torch returns memory to the device.
         """
         stats = torch.cuda.memory_stats(self._index)
         peak_bytes = int(stats.get("reserved_bytes.all.peak", 0))
@@ -78,7 +78,7 @@ class TorchPool:
         return peak_bytes if is_new else int(stats.get("reserved_bytes.all.current", 0))
 
     def stats(self) -> dict[str, int]:
-        """Return the statistics under torch's flat names, and those of ours."""
+        """Return torch's statistics under their flat names, and ours."""
         rescues, rescued_bytes = self._device.shared.shim.native_rescues(self._index)
         return {
             **torch.cuda.memory_stats(self._index),
@@ -93,10 +93,10 @@ class TorchPool:
         self._seen_peak_bytes = 0
 
     def set_budget(self, budget_bytes: int) -> None:
-        """Change the memory fraction, emptying the cache first if need be; 0: no budget.
+        """Change the memory fraction; empty the cache first if necessary. 0: no budget.
 
         Raises:
-            OverBudget: more than that is in use; nothing was changed.
+            OverBudget: more memory than that is reserved; the fraction is unchanged.
         """
         total_bytes = self._device.backend.memory_info().total_bytes
         reserved_bytes = self._usage(self._device.type, self._index)[1]
@@ -118,7 +118,7 @@ class TorchPool:
         self._apply()
 
     def set_rescue(self, rescue: Callable[[int], int] | None) -> None:
-        """Switch rescues on or off; they run in C++, where no interpreter is needed."""
+        """Switch rescues on or off; they run in C++, without the interpreter."""
         self._is_on = rescue is not None
         self._apply()
 
@@ -126,11 +126,11 @@ class TorchPool:
         self._device.shared.shim.native_rescue(self._index, self._budget_bytes, self._is_on)
 
     def trim(self) -> None:
-        """Give all cached memory to the device."""
+        """Return all cached memory to the device."""
         torch.cuda.empty_cache()
 
     def owns(self, address: int) -> bool:
-        """Return whether memory may be one of its blocks: all CUDA memory is taken for that."""
+        """Return whether an address may be in the pool; any CUDA address may."""
         return address != 0
 
     def blocks(self) -> Sequence[BlockInfo]:
@@ -154,20 +154,20 @@ class TorchPool:
 
 
 class NativeInstallation(Installation[TorchPool]):
-    """A GPU whose allocator stays torch's own."""
+    """A GPU that keeps torch's own allocator."""
 
     def __init__(self, device: Device) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         device.sets_aside = True
         super().__init__(device, TorchPool(device))
         self.active = True
-        # What was asked for and not had is known next time.
+        # A failed request tells the size to expect next time.
         observe_cuda_out_of_memory(
             lambda index, asked_bytes, *_: _note_failure(device, index, asked_bytes)
         )
 
 
 def _note_failure(device: Device, index: int, asked_bytes: int) -> None:
-    """Expect what torch could not give, unless it could not under any circumstances."""
+    """Expect requests of a failed size, unless it exceeds half of the budget."""
     if index == device.index and asked_bytes <= device.budget_bytes // 2:
         device.expect(asked_bytes)

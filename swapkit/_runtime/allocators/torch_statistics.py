@@ -1,9 +1,9 @@
-"""The functions of torch that tell of CUDA memory, answered from our pools.
+"""Torch's CUDA memory statistics, answered from our pools.
 
-Torch asks its allocator for statistics, and one that is not its own cannot answer: its functions
-raise. They all come down to a few of C, which are replaced here by ones of the same results, so
-that `torch.cuda.memory_allocated`, `memory_stats`, `memory_summary`, `memory_snapshot`,
-`reset_peak_memory_stats` and their relatives, in `torch.accelerator` too, work as they are.
+With a replaced allocator, torch's statistics functions raise. They all call a few functions of
+`torch._C`. This module replaces those with functions that return the same structures. So
+`torch.cuda.memory_allocated`, `memory_stats`, `memory_summary`, `memory_snapshot`,
+`reset_peak_memory_stats` and related functions, also in `torch.accelerator`, keep working.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swapkit._native.pool import BlockInfo, Pool, SegmentInfo
     from swapkit._runtime.allocators.installed_pool import Installation
 
-# What torch counts and our pool never has.
+# Torch counts these; our pool never has any.
 ABSENT_COUNTS = ("num_oom_rejections",)
 ABSENT_STATS = ("oversize_allocations", "oversize_segments")
 STATES = {
@@ -40,9 +40,9 @@ COUNTS = (
 
 
 def repair_statistics(opened: Mapping[int, Installation]) -> None:
-    """Let torch's functions ask our pools: those of the GPUs that are in use, by number.
+    """Make torch's functions query our pools. `opened`: the GPUs in use, by index.
 
-    A GPU that is not in use has held nothing; it is not opened to be asked.
+    A GPU that is not in use reports zeros; a query does not open it.
     """
     answers = _Answers(opened)
     functions = {
@@ -51,7 +51,7 @@ def repair_statistics(opened: Mapping[int, Installation]) -> None:
         "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
         "_cuda_getMemoryFraction": answers.fraction,
         "_cuda_memorySnapshot": answers.snapshot,
-        # They ask whether the allocator is in use, and mean torch's own.
+        # The originals check whether torch's own allocator is in use.
         "_accelerator_isAllocatorInitialized": answers.is_in_use,
         "_accelerator_emptyCache": torch.cuda.empty_cache,
         "_accelerator_getDeviceStats": answers.stats,
@@ -64,7 +64,7 @@ def repair_statistics(opened: Mapping[int, Installation]) -> None:
 
 
 class _Answers:
-    """What torch's C functions would say of our pools."""
+    """Replacements of torch's C functions, answered from our pools."""
 
     def __init__(self, opened: Mapping[int, Installation]) -> None:
         self._opened = opened
@@ -104,7 +104,7 @@ class _Answers:
 
 
 def nest_stats(flat: dict[str, int]) -> dict[str, Any]:
-    """Return statistics as torch's C functions do: by name, pool and field; absent ones are 0."""
+    """Nest statistics by name, pool and field, as torch's C functions do; absent ones are 0."""
     nothing = dict.fromkeys(STAT_FIELDS, 0)
     nested: dict[str, Any] = {
         name: {
@@ -122,7 +122,7 @@ def nest_stats(flat: dict[str, int]) -> dict[str, Any]:
 
 
 def _segments(index: int, pool: Pool) -> list[dict[str, Any]]:
-    """Return the segments of a GPU as torch's snapshots have them."""
+    """Return the segments of a GPU in the format of torch's snapshots."""
     blocks = sorted(pool.blocks(), key=lambda block: block.address)
     segments = []
     for segment in pool.segments():

@@ -1,8 +1,8 @@
-"""From recorded steps to a plan that is followed: what a session does beyond rescue.
+"""Controls a session's plans: it records steps, tries plans, and follows the best one.
 
-What happens in a step is decided when its first forward begins, by the shapes of what the model is
-given (`planning/selection/learner.py`); what is saved before that is nobody's. Without a model all
-steps count as the same, and each begins where the one before has ended.
+The mode of a step is decided when its first forward begins, by the shapes of the model's inputs
+(`planning/selection/learner.py`). Tensors saved before that belong to no plan. Without a model all
+steps count as the same kind, and each begins where the previous one ended.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 _log = logging.getLogger(__name__)
-ANY = ""  # the signature of all steps where there is no model
+ANY = ""  # the signature of all steps without a model
 
 
 class PlanController:
     """Learns what the steps of one session do, and has the best plan for them followed."""
 
-    may_rest = True  # where it says so
+    may_rest = True  # it starts the rests itself (`Rests`)
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class PlanController:
         optimizers: tuple[torch.optim.Optimizer, ...],
         config: SessionConfig,
     ) -> None:
-        """Prepare; nothing is seen before `start`."""
+        """Prepare; it has no effect before `start`."""
         self._installation = installation
         self._hooks = hooks
         self._swapper = hooks.swapper
-        # Weakly: the session holds them, and what its thread takes back later needs them no more.
+        # Weak references: the session holds these objects, and `stop` does not need them.
         self._find_model = find_weakly(model)
         self._optimizers = [weakref.ref(each) for each in optimizers]
         self._config = config
@@ -76,18 +76,18 @@ class PlanController:
         self._learner = self._plans.make_learner()
         self._undo = ExitStack()
         self._signature = ANY
-        self._form = "", 0  # of the step's inputs, and their elements
-        self._is_unbound = False  # whether the plan is for the inputs that come first, whichever
-        self._is_begun = False  # whether the step's first forward was seen,
-        self._is_training = False  # and was one of training
+        self._form = "", 0  # the form of the step's inputs, and their number of elements
+        self._is_unbound = False  # whether the plan is for the first inputs that come
+        self._is_begun = False  # whether the step's first forward was seen
+        self._is_training = False  # whether that forward was in training mode
         self._forwards = Forwards()
         self._rests = Rests(installation.tracker)
-        self._is_late = False  # whether the step begins with a module's forward, whichever
-        self._stepping = 0  # the thread that runs the step, once its forward was seen
-        self._calls_model = model is not None  # as far as is known
+        self._is_late = False  # whether the step begins with the next forward of any module
+        self._stepping = 0  # the thread of the step's first forward; 0: none yet
+        self._calls_model = model is not None  # whether the latest step called the model
         self._instruction: Instruction | None = None
         self._executor: PlanExecutor | None = None
-        self._executors: OrderedDict[int, PlanExecutor] = OrderedDict()  # by the plan
+        self._executors: OrderedDict[int, PlanExecutor] = OrderedDict()  # by `id` of the plan
         self._recording = StepRecording(hooks.packer)
         self._clock = StepClock(installation.device.name)
         self._began_bytes = 0
@@ -96,7 +96,7 @@ class PlanController:
         self._times = StepTimes()
 
     def status(self) -> PlanStatus:
-        """Return where the present steps are."""
+        """Return the status for the current kind of steps."""
         case = self._learner.case
         return PlanStatus(
             stage=self._learner.stage,
@@ -113,7 +113,7 @@ class PlanController:
         )
 
     def status_to_save(self) -> PlanStatus:
-        """Likewise, with the best plan so far, also one that is still being made."""
+        """Return the status with the best plan so far; wait for a plan in the making."""
         status = self.status()
         if status.plan is not None:
             return status
@@ -125,10 +125,10 @@ class PlanController:
     # ---- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin with the step that comes.
+        """Begin with the next step.
 
         Raises:
-            PlanMismatch: the plan that was saved cannot be for this model or budget.
+            PlanMismatch: the saved plan does not fit this model or budget.
         """
         if self._config.saved_plan is not None:
             self._adopt(*self._config.saved_plan)
@@ -147,16 +147,16 @@ class PlanController:
             self._undo = undo.pop_all()
 
     def stop(self) -> None:
-        """Undo `start`, in the middle of a step too."""
+        """Undo `start`, also in the middle of a step."""
         self._undo.close()
 
     def give_up(self) -> None:
-        """Let no more plans be made. Anywhere, in finalizers too."""
+        """Stop making plans. Safe anywhere, also in finalizers."""
         self._learner.give_up()
         self._plans.give_up()
 
     def drop(self) -> None:
-        """Let go of what is recorded, which holds the model, before `stop`. Any thread."""
+        """Drop the recording, which refers to the model, before `stop`. Any thread."""
         self._recording.drop()
         self._stop_planning()
 
@@ -165,32 +165,32 @@ class PlanController:
         self._plans.stop()
 
     def _adopt(self, trace: Trace, plan: Plan) -> None:
-        """Follow a plan that was made before.
+        """Follow a saved plan.
 
         Raises:
-            PlanMismatch: it cannot be for this model or budget.
+            PlanMismatch: the plan does not fit this model or budget.
         """
         check_fit(trace, plan, self._find_model(), self._config.limits.budget_bytes)
         self._learner.adopt(trace.signature, trace, plan)
         self._signature = trace.signature
-        self._is_unbound = plan.trace is not None  # recorded outside of a session
+        self._is_unbound = plan.trace is not None  # the trace was recorded outside of a session
 
     # ---- the beginning of a step ---------------------------------------------------------------
 
     @property
     def _is_innermost(self) -> bool:
-        """Whether this thread's steps are the session's: no other one has begun inside of it.
+        """Whether this session is the innermost one of this thread.
 
-        A thread without a session has them whose forward began the step (`saved/lent_hooks.py`).
+        On a thread without a session: whether its forward began the step (`saved/lent_hooks.py`).
         """
         stack = thread_state.sessions
-        innermost = stack[-1:]  # one look: a session may be ended on another thread
+        innermost = stack[-1:]  # one read: another thread may end a session meanwhile
         if not innermost:
             return self._stepping == threading.get_ident()
         return innermost == [self._swapper]
 
     def enter(self, module: torch.nn.Module) -> None:
-        """A module's forward begins, on any thread: see `global_hooks.CallListener`."""
+        """Handle the begin of a module's forward, on any thread (`global_hooks.CallListener`)."""
         model = self._find_model()
         if model is not None and is_call_of(module, model):
             self._see_forward(model)
@@ -201,21 +201,21 @@ class PlanController:
             self._begin_step(module)
 
     def leave(self, module: torch.nn.Module) -> None:
-        """It has ended."""
+        """Handle the end of a module's forward."""
         if self._is_begun and self._is_innermost and is_call_of(module, self._find_model()):
             self._forwards.leave()
 
     def _see_forward(self, module: torch.nn.Module) -> None:
-        """Begin a step if the model's forward is the first one of it."""
+        """Begin a step if this forward of the model is the first of a step."""
         if not torch.is_grad_enabled() or not self._is_innermost:
             return
         if tracing_state() is not None:
             return
         is_again = self._begins_again()
-        # What was run for evaluation, and saved for nothing, is no part of the step.
+        # A training forward begins the step anew if only evaluation forwards ran in it so far.
         if not is_again and self._is_begun and (self._is_training or not module.training):
             return
-        drop_left()  # a recorder's that stopped in backward would slow down what follows
+        drop_left()  # a recorder's mode left over from backward would slow down this step
         self._forwards.begin()
         self._is_begun, self._is_training = True, module.training
         self._stepping = threading.get_ident()
@@ -227,7 +227,7 @@ class PlanController:
         if signature != self._signature:
             self._recording.stop()
             self._enter_step(signature, *find_form(inputs, signature))
-            is_again = False  # what was before had another plan
+            is_again = False  # the forward that raised belonged to another plan
         self._begin_step(module, is_again=is_again)
 
     def _begins_again(self) -> bool:
@@ -241,11 +241,11 @@ class PlanController:
         return self._recording.has_used() or (executor is not None and executor.has_used())
 
     def _enter_step(self, signature: str, form: str = "", length: int = 0) -> None:
-        """Prepare what is to be done in the step that comes: see `Learner.begin`."""
+        """Prepare the next step as the learner instructs: see `Learner.begin`."""
         self._signature, self._form = signature, (form, length)
         instruction = self._learner.begin(signature, form, length)
         if instruction.mode is StepMode.RECORD and self._plans.is_busy:
-            instruction = Instruction(mode=StepMode.RESCUE)  # it could not be planned for
+            instruction = Instruction(mode=StepMode.RESCUE)  # no plan could be made from it yet
         self._instruction = instruction
         if instruction.mode is StepMode.FOLLOW:
             self._follow(instruction)
@@ -256,15 +256,14 @@ class PlanController:
             self._begin_step(None)
 
     def _begin_step(self, root: torch.nn.Module | None, *, is_again: bool = False) -> None:
-        """Count from here on what happens in the step; if again, with the rescues so far.
+        """Start the step's recording, counts and clock; if again, keep the counts so far.
 
-        `root`: runs already.
+        `root`: a module whose forward already runs.
         """
         assert self._instruction is not None
         if self._executor is not None and self._executor.now() != 0:
-            self._executor.end_step()  # what was saved before the first forward is not of a plan
-        # A settled plan needs no rescue, unless the step goes another way
-        # (`PlanExecutor.deviated`).
+            self._executor.end_step()  # tensors saved before the first forward are in no plan
+        # A settled plan needs no rescue, unless the step deviates (`PlanExecutor.deviated`).
         is_settled = self._executor is not None and self._learner.stage is Stage.STABLE
         self._swapper.rescue.set_standby(is_on=not is_settled)
         if self._instruction.mode is StepMode.RECORD and self._recording.recorder is None:
@@ -280,7 +279,7 @@ class PlanController:
         return 0 if pool is None else pool.in_use_bytes()
 
     def _moving_seconds(self) -> float:
-        """Time that moves of free memory have taken so far."""
+        """Return the seconds spent on moves of free memory so far."""
         pool = self._installation.device.pool
         return 0.0 if pool is None else pool.moving_seconds()
 
@@ -314,7 +313,7 @@ class PlanController:
     # ---- recording -----------------------------------------------------------------------------
 
     def _record(self, root: torch.nn.Module | None) -> None:
-        """Record from here on. `root` None: not where the recorder's mode would not stay."""
+        """Start recording. `root` None: not if the recorder's mode could not stay here."""
         if root is None and self._is_late:
             return
         device = self._installation.device
@@ -331,13 +330,13 @@ class PlanController:
     def _stop_recording(self, *, is_wanted: bool) -> Trace | None:
         recorder, case = self._recording.stop(), self._learner.case
         if recorder is None or not recorder.has_seen or not is_wanted or case is None:
-            return None  # there is nothing to plan, as yet
+            return None  # there is nothing to plan yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
         return finish_trace(trace, recorder.doubtful, case, has_looked=recorder.has_looked)
 
     def _leave_step(self) -> None:
-        """Stop what runs, without learning from it."""
+        """Stop recording and following, without learning from the step."""
         self._recording.stop()
         self._stop_following()
         self._instruction = None
@@ -374,12 +373,12 @@ class PlanController:
             self._learn(outcome)
         finally:
             self._is_begun = False
-            # Which length comes is not known yet: the plan for any is followed until then.
+            # The next length is not known yet: follow the plan for any length until it is.
             is_any = self._learner.is_general
             self._enter_step(STRANGE if is_any else self._signature, *self._form)
 
     def _learn(self, outcome: Outcome) -> None:
-        """Give a step's outcome to the learner; say in the log what comes of it."""
+        """Pass a step's outcome to the learner, and log what changes."""
         if outcome.trace is not None and not self._plans.agree(outcome.trace):
             outcome = replace(outcome, trace=None)  # the next step is recorded again
         former, replans = self._learner.stage, self._learner.replans

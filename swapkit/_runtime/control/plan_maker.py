@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.asking import MakePlans
 
-# What plans leave free at least, if there are any for that: each end of a piece of free memory may
-# lie within a granule, which then serves nothing else.
+# Plans leave at least this much free, if possible: each end of a piece of free memory may lie
+# inside a granule, and the rest of that granule is unusable.
 SPARE_GRANULES = 16
 
 
 class PlanMaker:
-    """Knows what plans are made for. On the thread of the steps, but for `give_up` and `stop`."""
+    """Makes plans. Runs on the thread of the steps, except for `give_up` and `stop`."""
 
     def __init__(self, device: Device, config: SessionConfig) -> None:
         """Prepare; nothing is measured yet."""
         self._device = device
         self._config = config
-        self.machine: Machine | None = None  # that plans are made for
-        self._ranks: Ranks | None = None  # where there are others
-        self._floor: ThreadJob[int] | None = None  # the smallest budget that has a plan here
+        self.machine: Machine | None = None  # the machine to plan for
+        self._ranks: Ranks | None = None  # None: there are no other ranks
+        self._floor: ThreadJob[int] | None = None  # computes the smallest budget that has a plan
         self._is_over = False
 
     def make_learner(self) -> Learner:
-        """Return what decides for each step; a policy may bring a search of its own."""
+        """Return the learner that decides for each step; a policy may bring its own."""
         config = self._config
         spare = min(1.0, self._spare_bytes() / config.limits.budget_bytes)
         learner: Learner = getattr(config.policy, "make_learner", Learner)(
@@ -50,7 +50,7 @@ class PlanMaker:
             margin=max(MARGIN, spare),
             spare=spare,
         )
-        if isinstance(config.policy, str):  # the code of a user may rely on the thread of the steps
+        if isinstance(config.policy, str):  # a user's policy may rely on the steps' thread
             learner.plan_beside(self.prepare)
         return learner
 
@@ -58,18 +58,18 @@ class PlanMaker:
         return SPARE_GRANULES * self._device.backend.granule_bytes
 
     def join_ranks(self) -> None:
-        """Find out with whom to agree."""
+        """Find the other ranks, if any."""
         self._ranks = join_ranks()
 
-    # ---- what plans are for --------------------------------------------------------------------
+    # ---- agreement of the ranks ----------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is not known yet what to say to the other ranks."""
+        """Whether the number to publish to the other ranks is still being computed."""
         return self._floor is not None and not self._floor.is_done
 
     def agree(self, trace: Trace) -> bool:
-        """Return whether plans may be made from a trace now: for the budget of all ranks."""
+        """Return whether plans may be made from a trace now, for the budget of all ranks."""
         if self._ranks is None:
             return True
         if self._is_over:
@@ -88,14 +88,14 @@ class PlanMaker:
         )
 
     def give_up(self) -> None:
-        """Let nothing more be found out. Anywhere, in finalizers too."""
+        """Cancel the computation for the other ranks. Safe anywhere, also in finalizers."""
         self._is_over = True
         floor = self._floor
         if floor is not None:
             floor.give_up()
 
     def stop(self) -> None:
-        """Likewise, and wait for the thread; other ranks need not wait for this one. Any thread."""
+        """Give up, wait for the thread, and withdraw from the other ranks. Any thread."""
         self.give_up()
         floor = self._floor
         if floor is not None:
@@ -113,7 +113,7 @@ class PlanMaker:
         return self.prepare()(trace, share=share, count=count)
 
     def prepare(self) -> MakePlans:
-        """Return what makes plans on any thread: it knows plain values only."""
+        """Return a function that makes plans on any thread: it holds plain values only."""
         config = self._config
         self.machine = machine = self._measure(config.limits.budget_bytes)
         most_bytes: int | InfeasibleBudget = config.limits.budget_bytes

@@ -1,4 +1,4 @@
-"""Where a session's search for a plan stands, as plain values."""
+"""The status of a session's search for a plan, as plain values."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStatus:
-    """Where the search for a plan stands."""
+    """The status of the search for a plan."""
 
     stage: Stage = Stage.STABLE
     plan: Plan | None = None
     trace: Trace | None = None
     machine: Machine | None = None  # that plans are made for
     why_none: str = ""  # why there is no plan and will be none
-    replans: int = 0  # how often another plan was needed,
-    reason: str = ""  # and why the last time
-    pace: float = 1.0  # how long steps have taken, by what was recorded and predicted for them
-    # Medians of the latest steps, each from its first forward on: of those of the present kind, to
-    # which the plan belongs, and of each other kind.
+    replans: int = 0  # how often another plan was needed
+    reason: str = ""  # of the latest replan
+    pace: float = 1.0  # measured step time / recorded or predicted step time
+    # Median seconds of the latest steps, each from its first forward on: for the current kind, to
+    # which the plan belongs, and for each other kind.
     step_seconds: float | None = None
     other_step_seconds: tuple[float, ...] = ()
-    # The places whose copies were waited for longest, and how long in all, in seconds.
+    # The places with the longest waits for copies, and the total seconds waited.
     stalls: tuple[tuple[str, float], ...] = ()
 
 
 def describe(plan: Plan) -> str:
-    """Return in a line what a plan does."""
+    """Return a one-line description of a plan."""
     counts = dict.fromkeys(Action, 0)
     for decision in plan.decisions:
         counts[decision.action] += 1
@@ -54,7 +54,7 @@ def describe(plan: Plan) -> str:
 
 
 def tell_stage(log: logging.Logger, status: PlanStatus) -> None:
-    """Say in a log at which stage steps are now."""
+    """Log the current stage."""
     if status.why_none:
         log.warning("no plan, only rescue: %s", status.why_none)
     elif status.stage is Stage.STABLE and status.plan is not None:

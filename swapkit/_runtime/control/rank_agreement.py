@@ -1,10 +1,10 @@
-"""What the ranks of a run agree on before any of them follows a plan: one budget for all.
+"""Agreement of all ranks on one budget, before any rank follows a plan.
 
-Each rank says once, in the store of the default process group, what its own budget is, and which
-is the smallest that has a plan for the step that it recorded. What the others say is looked for as
-each recorded step ends; nothing here waits, and nothing is a collective: ranks may be in different
-steps, where one that waited for another would wait forever. Which sessions belong together is for
-`rank_meetings.py` to tell.
+Each rank publishes two numbers once, in the store of the default process group: its budget, and the
+smallest budget that has a plan for its recorded step. It looks for the numbers of the other ranks
+at the end of each recorded step. Nothing here waits for a rank or uses a collective: ranks may be
+in different steps, and a rank that waited for another could wait forever. `rank_meetings.py`
+decides which sessions belong together.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from swapkit._runtime.control.rank_meetings import MeetingPlaces
 
 _log = logging.getLogger(__name__)
-PATIENCE_STEPS = 8  # recorded ones, until a rank goes on without those that have said nothing
-MOST_NAMED = 8  # ranks, in one message
+PATIENCE_STEPS = 8  # recorded steps until a rank goes on without the silent ranks
+MOST_NAMED = 8  # ranks named in one message
 _SAID = re.compile(rb"([1-9][0-9]{0,18}) (0|[1-9][0-9]{0,18})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a rank says of itself."""
+    """The numbers that a rank publishes."""
 
     budget_bytes: int
     floor_bytes: int  # the smallest budget that has a plan; 0: not known
 
     def text(self) -> str:
-        """Return what `parse_figures` reads."""
+        """Return the text that `parse_figures` reads."""
         return f"{self.budget_bytes} {self.floor_bytes}"
 
 
 def parse_figures(said: bytes, rank: int) -> Figures:
-    """Return what a rank says of itself.
+    """Parse the text that a rank published.
 
     Raises:
-        InvalidDocument: it is something else.
+        InvalidDocument: the text has another format.
     """
     found = _SAID.fullmatch(said)
     amounts = [int(digits) for digits in found.groups()] if found else []
@@ -58,30 +58,30 @@ def parse_figures(said: bytes, rank: int) -> Figures:
 
 
 class Ranks:
-    """All ranks, as one session of this one sees them."""
+    """All ranks, as seen by one session of this rank."""
 
     def __init__(self, places: MeetingPlaces) -> None:
-        """Take a place to speak at; nothing is said yet."""
+        """Take a meeting place; nothing is published yet."""
         self._place = places.take(self)
         self._own: Figures | None = None
-        self._all: list[Figures] = []  # once all have said it
+        self._all: list[Figures] = []  # of all ranks; empty until all have published
         self._steps = 0
         self._is_settled = False
 
     @property
     def has_said(self) -> bool:
-        """Whether this rank has said what it has to say, or need not."""
+        """Whether this rank has published its numbers, or need not."""
         return self._own is not None or self._is_settled
 
     def agree(self, budget_bytes: int, find_floor: Callable[[], int]) -> bool:
-        """Say what this rank has to say; return whether it may plan, with all others or alone.
+        """Publish this rank's numbers; return whether it may plan, with all ranks or alone.
 
         Args:
-            budget_bytes: this rank's.
+            budget_bytes: of this rank.
             find_floor: returns the smallest budget that has a plan here; called once.
 
         Raises:
-            InvalidDocument: what another rank says cannot be understood; this one goes on alone.
+            InvalidDocument: another rank published invalid text; this rank goes on alone.
         """
         if self._is_settled:
             return True
@@ -93,7 +93,7 @@ class Ranks:
             if is_new:
                 self._place.begin()
             said, silent = self._listen(self._own.text())
-        except (RuntimeError, ValueError) as error:  # such as: there is no process group any more
+        except (RuntimeError, ValueError) as error:  # such as a destroyed process group
             self._is_settled = True
             _log.warning("other ranks cannot be asked for their budgets, so none counts: %s", error)
             return True
@@ -106,10 +106,10 @@ class Ranks:
         return self._is_settled
 
     def find_budget(self, own_bytes: int) -> int:
-        """Return the budget to plan for: the smallest of all ranks, or one's own if alone.
+        """Return the budget to plan for: the smallest of all ranks, or `own_bytes` if alone.
 
         Raises:
-            InfeasibleBudget: some rank has no plan for that.
+            InfeasibleBudget: some rank has no plan for that budget.
         """
         if not self._all:
             return own_bytes
@@ -127,16 +127,16 @@ class Ranks:
         return budget_bytes
 
     def leave(self) -> None:
-        """End: what this rank has said counts no more, unless all have heard it. Any thread."""
+        """Withdraw this rank's numbers, unless all ranks have read them. Any thread."""
         self._is_settled = True
         self._place.leave(self)
 
     def _listen(self, text: str) -> tuple[list[bytes], list[int]]:
-        """Return what all ranks say, if all do; or those that do not, once it was asked enough."""
+        """Return the texts of all ranks, or no texts and, after `PATIENCE_STEPS`, silent ranks."""
         said, silent = self._place.meet(self, text), []
         if not said and self._steps >= PATIENCE_STEPS:
             silent = self._place.find_silent()
-            if not silent:  # the last ones said it just now
+            if not silent:  # the last ranks published just now
                 said = self._place.meet(self, text)
         return said, silent
 
@@ -173,9 +173,9 @@ class Ranks:
 
 
 def join_ranks() -> Ranks | None:
-    """Return the ranks of a session that begins; None if there are no others.
+    """Return the ranks for a session that begins; None: there are no other ranks.
 
-    It belongs to those that were entered on other ranks while as many were open there.
+    The session belongs to those sessions of the other ranks that took the same meeting place.
     """
     places = find_places()
     return None if places is None else Ranks(places)

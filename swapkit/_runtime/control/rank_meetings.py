@@ -1,9 +1,10 @@
-"""Where sessions of several ranks meet: which belong together, though some ranks have more.
+"""Meeting places: they match sessions of several ranks, even if some ranks have more sessions.
 
-Sessions meet in rounds, and those that are open at once each in their own. A round is over once all
-ranks have spoken in it, or once a session that spoke there has ended before. Which of the two is
-decided in the store by whoever comes first, and never again. So all ranks pass through the same
-rounds: a session that only some have costs one, and those that follow meet in the next.
+Sessions meet in rounds. Sessions that are open at the same time use different places. A round is
+over once all ranks have spoken in it, or once a session that spoke in it ended before that. The
+first rank to write the outcome to the store decides it, and the outcome never changes. So all ranks
+pass through the same rounds: a session that only some ranks have uses up one round, and the
+sessions after it meet in the next.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ if TYPE_CHECKING:
     from swapkit._runtime.torch_compat.internals import Store
 
 _log = logging.getLogger(__name__)
-ALL, LEFT = "all", "left"  # how a round ends
-ANSWER_SECONDS = 10.0  # until a store counts as gone: torch's waits forever for a host that hangs
+ALL, LEFT = "all", "left"  # the outcomes of a round
+ANSWER_SECONDS = 10.0  # then a store counts as gone: torch's waits forever if its host hangs
 _T = TypeVar("_T")
 
 
 class _Answer(Generic[_T]):
-    """What a store is asked for, on a thread that ends when it does."""
+    """A request to a store, on its own thread, which ends with the answer."""
 
     def __init__(self, ask: Callable[[], _T]) -> None:
         self._ask = ask
         self._answers: list[_T] = []
         self._error: BaseException | None = None
-        # A daemon: one that is never answered must not keep the program from ending.
+        # A daemon: a request that is never answered must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name="swapkit-store", daemon=True)
         self._thread.start()
 
     @property
     def is_awaited(self) -> bool:
-        """Whether nothing has come, as yet."""
+        """Whether there is no answer yet."""
         return not self._answers and self._error is None
 
     def take(self) -> _T:
-        """Wait for it; return what came, or raise what was raised."""
+        """Wait for the answer and return it, or raise the request's error."""
         self._thread.join(ANSWER_SECONDS)
         if self._error is not None:
             raise self._error
@@ -64,7 +65,7 @@ class _Answer(Generic[_T]):
 
 
 class MeetingPlace:
-    """Where a rank's sessions speak, one at a time. Any thread."""
+    """A place where a rank's sessions speak, one at a time. Any thread."""
 
     def __init__(
         self, find_store: Callable[[], Store], *, rank: int, count: int, name: str
@@ -72,20 +73,20 @@ class MeetingPlace:
         """Begin with the first round.
 
         Args:
-            find_store: returns what all ranks share.
-            rank: this one.
-            count: how many there are.
-            name: the same on all ranks.
+            find_store: returns the store that all ranks share.
+            rank: this rank.
+            count: the number of ranks.
+            name: the place's name, the same on all ranks.
         """
         self.rank = rank
         self._find_store = find_store
         self._count = count
         self._name = name
-        self._lock = threading.Lock()  # held where the store is asked, perhaps for ever
-        self._is_mute = False  # the store has not answered once
-        self._round = -1  # all before it are over
+        self._lock = threading.Lock()  # held during a request to the store, perhaps forever
+        self._is_mute = False  # whether a request got no answer
+        self._round = -1  # all earlier rounds are over
         self._go_on()
-        # Weakly: a session that is dropped gives nothing back.
+        # A weak reference: a session that is dropped never calls `leave`.
         self._find_holder: Callable[[], object] = lambda: None
 
     def _go_on(self) -> None:
@@ -97,15 +98,15 @@ class MeetingPlace:
 
     @property
     def is_free(self) -> bool:
-        """Whether no session has it."""
+        """Whether no session has this place."""
         return self._find_holder() is None
 
     def take(self, holder: object) -> None:
-        """Let a session have it."""
+        """Give the place to a session."""
         self._find_holder = weakref.ref(holder)
 
     def leave(self, holder: object) -> None:
-        """Give it back; what the session has said counts no more, unless all have heard it."""
+        """Free the place and withdraw the session's text, unless all ranks have read it."""
         if self._find_holder() is not holder:
             return
         try:
@@ -116,10 +117,10 @@ class MeetingPlace:
         self._find_holder = lambda: None
 
     def begin(self) -> None:
-        """Let a session speak from here on, and not the one before, should it have been dropped.
+        """Leave the round of the previous session here, if that one was dropped without `leave`.
 
         Raises:
-            RuntimeError, ValueError: there is no store any more.
+            RuntimeError, ValueError: the store is gone.
         """
         if self._has_said:
             self._ask(self._end)
@@ -135,7 +136,7 @@ class MeetingPlace:
         answer = _Answer(ask_alone)
         try:
             return answer.take()
-        except RuntimeError:  # an interruption of this thread says nothing of the store
+        except RuntimeError:  # not on an interruption, which says nothing about the store
             self._is_mute = answer.is_awaited
             raise
 
@@ -146,10 +147,10 @@ class MeetingPlace:
             self._go_on()
 
     def meet(self, holder: object, text: str) -> list[bytes]:
-        """Speak in the first round that is not over; return what all ranks say, if they do.
+        """Speak in the first round that is not over; return all ranks' texts once all have spoken.
 
         Raises:
-            RuntimeError, ValueError: there is no store any more.
+            RuntimeError, ValueError: the store is gone.
         """
         return self._ask(partial(self._meet, holder, text))
 
@@ -166,14 +167,14 @@ class MeetingPlace:
                 self._has_said = True
             if not store.check(self._keys):
                 break
-            store.compare_set(self._over, "", ALL)  # another rank may leave meanwhile
+            store.compare_set(self._over, "", ALL)  # another rank may have left meanwhile
         return []
 
     def find_silent(self) -> list[int]:
         """Return the ranks that have not spoken in the round.
 
         Raises:
-            RuntimeError, ValueError: there is no store any more.
+            RuntimeError, ValueError: the store is gone.
         """
         return self._ask(self._find_silent)
 
@@ -183,10 +184,10 @@ class MeetingPlace:
 
 
 class MeetingPlaces:
-    """All places of one rank, in one process group. Any thread."""
+    """All meeting places of one rank in one process group. Any thread."""
 
     def __init__(self, find_store: Callable[[], Store], *, rank: int, count: int) -> None:
-        """Begin with none: see `MeetingPlace`."""
+        """Begin without places. Arguments: see `MeetingPlace`."""
         self._find_store = find_store
         self._rank = rank
         self._count = count
@@ -194,7 +195,7 @@ class MeetingPlaces:
         self._places: dict[str, MeetingPlace] = {}
 
     def take(self, holder: object) -> MeetingPlace:
-        """Let a session have the first free place, and return it."""
+        """Give the first free place to a session, and return it."""
         with self._lock:
             names = (f"swapkit/{number}" for number in itertools.count())
             place = next(each for each in map(self._find, names) if each.is_free)
@@ -210,12 +211,12 @@ class MeetingPlaces:
 
 
 _finding = threading.Lock()
-# By the process group: in another one all ranks begin anew.
+# By process group: in a new group all ranks start again.
 _found: weakref.WeakKeyDictionary[object, MeetingPlaces] = weakref.WeakKeyDictionary()
 
 
 def find_places() -> MeetingPlaces | None:
-    """Return this rank's places; None if there are no other ranks."""
+    """Return this rank's meeting places; None: there are no other ranks."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return None

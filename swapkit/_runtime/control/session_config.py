@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from swapkit.planning.planner import Policy
 
 RESCUE = "rescue"  # the policy without a plan
-# A host limit of so many budgets suffices for the copies of any step.
+# A host limit of this many budgets suffices for the copies of any step.
 HOST_PLENTY = 4
 
 
@@ -26,7 +26,7 @@ class SessionConfig:
         device: where the session trains.
         limits: the memory and disk space of the session.
         min_swap_bytes: the least size of a saved storage that moves.
-        rescue_multiple: a rescue frees that many times the bytes that the allocation needs.
+        rescue_multiple: a rescue frees this many times the bytes that the allocation needs.
         policy: the name of a policy, or an object that makes plans.
         profile_steps: the steps before the first plan.
         search_steps: the number of plans that the session tries.
@@ -44,7 +44,7 @@ class SessionConfig:
 
     @property
     def is_host_scarce(self) -> bool:
-        """Whether there may be more to swap than the host takes."""
+        """Whether a step may need to swap more bytes than the host limit allows."""
         limits = self.limits
         return (
             limits.host_bytes is not None
@@ -54,5 +54,5 @@ class SessionConfig:
 
     @property
     def plans(self) -> bool:
-        """Whether a plan is looked for, or given."""
+        """Whether the session makes plans, or was given one."""
         return self.policy != RESCUE or self.saved_plan is not None

@@ -1,21 +1,22 @@
-"""Where the steps of a session end: after the steps of its optimizers.
+"""Decides where a session's steps end: after the steps of its optimizers.
 
-Torch tells of every optimizer's step in the process. A session's are those that it was given, or,
-while none of these steps, those that hold parameters of its model (libraries make their optimizers
-later, or other ones); with neither model nor optimizer, those that step on its thread.
+Torch's global hooks report every optimizer step in the process. A session's optimizers are the ones
+given to it. While none of these steps, optimizers that hold parameters of its model count instead
+(libraries create optimizers later, or replace them). Without model and optimizers, all optimizers
+that step on the session's thread count.
 
-With several optimizers a step ends when each has stepped at least once since the last end: so a
-critic may step five times for each step of a generator. One that is overtaken by `MOST_AHEAD` steps
-of another is not waited for until it steps again. An optimizer that shows up right after an end may
-be the last of the step that has ended, which nobody could know, or the first of the next: the
-latter if nothing is run forward before another one steps.
+With several optimizers, a step ends when each has stepped at least once since the last end. So a
+critic may step five times per generator step. An optimizer that is overtaken by `MOST_AHEAD` steps
+of another is not waited for until it steps again. A new optimizer that steps right after an end may
+be the last of the ended step or the first of the next one. It is the first of the next step if no
+forward runs before another optimizer steps.
 
-A step of an optimizer that runs another's (a wrapper), or a closure, is one. Optimizers that step
-in the middle of a backward pass (from hooks of parameters) count as one that steps when the
-outermost pass has ended.
+Nested steps count as one: an optimizer that wraps another, or a closure. Optimizers that step in
+the middle of a backward pass (from parameter hooks) count as one optimizer that steps when the
+outermost pass ends.
 
-An update that is left out, as by a gradient scaler that has seen an overflow, ends nothing: its
-forward and backward belong to the step that ends with the next update.
+A skipped update, such as by a gradient scaler after an overflow, ends no step: its forward and
+backward belong to the step that ends with the next update.
 """
 
 from __future__ import annotations
@@ -42,17 +43,15 @@ if TYPE_CHECKING:
     import torch
 
 MOST_AHEAD = 16
-# Steps that nobody counted before the user is told.
+# Uncounted optimizer steps before the user is warned.
 STEPS_UNTIL_WARNING = 3
-# Steps of an optimizer that was not given, before it counts since none of those given has stepped.
-# Once one of these has, it takes `MOST_AHEAD` without any of theirs: another phase of the training.
+# An optimizer that was not given counts from this many steps on, if no given one has ever stepped.
+# If one has, it takes `MOST_AHEAD` steps without a given one: another phase of the training.
 STEPS_UNTIL_INSTEAD = 2
-
-# How many nodes of graphs were made on this thread: a forward makes some, an optimizer none.
 
 
 class _Member:
-    """One optimizer of the session's, or all that step in backward."""
+    """One optimizer of the session, or all optimizers that step in backward."""
 
     __slots__ = ("is_given", "is_waited_for", "joined_at", "steps")
 
@@ -60,19 +59,22 @@ class _Member:
         self.is_given = is_given
         self.steps = 0  # since the last end
         self.is_waited_for = True
-        self.joined_at: int | None = None  # nodes then, until it is known to which step it belongs
+        # `nodes_made()` at its first step, until it is known which session step that belongs to: a
+        # forward makes graph nodes on this thread, an optimizer makes none.
+        self.joined_at: int | None = None
 
     def settle(self) -> None:
-        """Leave the first step to the session's step before, if a forward came after it."""
+        """Assign its first step to the previous session step, if a forward has run since."""
         if self.joined_at is not None and self.joined_at != nodes_made():
             self.steps, self.joined_at = 0, None
 
 
 class StepCounter:
-    """Calls `end_step` where a step of a session ends. A listener of `global_hooks.steps`.
+    """Calls `end_step` where a session's step ends. A listener of `global_hooks.steps`.
 
-    Torch calls it on whichever thread an optimizer steps, with no lock held; `end_step` is called
-    there, likewise. Its own lock guards what it has counted, and is held for no call outside.
+    Torch calls the listener on the thread where an optimizer steps, with no lock held; `end_step`
+    is called in the same way. The counter's own lock guards its counts, and is not held while
+    `end_step` runs.
     """
 
     def __init__(
@@ -88,12 +90,12 @@ class StepCounter:
         """Count nothing before `start`.
 
         Args:
-            model: whose parameters tell optimizers that were not given.
-            optimizers: that were given.
+            model: its parameters identify optimizers that were not given.
+            optimizers: the given optimizers.
             end_step: called at the end of each step.
-            is_here: whether the session was entered on the running thread.
-            rebase: sets the label of what this thread allocates outside of modules.
-            tag: the label of what an optimizer's step allocates.
+            is_here: returns whether the session was entered on the running thread.
+            rebase: sets the label of this thread's allocations outside of modules.
+            tag: the label of an optimizer step's allocations.
         """
         self._model = model
         self._end_step = end_step
@@ -105,13 +107,13 @@ class StepCounter:
             {each: _Member(is_given=True) for each in optimizers}
         )
         self._has_given = bool(self._members)
-        # Those of the model that step while no given one does, and how often.
+        # The model's optimizers that were not given, with their steps since a given one stepped.
         self._instead: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
         self._instead = weakref.WeakKeyDictionary()
         self._in_backward: _Member | None = None
         self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]
         self._held = weakref.WeakKeyDictionary()
-        self._tasks: set[int] = set()  # the backward passes whose ends are waited for
+        self._tasks: set[int] = set()  # backward passes with a callback at their end
         self._lock = threading.RLock()
         self._have_given_stepped = False
         self._ended = 0
@@ -123,7 +125,7 @@ class StepCounter:
         global_hooks.steps.add(self)
 
     def stop(self) -> None:
-        """Count no more. A step that is under way on another thread may still call in."""
+        """Stop counting. A step that still runs on another thread may call the hooks once more."""
         global_hooks.steps.remove(self)
         with self._lock:
             self._has_given, self._model = False, None
@@ -131,10 +133,10 @@ class StepCounter:
             self._members.clear()
 
     def mark(self) -> bool:
-        """Note that the user ends a step; return whether it has not ended yet.
+        """Note that the user ends a step; return whether that step has not ended yet.
 
-        Who marks steps marks all of them: optimizers that were not given end none from now on. The
-        first mark may come right after a step that one of these has ended: that is the same step.
+        From the first mark on, optimizers that were not given end no steps. If such an optimizer
+        has ended a step before, the first mark is for the same step.
         """
         with self._lock:
             if self._has_given:
@@ -146,14 +148,14 @@ class StepCounter:
     # ---- for the hooks ---------------------------------------------------------------------------
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Name what the step allocates."""
+        """Label the allocations of the optimizer's step."""
         if self._is_ours(optimizer):
             self._rebase(self._tag)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """End the session's step, if this was the last of its optimizers."""
-        # Steps inside of steps are one: a wrapper's, or the same optimizer's where a class calls
-        # `super().step()`. Torch calls the hooks of each.
+        # Nested steps count as one: in a wrapper, or where a class calls `super().step()`. Torch
+        # calls the hooks for each of them.
         if any(outer is optimizer or self._is_ours(outer) for outer in _outer_steps(optimizer)):
             return
         if not self._is_ours(optimizer):
@@ -165,7 +167,7 @@ class StepCounter:
         else:
             self._note(optimizer)
 
-    # ---- which optimizers ------------------------------------------------------------------------
+    # ---- which optimizers count ------------------------------------------------------------------
 
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         with self._lock:
@@ -192,7 +194,7 @@ class StepCounter:
         return holds
 
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a step that is none of the session's, as far as is known; warn of it once."""
+        """Handle the step of an optimizer that does not count so far; warn once if it seems to."""
         with self._lock:
             if self._is_by_hand:
                 return
@@ -208,7 +210,7 @@ class StepCounter:
             warnings.warn(_describe_uncounted(optimizer, self._model), stacklevel=2)
 
     def _note_instead(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer count if it steps while none that was given does. The lock is held."""
+        """Make an optimizer count if it steps while no given one does. The lock is held."""
         seen = self._instead[optimizer] = self._instead.get(optimizer, 0) + 1
         if seen < (MOST_AHEAD if self._have_given_stepped else STEPS_UNTIL_INSTEAD):
             return
@@ -228,17 +230,17 @@ class StepCounter:
             self._end_step()
 
     def _settle(self, member: _Member) -> None:
-        """Decide to which step those belong that came late, as a member steps. The lock is held."""
+        """Decide which step the first steps of new members belong to. The lock is held."""
         members = self._list_members()
         if member.joined_at is None or member.steps > 0:
             for each in members:
                 each.settle()
         if member.joined_at is None:
             for each in members:
-                each.joined_at = None  # they belong to the same step
+                each.joined_at = None  # their first steps belong to the current session step
 
     def _join(self, optimizer: torch.optim.Optimizer) -> _Member:
-        """Return what stands for an optimizer that steps for the first time. The lock is held."""
+        """Add a member for an optimizer that steps for the first time. The lock is held."""
         others = self._list_members()
         for each in others:
             each.settle()
@@ -252,7 +254,7 @@ class StepCounter:
         return members if self._in_backward is None else [*members, self._in_backward]
 
     def _count(self, member: _Member) -> bool:
-        """Count a step; return whether the session's step ends. The lock is held."""
+        """Count a member's step; return whether the session's step ends. The lock is held."""
         if member.is_given:
             self._have_given_stepped = True
             self._instead.clear()
@@ -271,17 +273,17 @@ class StepCounter:
         return True
 
     def _wait_for_backward(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a step when the backward passes that run on this thread have ended."""
+        """Count a step once all backward passes that run on this thread have ended."""
         with self._lock:
             member = self._members.get(optimizer)
             if member is not None:
-                member.is_waited_for = False  # it is counted with the others of the pass
+                member.is_waited_for = False  # it counts together with the others of the pass
         self.wait_for_pass()
 
     # ---- for `_PassEnd` --------------------------------------------------------------------------
 
     def wait_for_pass(self) -> None:
-        """Wait for the end of the innermost backward pass that runs on this thread."""
+        """Queue a callback for the end of this thread's innermost backward pass."""
         task = graph_task()
         with self._lock:
             if task in self._tasks:
@@ -290,12 +292,12 @@ class StepCounter:
         engine.queue_callback(_PassEnd(self, task))
 
     def forget_pass(self, task: int) -> None:
-        """Note that the engine has done with a pass, in which something may have been raised."""
+        """Note that the engine has finished a pass, perhaps with an exception."""
         with self._lock:
             self._tasks.discard(task)
 
     def note_backward(self) -> None:
-        """Note that the outermost pass has ended."""
+        """Count the end of the outermost pass as one optimizer step."""
         with self._lock:
             if self._in_backward is None:
                 self._in_backward = _Member(is_given=self._has_given)
@@ -305,12 +307,12 @@ class StepCounter:
 
 
 class _PassEnd:
-    """What the engine calls at the end of a backward pass in which optimizers step.
+    """The engine's callback at the end of a backward pass in which optimizers step.
 
-    A pass may run inside of another one's node, as for each region of torch's reentrant checkpoint.
-    Its end is none of a step: that of the outer pass may be. The engine takes callbacks for the
-    innermost pass only, and this one is that until it has let go of all its callbacks: so the
-    outer one's end is waited for from where this object goes.
+    A pass may run inside a node of another pass, as in torch's reentrant checkpoint. The end of an
+    inner pass ends no step; the end of the outer pass may. The engine accepts callbacks only for
+    the innermost pass, and the inner pass is the innermost until it has freed its callbacks. So the
+    callback for the outer pass is queued when this object is destroyed.
     """
 
     def __init__(self, counter: StepCounter, task: int) -> None:
@@ -327,21 +329,21 @@ class _PassEnd:
         self._counter.forget_pass(self._task)
         if not self._is_inner:
             return
-        if graph_task() == NO_TASK:  # somebody kept this object: it is too late for a callback
+        if graph_task() == NO_TASK:  # this object outlived the pass: too late for a callback
             self._counter.note_backward()
         else:
             self._counter.wait_for_pass()
 
 
 def _do_nothing() -> None:
-    """End no step: the session has ended."""
+    """Do nothing: the session has ended."""
 
 
 def _outer_steps(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """Return the optimizers around whose steps one runs on this thread, innermost first.
+    """Return the optimizers whose steps enclose this one on this thread, innermost first.
 
-    The stack tells it. What hooks remember of steps would be wrong after one that raised, for which
-    torch calls no hook.
+    Read from the Python stack: torch calls no hook after a step that raised, so a record kept by
+    hooks would be wrong after an exception.
     """
     found = global_hooks.running_steps(sys._getframe(1))  # noqa: SLF001
     return found[1:] if found and found[0] is optimizer else found

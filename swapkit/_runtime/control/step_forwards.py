@@ -1,4 +1,4 @@
-"""Forwards of a session's model: those that raise, and those that go as planned."""
+"""Forwards of a session's model: handling of forwards that raise or that follow the plan."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
 
 
 class Forwards:
-    """What is known of the forwards of the step that runs. Told on the thread that runs it.
+    """The forwards of the current step. Called on the thread that runs the step.
 
-    A step begins again if its first forward raised: nothing of it has been done. After any other
-    one it goes on, and is another than those that follow.
+    A step begins again if its first forward raised: no part of the step is done then. If another
+    forward raised, the step goes on, but is unlike the steps after it.
     """
 
     def __init__(self) -> None:
-        """Know of no step."""
+        """Begin before any step."""
         self._first: global_hooks.ModuleCall | None = (
             None  # the call of the model that began the step
         )
-        self._is_broken = False  # it raised, and no other one has begun since
-        self._is_odd = False  # another one raised
-        self._was_odd = False  # one raised in the step before
+        self._is_broken = False  # the first forward raised, and no other has begun since
+        self._is_odd = False  # another forward raised
+        self._was_odd = False  # a forward raised in the previous step
 
     def begin(self) -> None:
-        """Note that the call that listeners are being told of is the first of a step."""
+        """Note that the call being reported to listeners is the first of a step."""
         self._first = global_hooks.this_call()
 
     def leave(self) -> None:
-        """Note that the call of the model has ended that listeners are being told of."""
+        """Note that the call of the model being reported to listeners has ended."""
         call = global_hooks.this_call()
         if call is None or not call.has_raised or graph_task() != NO_TASK:
-            return  # in backward it is a part of that which is computed again
+            return  # a forward in backward is part of a recomputation
         if call is self._first:
             self._is_broken = True
-        elif torch.is_grad_enabled():  # an evaluation is no part of the step
+        elif torch.is_grad_enabled():  # an evaluation is not part of the step
             self._is_odd = True
 
     def begins_again(self, has_used: Callable[[], bool]) -> bool:
-        """Return whether the step begins again with the forward that begins.
+        """Return whether the step begins again with the forward that begins now.
 
         Args:
-            has_used: whether something that the step saved was used. What a forward raises may
-                carry results (an early exit), of which a backward comes: then a part is done.
+            has_used: returns whether a tensor that the step saved was used. An exception may carry
+                results (an early exit) that a backward starts from: then part of the step is done.
         """
         was_broken, self._is_broken = self._is_broken, False
         if was_broken:
@@ -60,9 +60,10 @@ class Forwards:
         return was_broken and not self._is_odd
 
     def end(self) -> bool:
-        """Note that the step has ended; return whether those that follow may be like it.
+        """Note that the step has ended; return whether it is worth learning from.
 
-        An odd one is none to learn from, unless each is: the step before was, too.
+        A step in which a forward raised is not, unless one also raised in the previous step: then
+        all steps may be like that.
         """
         was_odd, self._was_odd = self._was_odd, self._is_odd or self._is_broken
         self._is_odd = self._is_broken = False
@@ -70,23 +71,23 @@ class Forwards:
 
 
 class Rests:
-    """Lets nobody hear of the model's modules while a step goes as planned, as the one before."""
+    """Turns off module events in a forward if the step and the previous one follow the plan."""
 
     def __init__(self, tracker: ModuleTracker) -> None:
-        """Begin with a step that is not known."""
+        """Begin before any step."""
         self._tracker = tracker
-        self._calm: PlanExecutor | None = None  # what the latest step has followed to its end
+        self._calm: PlanExecutor | None = None  # the executor that the latest step did not leave
         self._rest: Rest | None = None  # of the thread that runs the forward
 
     def begin(self, executor: PlanExecutor | None) -> None:
-        """A forward of the model begins, of which listeners are being told."""
+        """Handle the begin of a forward of the model, as reported to listeners."""
         if executor is None or executor is not self._calm or executor.needs_modules:
             return
         if torch.is_grad_enabled() and executor.now() is not None:
             self._rest = self._tracker.rest(executor)
 
     def end_step(self, executor: PlanExecutor | None, report: StepReport | None) -> None:
-        """The step has ended, with this report if it had a plan."""
+        """Handle the end of the step. `report`: None without a plan."""
         self._calm = executor if report is not None and report.deviation is None else None
         if self._rest is not None:
-            self._rest.end()  # whatever became of the forward, on whichever thread
+            self._rest.end()  # the forward may have been interrupted, on any thread

@@ -1,4 +1,4 @@
-"""The recorder of a session's step: one at a time, which any thread may stop for good."""
+"""The recorder of a session's steps: one at a time. Any thread may drop it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ MOST_DOUBT = 0.1  # of a step's time
 
 
 class StepRecording:
-    """Starts and stops recorders, on the thread of the session's steps. Any thread: `drop`."""
+    """Starts and stops recorders, on the thread that runs the steps. `drop`: any thread."""
 
     def __init__(self, packer: Packer) -> None:
-        """Record nothing as yet. `packer`: tells what autograd saves."""
+        """Record nothing yet. `packer`: reports saved tensors and their uses."""
         self._packer = packer
-        self._long_calls = LongCalls()  # what one recorder learns, the next one knows
+        self._long_calls = LongCalls()  # shared by successive recorders
         self._recorder: Recorder | None = None
         self._is_dropped = False
-        # Held where a recorder comes or goes: one that is dropped elsewhere is not half started.
-        # Reentrant: a finalizer may end the session in between.
+        # Held while a recorder starts or stops, so that `drop` never meets a half-started one.
+        # Reentrant: a finalizer may end the session while the lock is held.
         self._lock = threading.RLock()
 
     @property
     def recorder(self) -> Recorder | None:
-        """The one that records now."""
+        """The running recorder, if any."""
         return self._recorder
 
     def has_used(self) -> bool:
-        """Return whether something that was saved in the step was used."""
+        """Return whether a tensor that was saved in the step was used."""
         recorder = self._recorder
         events = () if recorder is None else tuple(recorder.savings.events)
         return any(event.kind is EventKind.USE for event in events)
 
     def start(self, setting: Setting, root: torch.nn.Module | None) -> None:
-        """Record from here on. `root`: runs already."""
+        """Start a recorder. `root`: a module whose forward already runs."""
         recorder = Recorder(setting)
         if isinstance(recorder.timer, StreamTimer):
             recorder.timer.long_calls = self._long_calls
@@ -61,7 +61,7 @@ class StepRecording:
             self._packer.observer = recorder.savings
 
     def stop(self) -> Recorder | None:
-        """Record no more; return what knows the step. None: nothing was recorded."""
+        """Stop recording; return the recorder with the step. None: nothing was recorded."""
         with self._lock:
             recorder, self._recorder = self._recorder, None
             if recorder is None:
@@ -71,9 +71,9 @@ class StepRecording:
         return recorder
 
     def drop(self) -> None:
-        """Let go of what is recorded, which holds the model, and record nothing from now on.
+        """Drop the recorder, which refers to the model, and record nothing from now on.
 
-        Operators may run meanwhile, on the thread that is recorded: what they note is nobody's.
+        Operators may still run on the recorded thread: their notes are lost.
         """
         self._is_dropped = True
         self.stop()
@@ -82,14 +82,14 @@ class StepRecording:
 def finish_trace(
     trace: Trace, doubtful: frozenset[int], case: Case, *, has_looked: bool
 ) -> Trace | None:
-    """Return a recorded step as plans are made of it; None: one is to be recorded once more.
+    """Return a recorded step, ready for planning; None: record another step first.
 
     Args:
         trace: as it was recorded.
-        doubtful: operators whose time may hold more than they take: what takes long in the call of
-            one is covered the next time.
-        case: of the step; a second recording of it in a row is taken as it is.
-        has_looked: a region ran for the first time, which keeps more than it does later.
+        doubtful: operators whose time may include waiting for their own long call; the next
+            recording hides that call behind a delay.
+        case: of the step; its second recording in a row is always accepted.
+        has_looked: whether a region ran for the first time, which keeps more than later runs.
     """
     is_unlike_others = has_looked or find_doubt(trace, doubtful) > MOST_DOUBT
     case.is_again = not case.is_again and is_unlike_others

@@ -1,4 +1,4 @@
-"""How long steps have taken, by what they do."""
+"""The times of steps, by kind of step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from swapkit.planning.selection.outcomes import Timing
 
-STEPS_TIMED = 32  # the latest ones of a kind, whose median is the time of a step
+STEPS_TIMED = 32  # per kind: the median of these latest steps is the step time
 KINDS_KEPT = 16
-BUSY = 0.9  # of the pace of steps: a host that is busy for so long is ahead of no device
+BUSY = 0.9  # of a step's time: a host that is busy for this share is not ahead of the device
 
 
 class StepTime(NamedTuple):
-    """How long a step took: see `Outcome`."""
+    """The time of a step: see `Outcome`."""
 
     seconds: float
     timing: Timing
@@ -25,20 +25,20 @@ class StepTime(NamedTuple):
 
 
 class StepClock:
-    """Takes the time of one step after the other. On the thread of the steps."""
+    """Times one step after the other, on the thread that runs the steps."""
 
     def __init__(self, device: torch.device) -> None:
-        """Prepare to take the time of steps on a device."""
+        """Prepare to time steps on a device."""
         self._device = device
         self._timing = Timing.HOST
         self._began = 0.0
-        self._ended: torch.Event | None = None  # by the device: the step that led
+        self._ended: torch.Event | None = None  # the end on the device of a `Timing.LEAD` step
 
     def begin(self, timing: Timing) -> None:
-        """A step begins, of which this time is wanted.
+        """Begin to time a step in this way.
 
-        Where the step before has not led, the pace is that of a step that begins with an idle
-        device.
+        If the previous step was not timed as `Timing.LEAD`, `Timing.PACE` first waits until the
+        device is idle.
         """
         self._timing = Timing.HOST if self._device.type == "cpu" else timing
         if self._timing is not Timing.PACE:
@@ -49,7 +49,7 @@ class StepClock:
         self._began = time.perf_counter()
 
     def end(self) -> StepTime:
-        """Return how long it took."""
+        """Return the time of the step that ends."""
         queued = time.perf_counter() - self._began
         before, self._ended = self._ended, None
         if self._timing is Timing.LEAD:
@@ -62,7 +62,7 @@ class StepClock:
         return StepTime(seconds, Timing.PACE, queued >= BUSY * seconds)
 
     def _mark(self) -> torch.Event:
-        """Mark the stream of this thread: a step is done when its own work is."""
+        """Record an event on this thread's stream, which holds the work of the step."""
         module = torch.get_device_module(self._device)
         event: torch.Event = module.Event(enable_timing=True)
         event.record(module.current_stream(self._device))
@@ -70,28 +70,28 @@ class StepClock:
 
 
 class StepTimes:
-    """Seconds of the latest steps of the latest kinds. One plan is for one kind of steps."""
+    """Seconds of the latest steps of the latest kinds. Each kind of step has its own plan."""
 
     def __init__(self) -> None:
         self._seconds: OrderedDict[str, deque[float]] = OrderedDict()
 
     def add(self, kind: str, seconds: float) -> None:
-        """Note a step."""
+        """Add the time of a step."""
         self._seconds.setdefault(kind, deque(maxlen=STEPS_TIMED)).append(seconds)
         self._seconds.move_to_end(kind)
         while len(self._seconds) > KINDS_KEPT:
             self._seconds.popitem(last=False)
 
     def latest(self, kind: str) -> float:
-        """Return the seconds of the latest step of a kind; 0: there was none."""
+        """Return the seconds of the latest step of a kind; 0: there was no such step."""
         return self._seconds[kind][-1] if kind in self._seconds else 0.0
 
     def median(self, kind: str) -> float | None:
-        """Return the median of a kind; None: there was no step of it."""
+        """Return the median seconds of a kind; None: there was no such step."""
         return statistics.median(self._seconds[kind]) if kind in self._seconds else None
 
     def others(self, kind: str) -> tuple[float, ...]:
-        """Return the medians of the other kinds, the latest first."""
+        """Return the medians of all other kinds, latest first."""
         return tuple(
             statistics.median(seconds)
             for other, seconds in reversed(self._seconds.items())

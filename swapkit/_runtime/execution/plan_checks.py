@@ -1,4 +1,4 @@
-"""Which plan fits which steps."""
+"""Checks which steps a plan fits."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
-# Of the limit: more memory in use before a step than this, beside what was in use before the
-# recorded one, is another situation.
+# A step is heavier than the recorded one if it begins with more bytes in use, by more than this
+# share of the budget.
 HEAVIER = 1 / 256
-# At modules, before it is counted which of them were seen.
+# Modules that are visited without a set of the modules seen.
 MOST_LOOKS = 1 << 14
 
 
 def sign(module: torch.nn.Module, inputs: object) -> str:
-    """Return text that is the same for steps that a model is given the same kind of inputs in.
+    """Return a signature that is equal for steps with the same kind of inputs.
 
-    And in which the same modules train: what a norm changes besides its results, no event shows.
-    Those that do not as the model does stand at the end: plans that were saved before have no such
-    part, and are followed all the same (`planning/selection/given.py`).
+    The signature also depends on which modules are in training mode: a norm layer then updates its
+    buffers, which no event shows. Modules whose mode differs from the model's form the last part.
+    Old saved plans lack that part, but can still be followed (`planning/selection/given.py`).
     """
     leaves, structure = pytree.tree_flatten(inputs)
     parts = [str(structure), str(module.training)]
@@ -44,11 +44,11 @@ def sign(module: torch.nn.Module, inputs: object) -> str:
 
 
 def find_form(inputs: object, signature: str) -> tuple[str, int]:
-    """Return what is the same for inputs that differ in their sizes only, and their elements.
+    """Return text that is equal for inputs that differ only in size, and the inputs' elements.
 
     Args:
-        inputs: of the model.
-        signature: of the step with them (`sign`).
+        inputs: the model's inputs.
+        signature: the signature of the step with these inputs (`sign`).
     """
     leaves, structure = pytree.tree_flatten(inputs)
     parts, length = [str(structure)], 0
@@ -66,9 +66,10 @@ def _hash(text: str) -> str:
 
 
 def _train_alike(module: torch.nn.Module) -> bool:
-    """Return whether all modules train as the model does; False: maybe not.
+    """Return whether all modules have the model's training mode; False: maybe not.
 
-    Once a step, over all modules. A set of those that were seen would take longer than the rest.
+    Runs once per step over all modules, so it keeps no set of the modules seen: that would take
+    longer than everything else here.
     """
     is_training = module.training
     waiting: list[torch.nn.Module | None] = [module]
@@ -82,11 +83,11 @@ def _train_alike(module: torch.nn.Module) -> bool:
             return False
         if submodules_of(each):
             waiting.extend(submodules_of(each).values())
-    return False  # so many, or one is inside of itself
+    return False  # too many modules, or one contains itself
 
 
 def _find_switched(module: torch.nn.Module) -> list[int]:
-    """Return which modules train where the model does not, or the reverse: places in a walk."""
+    """Return the modules whose training mode differs from the model's, as indices of a walk."""
     if _train_alike(module):
         return []
     seen = {id(module)}
@@ -104,7 +105,7 @@ def _find_switched(module: torch.nn.Module) -> list[int]:
 
 
 def pace(plan: Plan, factor: float) -> Plan:
-    """Return a plan whose predicted step takes so many times as long, and its bound, too."""
+    """Return a plan with its predicted times and its bound multiplied by a factor."""
     if plan.prediction is None or factor == 1.0:
         return plan
     seconds = plan.prediction.seconds * factor
@@ -115,10 +116,10 @@ def pace(plan: Plan, factor: float) -> Plan:
 
 
 def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_bytes: int) -> None:
-    """Refuse a plan that cannot be for a model and a budget.
+    """Refuse a plan that does not fit a model and a budget.
 
     Raises:
-        PlanMismatch: says what does not fit.
+        PlanMismatch: the message says what does not fit.
     """
     if plan.budget_bytes > limit_bytes:
         raise PlanMismatch(
@@ -137,16 +138,16 @@ def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_byt
 
 
 def _is_known(path: str, known: set[str]) -> bool:
-    """Whether a model has a module, or the one in whose forward it was made."""
+    """Return whether a model has a module, or the module whose forward created it."""
     return path in known or path.rpartition(".")[0] in known - {""}
 
 
 def is_heavier(began_bytes: int, recorded_bytes: int, limit_bytes: int) -> bool:
-    """Return whether a step began with so much more in use than the recorded one that it differs.
+    """Return whether a step began with clearly more memory in use than the recorded step.
 
     Args:
-        began_bytes: in use at its beginning.
-        recorded_bytes: those of the recorded one (`Trace.bytes_before`).
+        began_bytes: the bytes in use when the step began.
+        recorded_bytes: the same for the recorded step (`Trace.bytes_before`).
         limit_bytes: the budget.
     """
     return began_bytes > recorded_bytes + int(limit_bytes * HEAVIER)

@@ -1,8 +1,9 @@
-"""A plan as tables: what is due at which event of a step, and which operators are repeated.
+"""A plan as tables: the moves due at each event of a step, and the operators that are repeated.
 
-An *event* is one call of the session's hooks; `Event.operator` of a trace says which operators run
-between two of them. What a plan says of an operator is done at an event: what has to be gone before
-it starts at the last event before, what may come back then at the first one that is no earlier.
+An *event* is one call of the session's hooks. `Event.operator` of a trace says which operators run
+between two events. A plan names operators, but moves are carried out at events: a release that has
+to be done before an operator is due at the last event before it; a prefetch that may start at an
+operator is due at the first event that is not earlier.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Decision, Plan
     from swapkit.ir.traces import Trace
 
-# As in `shim/cpp/moves/plan_cursor.cpp`.
+# The same numbers as in `shim/cpp/moves/plan_cursor.cpp`.
 FIRST_SAVE, SAVE, USE = 0, 1, 2
 _ACTIONS = {Action.KEEP: 0, Action.SWAP: 1, Action.RECOMPUTE: 2}
 _RECOMPUTE = _ACTIONS[Action.RECOMPUTE]
-# What the host has no room for goes to the disk.
+# Copies that the host has no room for go to the disk.
 _TIERS = {Tier.HOST: Tier.ANY, Tier.DISK: Tier.DISK}
 _NOTHING = -1
 _ANY_BYTES = -1
@@ -37,34 +38,34 @@ _ANY_BYTES = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """What is due at each event. The three tables are rows of 64-bit numbers; -1 is none.
+    """A compiled plan. Its three tables are rows of 64-bit numbers; -1 is none.
 
-    `events`: storage (-1: none that is planned), bytes (-1: any), tag of the module and number
-    of the save in its call, kind. `storages`: last save in forward, tier, action, the
-    storage that it continues, the event at which it goes and its place among those that go,
-    the same of those that come. `continuing`: event, and the storage that continues another.
+    `events`: storage (-1: not in the plan), bytes (-1: any), module tag and index of the save in
+    the module's call, kind. `storages`: event of the last save in forward, tier, action, the
+    storage that it continues, the event of its release and its order among releases, the same two
+    for its prefetch. `continuing`: event, and the storage that continues another from there on.
     """
 
     events: bytes
     storages: bytes
     continuing: bytes
-    captures: tuple[Capture, ...]  # what is computed again, in order
-    operators: tuple[str, ...]  # names of all that run in the step
-    # Where something is saved first: tags, and the bytes that have been sent out by then.
+    captures: tuple[Capture, ...]  # the runs that are repeated, in order
+    operators: tuple[str, ...]  # names of all operators that run in the step
+    # For each first save of a storage: the tag, and the bytes sent out by then.
     curve: tuple[tuple[int, int], ...]
-    largest_bytes: int  # of what is moved
+    largest_bytes: int  # the size of the largest planned storage
 
 
 def compile_plan(
     trace: Trace, plan: Plan, tracker: ModuleTracker, *, for_any_length: bool = False
 ) -> Table:
-    """Return what a plan comes to at each event of its trace.
+    """Compile a plan to tables for the events of its trace.
 
     Args:
-        trace: the step.
-        plan: what is done with its storages.
+        trace: the recorded step.
+        plan: the decisions for its storages.
         tracker: knows the modules.
-        for_any_length: whether storages may have other sizes than there.
+        for_any_length: whether storages may have other sizes than in the trace.
 
     Raises:
         PlanMismatch: the plan decides about storages that the trace does not have, or the trace
@@ -105,7 +106,7 @@ def _decisions(trace: Trace, plan: Plan) -> dict[int, Decision]:
 
 
 def _possible(decision: Decision, chains: _Chains) -> Decision:
-    """Return what can be done instead of computing again what no module makes: it moves."""
+    """Return a decision that can be carried out: swap if the storage cannot be recomputed."""
     if decision.action is Action.RECOMPUTE and decision.storage not in chains.made:
         return replace(decision, action=Action.SWAP)
     return decision
@@ -114,14 +115,15 @@ def _possible(decision: Decision, chains: _Chains) -> Decision:
 class _EventLife(NamedTuple):
     """The events of one storage."""
 
-    first_save: int  # of what continues another storage: the first event after that one's end
-    last_save: int  # before its first use; likewise
-    first_use: int  # the number of events: it is not used
+    # If it continues another storage, the first event after the end of that one counts as a save.
+    first_save: int
+    last_save: int  # before its first use
+    first_use: int  # the number of events if it is never used
     first_event: int
 
 
 def _event_lives(trace: Trace) -> dict[int, _EventLife]:
-    """Return the events of each storage that is saved."""
+    """Return the events of each saved storage."""
     saves: dict[int, list[int]] = {}
     uses: dict[int, int] = {}
     for number, event in enumerate(trace.events):
@@ -146,9 +148,10 @@ def _event_lives(trace: Trace) -> dict[int, _EventLife]:
 
 
 def _find_changing(trace: Trace, lives: dict[int, _EventLife]) -> set[int]:
-    """Return the storages that forward changes after they were saved first.
+    """Return the storages that forward changes after their first save.
 
-    Pieces of one storage, as of `unsafe_chunk`, may each be changed while another is saved.
+    Autograd allows this: one piece of a storage (of `unsafe_chunk`) may change while another is
+    saved.
     """
     saved_at = {storage: trace.events[life.first_save].operator for storage, life in lives.items()}
     return {
@@ -178,12 +181,12 @@ def _event_rows(
 
 
 def _actions(trace: Trace, planned: dict[int, Decision]) -> list[int]:
-    """Return what is done with each storage."""
+    """Return the action for each storage."""
     actions: list[int] = []
     for number, storage in enumerate(trace.storages):
         decision = planned.get(number)
         action = _ACTIONS[decision.action if decision is not None else Action.KEEP]
-        # What is computed again is so in each backward pass.
+        # A recomputed storage is recomputed in each backward pass.
         if storage.continues is not None and actions[storage.continues] == _RECOMPUTE:
             action = _RECOMPUTE
         actions.append(action)
@@ -202,8 +205,8 @@ def _storage_rows(
         for storage, decision in planned.items()
         if decision.action is Action.SWAP
     }
-    # A copy that is waited for overtakes the others, which then wait for what it waits for, too: on
-    # the way out, what is used last was made first.
+    # A copy that is waited for overtakes the others, which then also wait for the operators that it
+    # waits for. So releases go in order of production: the storage used last was made first.
     order = {
         storage: place
         for place, storage in enumerate(sorted(swapped, key=lambda each: lives[each].first_use))
@@ -220,9 +223,9 @@ def _storage_rows(
 
 
 def _continuing(trace: Trace, lives: dict[int, _EventLife]) -> Iterator[int]:
-    """Yield at which events storages continue others: what is needed first, first."""
+    """Yield the events at which storages continue others; per event, the first needed first."""
     continuing = [
-        # No later than its own first event, which has to find it.
+        # Before its own first event, which has to find the storage.
         (max(0, min(life.first_save, life.first_event - 1)), life.first_use, storage)
         for storage, life in lives.items()
         if trace.storages[storage].continues is not None
@@ -232,28 +235,28 @@ def _continuing(trace: Trace, lives: dict[int, _EventLife]) -> Iterator[int]:
 
 
 class _Moves(NamedTuple):
-    """The events at which a storage goes and comes; -1: none is named."""
+    """The events at which a storage is released and prefetched; -1: not set."""
 
     goes: int
     comes: int
 
 
 def _moves(operators: Sequence[int], life: _EventLife, decision: Decision) -> _Moves:
-    """Return at which events what is swapped goes and comes."""
+    """Return the events at which a swapped storage is released and prefetched."""
     goes = comes = _NOTHING
     if decision.release is not None:
         goes = max(bisect_right(operators, decision.release) - 1, life.last_save)
     if decision.prefetch is None:
         return _Moves(goes, comes)
-    # What comes no earlier than it is used comes with its use: at the event before, the operators
-    # in between still need that memory.
+    # A prefetch that is not due before the operator of the first use is left to that use: at the
+    # event before, the operators in between still need the memory.
     if life.first_use == len(operators) or decision.prefetch < operators[life.first_use]:
         comes = min(_event_before(operators, decision.prefetch), life.first_use - 1)
     return _Moves(goes, comes)
 
 
 def _event_before(operators: Sequence[int], operator: int) -> int:
-    """Return the last event right before an operator; if there is none, the first one after."""
+    """Return the last event right before an operator, or else the first event after it."""
     after = bisect_right(operators, operator)
     is_right_before = after > 0 and operators[after - 1] == operator
     return after - 1 if is_right_before else after
@@ -270,25 +273,25 @@ def _curve(
     return tuple((tag, so_far) for (_, _, tag), so_far in zip(first, moved, strict=True))
 
 
-# ---- what is computed again ----------------------------------------------------------------------
+# ---- recomputation -------------------------------------------------------------------------------
 
 
 class _Chains:
-    """Which operators have to run again for what a plan recomputes.
+    """The operators that have to run again for the storages that a plan recomputes.
 
-    `simulation/chains.py` says what can be recomputed; here is what follows for the operators.
+    `simulation/chains.py` decides which storages can be recomputed.
     """
 
     def __init__(
         self, trace: Trace, decisions: dict[int, Decision], paths: Collection[str]
     ) -> None:
-        """Find them all. `paths`: of the modules, inside of which operators are seen."""
+        """Find all of them. `paths`: of the modules whose operators are seen."""
         self._trace = trace
         self._paths = paths
         self._makers = _makers(trace)
         self._saved = {event.storage for event in trace.events if event.storage is not None}
-        self._results: dict[int, set[int]] = {}  # by the operators that run again
-        self.made: set[int] = set()  # of the recomputed storages, those whose maker can be repeated
+        self._results: dict[int, set[int]] = {}  # storages to recompute, by repeated operator
+        self.made: set[int] = set()  # the recomputed storages whose maker can be repeated
         for storage, decision in decisions.items():
             if decision.action is Action.RECOMPUTE and self._add(storage):
                 self.made.add(storage)
@@ -315,13 +318,13 @@ class _Chains:
         return self._trace.storages[storage].birth == step
 
     def _add(self, storage: int) -> bool:
-        """Add the operator that makes a storage, and those before it; False: that cannot be."""
+        """Add the operators that recompute a storage; False: its maker cannot be repeated."""
         due = [storage]
         while due:
             made = due.pop()
             maker = self._makers.get(made)
             if maker is None or not self._can_repeat(maker):
-                continue  # the recipe of what needs it keeps it
+                continue  # a recipe that needs this storage keeps it
             if maker not in self._results:
                 due += self._find_missing(maker)
             self._results.setdefault(maker, set()).add(made)
@@ -329,7 +332,7 @@ class _Chains:
         return maker is not None and storage in self._results.get(maker, ())
 
     def _find_missing(self, maker: int) -> Iterator[int]:
-        """Yield what an operator reads that nobody keeps."""
+        """Yield the operands of an operator that may be gone or overwritten in backward."""
         for read in self._trace.operators[maker].reads:
             if read not in self._saved and not self._trace.storages[read].keeps_bytes(
                 BEFORE, maker
@@ -343,7 +346,7 @@ class _Chains:
 
 
 def _makers(trace: Trace) -> dict[int, int]:
-    """Return what made each storage that nothing else has written."""
+    """Return the operator that made each storage, for storages with no other writers."""
     writers: dict[int, list[int]] = {}
     for number, operator in enumerate(trace.operators):
         for storage in operator.writes:

@@ -1,7 +1,7 @@
-"""Carrying a plan out in the steps of a session, for as long as they go as recorded.
+"""Carries out a plan in a session's steps, as long as they go as recorded.
 
-What every event pays is in `shim/cpp/moves/plan_cursor.cpp`; here is what is done once a step, and
-where a step goes another way.
+The code that runs at every event is in `shim/cpp/moves/plan_cursor.cpp`. This file has the work
+done once per step, and when a step deviates from the plan.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class StepReport:
     """How a step went. `deviation` None: as recorded, to its end."""
 
     deviation: str | None
-    events: int  # until it went another way
+    events: int  # until it deviated
     stall_seconds: float  # waited for copies
-    late_prefetches: int  # storages that were waited for where they were used
-    refused_prefetches: int  # times that one found no room when it was due
+    late_prefetches: int  # storages whose copy was waited for at their use
+    refused_prefetches: int  # prefetches that found no room when they were due
 
 
 class PlanExecutor:
@@ -57,24 +57,24 @@ class PlanExecutor:
         *,
         for_any_length: bool = False,
     ) -> None:
-        """Prepare; nothing happens before `start`.
+        """Prepare; it has no effect before `start`.
 
         Args:
-            swapper: of the session.
-            model: whose operators are repeated.
-            trace: what the plan is for.
-            plan: to follow.
+            swapper: the session's swapper.
+            model: its operators are repeated.
+            trace: the step that the plan is for.
+            plan: the plan to follow.
             for_any_length: whether storages may have other sizes than in the trace.
 
         Raises:
-            PlanMismatch: the plan is not one for the trace, or the trace has no events.
-            SessionError: the swapper is of no session.
+            PlanMismatch: the plan does not fit the trace, or the trace has no events.
+            SessionError: the swapper belongs to no session.
         """
         if swapper.events is None:
             raise SessionError("a plan is followed in a session: nobody counts events here")
         self.plan = plan
         self.bytes_before = trace.bytes_before
-        self.needs_modules = False  # for `tracking.Sites`
+        self.needs_modules = False  # for `tracker.Sites`
         self._trace = trace
         self._swapper = swapper
         self._find_model = find_weakly(model)
@@ -82,7 +82,7 @@ class PlanExecutor:
         self._tracker = swapper.shared.tracker
         self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
         self._follower: Follower | None = None
-        self._repetitions: Repetitions | None = None  # what is computed again
+        self._repetitions: Repetitions | None = None  # None: the plan repeats no operators
         self._deviation: str | None = None
         self._waited_before = 0.0
         self._rescues_before = 0
@@ -90,7 +90,7 @@ class PlanExecutor:
     # ---- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Follow the plan from the next event on, which has to be the first one of a step."""
+        """Follow the plan from the next event on, which has to be the first event of a step."""
         swapper, table = self._swapper, self._table
         with swapper.shared.lock:
             self._follower = follower = swapper.shared.shim.follower(
@@ -106,7 +106,7 @@ class PlanExecutor:
         self._packer.follows = True
 
     def stop(self) -> None:
-        """Follow it no more; what is out comes back as memory allows."""
+        """Stop following the plan. Groups that are out come back as memory allows."""
         if self._follower is None:
             return
         swapper = self._swapper
@@ -122,10 +122,10 @@ class PlanExecutor:
             swapper.rescue.resume()
 
     def end_step(self) -> StepReport:
-        """Say how the step went that ends here, and begin the next one.
+        """Return a report of the step that ends here, and begin the next one.
 
         Raises:
-            SessionError: it was not started.
+            SessionError: the plan was not started.
         """
         follower, swapper = self._follower, self._swapper
         if follower is None:
@@ -143,7 +143,8 @@ class PlanExecutor:
                 late_prefetches=int(follower.late),
                 refused_prefetches=int(follower.refused),
             )
-            # What was saved unseen may be why there was a rescue: the next step looks.
+            # After a rescue the hooks do not rest: tensors that were saved unseen in backward may
+            # be the cause, and the next step has to see them.
             is_rescued = swapper.rescue.count != self._rescues_before
             is_planned = report.deviation is None and not self._packer.has_saved_late
             self._packer.rests = is_planned and not is_rescued
@@ -161,7 +162,7 @@ class PlanExecutor:
             follower.capture(capture_table(repetitions.captures(), self._table.operators))
         follower.reset()
 
-    # ---- what is computed again -----------------------------------------------------------------
+    # ---- recomputation and events ---------------------------------------------------------------
 
     def _find_repetitions(self) -> Iterator[PlannedRepetition]:
         """Yield the operators that the plan repeats, by module."""
@@ -175,51 +176,51 @@ class PlanExecutor:
                 yield PlannedRepetition(module, captures)
 
     def now(self) -> int | None:
-        """Return how many events the step has had; None: it goes another way than recorded."""
+        """Return the number of events in this step so far; None: the step has deviated."""
         follower = self._follower
         return int(follower.position) if follower is not None and follower.is_on else None
 
     def find_site(self) -> tuple[int, int] | None:
-        """Return where the thread saves something now, if that is where the plan expects it.
+        """Return the site of the current save as the plan expects it; None: unknown.
 
-        See `tracking.Sites`.
+        See `tracker.Sites`.
         """
         follower = self._follower
         return None if follower is None else follower.site()
 
     def set_blind(self, *, is_blind: bool) -> None:
-        """Note whether the place where this thread saves something is all that is known of it.
+        """Set whether the sites of this thread's saves are known only from `find_site`.
 
-        See `tracking.Sites`.
+        See `tracker.Sites`.
         """
         if self._follower is not None:
             self._follower.rest(is_blind)
 
     def has_used(self) -> bool:
-        """Return whether something was used in the step; True where it left the plan: maybe."""
+        """Return whether a saved tensor was used in the step; True (maybe) after a deviation."""
         position = self.now()
         if position is None:
             return True
         return any(event.kind is EventKind.USE for event in self._trace.events[:position])
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep what would be computed again from parameters that change now. Any thread."""
+        """Keep results that would be recomputed from parameters that change now. Any thread."""
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         changed = [each for each in parameters if torch.is_tensor(each)]
         self._swapper.shared.shim.settle(changed, False, False)  # noqa: FBT003 - positional only
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
-        """Nothing more is to be done."""
+        """Do nothing."""
 
     # ---- deviations -----------------------------------------------------------------------------
 
     @untraced
     def deviated(self, found: tuple[int, bool, int, int, int, bool]) -> None:
-        """Note that an event was not as expected; see `Owner`."""
+        """Handle an event that was not as expected; see `Owner`."""
         assert self._follower is not None
         resting.end()
         self._packer.rests = False
-        position = found[0]  # not the follower's: another thread's events are counted there, too
+        position = found[0]  # not the follower's position, which also counts other threads' events
         expected = self._expected(position)
         self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"
         self._swapper.curve = Curve(

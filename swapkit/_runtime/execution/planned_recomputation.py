@@ -1,7 +1,7 @@
-"""What a plan computes again in backward, as rows beside a user's choices.
+"""The operators that a plan repeats in backward, as registry rows next to the user's choices.
 
-`process/captures.py` tells what sees the operators; here is what they come to by module: for those
-who ask what is chosen, and for users' choices, which hold before a plan's.
+`process/captures.py` makes the shim see these operators. This file groups them by module, so that
+reports can list them, and so that the user's choices take precedence over the plan's.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class PlannedRepetition:
-    """The rows that a plan has made for the operators of one module."""
+    """The rows of a plan for the operators of one module."""
 
     def __init__(self, module: torch.nn.Module, captures: Iterable[Capture]) -> None:
-        """Take what the plan repeats of the module's own operators."""
+        """Take the runs of the module's own operators that the plan repeats."""
         self.find_module = weakref.ref(module)
         self._captures: dict[str, list[Capture]] = {}
         for each in captures:
@@ -41,22 +41,22 @@ class PlannedRepetition:
 
     @property
     def rows(self) -> tuple[Choice, ...]:
-        """One for each operator."""
+        """One row for each operator."""
         return tuple(self._rows.values())
 
     def count_of(self, row: Choice) -> int:
-        """Return how many operators ran that a row is for."""
+        """Return how often a row's operator was captured."""
         if self.owner is not None:
             self.owner.count()
         return sum(self.counts[each] for each in self._captures[row.operator])
 
     def remove(self, row: Choice) -> None:
-        """Repeat an operator no more, from the next step on."""
+        """Stop repeating a row's operator, from the next step on."""
         self._rows = {name: each for name, each in self._rows.items() if each is not row}
         self.removed += 1
 
     def captures(self) -> Iterator[Capture]:
-        """Yield what is repeated, but for operators that a user has spoken of."""
+        """Yield the runs that are repeated, except for operators with a user's choice."""
         module = self.find_module()
         part = None if module is None else part_of(module)
         if part is not None and part.is_whole:
@@ -77,25 +77,25 @@ def _row(name: str, runs: int) -> Choice:
     )
 
 
-# The plan's rows by module, for whoever asks what is chosen; a plan that begins replaces another's.
+# The rows of plans by module, for reports of choices; a plan that begins replaces earlier rows.
 _repetitions: weakref.WeakKeyDictionary[torch.nn.Module, PlannedRepetition] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def repetition_of(module: torch.nn.Module) -> PlannedRepetition | None:
-    """Return what a plan that is followed repeats of a module's own operators, if anything."""
+    """Return the current plan's rows for a module's own operators, if there are any."""
     return _repetitions.get(module)
 
 
 class Repetitions:
-    """What one plan repeats, by module."""
+    """The runs that one plan repeats, by module."""
 
     def __init__(self, repetitions: Iterable[PlannedRepetition], follower: Follower) -> None:
-        """Let a plan's rows hold from now on. `follower`: who captures their operators."""
+        """Put a plan's rows into effect. `follower`: captures their operators."""
         self._all = tuple(repetitions)
         self._follower = follower
-        self._captures: list[tuple[PlannedRepetition, Capture]] = []  # as the follower has them
+        self._captures: list[tuple[PlannedRepetition, Capture]] = []  # in the follower's order
         self._counted: list[int] = []
         self._known = (-1, 0)
         for each in self._all:
@@ -105,22 +105,22 @@ class Repetitions:
                 _repetitions[module] = each
 
     def end(self) -> None:
-        """Let them hold no more."""
+        """Take the rows out of effect."""
         self.count()
         for each in self._all:
-            each.owner = None  # who refers to the follower
+            each.owner = None  # this object refers to the follower
             module = each.find_module()
             if module is not None and _repetitions.get(module) is each:
                 del _repetitions[module]
 
     def has_changed(self) -> bool:
-        """Return whether choices were made or taken back since this was asked last."""
+        """Return whether choices were added or removed since the last call."""
         now = (changes(), sum(each.removed for each in self._all))
         former, self._known = self._known, now
         return now != former
 
     def captures(self) -> list[Capture]:
-        """Return what is repeated from now on, in order."""
+        """Return the runs that are repeated from now on, in order."""
         self.count()
         pairs = [(each, capture) for each in self._all for capture in each.captures()]
         pairs.sort(key=lambda pair: pair[1].position)
@@ -128,7 +128,7 @@ class Repetitions:
         return [capture for _, capture in pairs]
 
     def count(self) -> None:
-        """Count what was captured since."""
+        """Add the captures since the last call to the counts."""
         now = self._follower.captured()
         if len(now) == len(self._captures):
             for (owner, capture), before, count in zip(

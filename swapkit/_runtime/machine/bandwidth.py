@@ -1,7 +1,7 @@
-"""How fast a device copies while it computes: measured through what sessions copy with.
+"""Measurement of a device's copy speeds during compute, through the schedulers of sessions.
 
 Rows of copies run while matrix products keep the compute stream busy. Speeds are low percentiles of
-few samples: a plan that counts on less than there is loses little, one that counts on more stalls.
+a few samples: a plan that assumes too low a speed loses little, one that assumes too much stalls.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from swapkit._runtime.machine.overlap import Bench, Sample
     from swapkit._runtime.saved.device import Device
 
-MOST_BYTES = 16 << 20  # of a copy
-# What a copy costs beside its bytes shows in small ones; still smaller ones the CPU does at once.
+MOST_BYTES = 16 << 20  # per copy
+# Small copies show the fixed cost of a copy; the CPU runs still smaller ones synchronously.
 SMALL_BYTES = 68 << 10
-ROW_SECONDS = 0.06  # long, since a thread that is waited for may wait for a processor itself
+ROW_SECONDS = 0.06  # long, since a copy thread may itself wait for a processor
 ROUNDS = 5
 LEAST_ROUNDS = 2
-SECONDS = 0.8  # after that no further round begins
-LOW = 0.2  # of the samples, how many are below the speed that is counted on
-STEADY = 1.5  # a copy that is counted on takes at most so many times as long as the fastest
-MOST_INTERFERENCE = 1.0  # copies that take as much of the device as computing does
-# Of the memory that is free, one of this many parts is taken for copies, another for products.
+SECONDS = 0.8  # after this, no further round begins
+LOW = 0.2  # the share of samples below the reported speed
+STEADY = 1.5  # at most this ratio of the reported copy time to the fastest
+MOST_INTERFERENCE = 1.0  # copies take as much of the device as compute does
+# Copies and products each take at most one of this many parts of the free memory.
 PARTS_OF_ROOM = 8
-HOST_COPIES = 2 * (COPIES + 1)  # both ways at once, and small ones
+HOST_COPIES = 2 * (COPIES + 1)  # both directions at once, and small copies
 DISK_LEAST_BYTES = 1 << 20
 DISK_SECONDS = 0.1
 DISK_ROUNDS = 3
@@ -54,9 +54,9 @@ DISK_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What `swapkit.ir.machines.Machine` has of the same names.
+    """The measured fields of `swapkit.ir.machines.Machine`, with the same names.
 
-    `is_steady`: the samples agreed; else other programs disturbed them.
+    `is_steady`: the samples agreed. If not, other programs disturbed them.
     """
 
     out_bytes_per_second: float
@@ -72,20 +72,20 @@ def measure_speeds(device: Device, *, room_bytes: int, host_bytes: int | None) -
     """Measure both directions of a device's link.
 
     Args:
-        device: copies go through a scheduler of its own, over its link.
-        room_bytes: of device memory; a part of it is taken for a moment, at most 56 MiB.
-        host_bytes: most host memory for copies, of which at most 128 MiB are taken; None: any.
+        device: the device; a new scheduler copies over its link.
+        room_bytes: free device memory; part of it, at most 56 MiB, is taken temporarily.
+        host_bytes: maximum host memory for copies, which take at most 128 MiB; None: no limit.
 
     Raises:
-        OverBudget: there is no device memory to be had without a rescue.
+        OverBudget: no device memory is free without a rescue.
         SwapkitError: a copy failed.
     """
     most_bytes = min(MOST_BYTES, room_bytes // PARTS_OF_ROOM)
     if host_bytes is not None:
         most_bytes = min(most_bytes, host_bytes // (HOST_COPIES + 1))
     most_bytes = max(LEAST_BYTES, most_bytes // PAGE_BYTES * PAGE_BYTES)
-    # With the limit of sessions: how host memory is locked, and so copied, depends on that.
-    if host_bytes is not None:  # a session's may be less than there is to measure with
+    # With the limit of sessions: how host memory is locked, and so copied, depends on the limit.
+    if host_bytes is not None:  # a session's limit may be too low to measure with
         host_bytes = max(host_bytes, (HOST_COPIES + 1) * most_bytes)
     scheduler = device.new_scheduler(Limits(host_bytes=host_bytes), copies_in_flight=COPIES)
     try:
@@ -98,46 +98,46 @@ def measure_speeds(device: Device, *, room_bytes: int, host_bytes: int | None) -
 
 
 class _Way:
-    """What was measured of one direction: seconds of a large copy and of a small one."""
+    """Samples of one direction: seconds of a large copy and of a small one."""
 
     def __init__(self, kind: type[Burst], lanes: Lanes, bench: Bench, nbytes: int) -> None:
         self.large = kind(lanes, nbytes)
-        self.large_seconds = 0.0  # that a copy took the last time
+        self.large_seconds = 0.0  # of a copy in the latest sample
         self._small = kind(lanes, SMALL_BYTES)
         self._bench = bench
         self._nbytes = nbytes
         self.forget()
 
     def forget(self) -> None:
-        """Do not count what was measured so far."""
+        """Discard all samples so far."""
         self._large: list[Sample] = []
         self._smalls: list[Sample] = []
 
     def measure(self) -> None:
-        """Measure once."""
+        """Take one sample of each size."""
         self._smalls.append(self._bench.run([self._small]))
         self._large.append(self._bench.run([self.large]))
         self.large_seconds = _seconds(self._large[-1])
 
     @property
     def is_steady(self) -> bool:
-        """Whether the best sample is not much better than what is counted on."""
+        """Whether the fastest sample is close to the reported speed."""
         samples = [*self._large, *self._smalls]
         return all(each.is_sure for each in samples) and is_steady(list(map(_seconds, self._large)))
 
     def conclude(self) -> tuple[float, float]:
-        """Return bytes per second, and what each copy takes beside that."""
+        """Return bytes per second and the fixed seconds of each copy."""
         seconds, small_seconds = (list(map(_seconds, of)) for of in (self._large, self._smalls))
         return find_speed(self._nbytes, seconds, small_seconds)
 
     def interference(self, alone: Sequence[Sample]) -> float:
-        """Return how much longer computing takes beside the large copies."""
+        """Return the relative slowdown of compute during the large copies."""
         product = low([each.product for each in alone])
         return find_interference(product, [(each.product, each.shared) for each in self._large])
 
 
 class _Rounds:
-    """Samples of everything, taking turns."""
+    """Samples of all quantities, taken in turn."""
 
     def __init__(self, lanes: Lanes, bench: Bench) -> None:
         nbytes, seconds = _choose_bytes(lanes, bench)
@@ -151,7 +151,7 @@ class _Rounds:
         """Measure for `ROUNDS` rounds or about a second."""
         self._run()
         for way in self._ways:
-            way.forget()  # the host's memory was new
+            way.forget()  # the first round ran on new host memory
         self._duplexes.clear()
         self._alone.clear()
         begin = time.perf_counter()
@@ -180,7 +180,7 @@ class _Rounds:
 
 
 def _choose_bytes(lanes: Lanes, bench: Bench) -> tuple[int, float]:
-    """Return how many bytes a copy has to have, and how long it takes: a row for `ROW_SECONDS`."""
+    """Return the bytes of a copy so that a row takes `ROW_SECONDS`, and the copy's seconds."""
     nbytes, seconds = LEAST_BYTES, 0.0
     for _ in range(3):  # closer each time: a small copy's latency hides the speed
         seconds = _seconds(bench.run([RowOut(lanes, nbytes)]))
@@ -192,57 +192,57 @@ def _choose_bytes(lanes: Lanes, bench: Bench) -> tuple[int, float]:
 
 
 def _seconds(sample: Sample) -> float:
-    """Return what a copy took of each row, as they all ran at once."""
+    """Return the seconds per copy of a row; all rows of a sample ran at once."""
     return sample.copying / COPIES
 
 
 def find_speed(
     nbytes: int, seconds: Sequence[float], small_seconds: Sequence[float]
 ) -> tuple[float, float]:
-    """Return bytes per second, and what each copy takes beside that.
+    """Return bytes per second and the fixed seconds of each copy.
 
     Args:
         nbytes: of a copy.
-        seconds: that it took.
-        small_seconds: that a copy of `SMALL_BYTES` took.
+        seconds: samples of the time of such a copy.
+        small_seconds: samples of the time of a copy of `SMALL_BYTES`.
     """
-    small = low(small_seconds)  # what is lost only sometimes is no copy's own time
+    small = low(small_seconds)  # occasional delays are not part of a copy's own time
     speed = low([(nbytes - SMALL_BYTES) / max(each - small, each / 2) for each in seconds])
     return speed, max(0.0, small - SMALL_BYTES / speed)
 
 
 def is_steady(seconds: Sequence[float]) -> bool:
-    """Return whether samples of the same copy agree but for some of the slowest."""
+    """Return whether samples of the same copy agree, except for some of the slowest."""
     return -low([-each for each in seconds]) <= STEADY * min(seconds)
 
 
 def find_duplex(out_seconds: float, in_seconds: float, both_seconds: float) -> float:
-    """Return the share of the speed that the directions have together, from 1 to 2.
+    """Return the combined speed of both directions relative to one direction, from 1 to 2.
 
     Args:
-        out_seconds: that a copy out took alone.
-        in_seconds: that a copy in took alone.
-        both_seconds: from the start of both to the end of the later one.
+        out_seconds: time of a copy out alone.
+        in_seconds: time of a copy in alone.
+        both_seconds: from the start of both copies to the end of the later one.
     """
     shorter, longer = sorted((out_seconds, in_seconds))
-    # Until the shorter one is over both have `duplex / 2` of their speed, then one has all of it.
+    # Until the shorter copy ends, both run at `duplex / 2` of their speed; then one runs at full.
     shared = both_seconds - (longer - shorter)
     return min(2.0, max(1.0, 2 * shorter / shared)) if shared > 0 else 2.0
 
 
 def find_interference(alone: float, beside: Sequence[tuple[float, float]]) -> float:
-    """Return how much longer computing takes while copies run, 0: not at all.
+    """Return the relative slowdown of compute while copies run; 0: none.
 
-    Other programs only slow it down, so the better samples are compared.
+    Other programs only slow compute down, so the faster samples are compared.
 
     Args:
-        alone: what a product takes without copies; 0: nothing was computed.
-        beside: what it takes otherwise, and the part of that in which copies ran.
+        alone: seconds of a product without copies; 0: nothing was computed.
+        beside: seconds of a product with copies, and the fraction of them in which copies ran.
     """
     found = []
     for seconds, shared in beside:
         lost = seconds - alone
-        rest = seconds * shared - lost  # of the time beside copies: what it takes without them
+        rest = seconds * shared - lost  # the time beside copies, minus the slowdown
         found.append(lost / rest if rest > 0 else MOST_INTERFERENCE)
     if alone <= 0 or not found:
         return 0.0
@@ -250,17 +250,17 @@ def find_interference(alone: float, beside: Sequence[tuple[float, float]]) -> fl
 
 
 def low(values: Sequence[float]) -> float:
-    """Return the value that `LOW` of all are below."""
+    """Return the value that a share `LOW` of all values are below."""
     return sorted(values)[int(LOW * len(values))]
 
 
 def measure_disk(
     device: Device, folder: Path, *, room_bytes: int, disk_bytes: int
 ) -> tuple[float, float]:
-    """Return the bytes that a disk writes and reads in a second, whatever the device's link does.
+    """Return the bytes per second that a disk writes and reads, regardless of the device's link.
 
     Raises:
-        DiskError: it could not be written or read.
+        DiskError: the disk could not be written or read.
     """
     most_bytes = min(MOST_BYTES, room_bytes // PARTS_OF_ROOM, disk_bytes // HOST_COPIES)
     most_bytes = max(LEAST_BYTES, most_bytes // PAGE_BYTES * PAGE_BYTES)
@@ -276,7 +276,7 @@ def measure_disk(
     writes, reads = [], []
     for index in range(1 + DISK_ROUNDS):
         write, read = _run_disk(lanes, nbytes)
-        if index == 0:  # not counted: the file is new
+        if index == 0:  # discarded: the file is new
             nbytes = min(lanes.nbytes, int(min(write, read) * DISK_SECONDS / COPIES))
             nbytes = max(LEAST_BYTES, nbytes // PAGE_BYTES * PAGE_BYTES)
             continue
@@ -299,12 +299,12 @@ def _run_disk(lanes: Lanes, nbytes: int) -> tuple[float, float]:
     scheduler.drain()
     written = time.perf_counter()
     written_bytes = scheduler.stats().written_bytes - before
-    if written_bytes < COPIES * nbytes:  # what cannot be written stays on the host
+    if written_bytes < COPIES * nbytes:  # bytes that cannot be written stay on the host
         raise DiskError(
             f"the speed of the disk cannot be measured: it took {format_bytes(written_bytes)} of "
             f"{format_bytes(COPIES * nbytes)}"
         )
-    scheduler.trim()  # what is still on the host would not be read
+    scheduler.trim()  # bytes still on the host would not be read from the disk
     begin_in = time.perf_counter()
     for index, group in enumerate(reversed(groups)):
         lanes.start_in(group, index)

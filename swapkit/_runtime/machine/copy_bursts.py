@@ -1,7 +1,7 @@
-"""Rows of copies: what speeds are measured with.
+"""Rows of copies, used to measure copy speeds.
 
-A *row* is a few copies of one direction, queued at once, as a session's are. All memory is taken
-tentatively: nobody is rescued for a measurement.
+A *row* is a few copies in one direction, queued at once, like those of a session. All device memory
+is allocated tentatively: a measurement never starts a rescue.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from swapkit._runtime.optimizer.host_copies import Start
     from swapkit._runtime.saved.device import Device
 
-COPIES = 3  # of a row
+COPIES = 3  # per row
 LEAST_BYTES = 256 << 10
 PAGE_BYTES = 4 << 10  # copies are whole pages
-# Bytes that no file system makes smaller, without a random number of the user's being used up.
+# Makes bytes that no file system can compress, without drawing from the user's generators.
 _ODD = -7046029254386353131
 
 
 class Burst:
-    """Copies of one direction. Made, prepared, queued, waited for, and prepared again."""
+    """Copies in one direction. Life cycle: prepare, queue, finish, prepare again."""
 
     def __init__(self, lanes: Lanes, nbytes: int) -> None:
         self._lanes = lanes
@@ -44,21 +44,21 @@ class Burst:
         raise NotImplementedError
 
     def queue(self, index: int, producer: int = 0) -> None:
-        """Queue one of `COPIES`, in their order, behind what a stream has been given."""
+        """Queue one of `COPIES`, in order, behind the work on the `producer` stream."""
         raise NotImplementedError
 
     def poll(self) -> bool:
         """Return whether all copies are done."""
-        # Copies of one direction end in their order.
+        # Copies in one direction end in order.
         return all(self._poll(group) for group in reversed(self._groups))
 
     def finish(self, consumer: int = 0) -> None:
-        """Let a stream wait for all copies; on the CPU, the host."""
+        """Make the `consumer` stream (on the CPU, the host) wait for all copies."""
         for group in self._groups:
             self._finish(group, consumer)
 
     def settle(self) -> None:
-        """Wait until no copy holds anything."""
+        """Wait until no copy holds any memory."""
         self._lanes.scheduler.drain()
 
     def _poll(self, group: Group) -> bool:
@@ -72,12 +72,12 @@ class RowOut(Burst):
     """Copies to the host."""
 
     def prepare(self) -> None:
-        """Give the host memory of the last run back, and make groups anew."""
+        """Return the host memory of the last run, and create new groups."""
         self._groups = []
         self._groups = self._lanes.make_groups(self._nbytes)
 
     def queue(self, index: int, producer: int = 0) -> None:
-        """Queue one: on the way out the latest next use goes first."""
+        """Queue one copy; the group with the latest next use is copied out first."""
         self._lanes.start_out(self._groups[index], COPIES - index, producer)
 
     def _poll(self, group: Group) -> bool:
@@ -88,10 +88,10 @@ class RowOut(Burst):
 
 
 class RowIn(Burst):
-    """Copies back, of the same host memory again and again."""
+    """Copies back to the device, from the same host memory each time."""
 
     def prepare(self) -> None:
-        """Give up the device memory; the first time there are copies to be made."""
+        """Release the device memory; the first time, copy out first."""
         if not self._groups:
             out = RowOut(self._lanes, self._nbytes)
             out.prepare()
@@ -99,12 +99,12 @@ class RowIn(Burst):
                 out.queue(index)
             out.finish()
             out.settle()
-            self._groups = out._groups  # noqa: SLF001 - of the same family
+            self._groups = out._groups  # noqa: SLF001 - same class hierarchy
         for group in self._groups:
             group.evict()
 
     def queue(self, index: int, producer: int = 0) -> None:
-        """Queue one."""
+        """Queue one copy."""
         self._lanes.start_in(self._groups[index], index, producer)
 
     def _poll(self, group: Group) -> bool:
@@ -115,28 +115,28 @@ class RowIn(Burst):
 
 
 class Lanes:
-    """A scheduler of our own over the device's link, and device memory to copy from and to."""
+    """A separate scheduler over the device's link, and device memory for copies."""
 
     def __init__(self, device: Device, scheduler: Scheduler, nbytes: int) -> None:
-        """Take device memory: twice `nbytes`, or what there is.
+        """Allocate device memory: twice `nbytes`, or less if less is free.
 
         Raises:
-            OverBudget: not even a little could be had without a rescue.
+            OverBudget: not even `LEAST_BYTES` are free without a rescue.
         """
         self.device = device
         self.scheduler = scheduler
         self.nbytes, self.source, self.target = _take_memory(device, nbytes)
 
     def make_groups(self, nbytes: int, tier: Tier = Tier.HOST) -> list[Group]:
-        """Return the groups of a row: storages that are on the device."""
+        """Return the groups of a row, resident on the device."""
         return [Group(self.scheduler, nbytes, tier) for _ in range(COPIES)]
 
     def start_out(self, group: Group, next_use: int, producer: int = 0) -> None:
-        """Queue a copy to the host, behind what a stream has been given."""
+        """Queue a copy to the host, behind the work on the `producer` stream."""
         self._start(group, group.copy_out, self.source, next_use, producer)
 
     def start_in(self, group: Group, next_use: int, producer: int = 0) -> None:
-        """Queue a copy back, likewise."""
+        """Queue a copy back, behind the work on the `producer` stream."""
         self._start(group, group.copy_in, self.target, next_use, producer)
 
     def _start(
@@ -154,7 +154,7 @@ class Lanes:
             owner = shim.new_owner(storage_address(memory))
             copy(memory.data_ptr(), owner=owner, next_use=next_use, producer=producer)
         except BaseException:
-            if owner and group.state in NOT_STARTED:  # else interrupted with the copy under way
+            if owner and group.state in NOT_STARTED:  # else the copy is running and holds it
                 shim.drop_owner(owner)
             raise
 
@@ -162,7 +162,7 @@ class Lanes:
 def _take_memory(
     device: Device, nbytes: int
 ) -> tuple[int, torch.UntypedStorage, torch.UntypedStorage]:
-    """Return memory to copy from and to, each of at most `nbytes`, and how much that is."""
+    """Return a size of at most `nbytes`, and memory of that size to copy from and to."""
     wanted_bytes = nbytes
     while nbytes >= LEAST_BYTES:
         try:

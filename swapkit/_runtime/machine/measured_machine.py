@@ -1,8 +1,8 @@
-"""What a machine can do, measured once and remembered in the user's cache.
+"""The machine model, measured once and stored in the user's cache.
 
-A machine is remembered under what its speeds depend on: the device, torch, the processor, the
-threads that compute, how the link was opened, and the disk's folder. Budgets and limits are not its
-own: they are filled in whenever it is asked for.
+The cache key holds everything the speeds depend on: the device, torch, the processor, the number of
+compute threads, the link's settings, and the disk's folder. Budgets and limits are not cached: they
+are filled in at each request.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How long to wait for another process that measures the same machine.
+# Maximum wait for another process that measures the same machine.
 PATIENCE_SECONDS = 20.0
 PROCESSOR = Path("/proc/cpuinfo")
-WAY = 2  # of measuring: part of every key, raised when what is measured changes
+WAY = 2  # version of the method: part of every key, raised when the measurement changes
 
 
 def measure_machine(device: Device, limits: Limits, *, fresh: bool = False) -> Machine:
-    """Return the machine that a device is, from the cache if it has been measured before.
+    """Return the machine model of a device, from the cache if it was measured before.
 
-    Measuring takes about a second, in which the device computes and copies: between steps, or
-    before the first. It takes a part of the memory that is free within the budget, 56 MiB at most,
-    and never asks for a rescue. Processes that ask for the same machine at once measure it once.
-    What other programs disturbed is not remembered.
+    Call this between steps or before the first: a measurement keeps the device busy for about a
+    second. It takes part of the memory that is free within the budget, at most 56 MiB, and never
+    starts a rescue. Several processes that request the same machine at once measure it once.
+    A measurement disturbed by other programs is not cached.
 
     Args:
-        device: over whose link sessions that begin now copy.
-        limits: of the step that is planned.
-        fresh: measure in any case, and remember that.
+        device: the device; new sessions copy over its link.
+        limits: of the planned step.
+        fresh: ignore the cache, measure, and cache the result.
 
     Raises:
-        OverBudget: there is no device memory to be had without a rescue.
+        OverBudget: no device memory is free without a rescue.
         SwapkitError: a copy failed.
     """
     cached = None if fresh else _read(device, limits)
@@ -62,7 +62,7 @@ def measure_machine(device: Device, limits: Limits, *, fresh: bool = False) -> M
         return cached
     folder = cache_folder()
     with alone(folder, f"machine-{_key(device, limits)}.lock", PATIENCE_SECONDS):
-        cached = None if fresh else _read(device, limits)  # by another process meanwhile
+        cached = None if fresh else _read(device, limits)  # written by another process meanwhile
         if cached is not None:
             return cached
         machine, is_steady = _measure(device, limits)
@@ -74,12 +74,12 @@ def measure_machine(device: Device, limits: Limits, *, fresh: bool = False) -> M
 
 
 def read_cached_machine(device: Device, limits: Limits) -> Machine | None:
-    """Return the machine that a device is if it has been measured before, with these limits."""
+    """Return the cached machine model of a device with these limits; None: not measured yet."""
     return _read(device, limits)
 
 
 def _measure(device: Device, limits: Limits) -> tuple[Machine, bool]:
-    """Return the machine, and whether it is worth remembering."""
+    """Return the machine, and whether to cache it."""
     room_bytes = _room_bytes(device, limits.budget_bytes)
     with hidden(), torch.no_grad():
         speeds = measure_speeds(device, room_bytes=room_bytes, host_bytes=limits.host_bytes)
@@ -104,14 +104,14 @@ def _measure(device: Device, limits: Limits) -> tuple[Machine, bool]:
 
 
 def _room_bytes(device: Device, budget_bytes: int) -> int:
-    """Return the bytes that could be taken of a device without passing any limit."""
+    """Return the free device memory in bytes within all limits."""
     limits = [limit for limit in (budget_bytes, device.budget_bytes) if limit]
     total_bytes = device.backend.memory_info().total_bytes
     return max(0, min([*limits, total_bytes]) - device.in_use_bytes())
 
 
 def _limited(machine: Machine, limits: Limits) -> Machine:
-    """Return a machine with the limits of a step."""
+    """Return the machine with the limits of a step."""
     return replace(
         machine,
         budget_bytes=limits.budget_bytes,
@@ -151,7 +151,7 @@ def _write(file: Path, machine: Machine) -> None:
 
 
 def _key(device: Device, limits: Limits) -> str:
-    """Return a digest of what the speeds of a machine depend on."""
+    """Return a digest of everything that a machine's speeds depend on."""
     disk = "none" if limits.disk is None else str(limits.disk.resolve())
     parts = {
         "way": WAY,
@@ -176,7 +176,7 @@ def _name(device: Device) -> str:
 
 
 def _processor() -> str:
-    """Return the model of the processor, or what the system calls its kind."""
+    """Return the model of the processor, or else the system's name of its kind."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for line in PROCESSOR.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

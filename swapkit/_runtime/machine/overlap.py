@@ -1,7 +1,7 @@
-"""Rows of copies beside matrix products, and how long both take: by whom the device's clock allows.
+"""Timing of rows of copies beside matrix products, with the device's own clock.
 
-A device with streams is given both at once, behind a delay, and its own events tell the times: how
-fast the host calls is in none of them. Where the host computes, its clock is the device's.
+On a device with streams, both are queued behind a delay and timed with events, so the host's launch
+overhead is in no time. On the CPU, the host's clock is used.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ if TYPE_CHECKING:
     from swapkit._runtime.machine.copy_bursts import Burst
     from swapkit._runtime.saved.device import Device
 
-# Products: one takes about as long as a small operator, so that the end of a row is seen in time.
+# Widths of products: one takes about as long as a small operator, to see a row's end in time.
 CPU_WIDTH, GPU_WIDTH, LEAST_WIDTH = 256, 2048, 64
-# A device that is simulated on a processor takes seconds for what a GPU does in microseconds.
+# A simulated device takes seconds for a product that takes a GPU microseconds.
 MOST_PRODUCT_SECONDS = 0.005
 MOST_EARLIER_SECONDS = 0.0005
-_GROWTH = 8  # of a product's work when its width doubles
-LEAST_CHAIN, MOST_CHAIN = 8, 64  # products that are queued at once
-MOST_DELAY_SECONDS = 0.064  # in which that many calls end on any host
-ALONE_SECONDS = 0.015  # of products without copies, where the host computes
+_GROWTH = 8  # factor of a product's work when its width doubles
+LEAST_CHAIN, MOST_CHAIN = 8, 64  # products queued at once
+MOST_DELAY_SECONDS = 0.064  # enough for any host to queue that many calls
+ALONE_SECONDS = 0.015  # of products without copies, on the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What was taken once, in seconds."""
+    """One sample, in seconds."""
 
-    copying: float  # from the start of all copies to the end of the last; 0: there were none
+    copying: float  # from the start of all copies to the end of the last; 0: no copies
     product: float  # of one product; 0: nothing was computed
-    shared: float  # the part of what the products took in which copies ran, from 0 to 1
-    is_sure: bool = True  # the device has not waited for the host
+    shared: float  # the fraction of the products' time in which copies ran, from 0 to 1
+    is_sure: bool = True  # the device did not wait for the host
 
 
 class Bench:
     """Runs rows of copies beside products."""
 
     def run(self, rows: Sequence[Burst]) -> Sample:
-        """Run all copies of some rows at once, and products beside them; none: products alone."""
+        """Run all copies of the rows at once, with products beside them. No rows: only products."""
         raise NotImplementedError
 
     def fit(self, seconds: float) -> None:
-        """Compute for about so long in each run from now on, where that is not seen by itself."""
+        """Set the compute time of later runs, if a run does not end with its copies."""
 
 
 class HostBench(Bench):
-    """Where the host computes: products until the copies are over."""
+    """The CPU: computes products until the copies end."""
 
     def __init__(self, device: Device, *, most_bytes: int) -> None:
-        """Take what memory there is for products; if there is none, nothing is computed."""
+        """Allocate memory for products; if none is free, nothing is computed."""
         self._factors = _take_factors(device, CPU_WIDTH, torch.float32, most_bytes)
 
     def run(self, rows: Sequence[Burst]) -> Sample:
@@ -86,12 +86,12 @@ class HostBench(Bench):
         )
 
     def _watch(self, rows: Sequence[Burst]) -> Callable[[], bool]:
-        """Return what tells whether all copies are done, and notes when the last one was."""
+        """Return a function that polls all copies and notes the end of the last."""
 
         def is_over() -> bool:
             if not all(row.poll() for row in rows):
                 return False
-            # Since the last look; or this thread itself had to wait, and it is not known when.
+            # The end lies after the last poll; this thread may have waited, so cap the correction.
             now = time.perf_counter()
             self._end = now - min((now - self._looked) / 2, MOST_EARLIER_SECONDS)
             return True
@@ -100,10 +100,10 @@ class HostBench(Bench):
 
 
 class StreamBench(Bench):
-    """On a device with streams: by events, around what is queued behind a delay."""
+    """A device with streams: times work queued behind a delay, with events."""
 
     def __init__(self, device: Device, *, most_bytes: int) -> None:
-        """Take what memory there is for products; if there is none, nothing is computed."""
+        """Allocate memory for products; if none is free, nothing is computed."""
         self._device = device
         self._module: Any = getattr(torch, device.name.type)
         self._chain = LEAST_CHAIN
@@ -114,17 +114,17 @@ class StreamBench(Bench):
         with self._module.stream(self._waiting):
             self._consumer = device.current_stream()
         with tentative():
-            self._delays.cover(self._stream)  # whose first one may take memory
+            self._delays.cover(self._stream)  # the first delay may take memory
         self._factors = self._narrow(_take_factors(device, GPU_WIDTH, torch.float16, most_bytes))
 
     def _narrow(self, factors: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
-        """Return the widest parts of factors whose product the device makes quickly."""
+        """Return the widest parts of factors whose product the device computes quickly."""
         if factors is None:
             return None
         most = factors[0].shape[0]
         width, seconds = LEAST_WIDTH, 0.0
         narrow = _cut(factors, width)
-        _multiply(narrow)  # a library may prepare itself for the first one
+        _multiply(narrow)  # a library may initialize at the first product
         while 2 * width <= most and seconds * _GROWTH <= MOST_PRODUCT_SECONDS:
             width *= 2
             narrow = _cut(factors, width)
@@ -142,7 +142,7 @@ class StreamBench(Bench):
             self._chain = max(LEAST_CHAIN, min(MOST_CHAIN, round(seconds / product)))
 
     def run(self, rows: Sequence[Burst]) -> Sample:
-        """Queue copies and products; once more behind a longer delay if the host was too slow."""
+        """Queue copies and products; repeat behind a longer delay if the host was too slow."""
         while True:
             sample = self._run(rows)
             if sample.is_sure or self._delay >= MOST_DELAY_SECONDS:
@@ -179,20 +179,20 @@ class StreamBench(Bench):
 
 
 def make_bench(device: Device, *, most_bytes: int) -> Bench:
-    """Return what measures on a device, with products in at most so many bytes."""
+    """Return a bench for a device, whose products take at most `most_bytes`."""
     kind = HostBench if device.name == CPU else StreamBench
     return kind(device, most_bytes=most_bytes)
 
 
 def _queue(rows: Sequence[Burst], producer: int = 0) -> None:
-    """Queue the copies of rows, taking turns, behind what a stream has been given."""
+    """Queue the copies of rows in turn, behind the work on the `producer` stream."""
     for index in range(COPIES):
         for row in rows:
             row.queue(index, producer)
 
 
 def _cut(factors: Sequence[torch.Tensor], width: int) -> list[torch.Tensor]:
-    """Return factors of so many rows and columns in the memory of wider ones."""
+    """Return factors of `width` rows and columns in the memory of wider ones."""
     return [each.view(-1)[: width * width].view(width, width) for each in factors]
 
 
@@ -204,7 +204,7 @@ def _multiply(factors: Sequence[torch.Tensor]) -> None:
 def _take_factors(
     device: Device, width: int, dtype: torch.dtype, most_bytes: int
 ) -> list[torch.Tensor] | None:
-    """Return two factors and room for their product; None: there is no memory for them."""
+    """Return two factors and memory for their product; None: too little memory is free."""
     while width >= LEAST_WIDTH:
         if 3 * width * width * dtype.itemsize <= most_bytes:
             try:
@@ -213,7 +213,7 @@ def _take_factors(
                     factors = [
                         torch.full(shape, value, dtype=dtype, device=device.name) for _ in range(3)
                     ]
-                    _multiply(factors)  # a library may want memory of its own for the first one
+                    _multiply(factors)  # a library may allocate memory at the first product
             except torch.OutOfMemoryError:
                 pass
             else:

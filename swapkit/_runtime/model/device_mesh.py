@@ -1,4 +1,4 @@
-"""The ranks that the layers of a model are spread over."""
+"""The ranks that a model's layers are distributed over."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def check_group(group: object) -> None:
-    """Check that something is a group of ranks, or None.
+    """Check that `group` is a process group or None.
 
     Raises:
-        InvalidArgument: it is not.
+        InvalidArgument: `group` is neither.
     """
     kind = getattr(torch.distributed, "ProcessGroup", None)
     if group is not None and (kind is None or not isinstance(group, kind)):
@@ -28,10 +28,10 @@ def check_group(group: object) -> None:
 
 
 def find_tensor_parallel_group(model: torch.nn.Module) -> Any:  # noqa: ANN401 - ProcessGroup
-    """Return the group of ranks that a model's weights are sharded over by tensor parallelism.
+    """Return the process group over which tensor parallelism shards a model's weights.
 
-    The mesh dimension named `tp`; where dimensions have no names, the last one that a parameter is
-    sharded over, unless FSDP shards: its ranks see different data. None: no parameter is.
+    This is the mesh dimension named `tp`. Without dimension names, it is the last dimension that
+    shards a parameter, except under FSDP, whose ranks see different data. None: there is no group.
     """
     for parameter in _list_spread(model):
         mesh: DeviceMesh = parameter.device_mesh
@@ -45,7 +45,7 @@ def find_tensor_parallel_group(model: torch.nn.Module) -> Any:  # noqa: ANN401 -
 
 
 def _list_spread(model: torch.nn.Module) -> list[DTensor]:
-    """Return the parameters that are spread over ranks."""
+    """Return the parameters that are distributed over ranks."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return []
     from torch.distributed.tensor import DTensor
@@ -54,7 +54,7 @@ def _list_spread(model: torch.nn.Module) -> list[DTensor]:
 
 
 def is_fsdp(model: torch.nn.Module) -> bool:
-    """Return whether FSDP, in either form, takes the memory of a model's weights away meanwhile."""
+    """Return whether a model uses FSDP 1 or 2, which free the weights' memory between uses."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel

@@ -1,18 +1,19 @@
-"""Torch's process-global hooks of modules and optimizers, set once and shared by all of swapkit.
+"""Torch's global hooks of modules and optimizers, registered once and shared by all of swapkit.
 
-Torch calls these hooks on every thread, and iterates over their dictionaries meanwhile. Adding or
-removing one breaks the iteration of another thread ("OrderedDict mutated during iteration", raised
-in that thread's `optimizer.step()`). So there is one set of hooks. It is added with the first
-listener. It is removed with the last one only if every other thread waits, and no thread is inside
-of an optimizer's step; otherwise it stays without effect until listeners leave again.
+Torch calls these hooks on every thread while it iterates over their dictionaries. Adding or
+removing a hook breaks the iteration of another thread ("OrderedDict mutated during iteration",
+raised in that thread's `optimizer.step()`). So there is one set of hooks. The first listener adds
+the set. Removing the last listener removes the set only if every other thread waits and no thread
+is inside an optimizer's step. Otherwise the set stays, without effect, until a later removal.
 
-Listeners come and go without touching torch's dictionaries: they are in a tuple, which is replaced
-as a whole. A listener is called on whichever thread runs the module or the optimizer, with no lock
-held; where a module ends, those that were added last are called first. A call that began before
-`remove` may still reach a listener afterwards: it must take that.
+Adding a listener does not touch torch's dictionaries: the listeners are in a tuple that is replaced
+as a whole. A listener is called on the thread that runs the module or the optimizer, with no lock
+held. At the end of a module call, listeners are called in reverse order. A call that began before
+`remove` may still reach the listener after `remove`: listeners must tolerate this.
 
-Torch calls no hook where a forward ends by what is no `Exception` (Ctrl-C). The listeners are told
-of such an end when the module around ends, or when the module is called again.
+Torch calls no hook when a forward ends with a `BaseException` that is no `Exception` (Ctrl-C).
+Listeners are notified of this end when the enclosing module call ends or the module is called
+again.
 """
 
 from __future__ import annotations
@@ -50,64 +51,64 @@ if TYPE_CHECKING:
 
 
 class CallListener(Protocol):
-    """Who is told of every call of a module, on the thread that calls it, with no lock held.
+    """Notified of every module call, on the calling thread, with no lock held.
 
-    Of those inside of a call on a thread that rests (`rest`) nobody is told.
+    On a thread that rests (`rest`), module calls inside the resting call are skipped.
     """
 
     @property
     def may_rest(self) -> bool:
-        """Whether it can do without. Where that changes it calls `resting.interrupt`."""
+        """Whether threads may rest. The listener calls `resting.interrupt` when this changes."""
 
     def enter(self, module: torch.nn.Module, /) -> None:
-        """A module's forward begins."""
+        """Handle the start of a module's forward."""
 
     def leave(self, module: torch.nn.Module, /) -> None:
-        """It has ended, or raised. Not only where `enter` was called: listening may begin later.
+        """Handle the end of a forward, also if it raised; `enter` may not have been called before.
 
-        After an interruption it may come late, and with another module if that one is gone.
+        After an interruption the call may come late, with an empty module if the module is freed.
         """
 
 
 class StepListener(Protocol):
-    """Who is told of every step of an optimizer, on the thread that steps, with no lock held."""
+    """Notified of every step of any optimizer, on the stepping thread, with no lock held."""
 
     def before_step(self, optimizer: torch.optim.Optimizer, /) -> None:
-        """A step begins, whichever optimizer's."""
+        """Handle the start of a step."""
 
     def after_step(self, optimizer: torch.optim.Optimizer, /) -> None:
-        """It has ended. Not called after a step that raised."""
+        """Handle the end of a step. Not called if the step raised."""
 
 
 _Listener = TypeVar("_Listener")
 
 
 class Listeners(Generic[_Listener]):
-    """The listeners of one set of torch's hooks. Any thread."""
+    """The listeners of one set of torch's hooks. Safe to use from any thread."""
 
     def __init__(
         self,
         install: Callable[[], Iterator[RemovableHandle]],
         uninstall: Callable[[], object] = lambda: None,
     ) -> None:
-        """Listen to nothing.
+        """Create an empty set.
 
-        `install` adds torch's hooks one by one; `uninstall` follows their removal. An interruption
-        may come between any two of these: hooks are known until they are gone, and where only some
-        are there they are removed before they are installed anew.
+        `install` adds torch's hooks one by one; `uninstall` runs after their removal. An
+        interruption may come at any point: a handle is kept until its hook is removed, and an
+        incomplete set of hooks is removed before a new one is installed.
         """
         self.now: tuple[_Listener, ...] = ()
         self._install = install
         self._uninstall = uninstall
         self._handles: list[RemovableHandle] = []
-        self._is_installed = False  # all of them
-        # Reentrant: a finalizer may end a listener in the middle of another change.
+        self._is_installed = False  # all hooks
+        # Reentrant: a finalizer may remove a listener during another change.
         self._lock = make_fork_lock()
 
     def add(self, listener: _Listener) -> None:
-        """Tell a listener from now on, after those that are there."""
+        """Add a listener, after the existing ones."""
         with self._lock:
-            if listener not in self.now:  # an interruption may have left it here
+            if listener not in self.now:  # else an interruption left the listener here
                 self.now = (*self.now, listener)
             resting.interrupt()
             if not self._is_installed:
@@ -116,12 +117,12 @@ class Listeners(Generic[_Listener]):
                 self._is_installed = True
 
     def prepare_rest(self) -> bool:
-        """Return whether torch's hooks can be passed over where a thread rests."""
+        """Return whether torch can skip the hooks on a thread that rests."""
         with self._lock:
             return resting.install(tuple(self._handles))
 
     def remove(self, listener: _Listener) -> None:
-        """Tell a listener no more; without effect if it is not there."""
+        """Remove a listener; do nothing if the listener is unknown."""
         with self._lock:
             self.now = tuple(other for other in self.now if other is not listener)
             resting.interrupt()
@@ -137,12 +138,12 @@ class Listeners(Generic[_Listener]):
             self._handles.pop()
 
 
-# Torch calls the hooks of an optimizer's step in this function, whatever its class.
+# The function in which torch calls the step hooks of every optimizer class.
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
 
 
 def running_steps(frame: FrameType | None) -> list[torch.optim.Optimizer]:
-    """Return the optimizers whose steps run on the stack of a frame, innermost first."""
+    """Return the optimizers whose steps are on the stack of a frame, innermost first."""
     found = []
     while frame is not None:
         if frame.f_code is _STEP and "self" in frame.f_locals:
@@ -152,41 +153,41 @@ def running_steps(frame: FrameType | None) -> list[torch.optim.Optimizer]:
 
 
 def _are_called() -> bool:
-    """Return whether some thread may be in the middle of torch's hooks of a step.
+    """Return whether some thread may be running torch's hooks of a step.
 
-    This one, when a session ends in a hook; or another, which waits in a hook.
+    This can be the current thread, if a session ends in a hook, or one that waits in a hook.
     """
     others = any(code is _STEP for stack in threads.stacks() for code, _ in stack)
     return others or bool(running_steps(sys._getframe(1)))  # noqa: SLF001
 
 
 class ModuleCall:
-    """One call of a module that listeners are told of: the same object where it begins and ends."""
+    """One module call that listeners are notified of; the same object at its start and end."""
 
     __slots__ = ("find_module", "has_raised")
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.find_module = weakref.ref(module)
-        self.has_raised = False  # known at its end
+        self.has_raised = False  # set at the end of the call
 
 
 class _RunningCalls(threading.local):
-    """The calls of modules that listeners of this thread were told of, innermost last."""
+    """The running module calls that were announced on this thread, innermost last."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.calls: list[ModuleCall] = []  # and what an interruption has left behind them
+        self.calls: list[ModuleCall] = []  # may have a tail left by an interruption
         self.period = 0
-        self.told: ModuleCall | None = None  # the latest that listeners were told of
+        self.told: ModuleCall | None = None  # the latest call that listeners were notified of
 
     def now(self) -> _RunningCalls:
-        """Return itself, without what a thread has noted of hooks that are gone."""
+        """Return itself, without calls noted by an earlier set of hooks."""
         if self.period != _period:
             self.ids, self.calls, self.period = [], [], _period
         return self
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Tell that a call begins."""
+        """Notify listeners that a call begins."""
         self.told = call = ModuleCall(module)
         del self.calls[len(self.ids) :]
         self.calls.append(call)
@@ -195,28 +196,28 @@ class _RunningCalls(threading.local):
             listener.enter(module)
 
     def leave_call(self, own: int, *, has_raised: bool) -> None:
-        """Tell that the innermost call of a module has ended, if it was told of; by its `id`."""
+        """Notify listeners that the innermost call of the module with id `own` has ended."""
         if own not in self.ids:
-            return  # it began before anybody listened
+            return  # the call began before there were listeners
         while self.ids[-1] != own:
-            self.leave(has_raised=True)  # inside of it, and unseen
+            self.leave(has_raised=True)  # an inner call, interrupted without a hook
         self.leave(has_raised=has_raised)
 
     def leave(self, *, has_raised: bool) -> None:
-        """Tell that the innermost call has ended."""
+        """Notify listeners that the innermost call has ended."""
         resting.end()
         self.ids.pop()
         self.told = call = self.calls[len(self.ids)]
         del self.calls[len(self.ids) :]
         call.has_raised = has_raised
         module = call.find_module()
-        if module is None:  # gone: another one to who asks
+        if module is None:  # freed: pass an empty module
             module = torch.nn.Module()
         for listener in reversed(calls.now):
             listener.leave(module)
 
     def settle(self, module: torch.nn.Module) -> None:
-        """Tell of calls that have ended unseen, where a module that is noted is called again."""
+        """When a noted module is called again, report the calls that ended without a hook."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         on_stack = sum(each is module for each in running_modules(frame)) - 1  # this call
         noted = [index for index, each in enumerate(self.ids) if each == id(module)]
@@ -226,11 +227,11 @@ class _RunningCalls(threading.local):
 
 
 _running = _RunningCalls()
-_period = 0  # of hooks; what a thread has noted in an earlier one is stale
+_period = 0  # number of the set of hooks; a thread's notes from an earlier set are stale
 
 
 def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
-    """Return the modules that are called on the stack of a frame, innermost first."""
+    """Return the modules whose calls are on the stack of a frame, innermost first."""
     found = []
     while frame is not None:
         if frame.f_code is MODULE_CALL:
@@ -240,9 +241,9 @@ def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
 
 
 def _ignore_warning() -> None:
-    """Hide a warning that is about our hooks alone: a compiled model is told of once more.
+    """Ignore torch's warning about global hooks and compiled modules if only our hooks exist.
 
-    Any change of the filters makes Python show warnings again that it has shown before.
+    Add the filter only once: any change of filters makes Python repeat warnings it has shown.
     """
     text = r"Using `torch\.compile\(module\)` when there are global"
     if not any(each[1] is not None and each[1].pattern == text for each in warnings.filters):
@@ -250,7 +251,7 @@ def _ignore_warning() -> None:
 
 
 def _forget(table: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
-    """Remove a hook of ours that an interruption has left in a table before it was known here."""
+    """Remove our hook if an interruption left it in a table before we had its handle."""
     for number in [number for number, each in table.items() if each is hook]:
         del table[number]
 
@@ -277,11 +278,11 @@ calls: Listeners[CallListener] = Listeners(_install_calls, resting.uninstall)
 steps: Listeners[StepListener] = Listeners(_install_steps)
 
 
-# ---- what torch calls ---------------------------------------------------------------------------
+# ---- hooks called by torch ----------------------------------------------------------------------
 
 
-# What is compiled as a part of more has no calls of modules: the compiler takes these two in, and
-# they do nothing. Where it meets one by itself (`Module.compile`), it leaves it and its callees.
+# Modules inside a larger compiled part have no calls: the compiler traces these two hooks, which
+# then do nothing. With `Module.compile` it meets a hook alone, and skips the hook and callees.
 @untraced
 def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
     if torch.compiler.is_compiling():
@@ -291,7 +292,7 @@ def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
         resting.end()
         running.settle(module)
     elif resting.is_resting():
-        return  # a module with hooks of its own
+        return  # torch calls global hooks for a module with own hooks even on a resting thread
     running.enter(module)
 
 
@@ -299,24 +300,24 @@ def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
 def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
     if torch.compiler.is_compiling():
         return
-    # After an exception torch calls the hooks in the outer function itself. What is handled around
-    # (`sys.exc_info`) may be an exception of the caller's, and a forward may return None.
+    # After an exception, torch calls the hooks from the outer function. Other signs mislead:
+    # `sys.exc_info` may be an exception that the caller handles, and a forward may return None.
     has_raised = sys._getframe(1).f_code is MODULE_CALL  # noqa: SLF001
     _running.now().leave_call(id(module), has_raised=has_raised)
 
 
 class Running:
-    """Tells listeners that have begun inside of a module's call of that call, as a context manager.
+    """Context manager that announces a running module call to listeners added inside the call.
 
-    So a scope that a module's `forward` opens has one call to hear of, in which its thread can
-    rest, instead of one for each module that this one calls.
+    So a scope that is opened in a module's `forward` gets one call in which its thread can rest,
+    instead of a notification for each inner module.
     """
 
     __slots__ = ("_module", "_period")
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._period = 0  # of hooks in which it was told; 0: somebody had told them
+        self._period = 0  # the set of hooks at the announcement; 0: not announced here
 
     @untraced
     def __enter__(self) -> None:
@@ -332,12 +333,12 @@ class Running:
 
 
 def rest() -> resting.Rest | None:
-    """Let this thread rest until the call ends that a listener is being told of, if all others may.
+    """Let this thread rest until the module call just entered ends, if all listeners allow it.
 
     Returns:
-        The rest; None: somebody needs to hear of all modules.
+        The rest. None: a listener needs all module calls, or torch cannot skip the hooks.
     """
-    # First: another thread may add a listener meanwhile.
+    # Prepare first: another thread may add a listener meanwhile, which voids the rest.
     prepared = resting.prepare(_running.ids[-1])
     if (
         prepared is None
@@ -350,15 +351,15 @@ def rest() -> resting.Rest | None:
 
 
 def this_call() -> ModuleCall | None:
-    """Return the call of whose beginning or end a listener of this thread is being told."""
+    """Return the module call whose start or end the listeners on this thread are handling."""
     return _running.told
 
 
 def find_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what the module is called with that a listener's `enter` is being told of.
+    """Return the arguments of the module call that a listener's `enter` is handling.
 
-    Torch does not give keyword arguments to global hooks, and a hook of the module itself would be
-    copied and pickled with it. So they are read where torch calls the hooks.
+    Torch does not pass keyword arguments to global hooks, and a hook on the module would be copied
+    and pickled with the module. So the arguments are read from the frame that calls the hooks.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code is not _enter.__code__:
@@ -369,7 +370,7 @@ def find_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
     return frame.f_locals["_inputs"], caller.get("kwargs", {})
 
 
-# A step may be compiled; what listeners do is not.
+# A step may be compiled; the listeners are not.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     for listener in steps.now:

@@ -1,18 +1,18 @@
-"""Threads that rest from hearing of modules: inside of a forward that goes as planned.
+"""Resting threads: they skip our module hooks inside a forward that follows its plan.
 
-Torch takes a longer way through every call of a module, some 10 us, as long as there is a global
-hook. Taking ours off and putting them back would break other threads, which iterate over torch's
-tables. So the tables are ones of our own, which always hold our hooks, and are false where torch
-asks whether there are any while the thread rests. They are put in place by the first thread that
-rests, and taken away with the hooks.
+With any global hook, torch takes a slow path through every module call, which costs about 10 us.
+Removing and re-adding our hooks would break other threads that iterate over torch's hook tables. So
+we replace the tables with our own. They always hold our hooks, but are false when torch tests them
+on a thread that *rests*. The first resting thread installs the tables; they are removed together
+with the hooks.
 
-A thread rests from within a call of a module that was told of until that call ends; or until
-anything changes about who hears of modules, on whichever thread. Where that call was interrupted
-(Ctrl-C), of which nobody hears, the thread goes on resting until that module is called again, the
-step leaves its plan, or it ends.
+A thread starts to rest inside a module call that the listeners know of. It rests until that call
+ends, or until the set of listeners or their needs change on any thread. An interruption (Ctrl-C) of
+that call triggers no hook. The thread then rests until that module is called again, the step leaves
+its plan, or the step ends.
 
-What the compiler has seen stays as it is: it compares torch's tables before it runs what it has
-compiled. After it has compiled anything nobody rests.
+The compiler checks torch's tables before it runs compiled code, so compiled code must always see
+the same tables. After anything was compiled, no thread rests.
 """
 
 from __future__ import annotations
@@ -33,49 +33,49 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-# Torch looks into this one only if the other was false.
+# Torch tests this table only if the other one was false.
 _LAST = max(MODULE_HOOK_TABLES, key=MODULE_CALL.co_names.index)
 Table: TypeAlias = "OrderedDict[int, Callable[..., Any]]"
 
-# Torch's own tables while ours are in place, with the number of our hook in it.
+# Torch's own tables while ours are installed, each with the id of our hook in the table.
 _former: dict[str, tuple[Table, int]] = {}
 
 
 class Rest(Protocol):
-    """One rest of a thread."""
+    """One period in which a thread rests."""
 
     def end(self) -> None:
-        """End it, if it has not ended. Any thread."""
+        """End the rest, unless it has ended. Safe to call from any thread."""
 
 
 class _Shim(Protocol):
-    """What is asked so often that it is C++ (`shim/cpp/running/resting.hpp`)."""
+    """Functions called so often that they are C++ (`shim/cpp/running/resting.hpp`)."""
 
-    # Tables of a kind of hooks: false for a thread that rests.
+    # Tables of one kind of hooks; false on a thread that rests.
     FirstTable: type[Table]
     LastTable: type[Table]
 
     def prepare_rest(self, root: int, /) -> Rest:
-        """As `prepare`."""
+        """See `prepare`."""
 
     def begin_rest(self, rest: Rest, /) -> None:
-        """As `begin`."""
+        """See `begin`."""
 
     def end_rest(self) -> None:
-        """As `end`."""
+        """See `end`."""
 
     def interrupt_rests(self) -> None:
-        """As `interrupt`."""
+        """See `interrupt`."""
 
     def is_resting(self) -> bool:
-        """As the function here."""
+        """See the module's `is_resting`."""
 
 
-_shim: _Shim | None = None  # None: nobody rests
+_shim: _Shim | None = None  # None: no thread rests
 
 
 def connect(shim: Any) -> None:  # noqa: ANN401 - a module of C++
-    """Let threads rest, with the help of the shim."""
+    """Use the shim to let threads rest."""
     global _shim  # noqa: PLW0603 - torch's tables are the process's
     _shim = shim
 
@@ -86,57 +86,57 @@ def is_resting() -> bool:
 
 
 def prepare(root: int) -> Rest | None:
-    """Return a rest for `begin`, void if somebody comes to hear of modules meanwhile.
+    """Return a rest for `begin`, void if `interrupt` is called meanwhile. None: no shim.
 
-    `root`: the `id` of the module in whose call it is. None: nobody can rest.
+    `root`: the `id` of the module whose call the rest is for.
     """
     return None if _shim is None else _shim.prepare_rest(root)
 
 
 def begin(rest: Rest) -> None:
-    """Let this thread rest. From within a listener of `global_hooks.calls`, on its own thread."""
+    """Let this thread rest. Called by a listener of `global_hooks.calls`, on its thread."""
     if _shim is not None:
         _shim.begin_rest(rest)
 
 
 def end() -> None:
-    """Let this thread rest no more."""
+    """End the rest of this thread."""
     if _shim is not None:
         _shim.end_rest()
 
 
 def interrupt() -> None:
-    """Let no thread rest that does now. Any thread."""
+    """End the rests of all threads. Safe to call from any thread."""
     if _shim is not None:
         _shim.interrupt_rests()
 
 
 def install(handles: Sequence[RemovableHandle]) -> bool:
-    """Put the tables in place; return whether threads may rest.
+    """Install our tables; return whether threads may rest.
 
     Args:
-        handles: of our hooks, in the order of the tables.
+        handles: handles of our hooks, in the order of the tables.
     """
     if _shim is None or has_compiled() or len(handles) != len(MODULE_HOOK_TABLES):
         return False
     tables = [getattr(module_hooks, name) for name in MODULE_HOOK_TABLES]
     if any(list(table) != [handle.id] for table, handle in zip(tables, handles, strict=True)):
-        return False  # hooks of others: torch takes the longer way for them
+        return False  # other hooks exist: torch takes the slow path for them anyway
     for name, table, handle in zip(MODULE_HOOK_TABLES, tables, handles, strict=True):
         if not isinstance(table, (_shim.FirstTable, _shim.LastTable)):
             ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
-            _former[name] = table, handle.id  # first: an interruption may come between two lines
+            _former[name] = table, handle.id  # first: an interruption may come between lines
             handle.hooks_dict_ref = weakref.ref(ours)
-            # At once, and torch's stays as it is: a thread may be iterating over it.
+            # Swap atomically and keep torch's table unchanged: a thread may iterate over it.
             setattr(module_hooks, name, ours)
     return True
 
 
 def uninstall() -> None:
-    """Give torch its tables again, unless others have hooks in ours. No thread looks into them."""
+    """Restore torch's tables, unless ours hold other hooks. No thread may be iterating."""
     for name, (table, own) in list(_former.items()):
         current = getattr(module_hooks, name)
         if current is table or not current:
             table.pop(own, None)
             setattr(module_hooks, name, table)
-            del _former[name]  # last: what an interruption leaves is done the next time
+            del _former[name]  # last: after an interruption, the next call finishes

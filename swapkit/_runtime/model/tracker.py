@@ -1,8 +1,8 @@
-"""Which module is running: names for saved tensors and for the holders of memory.
+"""Tracking of running modules: names for saved tensors and for memory holders.
 
-While a tracker is on, it is told of every module's forward on any thread, keeps a stack per thread
-and labels the blocks that the thread takes with the module's number. A module's name is its path in
-the model it was first seen in; a shared module keeps its first path.
+While a tracker is on, it listens to every module's forward on all threads. It keeps a stack of
+modules per thread and labels the blocks that the thread allocates with the module's tag. A module's
+name is its path in the model it was first seen in; a shared module keeps its first path.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     import torch
 
 NO_MODULE = 0
-# Added to a module's tag for what its backward takes.
+# Added to a module's tag for allocations in its backward.
 BACKWARD = 1 << 31
 
 
 class Sites(Protocol):
-    """Knows where things are saved inside of a call on a thread that rests (`resting.py`)."""
+    """Finds the save sites inside a call on a thread that rests (see `resting.py`)."""
 
-    needs_modules: bool  # set where somebody on the thread has to know the modules after all
+    needs_modules: bool  # set if a user on the thread needs all modules after all
 
     def find_site(self) -> tuple[int, int] | None:
-        """Return where something is saved now, as far as it is known."""
+        """Return the site of the current save; None: unknown."""
 
     def set_blind(self, *, is_blind: bool) -> None:
-        """Note whether `find_site` is to be asked where this thread saves something."""
+        """Set whether `find_site` gives the sites of this thread's saves."""
 
 
 class _Coarse:
-    """Inside of a call on a thread that rests everything is saved in the module that is called.
+    """Attributes all saves inside a call on a resting thread to the called module.
 
-    `rest_at`: of the shim, which finds it by itself.
+    `rest_at`: the shim's function, which sets this module as the site of later saves.
     """
 
     needs_modules = False
@@ -62,53 +62,53 @@ class _Coarse:
 
 
 class _Rest:
-    """What stands for the calls of modules inside of one on whose thread nobody hears of them."""
+    """Replaces the module calls inside a resting call, which are not tracked."""
 
     __slots__ = ("depth", "saves", "sites")
 
     def __init__(self, depth: int, sites: Sites) -> None:
-        self.depth = depth  # of the modules that are known to run
+        self.depth = depth  # of the stack of tracked modules
         self.sites = sites
         self.saves: Counter[int] = Counter()  # so far, by module
 
 
 class _ModuleStack:
-    """Numbers of the modules whose forward is running on a thread, outermost first."""
+    """Tags of the modules whose forward is running on a thread, outermost first."""
 
     __slots__ = ("period", "rest", "saves", "step", "tags")
 
     def __init__(self) -> None:
         self.tags: list[int] = []
-        self.saves: list[int] = [0]  # so far, of each of them; of no module first
+        self.saves: list[int] = [0]  # so far, in each of them; outside modules first
         self.rest: _Rest | None = None
         self.period = 0
         self.step = 0
 
     @property
     def is_blind(self) -> bool:
-        """Whether the innermost module may be one that nobody was told of."""
+        """Whether the innermost module may be an untracked one."""
         return self.rest is not None and self.rest.depth == len(self.tags)
 
     def begin_rest(self, sites: Sites) -> None:
-        """Hear of no module until the innermost one ends."""
+        """Stop tracking modules until the innermost one ends."""
         self.rest = _Rest(len(self.tags), sites)
         sites.set_blind(is_blind=True)
 
     def end_rest(self) -> None:
-        """Hear of modules again."""
+        """Track modules again."""
         if self.rest is not None:
             self.rest.sites.set_blind(is_blind=False)
             self.rest = None
 
     def enter(self, tag: int) -> None:
-        """Note that a module begins."""
+        """Push a module that begins."""
         if self.is_blind and self.rest is not None:
             self.rest.sites.set_blind(is_blind=False)
         self.tags.append(tag)
         self.saves.append(0)
 
     def leave(self) -> None:
-        """Note that the innermost module ends, unless tracking began inside of it."""
+        """Pop the innermost module, unless tracking began inside it."""
         if self.tags:
             self.tags.pop()
             self.saves.pop()
@@ -123,54 +123,54 @@ class _ThreadModules(threading.local):
 
     def __init__(self) -> None:
         self.stack = _ModuleStack()
-        self.base = NO_MODULE  # the label outside of all modules
+        self.base = NO_MODULE  # the label outside all modules
 
 
 class Need(enum.Enum):
-    """What a user of the tracker needs to know of the modules that run."""
+    """The information that a user of the tracker needs about running modules."""
 
     MODULES = "modules"  # all of them
-    NAMES = "names"  # not those that run on a thread that rests (`ModuleTracker.rest`)
-    # No names. Where all are such, threads rest by themselves: what is saved, and taken, has the
-    # name of the outermost module.
+    NAMES = "names"  # all except those on a thread that rests (`ModuleTracker.rest`)
+    # No names. If all users need only labels, threads rest automatically: saves and allocations
+    # get the name of the outermost module.
     LABELS = "labels"
 
 
 class ModuleTracker:
-    """Names for the modules that run. A tag stands for a name; 0 means: no module."""
+    """Names of the running modules. A tag is the number of a name; 0: no module."""
 
     def __init__(self, rest_at: Callable[[int], object] = lambda _tag: None) -> None:
-        """Know of no module. `rest_at`: see `Shim`."""
+        """Create a tracker without modules. `rest_at`: see `Shim`."""
         self._rest_at = rest_at
         self._names: list[str] = [""]
         self._tag_of_name: dict[str, int] = {"": NO_MODULE}
         self._tags: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._thread = _ThreadModules()
-        self._period = 0  # of tracking; what a thread's stack holds from an earlier one is stale
+        self._period = 0  # of tracking; a thread's stack from an earlier period is stale
         self._step = 0
-        # What each needs; replaced, never changed, for those who read it without the lock.
+        # The need of each user. Replaced, never changed: readers do not take the lock.
         self._users: dict[object, Need] = {}
-        self.is_on = False  # whether what is taken is being labelled
+        self.is_on = False  # whether allocations are labelled
         self._state: set[int] = set()  # storage objects
         self._added = 0  # modules so far
-        # When that was: modules added by then, those still there, the step.
+        # State of the last refresh: modules added, modules still alive, the step.
         self._known = (0, 0, 0)
-        self._lock = make_fork_lock()  # of everything but the threads' stacks
+        self._lock = make_fork_lock()  # guards everything except the threads' stacks
 
     @property
     def may_rest(self) -> bool:
-        """Whether nobody needs it to know all modules that run: see `start`."""
+        """Whether no user needs all running modules: see `start`."""
         return Need.MODULES not in self._users.values()
 
     def _only_labels(self, but: object = None) -> bool:
-        """Whether nobody, `but` perhaps one, needs names."""
+        """Whether all users, except perhaps `but`, need only labels."""
         users = self._users.items()
         return all(need is Need.LABELS for user, need in users if user is not but)
 
     def start(self, user: object, need: Need = Need.MODULES) -> None:
-        """Start labelling for a user, any object, until `stop`.
+        """Start labelling for a user, which may be any object, until `stop`.
 
-        An interruption may come between any two lines: then `stop` undoes what was done.
+        An interruption may come between any two lines: `stop` also undoes a partial start.
         """
         with self._lock:
             self._users = {**self._users, user: need}
@@ -185,7 +185,7 @@ class ModuleTracker:
                 rest.sites.needs_modules = True
 
     def stop(self, user: object) -> None:
-        """Undo `start` for a user, as far as that came."""
+        """Undo `start` for a user, also if `start` was interrupted."""
         with self._lock:
             if user not in self._users:
                 return
@@ -196,27 +196,27 @@ class ModuleTracker:
                 set_tag(NO_MODULE)
 
     def add_model(self, model: torch.nn.Module) -> None:
-        """Name the modules of a model by their paths in it."""
+        """Name the modules of a model by their paths."""
         for path, module in model.named_modules():
             if module not in self._tags:
                 self._add(module, path or type(module).__name__)
 
     def name(self, tag: int) -> str:
-        """Return the path of the module with this tag, or empty text; `BACKWARD` is ignored."""
+        """Return the path of the module with this tag, or an empty string. Ignores `BACKWARD`."""
         index = tag & ~BACKWARD
         return self._names[index] if index < len(self._names) else ""
 
     def name_of(self, module: torch.nn.Module) -> str:
-        """Return the name of a module, or empty text of one that has none yet."""
+        """Return the name of a module, or an empty string if it has none yet."""
         return self._names[self._tags.get(module, NO_MODULE)]
 
     def tag_named(self, name: str) -> int:
-        """Return the tag of a name, whether or not a module has it yet."""
+        """Return the tag of a name, also if no module has the name yet."""
         return self._tag_for(name)
 
     def modules(self) -> list[torch.nn.Module]:
         """Return every named module that still exists."""
-        # One call without Python code in it: another thread may name a module meanwhile.
+        # One call that runs no Python code: another thread may name a module meanwhile.
         references = self._tags.keyrefs()
         return [module for reference in references if (module := reference()) is not None]
 
@@ -228,7 +228,7 @@ class ModuleTracker:
         return stack.tags[-1] if stack.tags else NO_MODULE
 
     def rest(self, sites: Sites) -> resting.Rest | None:
-        """Let this thread rest, if it may, until the call ends that a listener is told of now."""
+        """Let this thread rest, if allowed, until the module call just entered ends."""
         stack = self._running()
         rest = global_hooks.rest() if stack.tags else None
         if rest is not None:
@@ -236,9 +236,9 @@ class ModuleTracker:
         return rest
 
     def site(self) -> tuple[int, int]:
-        """Return where the thread saves something now: module, and number of the save in its call.
+        """Return the site of the current save: module tag, and number of the save in the call.
 
-        The same from step to step, and when the module is recomputed.
+        It is the same in each step, and when the module is recomputed.
         """
         stack = self._running()
         if stack.is_blind:
@@ -250,7 +250,7 @@ class ModuleTracker:
         return tag, stack.saves[-1] - 1
 
     def _site_at_rest(self, stack: _ModuleStack) -> tuple[int, int]:
-        """Return what `site` does, and label what follows."""
+        """Return the site during a rest, and label later allocations with its module."""
         assert stack.rest is not None
         site = stack.rest.sites.find_site()
         if site is None:
@@ -261,17 +261,17 @@ class ModuleTracker:
         return site
 
     def _look_up(self, stack: _ModuleStack) -> int:
-        """Return the tag of the innermost module that has one; look at the calls of this thread."""
+        """Return the tag of the innermost tagged module on this thread's Python stack."""
         modules = global_hooks.running_modules(sys._getframe(1))  # noqa: SLF001
         return next((tag for each in modules if (tag := self._tags.get(each))), stack.tags[-1])
 
     def rebase(self, tag: int) -> None:
-        """Let what this thread takes outside of modules have a label, from now on."""
+        """Set the label of this thread's allocations outside modules."""
         self._thread.base = tag
         set_tag(tag)
 
     def enter_operator(self, name: str) -> int:
-        """Let a kernel run on this thread as if it were a module; return its tag."""
+        """Track a kernel on this thread as if it were a module; return its tag."""
         outer = self._names[self.current()]
         tag = self._tag_for(f"{outer}.{name}" if outer else name)
         self._running().enter(tag)
@@ -286,7 +286,7 @@ class ModuleTracker:
     def is_state(self, storage: int) -> bool:
         """Return whether a storage object holds a parameter or buffer of a known module.
 
-        As it was when this was first asked in the step, or since another module is known.
+        The answer is as of the first call in the step, or since modules were added or freed.
         """
         modules = len(self._tags.data)  # type: ignore[attr-defined]
         if self._known != (self._added, modules, self._step):
@@ -294,11 +294,11 @@ class ModuleTracker:
         return storage in self._state
 
     def end_step(self) -> None:
-        """Count what is saved outside of modules anew. Who asks for the state looks again."""
+        """Restart the count of saves outside modules; `is_state` refreshes at its next call."""
         self._step += 1
 
     def refresh_state(self) -> None:
-        """Look where the known modules' parameters and buffers are: they may have been moved."""
+        """Find the storages of the known modules' parameters and buffers again."""
         added, step = self._added, self._step
         modules = self.modules()
         self._state = {
@@ -307,7 +307,7 @@ class ModuleTracker:
             for tensor in (*parameters_of(module).values(), *buffers_of(module).values())
             if is_plain(tensor)
         }
-        self._known = added, len(modules), step  # last: other threads go by it
+        self._known = added, len(modules), step  # last: other threads check it first
 
     # ---- calls of modules -----------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class ModuleTracker:
         set_tag(stack.tags[-1] if stack.tags else self._thread.base)
 
     def _name_now(self, module: torch.nn.Module) -> int:
-        """Name a module first seen now: the root of a model, or one that is in no model known."""
+        """Name a new module: the root of a model, or one inside a call but in no known model."""
         outer = self.current()
         if outer == NO_MODULE:
             self.add_model(module)

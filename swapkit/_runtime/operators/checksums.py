@@ -1,6 +1,6 @@
-"""Checksums of the bytes of storages, taken on the device where these are.
+"""Checksums of the bytes of storages, computed on the storages' device.
 
-They see that bytes change places, and signs; nothing has to be free on the device for one.
+They detect swapped bytes and changed signs. A checksum needs almost no device memory.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit._runtime.torch_compat.stream_delays import is_capturing
 
 _WORD = 8  # bytes
-# Words whose sums are taken apart: bytes that change places change the sums, unless they do so by a
-# multiple of it. A prime, which no layout has for a stride.
+# Number of separate column sums: words that swap places change the sums, unless their distance is a
+# multiple of this width. It is a prime, which no layout uses as a stride.
 _WIDTH = 1021
 _SLOTS = 512  # checksums in one piece of memory
-# Odd numbers with irregular bits.
+# Odd numbers with irregular bit patterns.
 _SPREAD, _MIX = -7046029254386353131, -4658895280553007687
 _SHIFT = 29
 
 
 class ChecksumSlot(NamedTuple):
-    """Where a checksum is, or will be once the device has computed it."""
+    """The place of a checksum, which the device may not have computed yet."""
 
     table: _ChecksumTable
     number: int
 
 
 class _ChecksumTable:
-    """The checksums that one thread computes in one stream, and memory for that."""
+    """The checksums that one thread computes in one stream, with their memory."""
 
     def __init__(self, device: torch.device) -> None:
         count = 3 * _WIDTH + _WORD
@@ -47,7 +47,7 @@ class _ChecksumTable:
         self._count = 0
 
     def next(self) -> tuple[ChecksumSlot, torch.Tensor]:
-        """Return a slot and its place."""
+        """Return a new slot and its place in memory."""
         piece, place = divmod(self._count, _SLOTS)
         if piece == len(self._pieces):
             self._pieces.append(_memory(_SLOTS, self.device))
@@ -56,14 +56,14 @@ class _ChecksumTable:
 
     def values(self) -> list[int]:
         """Wait for the device; return the checksums."""
-        if self.device.type != "cpu":  # others than the current stream have computed
+        if self.device.type != "cpu":  # other streams than the current one computed
             torch.get_device_module(self.device).synchronize(self.device)
         return [value for piece in self._pieces for value in piece.tolist()][: self._count]
 
     def mix(self, words: torch.Tensor) -> None:
-        """Let each bit of a word change many of its bits, the highest one's too.
+        """Spread each bit of a word over many of its bits, also the highest bit.
 
-        In a plain sum the sign bits of an even number of words would cancel.
+        In a plain sum, the sign bits of an even number of words would cancel.
         """
         shifted = self._shifted[: words.numel()]
         for factor in (_SPREAD, _MIX):
@@ -74,24 +74,24 @@ class _ChecksumTable:
 
 
 class Checksums:
-    """Checksums of storages, on the devices where these are. Any thread."""
+    """Checksums of storages, computed on their devices. Safe to use from any thread."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Create an empty set."""
         self._lock = threading.Lock()
         self._tables: dict[object, _ChecksumTable] | None = {}
 
     def take(self, tensor: torch.Tensor) -> ChecksumSlot | None:
-        """Take one of all bytes of a tensor's storage as they are now; None: that cannot be.
+        """Take a checksum of all bytes of a tensor's storage as they are now.
 
-        There is no room, the memory lies as no word does, a graph is captured, whose kernels these
-        would be, or all were read.
+        None: there is no memory, the address is not aligned to words, a CUDA graph is being
+        captured (which would capture these kernels), or the checksums were read already.
         """
         storage, device = tensor.untyped_storage(), tensor.device
         if device.type != "cpu" and (storage.data_ptr() % _WORD or is_capturing(device)):
             return None
         try:
-            # What is made here has to be usable outside of inference mode as well.
+            # Tensors made here must be usable outside inference mode, too.
             with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
                 table = self._table_for(device)
                 if table is None:
@@ -103,7 +103,7 @@ class Checksums:
         return slot
 
     def read(self) -> dict[ChecksumSlot | None, int]:
-        """Wait for the devices; return the checksums, and let go of all memory."""
+        """Wait for the devices; return the checksums, and free all memory."""
         with self._lock:
             tables, self._tables = self._tables or {}, None
         with hidden():
@@ -114,7 +114,7 @@ class Checksums:
             }
 
     def _table_for(self, device: torch.device) -> _ChecksumTable | None:
-        """Return this thread's table, a new one's too; None: they were read."""
+        """Return this thread's table, a new one if necessary; None: checksums were read."""
         key: tuple[object, ...] = (threading.get_ident(), device)
         current_stream = getattr(getattr(torch, device.type, None), "current_stream", None)
         if device.type != "cpu" and current_stream is not None:
@@ -132,11 +132,11 @@ class Checksums:
 def _sum(
     storage: torch.UntypedStorage, nbytes: int, table: _ChecksumTable, place: torch.Tensor
 ) -> None:
-    """Put a checksum of a storage's first bytes into a place: their words' sum, mixed with places.
+    """Write a checksum of a storage's first bytes to `place`: the sum of words mixed with weights.
 
-    In integers, so that neither the order of additions counts nor what the bits mean. Large ones
-    are added up in columns first, of an odd number of rows: a change of all words by one number, or
-    of all signs, is not lost.
+    The sum is of integers, so it depends neither on the order of additions nor on the dtype. Large
+    storages are summed in columns first, with an odd number of rows: so adding one number to all
+    words, or flipping all signs, changes the checksum.
     """
     words, rest = divmod(nbytes, _WORD)
     bits = _bits(table.device, torch.int64).set_(storage, 0, (words,), (1,))
@@ -158,7 +158,7 @@ def _sum(
 
 
 def _memory(count: int, device: torch.device) -> torch.Tensor:
-    """Return memory for numbers; on the CPU none of the pool's, which is being measured."""
+    """Return memory for numbers; on the CPU not from the pool, which is being measured."""
     if device.type == "cpu":
         return torch.frombuffer(bytearray(_WORD * count), dtype=torch.int64)
     return torch.zeros(count, dtype=torch.int64, device=device)
@@ -169,7 +169,7 @@ def _bits(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Digest:
-    """What the bytes of a storage were. The runtime's lock is held."""
+    """A digest of a storage's bytes. Callers hold the runtime's lock."""
 
     __slots__ = ("_nbytes", "_table", "_value")
 
@@ -179,22 +179,22 @@ class Digest:
         self._value = value
 
     def is_of(self, storage: torch.UntypedStorage) -> bool:
-        """Return whether the bytes of a storage are the same."""
+        """Return whether the bytes of a storage have this digest."""
         return _digest(storage, self._nbytes, self._table) == self._value
 
 
 class StorageDigests:
-    """Takes digests of storages where there is no memory left. The runtime's lock is held."""
+    """Takes digests of storages when memory is exhausted. Callers hold the runtime's lock."""
 
     def __init__(self, device: torch.device) -> None:
-        """Take the memory that is needed for it."""
+        """Allocate the memory for all digests."""
         with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
             self._table = _ChecksumTable(device)
 
     def take(self, storage: torch.UntypedStorage, nbytes: int) -> Digest | None:
-        """Return one of the first bytes, once all streams have done what they were given.
+        """Return a digest of the first `nbytes`, after all streams have finished their work.
 
-        None: that cannot be.
+        None: the address is not aligned, a CUDA graph is being captured, or memory is exhausted.
         """
         device = self._table.device
         if device.type != "cpu" and (storage.data_ptr() % _WORD or is_capturing(device)):

@@ -1,13 +1,14 @@
-"""What operators do besides returning results: the one place that decides what may run twice.
+"""Side effects of operators: the one place that decides which operators may run twice.
 
-A schema declares most of it: which arguments an operator writes to, and which results are views of
-its arguments. Not everything is declared. A batch norm in training mode updates its running
-statistics, collectives meet other ranks and write to their outputs, and others keep a state of
-their own. Whoever repeats, keeps or settles results asks here, and nowhere else.
+A schema declares most effects: which arguments an operator writes to, and which results are views
+of its arguments. Some effects are not declared. A batch norm in training mode updates its running
+statistics, collectives communicate with other ranks and write to their outputs, and some operators
+keep a state of their own. All code that repeats, keeps or settles results decides through this
+module.
 
-A rule goes by what an operator's schema has (names and types of arguments, tags) rather than by the
-name of the operator, so that it holds for the operators of every backend. `tests/conformance` runs
-torch's own database of operators and fails on an effect that no rule knows.
+A rule uses an operator's schema and tags (names and types of arguments) rather than the operator's
+name, so that the rule holds for every backend. `tests/conformance` runs torch's own operator
+database and fails on an effect that no rule covers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.operators.names import Operator
 
-# Operators that meet other ranks. All ranks must run them equally often, in one order.
+# Operators that communicate with other ranks. All ranks must run the same ones in the same order.
 FUNCTIONAL = "_c10d_functional"
 _COMMUNICATION = frozenset(
     {
@@ -41,37 +42,37 @@ _COMMUNICATION = frozenset(
         *("_dtensor", "symm_mem", "fsdp"),
     }
 )
-# The same by an argument that says with whom: collectives of vendors and of users.
+# Arguments that name the ranks: these mark collectives of vendors and of users.
 _GROUPS = frozenset(
     {
         *("group", "group_name", "process_group", "group_ep", "group_tp"),
         *("hcom", "hcom_info", "comm", "communicator"),
     }
 )
-_OBJECT = "__torch__.torch.classes"  # an object of C++, which may have a state
+_OBJECT = "__torch__.torch.classes"  # a C++ object, which may have a state
 
-# Operators of these namespaces that declare nothing fill what they are given, unless its name says
-# that it is an input. The count of its versions stays as it is.
+# Operators of these namespaces without declared writes fill their tensor arguments, unless the
+# argument's name marks an input. The tensor's version counter does not change.
 _FILLING = frozenset({"c10d", "fsdp"})
 _INPUT = "input"
 _SENDING = frozenset({"send", "barrier", "monitored_barrier_", "check_for_nan"})
-# These end what another one has begun: until then their argument is written to.
+# These end the write that another operator started to their argument.
 _WAITING = frozenset({"wait_tensor", "irecv", "batch_p2p_ops"})
 
-# Written where they are given, unless a flag is off. A functional form returns them instead, and
-# a backward only reads them.
+# Arguments written in place unless a flag is off. Functional operators return them instead, and
+# backward operators only read them.
 _STATISTICS = frozenset({"running_mean", "running_var", "running_min", "running_max"})
 _TRAINING = frozenset({"training", "train", "is_training", "use_input_stats"})
 _READING = ("backward", "no_training", "no_update", "functional")
 _OTHERS = frozenset({("mkldnn_rnn_layer_backward", "workspace")})
-_NOISE = "noise"  # drawn by the operator that is given it
+_NOISE = "noise"  # filled by the operator with random numbers
 _CHANCE = "dropout_p"
-_DROPOUT_STATE = "dropout_state"  # random numbers that no generator has
-# Of torch's own normalisations it is known that their results come from the batch alone while they
-# update the statistics.
+_DROPOUT_STATE = "dropout_state"  # random numbers from no generator
+# Torch's own normalisations compute results from the batch alone while they update the
+# statistics.
 _TORCH = "aten"
 
-# Tensors of the same memory, which these do not declare: `linear` ends with the first.
+# Results of these share memory with their argument, undeclared. `linear` ends with the first.
 _VIEWS = frozenset(
     {
         torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - an operator's name
@@ -79,12 +80,12 @@ _VIEWS = frozenset(
         torch.ops.aten.unsafe_split_with_sizes.default,
     }
 )
-# Memory that a kernel may fill that is no operator of torch, such as one in Triton: nothing shows
-# that. A repetition would return the memory as it was before. Other results may be overwritten in
-# that way, too: where a step is recorded, `recording/tables/kept_bytes.py` finds those.
+# Operators whose results a kernel outside torch, such as a Triton kernel, may fill unseen. A
+# repetition would return the memory before that fill. Other results may be overwritten in this way,
+# too: when a step is recorded, `recording/tables/kept_bytes.py` finds them.
 _UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
-# A repetition has other bits: a part of the results is never written; or, of `lstsq`, LAPACK reads
-# memory that nobody has written; or, of the last, an argument that is read is overwritten.
+# A repetition gives different bits: part of the results is never written; or LAPACK reads
+# uninitialized memory (`lstsq`); or an argument that is read is overwritten (the last one).
 _INEXACT = frozenset(
     {
         *("mkldnn_rnn_layer", "_ctc_loss", "_sparse_mm_reduce_impl", "linalg_lstsq"),
@@ -100,33 +101,32 @@ class _Argument(NamedTuple):
     name: str
 
     def value(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Return what a call has for it; None: nothing."""
+        """Return the argument's value in a call; None: not given."""
         return args[self.position] if self.position < len(args) else kwargs.get(self.name)
 
 
 class ArgumentPlaces(NamedTuple):
-    """Where the arguments are that decide about repeating a call. -1: there is none."""
+    """Positions of the arguments that decide whether to repeat a call. -1: none."""
 
-    declared: tuple[int, ...]  # changed,
-    undeclared: tuple[int, ...]  # likewise, and nothing says so: if the flag is on
-    barred: tuple[int, ...]  # a call that has them is not repeated
+    declared: tuple[int, ...]  # changed, as declared in the schema
+    undeclared: tuple[int, ...]  # changed without a declaration if the flag is on
+    barred: tuple[int, ...]  # a call with any of them is not repeated
     flag: int
-    chance: int  # of random numbers: none are drawn where it is zero
+    chance: int  # the dropout probability: 0 draws no random numbers
 
 
 class Effects:
-    """What one operator does in any of its calls; `effects_of` makes one for each operator.
+    """The effects of one operator in all its calls; `effects_of` creates one per operator.
 
     Attributes:
-        can_keep: its results are memory of their own. Not if it changes a tensor in place, nor if
-            it gives a view: then results are their arguments' memory. Those always run again, which
-            for a view costs nothing.
-        fills_saved: it may write to an argument that autograd has saved by then, as the noise of
-            `rrelu` is, and which is no result.
-        is_communication: it meets other ranks.
-        is_wait: it ends the write that another operator began; its result is that one's.
-        declares_writes: its schema says that it changes an argument.
-        is_unsafe_view: its results are memory of its first argument, and it does not say so.
+        can_keep: the results own their memory. False for in-place operators and views, whose
+            results share the arguments' memory. Those always run again, which is free for a view.
+        fills_saved: the operator may write to an argument that autograd has already saved and that
+            is no result, such as the noise of `rrelu`.
+        is_communication: the operator communicates with other ranks.
+        is_wait: the operator ends a write that another one started, and returns that one's result.
+        declares_writes: the schema declares that the operator changes an argument.
+        is_unsafe_view: the results share memory with the first argument, undeclared.
     """
 
     __slots__ = (
@@ -147,7 +147,7 @@ class Effects:
     )
 
     def __init__(self, operator: Operator) -> None:
-        """Look at an operator's schema, tags and registrations."""
+        """Read an operator's schema, tags and registrations."""
         self.is_unsafe_view = operator in _VIEWS
         self._declared: tuple[_Argument, ...] = ()
         self._undeclared: tuple[_Argument, ...] = ()
@@ -162,7 +162,7 @@ class Effects:
         self.fills_saved = False
         if isinstance(operator, HigherOrderOperator):
             self.can_keep = True
-            self._has_own_state = True  # it runs functions, which may do anything
+            self._has_own_state = True  # it runs arbitrary functions
             return
         schema = schema_of(operator)
         self.declares_writes = bool(schema.is_mutable)
@@ -202,7 +202,7 @@ class Effects:
         return not self._has_own_state and self.can_keep and not self.is_unsafe_view
 
     def places(self) -> ArgumentPlaces:
-        """Return where the arguments are that `written`, `unread` and `is_repeatable` look at."""
+        """Return the positions of arguments that `written`, `unread` and `is_repeatable` check."""
         barred = (*self._generators, *filter(None, [self._dropout_state]))
         return ArgumentPlaces(
             tuple(each.position for each in self._declared),
@@ -212,10 +212,10 @@ class Effects:
             -1 if self._chance is None else self._chance.position,
         )
 
-    # ---- of one call -----------------------------------------------------------------------------
+    # ---- for one call ----------------------------------------------------------------------------
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the tensors that a call changes, declared or not."""
+        """Return the tensors that a call changes, declared or undeclared."""
         changed = self._declared
         if self._undeclared and self._is_training(args, kwargs):
             changed = (*changed, *self._undeclared)
@@ -225,9 +225,9 @@ class Effects:
         return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
     def unread(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the tensors that a call changes, and of which its results do not depend.
+        """Return the tensors that a call changes but whose values do not affect its results.
 
-        A repetition is given scratch memory in their place, and so changes nothing.
+        A repetition gets scratch memory in their place, and so changes none of them.
         """
         if self._has_own_state or not self._undeclared or not self._is_training(args, kwargs):
             return []
@@ -237,31 +237,31 @@ class Effects:
     def is_repeatable(
         self, args: Sequence[Any], kwargs: dict[str, Any], tensors: Iterable[torch.Tensor]
     ) -> bool:
-        """Return whether a call can be repeated with the same results and no effect.
+        """Return whether a call can be repeated with the same results and no side effects.
 
-        `tensors`: those among its arguments whose kind matters.
+        `tensors`: the tensor arguments that must be plain.
         """
         if not self.may_be_repeatable:
             return False
         if any(argument.value(args, kwargs) is not None for argument in self._generators):
-            return False  # what a generator of the user's draws next is not ours to draw again
+            return False  # a repetition must not advance a user's generator
         state = self._dropout_state
         if state is not None and state.value(args, kwargs) is not None:
             return False
         if _is_shared(self.unread(args, kwargs), (args, kwargs)):
-            return False  # what is read there is no scratch
+            return False  # the call also reads this memory, so scratch would change the results
         return all(map(is_plain, tensors))
 
     def _is_training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         if self._flag is None:
             return True
         value = self._flag.value(args, kwargs)
-        # A dispatch mode is not given what comes last and is the default.
+        # Dispatch modes do not get trailing arguments that have their default values.
         return self._flag_default if value is None else bool(value)
 
 
 def _is_shared(some: Sequence[torch.Tensor], arguments: object) -> bool:
-    """Return whether other arguments lie in the memory of some of them."""
+    """Return whether other arguments share memory with the tensors in `some`."""
     if not some:
         return False
     storages = {storage_address(each.untyped_storage()) for each in some}
@@ -272,20 +272,20 @@ def _is_shared(some: Sequence[torch.Tensor], arguments: object) -> bool:
 
 @functools.cache
 def effects_of(operator: Operator) -> Effects:
-    """Return what an operator does besides returning results."""
+    """Return the side effects of an operator."""
     return Effects(operator)
 
 
 def can_keep(operator: Operator) -> bool:
-    """Return whether an operator's results are memory of their own."""
+    """Return whether an operator's results own their memory."""
     return effects_of(operator).can_keep
 
 
 def is_repeatable(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether a call can be repeated with the same results and no effect besides them.
+    """Return whether a call can be repeated with the same results and no side effects.
 
-    Not one that meets other ranks or waits for them, that has a state of its own, or that changes
-    what it is given in a way that cannot be left out. Nor one on tensors that are made of others.
+    False if the operator communicates with or waits for other ranks, has its own state, or changes
+    an argument that scratch memory cannot replace. Also false if a tensor argument is not plain.
     """
     tensors = [
         leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
@@ -311,7 +311,7 @@ def _meets_others(operator: Any) -> bool:  # noqa: ANN401 - an overload
 
 
 def _has_own_state(operator: Any) -> bool:  # noqa: ANN401 - an overload
-    """Whether an operator does, or depends on, something that none of its arguments shows."""
+    """Return whether an operator has effects or inputs that its arguments do not show."""
     schema = schema_of(operator)
     base = schema.name.partition("::")[2]
     if torch.Tag.maybe_aliasing_or_mutating in operator.tags:
@@ -321,12 +321,12 @@ def _has_own_state(operator: Any) -> bool:  # noqa: ANN401 - an overload
     if any(_OBJECT in str(each.type) for each in (*schema.arguments, *schema.returns)):
         return True
     if not any("Tensor" in str(each.type) for each in schema.returns):
-        return True  # run for an effect, or for a number that somebody has read
+        return True  # run for an effect, or for a number that Python code has read
     return _may_read_statistics(operator) or _is_registered(operator)
 
 
 def _may_read_statistics(operator: Any) -> bool:  # noqa: ANN401 - an overload
-    """Whether an operator updates statistics, and its results may depend on what they were."""
+    """Return whether an operator updates statistics that may affect its results."""
     if operator.namespace == _TORCH:
         return False
     return any(_is_written_silently(operator, name) for name in _STATISTICS) and any(
@@ -335,7 +335,7 @@ def _may_read_statistics(operator: Any) -> bool:  # noqa: ANN401 - an overload
 
 
 def _is_registered(operator: Any) -> bool:  # noqa: ANN401 - an overload
-    """Whether an effect was registered by `torch.library` or `torch.fx`."""
+    """Return whether `torch.library` or `torch.fx` has an effect registered."""
     # `fx.node.has_side_effect` adds to these.
     if operator in side_effects or operator.overloadpacket in side_effects:
         return True
@@ -345,7 +345,7 @@ def _is_registered(operator: Any) -> bool:  # noqa: ANN401 - an overload
 
 
 def _may_be_saved(schema: Any, argument: _Argument) -> bool:  # noqa: ANN401
-    """Whether backward may need what an operator writes there: no result, and no statistics."""
+    """Return whether backward may need a written argument: not a result, not statistics."""
     alias = schema.arguments[argument.position].alias_info
     if alias is None:
         return argument.name == _NOISE
@@ -356,7 +356,7 @@ def _may_be_saved(schema: Any, argument: _Argument) -> bool:  # noqa: ANN401
 
 
 def _is_written_silently(operator: Any, name: str) -> bool:  # noqa: ANN401 - an overload
-    """Whether an operator changes an argument of this name that it does not declare as changed."""
+    """Return whether an operator changes the argument of this name without declaring it."""
     schema = schema_of(operator)
     base = schema.name.partition("::")[2]
     if operator.namespace in _FILLING:

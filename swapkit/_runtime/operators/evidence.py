@@ -1,9 +1,9 @@
-"""Whether memory in a region changes in a way that its operators do not show.
+"""Detection of memory changes in a region that its operators do not declare.
 
-A kernel that is no operator of torch (in Triton, of numpy, of a library) may write to what an
-operator has made, and nothing counts that. What is computed again from operators alone would be as
-it was before. So the first run of a region takes checksums: of what an operator has made, of what
-one is about to read, and in the end of what is there yet.
+A kernel that is not a torch operator (in Triton, of numpy, of a library) may write to an operator's
+result, and no version counter changes. A recomputation that repeats operators alone would miss
+such a write. So the first run of a region takes checksums: of each operator's results, of each
+operator's inputs, and at the end of all storages still alive.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from swapkit._runtime.operators.checksums import ChecksumSlot
     from swapkit._runtime.operators.names import Operator
 
-_TORCH = "aten"  # whose changes are seen where they happen (`process/captures.py`)
+_TORCH = "aten"  # its writes are seen when they happen (`process/captures.py`)
 
 
 class _TrackedStorage:
-    """A storage between two writes that were seen, referred to weakly, and its latest checksum."""
+    """A weak reference to a storage between two known writes, with its latest checksum."""
 
     __slots__ = ("_reference", "last")
 
@@ -45,34 +45,34 @@ class _TrackedStorage:
         self.last = last
 
     def __del__(self) -> None:
-        reference = getattr(self, "_reference", None)  # an interruption may be why there is none
+        reference = getattr(self, "_reference", None)  # unset after an interruption
         if reference is not None:
             free_weak_storage(reference)
 
     @property
     def storage(self) -> torch.UntypedStorage | None:
-        """None: it is gone. Until this goes no other one has its address."""
+        """The storage; None: freed. The weak reference keeps its address from being reused."""
         found: torch.UntypedStorage | None
         found = storage_from_weak(self._reference)
         return found
 
 
 class Evidence(OwnMode):
-    """Looks at what the operators of one run of a region make and read."""
+    """Takes checksums of the inputs and results of operators in one run of a region."""
 
-    count = 0  # of such looks: where one is taken, more is kept than at other times
+    count = 0  # of all such runs: during them, more memory is kept than usual
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Start without checksums."""
         super().__init__()  # type: ignore[no-untyped-call]
         Evidence.count += 1
         self._checksums = Checksums()
-        self._eras: dict[int, _TrackedStorage] = {}  # by the storage
+        self._eras: dict[int, _TrackedStorage] = {}  # by storage address
         self._pairs: list[
             tuple[ChecksumSlot | None, ChecksumSlot | None]
-        ] = []  # that have to be the same
+        ] = []  # pairs that must be equal
         self._is_unsure = False
-        self.draws = False  # numbers from a generator that an operator was handed
+        self.draws = False  # whether an operator got a generator as an argument
 
     @untraced
     def __torch_dispatch__(
@@ -96,7 +96,7 @@ class Evidence(OwnMode):
         return results
 
     def has_changed(self) -> bool:
-        """Return whether memory was changed unseen until now, as far as can be told."""
+        """Return whether an unseen write has, or may have, changed memory so far."""
         there = {key: found for key, era in self._eras.items() if (found := era.storage)}
         for key, storage in there.items():
             self._pairs.append((self._eras[key].last, self._take(storage)))
@@ -141,7 +141,7 @@ def _view(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _is_looked_at(value: object) -> bool:
-    """Whether a value is a tensor with bytes of its own, and no weight."""
+    """Return whether a value is a tensor with bytes, and not a weight or a view of one."""
     if not has_bytes(value):
         return False
     base = base_of(value)

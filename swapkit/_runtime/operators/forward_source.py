@@ -1,7 +1,8 @@
-"""Which operators a module runs: known from its class, or read from the source of its `forward`.
+"""The operators that a module runs, known from its class or read from the source of `forward`.
 
-Read are calls and signs in the body, and in methods of the class and functions beside it that the
-body names. What is read may not run, such as one of two kinds of attention.
+The reader finds calls and operator signs in the body of `forward`, and in Python functions and
+methods of the class that the body names. Not every operator found runs: of two attention kernels,
+only one may.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ _BY_CLASS: tuple[tuple[type[torch.nn.Module], tuple[str, ...]], ...] = (
     (torch.nn.Embedding, ("embedding",)),
     (torch.nn.Dropout, ("dropout",)),
 )
-# Of a class without a source: it may run any of them.
+# For a class without source: it may run any of these.
 _USUAL = (*_BY_SIGN.values(), *ACTIVATIONS, *ATTENTION, "dropout", "softmax")
 _WRAPPER = "adapt_mem_func_wrapper"
-_FOLLOWED = 2  # functions that call functions
+_FOLLOWED = 2  # depth of calls that are followed
 _KINDS = 1024  # classes remembered
 
 
 def operators_of(module: torch.nn.Module) -> tuple[str, ...]:
-    """Return the names of the operators that a module's own forward may run."""
+    """Return the names of operators that a module's own `forward` may run."""
     kind = type(module)
     for base, names in _BY_CLASS:
         if isinstance(module, base):
@@ -68,7 +69,7 @@ def _read_operators(kind: type[torch.nn.Module]) -> frozenset[str]:
 
 
 class _Reader:
-    """Reads the functions that the `forward` of one class calls, each once."""
+    """Reads the `forward` of one class and the functions it calls, each once."""
 
     def __init__(self, kind: type[torch.nn.Module]) -> None:
         self._kind = kind
@@ -78,12 +79,12 @@ class _Reader:
         """Yield the names of the operators that a function runs.
 
         Raises:
-            OSError: there is no source.
+            OSError: the source is not available.
         """
         function = inspect.unwrap(function)
         self._read.add(function)
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        body = getattr(tree.body[0], "body", tree.body)  # decorators are not run with it
+        body = getattr(tree.body[0], "body", tree.body)  # skip decorators: a call does not run them
         around = getattr(function, "__globals__", {})
         for statement in body if isinstance(body, list) else [body]:
             for node in ast.walk(statement):
@@ -97,7 +98,7 @@ class _Reader:
                         continue
 
     def _find_function(self, node: ast.AST, around: Mapping[str, object]) -> object | None:
-        """Return the function or method that a piece of source names, if it is one in Python."""
+        """Return the Python function or method that a source node names, if any."""
         found = None
         if isinstance(node, ast.Name):
             found = around.get(node.id)
@@ -116,7 +117,7 @@ def _is_of_self(node: ast.AST) -> bool:
 
 
 def _find_applied(node: ast.AST, around: Mapping[str, object]) -> Iterator[str]:
-    """Yield the name of one of autograd's functions that is applied through swapkit."""
+    """Yield the name of an `autograd.Function` that is applied through swapkit."""
     if isinstance(node, ast.Call) and node.args and _is_wrapper(_called(node), around):
         function = node.args[0]
         name = getattr(function, "attr", getattr(function, "id", ""))
@@ -124,11 +125,11 @@ def _find_applied(node: ast.AST, around: Mapping[str, object]) -> Iterator[str]:
 
 
 def _is_wrapper(name: str, around: Mapping[str, object]) -> bool:
-    return getattr(around.get(name), "__name__", name) == _WRAPPER  # perhaps imported as another
+    return getattr(around.get(name), "__name__", name) == _WRAPPER  # perhaps under an alias
 
 
 def _called(node: ast.Call) -> str:
-    """Return the name of the function, or of the method, that is called."""
+    """Return the name of the called function or method."""
     called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
     name: str = getattr(called, "attr", getattr(called, "id", ""))
     return name

@@ -1,12 +1,12 @@
-"""The names by which operators are addressed.
+"""Names of operators, as users write them.
 
-An operator is named as torch names it, in any of these forms, or by a word of `ALIASES`:
+A name is torch's name of an operator in one of these forms, or a word of `ALIASES`:
 
     mm    aten.mm    aten::mm    aten.mm.default    aten::mm.default    torch.ops.aten.mm
 
-Without an overload all of its overloads are meant; without a namespace, operators of that name in
-any. A name also stands for the operator's in-place form (`mul` for `mul_`). Instead of names there
-may be the objects of `torch.ops`: packets, overloads, and higher-order operators.
+A name without an overload matches all overloads; a name without a namespace matches operators of
+all namespaces. A name also matches the operator's in-place form (`mul` matches `mul_`). Objects of
+`torch.ops` work as well: packets, overloads, and higher-order operators.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _GROUP_NORMS = ("group_norm", "native_group_norm")
 _RMS_NORMS = ("rms_norm", "_fused_rms_norm", "npu_rms_norm")
 _SHARD_CHANGES = ("all_to_all_single", "shard_dim_alltoall")
 
-# What a word stands for: patterns of operators' names, whatever the namespace. Those of backward
-# are never meant.
+# Words, each with patterns of operator names in any namespace. Backward operators never match a
+# word.
 ALIASES: dict[str, tuple[str, ...]] = {
     "matmul": _PRODUCTS,
     "linear": _PRODUCTS,
@@ -93,7 +93,7 @@ _PREFIX = "torch.ops."
 
 @functools.cache
 def operator_names(operator: Operator) -> tuple[str, ...]:
-    """Return every name by which an operator can be addressed, its own first."""
+    """Return every name that matches an operator, its own first."""
     if isinstance(operator, HigherOrderOperator):
         name: str = operator.name()  # type: ignore[no-untyped-call]
         return (name, f"higher_order.{name}", f"higher_order::{name}", *_aliases(name))
@@ -102,7 +102,7 @@ def operator_names(operator: Operator) -> tuple[str, ...]:
 
 def _names_of(qualified: str, overload: str) -> tuple[str, ...]:
     namespace, _, base = qualified.partition("::")
-    # Not dunder names such as __and__; __iand__ is in place, but has no such form.
+    # Skip dunder names such as __and__; __iand__ is in place, but not named that way.
     plain = base[:-1] if base.endswith("_") and not base.endswith("__") else base
     bases = (base,) if plain == base else (base, plain)
     names = [
@@ -131,10 +131,10 @@ def _aliases(base: str) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def matches(names: tuple[object, ...]) -> Callable[[Operator], bool]:
-    """Return whether an operator is among those named, as a function.
+    """Return a function that tells whether an operator matches any of the names.
 
     Raises:
-        InvalidArgument: a name is no operator's; the message suggests near ones.
+        InvalidArgument: no operator matches a name; the message suggests similar names.
     """
     words = frozenset(canonical_name(name) for name in names if isinstance(name, str))
     objects = frozenset(name for name in names if not isinstance(name, str))
@@ -155,15 +155,15 @@ def matches(names: tuple[object, ...]) -> Callable[[Operator], bool]:
 
 
 def canonical_name(name: str) -> str:
-    """Return the form of a name that `operator_names` has.
+    """Return a name in the form that `operator_names` uses.
 
     Raises:
-        InvalidArgument: no operator has it; the message suggests near ones.
+        InvalidArgument: no operator has this name; the message suggests similar names.
     """
     word = name.strip().removeprefix(_PREFIX)
     if is_known(word):
         return word
-    _index.cache_clear()  # a library may have been loaded since
+    _index.cache_clear()  # a library may have been loaded meanwhile
     if is_known(word):
         return word
     near = difflib.get_close_matches(word, {**ALIASES, **_index()}, n=_NAMES_SUGGESTED)
@@ -172,12 +172,12 @@ def canonical_name(name: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Return whether an operator that is known now has a name."""
+    """Return whether `name` is a word of `ALIASES` or matches a registered operator."""
     return name in ALIASES or name in _index()
 
 
 def find_operators(name: object) -> Iterator[Operator]:
-    """Yield the operators that are known now and addressed by a name or an object."""
+    """Yield the registered operators that match a name or an object of `torch.ops`."""
     if isinstance(name, OpOverloadPacket):
         overloads: list[str] = name.overloads()  # type: ignore[no-untyped-call]
         yield from (getattr(name, overload) for overload in overloads)
@@ -192,7 +192,7 @@ def find_operators(name: object) -> Iterator[Operator]:
 
 @functools.cache
 def _index() -> dict[str, list[tuple[str, str]]]:
-    """Return by every name the operators, as qualified name and overload."""
+    """Return a map from every name to its operators, as qualified name and overload."""
     index: dict[str, list[tuple[str, str]]] = {}
     for full in all_operator_names():
         qualified, _, overload = full.partition(".")
@@ -207,9 +207,9 @@ def _index() -> dict[str, list[tuple[str, str]]]:
 
 @functools.lru_cache(maxsize=1)
 def names_known(_known: int) -> dict[str, list[tuple[str, str]]]:
-    """Return by every name the operators, as qualified name and overload; none: of higher order.
+    """Return a fresh map from names to operators; the overload is empty for higher-order ones.
 
-    `_known`: another number after an operator was defined.
+    `_known`: a number that changes when an operator is defined.
     """
     _index.cache_clear()
     return _index()

@@ -1,9 +1,9 @@
-"""Random numbers that come again: for operators that are computed again.
+"""Restoring of random states, so that recomputed operators draw the same numbers.
 
-Generators of Python, of numpy and of torch are the whole process's. While an operator is repeated
-they are wound back, then set as they were before the repetition: what other threads draw in that
-moment is what came in forward, and comes again after it. So it is done only for operators in whose
-run a generator moved, if only because another thread drew from it then.
+The generators of Python, numpy and torch are global to the process. For a repetition they are reset
+to their state in forward, then restored. A thread that draws meanwhile repeats numbers from
+forward, and draws them again later. So this is done only for operators during whose run a generator
+moved, even if only because another thread drew from it.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.operators.names import Operator
 
-# How the state of a generator is read and set.
+# Getter and setter of a generator's state.
 _Access: TypeAlias = "tuple[Callable[[], Any], Callable[[Any], object]]"
 
-_NO_GENERATOR = ("cpu", "meta")  # of a device of their own
-_TORCH = ("aten", "prims")  # operators that say of themselves whether they draw random numbers
+_NO_GENERATOR = ("cpu", "meta")  # without a device generator
+_TORCH = ("aten", "prims")  # operators with a tag that says whether they draw random numbers
 
 
 def may_be_random(function: Operator) -> bool:
-    """Return whether an operator draws random numbers, or does not say that it does not."""
+    """Return whether an operator draws, or may draw, random numbers."""
     return is_random(function) or _is_foreign(function)
 
 
 def _is_foreign(function: Operator) -> bool:
-    """Return whether an operator is a user's: it may be a function of Python, and run anything."""
+    """Return whether an operator is not torch's own: it may run any Python code."""
     return function.namespace not in _TORCH
 
 
 class RandomState:
-    """The random numbers that come next on the CPU and on an operator's device.
+    """The states of the generators of the CPU and of an operator's device.
 
-    For a user's operator also those of Python's and numpy's global generators.
+    For a user's operator, also the states of Python's and numpy's global generators.
     """
 
     def __init__(self, function: Operator, arguments: Sequence[object]) -> None:
@@ -66,10 +66,10 @@ class RandomState:
             self._on_device: torch.Tensor = module.get_rng_state(self._device)
 
     def has_moved(self) -> bool:
-        """Return whether the operator, which has run now, may have drawn any; keep what is needed.
+        """Return whether the operator, which has run by now, may have drawn random numbers.
 
-        Operators of torch say so of themselves. Users' may be compared: the others' states are kept
-        only where they moved.
+        Operators of torch declare this. For a user's operator the states are compared, and of
+        Python's and numpy's states only those that moved are kept.
         """
         if not self._is_foreign:
             return True
@@ -89,7 +89,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Let the same numbers come again, and afterwards those that would have come."""
+        """Apply these states again; restore the current ones at exit."""
         device = self._device
         devices = [] if device is None else [device]
         with (
@@ -107,7 +107,7 @@ def _global_generators() -> list[_Access]:
     found: list[_Access] = [(random.getstate, random.setstate)]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        # The other form is only of numpy's former kind of generator, which may be another one.
+        # The legacy form supports only MT19937, but the global generator may be of another kind.
         found.append((functools.partial(numpy.get_state, legacy=False), numpy.set_state))
     return found
 
@@ -133,7 +133,7 @@ def _others_again(others: Sequence[tuple[_Access, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_vmap() -> Iterator[None]:
-    """Run random operators where torch computes many gradients at once, and would refuse them."""
+    """Allow random operators where torch batches gradients: vmap mode refuses them."""
     key = "VmapMode"
     was_excluded = is_key_excluded(key)
     set_key_excluded(key, True)  # noqa: FBT003

@@ -1,7 +1,7 @@
-"""Torch's settings that decide which bits an operator makes, for what is computed again.
+"""Torch settings that affect the bits of an operator's results, restored for recomputation.
 
-A program may change them for a part of its forward, as `torch.backends.mkldnn.flags` or
-`sdpa_kernel` do; in backward they would be as they are then.
+A program may change them for part of its forward, with `torch.backends.mkldnn.flags` or
+`sdpa_kernel`. Without a restore, recomputation would use the settings in force during backward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swapkit._runtime.torch_compat.internals import C, DispatchKey, set_determin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Who counts versions and views.
+# The dispatch key that tracks versions and views.
 VERSIONS = DispatchKey.ADInplaceOrView
 _PRECISIONS = [
     (backend, operators)
@@ -26,8 +26,8 @@ _PRECISIONS = [
     for operators in (("all",) if backend == "generic" else ("all", "matmul", "conv", "rnn"))
 ]
 _SWITCHES = {
-    "_get_float32_matmul_precision": "_set_float32_matmul_precision",  # sets precisions, too
-    "get_num_threads": "set_num_threads",  # this thread's
+    "_get_float32_matmul_precision": "_set_float32_matmul_precision",  # also sets precisions
+    "get_num_threads": "set_num_threads",  # of this thread
     "get_default_dtype": "_set_default_dtype",
     "_get_deterministic_fill_uninitialized_memory": "_set_deterministic_fill_uninitialized_memory",
     "_get_nnpack_enabled": "_set_nnpack_enabled",
@@ -60,13 +60,13 @@ _SWITCHES = {
 }
 
 
-# From bytes: decimals would become zero where this is compiled while such numbers are flushed.
+# From bytes: a literal becomes 0 if Python compiles this file while denormals are flushed.
 _DENORMAL: float = struct.unpack("<d", b"\1" + bytes(7))[0]
 
 
 class _Setting(NamedTuple):
     get: Callable[[], Any]
-    put: Callable[..., Any]  # parts of a value one by one
+    put: Callable[..., Any]  # takes the parts of a tuple as arguments
 
 
 def _get_deterministic() -> tuple[bool, bool]:
@@ -81,15 +81,15 @@ def _set_deterministic(is_on: bool, warns_only: bool) -> None:  # noqa: FBT001 -
 
 
 def _flushes_denormals() -> bool:
-    """Return whether this thread takes numbers below the normal ones for zero.
+    """Return whether this thread flushes denormal numbers to zero.
 
-    Torch can set that, not tell; Python's numbers are the processor's.
+    Torch has a setter but no getter. Python's floats follow the processor's mode.
     """
     return _DENORMAL == 0.0
 
 
 def _find() -> list[_Setting]:
-    """Return those that this torch has; where one sets others as well, it comes first."""
+    """Return the settings of this torch version; one that also sets others comes first."""
     functions = vars(C)
     found = [
         _Setting(functions[get], functions[put])
@@ -112,11 +112,11 @@ _getters = [setting.get for setting in _all]
 def _read() -> list[Any]:
     try:
         return [get() for get in _getters]
-    except RuntimeError:  # precisions that were set one by one have no name together
+    except RuntimeError:  # precisions that were set one by one have no common name
         return [_read_one(setting) for setting in _all]
 
 
-def _read_one(setting: _Setting) -> Any:  # noqa: ANN401 - of whatever kind it is
+def _read_one(setting: _Setting) -> Any:  # noqa: ANN401 - any type
     try:
         return setting.get()
     except RuntimeError:
@@ -130,23 +130,23 @@ def _change(then: list[Any]) -> None:
 
 
 class ThreadSettings:
-    """The settings of one moment."""
+    """The settings at one point in time."""
 
     def __init__(self, then: list[Any]) -> None:
-        """Remember them. `then`: as they were read."""
+        """Store the settings. `then`: the values, as read by `_read`."""
         self._then = then
 
     @classmethod
     def note(cls) -> ThreadSettings:
-        """Return the settings of this moment; they are one object for as long as they stay."""
+        """Return the current settings; the same object as long as they are unchanged."""
         now, latest = _read(), _latest[0]
-        if latest._then != now:  # noqa: SLF001 - of this kind
+        if latest._then != now:  # noqa: SLF001 - own class
             latest = _latest[0] = cls(now)
         return latest
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Let them hold again, and afterwards those that would have held."""
+        """Apply these settings again; restore the current ones at exit."""
         now = _read()
         if now == self._then:
             yield
@@ -158,4 +158,4 @@ class ThreadSettings:
             _change(now)
 
 
-_latest = [ThreadSettings(_read())]  # as some thread has read them last
+_latest = [ThreadSettings(_read())]  # as last read by any thread

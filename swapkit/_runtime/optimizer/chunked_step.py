@@ -1,15 +1,15 @@
-"""Optimizer states that live on the host between steps.
+"""Optimizer states that stay on the host between steps.
 
-Nothing of the optimizer is patched. A hook before the step puts a list of our own in the place of
-`optimizer.param_groups`; it holds the same groups and is the same list to everyone but the code of
-the step itself. When that iterates over its groups it is given each of them in *chunks*: the same
-hyperparameters with some of the parameters, whose states are on the device by then. While the step
-works on a chunk, the next one is copied in and the one before is copied out. Hooks, closures,
-schedulers and scalers see one step, and the groups as they are.
+The optimizer is not patched. A step pre-hook replaces `optimizer.param_groups` with our own list of
+the same groups. Only the code of `step` itself sees a difference: when `step` iterates over the
+groups, it gets each group in *chunks*. A chunk has the group's hyperparameters and some of its
+parameters, whose states are on the device by then. While the step processes a chunk, the next one
+is copied in and the previous one is copied out. Hooks, closures, schedulers and scalers see one
+step and the original groups.
 
-This is right for optimizers that treat each parameter by itself, as those of `torch.optim` do but
-for LBFGS. With any other one, all states are brought in before the step and sent out after it: the
-numbers are as right, but during the step the device holds all states.
+This is correct for optimizers that update each parameter independently, as all of `torch.optim`
+except LBFGS do. For any other optimizer, all states are copied in before the step and copied out
+after it: the results are equally correct, but the device holds all states during the step.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _Method = TypeVar("_Method", bound="Callable[..., None]")
 MIN_BYTES = 1024
 LEAST_CHUNK_BYTES = 1 << 20
 MOST_CHUNK_BYTES = 64 << 20
-# Of all states, how much may be on the device at any time: what is worked on, what follows, and
-# what is on its way out. The peak is to fall by the states' bytes within 2 %.
+# The share of all states that may be on the device at any time: the current chunk, the next one,
+# and the one being copied out. The goal: the peak falls by the states' bytes within 2 %.
 SHARE_ON_DEVICE = 0.015
 CHUNKS_ON_DEVICE = 3
-# A parameter without states yet will get at most this many times its own bytes.
+# A parameter without states gets states of at most this many times its own bytes.
 NEW_STATES = 3
-# Where the steps are defined that treat each parameter by itself.
+# The modules with steps that update each parameter independently.
 PER_PARAMETER = frozenset(
     f"torch.optim.{name}"
     for name in (
@@ -77,22 +77,22 @@ def attach(
     chunk_bytes: int | None = None,
     device: torch.device = CPU,
 ) -> OptimizerStates:
-    """Let the states of an optimizer live on the host between steps, from now on.
+    """Offload the states of an optimizer to the host between steps.
 
     Args:
-        optimizer: of any class. During a step, states come back piece by piece if it is one of
-            `torch.optim` that treats each parameter by itself, else all at once.
-        executor: who copies.
-        chunk_bytes: about how many bytes of states a piece has; three pieces are on the device at
-            most. A larger state is a piece of its own. None: 1 MiB to 64 MiB, so that these
-            three are 1.5 % of all states.
-        device: whose parameters' states are moved.
+        optimizer: of any class. During a step, states are copied back in chunks if the optimizer
+            is one of `torch.optim` that updates each parameter independently, else all at once.
+        executor: copies the states.
+        chunk_bytes: approximate bytes of states per chunk; at most three chunks are on the device.
+            A larger state is a chunk of its own. None: 1 MiB to 64 MiB, so that three chunks are
+            1.5 % of all states.
+        device: states of parameters on this device are moved.
 
     Returns:
-        A handle; its `detach` undoes this.
+        A handle; call `detach` to undo the offload.
 
     Raises:
-        SessionError: the optimizer's states are offloaded already.
+        SessionError: the optimizer's states are already offloaded.
     """
     hooks = step_pre_hooks_of(optimizer).values()
     if any(isinstance(getattr(hook, "__self__", None), OptimizerStates) for hook in hooks):
@@ -101,14 +101,14 @@ def attach(
 
 
 def _hide_from_compiler(method: _Method) -> _Method:
-    """Let a compiled step call `method` as it is."""
+    """Make a compiled step call `method` without tracing it."""
     hidden: _Method = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
     return hidden
 
 
 @dataclass(slots=True, kw_only=True)
 class _Chunk:
-    """Some parameters of one group, in its order."""
+    """Some parameters of one group, in the group's order."""
 
     group: Group
     params: list[torch.Tensor] = field(default_factory=list)
@@ -116,7 +116,7 @@ class _Chunk:
 
 
 class _ChunkedGroups(list[Group]):
-    """The groups of an optimizer in a step; only the step's own code gets them in chunks."""
+    """The groups of an optimizer during a step; only the step's own code gets them in chunks."""
 
     def __init__(self, groups: list[Group], states: OptimizerStates, code: CodeType) -> None:
         super().__init__(groups)
@@ -130,18 +130,18 @@ class _ChunkedGroups(list[Group]):
         return super().__iter__()
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        """Copies and pickles are plain lists."""
+        """Copy and pickle as a plain list."""
         return list, (list(self),)
 
     def unwrap(self) -> list[Group]:
-        """Return the list that this one stands for, with what was added meanwhile."""
+        """Return the original list, with groups that were added meanwhile."""
         if len(self) != len(self._original):
             self._original[:] = self
         return self._original
 
 
 class OptimizerStates:
-    """The states of one optimizer, which they do not keep alive. One thread at a time."""
+    """The states of one optimizer, referred to weakly. Use from one thread at a time."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class OptimizerStates:
         min_bytes: int = MIN_BYTES,
         device: torch.device = CPU,
     ) -> None:
-        """Send the states to the host, and see every step from now on.
+        """Copy the states to the host, and register hooks for the optimizer's steps.
 
         Args:
-            optimizer: whose states.
-            executor: who copies.
+            optimizer: the optimizer that owns the states.
+            executor: copies the states.
             chunk_bytes: see `attach`.
             min_bytes: smaller states stay on the device.
-            device: of the parameters whose states are moved.
+            device: states of parameters on this device are moved.
         """
         self._optimizer = weakref.ref(optimizer)
         self._chunk_bytes = chunk_bytes
@@ -176,14 +176,14 @@ class OptimizerStates:
 
     @property
     def hosted_bytes(self) -> int:
-        """Host memory that holds states now."""
+        """Bytes of host memory that currently hold states."""
         return self._mover.hosted_bytes()
 
     def detach(self) -> None:
-        """Bring all states back to the device, and leave the optimizer alone from now on.
+        """Copy all states back to the device, and remove all hooks.
 
         Raises:
-            torch.OutOfMemoryError: there is no room for all; nothing is lost or detached.
+            torch.OutOfMemoryError: too little memory is free; no state is lost, hooks stay.
         """
         optimizer = self._optimizer()
         if optimizer is not None and self._handles:
@@ -195,7 +195,7 @@ class OptimizerStates:
     # ---- hooks ----------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        # A compiled step has no code that could be given chunks. The compiler sees this line only.
+        # A compiled step cannot run in chunks. The compiler traces this line only.
         self._begin(optimizer, is_chunked=self._is_chunked and not torch.compiler.is_compiling())
 
     @_hide_from_compiler
@@ -216,7 +216,7 @@ class OptimizerStates:
             self._send_all(optimizer)
 
     def _recover(self, optimizer: torch.optim.Optimizer) -> None:
-        """End a step, be it that it raised: give the optimizer its own list of groups back."""
+        """End a step, also one that raised: restore the optimizer's own list of groups."""
         if isinstance(optimizer.param_groups, _ChunkedGroups):
             optimizer.param_groups = optimizer.param_groups.unwrap()
         self._mover.settle()
@@ -239,10 +239,10 @@ class OptimizerStates:
     # ---- chunk by chunk -------------------------------------------------------------------------
 
     def iterate(self, groups: list[Group]) -> Iterator[Group]:
-        """Yield the groups in chunks, whose states are on the device meanwhile.
+        """Yield the groups in chunks, with the states of each chunk on the device.
 
-        Only the step holds this iterator. If it raises, what was fetched ahead goes with it, and
-        the states of the chunk at hand stay on the device, as the step left them.
+        Only the step holds this iterator. If the step raises, prefetched copies are freed with the
+        iterator, and the states of the current chunk stay on the device, as the step left them.
         """
         chunks, limit_bytes = self._plan(groups)
         arrivals: list[Arrival] | None = None
@@ -265,7 +265,7 @@ class OptimizerStates:
                 self._mover.send(self._slots_of(param), param.device, held)
 
     def _plan(self, groups: list[Group]) -> tuple[list[_Chunk], int]:
-        """Return the chunks of a step, and how many bytes of states may be on the device."""
+        """Return the chunks of a step, and the maximum bytes of states on the device."""
         sizes = [[self._weigh(param) for param in group["params"]] for group in groups]
         chunk_bytes = self._chunk_bytes
         if chunk_bytes is None:
@@ -280,7 +280,7 @@ class OptimizerStates:
         return chunks, max(chunk_bytes * CHUNKS_ON_DEVICE, largest_bytes)
 
     def _weigh(self, param: torch.Tensor) -> int:
-        """Return the bytes of states that a step needs on the device for a parameter."""
+        """Return the bytes of a parameter's states that the step needs on the device."""
         if param.grad is None or not self._mover.serves(param.device):
             return 0
         slots = self._slots_of(param)
@@ -293,7 +293,7 @@ class OptimizerStates:
         return [] if optimizer is None else find_slots(optimizer.state.get(param))
 
     def _fetch(self, chunk: _Chunk, room_bytes: int) -> list[Arrival]:
-        """Start bringing a chunk in when no more than `room_bytes` of others are on their way."""
+        """Start copying a chunk in, once at most `room_bytes` of others are being copied out."""
         self._mover.settle(max(0, room_bytes), strip=True)
         params = [param for param in chunk.params if param.grad is not None]
         slots = [slot for param in params for slot in self._slots_of(param)]
@@ -304,7 +304,7 @@ class OptimizerStates:
         return self._mover.fetch(slots)
 
     def _fetch_ahead(self, chunk: _Chunk | None, room_bytes: int) -> list[Arrival] | None:
-        """Start bringing the next chunk in if there is room for it beside the present one."""
+        """Start copying the next chunk in if it fits beside the current one, else return None."""
         if chunk is None or chunk.nbytes > room_bytes:
             return None
         try:
@@ -314,17 +314,17 @@ class OptimizerStates:
 
 
 def _find_states(optimizer: torch.optim.Optimizer) -> list[tuple[torch.device, list[StateSlot]]]:
-    """Return the states of each parameter, with the device that they belong on."""
+    """Return the states of each parameter, with the parameter's device."""
     keys: list[object] = list(optimizer.state)
     params = [key for key in keys if isinstance(key, torch.Tensor)]
     return [(param.device, find_slots(optimizer.state[param])) for param in params]
 
 
 def _divide(group: Group, sizes: list[int], chunk_bytes: int) -> list[_Chunk]:
-    """Return the chunks of one group, at least one; `sizes` are of its parameters' states."""
+    """Return the chunks of one group, at least one. `sizes`: bytes of states per parameter."""
     params = group["params"]
     if len({id(param) for param in params}) < len(params):
-        # One that is in it twice is treated twice, one after the other.
+        # Keep the group whole: the step updates a parameter listed twice two times in a row.
         return [_Chunk(group=group, params=params, nbytes=sum(sizes))]
     chunks = [_Chunk(group=group)]
     for param, nbytes in zip(params, sizes, strict=True):
@@ -336,19 +336,19 @@ def _divide(group: Group, sizes: list[int], chunk_bytes: int) -> list[_Chunk]:
 
 
 def _take_over(given: Group, group: Group) -> None:
-    """Write what a step has changed in the group that it was given to the real one."""
+    """Copy entries that a step changed in the group it was given to the original group."""
     for key, value in given.items():
         if key != "params" and group.get(key, _ABSENT) is not value:
             group[key] = value
 
 
 def _treats_each_parameter_by_itself(kind: type[torch.optim.Optimizer]) -> bool:
-    """Return whether a step is the same if it is given its parameters a few at a time."""
+    """Return whether a step gives the same result in chunks of parameters."""
     parts = [kind.step, getattr(kind, "_init_group", kind.step)]
     return all(inspect.unwrap(part).__module__ in PER_PARAMETER for part in parts)
 
 
 def _count_running_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many steps of an optimizer run on this thread: `super().step()` is one, too."""
+    """Return how many steps of an optimizer run on this thread; `super().step()` counts too."""
     running = global_hooks.running_steps(sys._getframe(1))  # noqa: SLF001
     return sum(each is optimizer for each in running)

@@ -1,6 +1,6 @@
-"""Copies of whole storages on the host, for those who read them there: optimizer states.
+"""Copies of whole storages on the host, readable there: for optimizer states.
 
-Over the same scheduler as saved tensors, in host memory that never goes to the disk.
+They use the scheduler of saved tensors, and host memory that is never written to the disk.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Start(Protocol):
 
 
 class HostBuffer:
-    """Host memory with the bytes of a storage; given back when the object goes."""
+    """Host memory with the bytes of a storage; released with the object."""
 
     __slots__ = ("_group", "address", "nbytes")
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self.address = 0  # known when the bytes have arrived
+        self.address = 0  # set once the bytes have arrived
         self.nbytes = group.nbytes
 
     def lend(self) -> Group:
-        """Return the group, ready to be copied back: an earlier copy back is over."""
+        """Return the group, ready to be copied back; finish an earlier copy back first."""
         if self._group.state == COPYING_IN:
             self._group.finish_in()
         if self._group.state == CLEAN:
@@ -48,20 +48,20 @@ class HostBuffer:
 
 
 class HostCopy:
-    """One copy of one storage, which keeps both ends alive until it is done."""
+    """One copy of one storage; keeps both ends alive until the copy is done."""
 
     __slots__ = ("_group", "_stream", "host")
 
     def __init__(self, group: Group, host: HostBuffer, stream: int) -> None:
         self._group = group
-        self._stream = stream  # which gets the device's end again
+        self._stream = stream  # which may use the device's end again after the copy
         self.host = host
 
     def wait(self) -> None:
         """Wait until the copy is done.
 
         Raises:
-            SwapkitError: it failed.
+            SwapkitError: the copy failed.
         """
         if self._group.state == COPYING_OUT:
             self._group.finish_out(self._stream)
@@ -71,7 +71,7 @@ class HostCopy:
 
 
 class HostCopies:
-    """Copies a device's storages to the host and back. Any thread."""
+    """Copies a device's storages to the host and back. Safe to use from any thread."""
 
     def __init__(self, scheduler: Scheduler, device: Device) -> None:
         self._scheduler = scheduler
@@ -82,7 +82,7 @@ class HostCopies:
         """Start copying a storage to the host.
 
         Raises:
-            OutOfHostMemory: there is no room.
+            OutOfHostMemory: too little host memory is free.
         """
         group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
         stream = self._start(group, group.copy_out, storage)
@@ -100,10 +100,10 @@ class HostCopies:
         stream = self._device.current_stream()
         try:
             owner = self._shim.new_owner(storage_address(storage))
-            # Of use at once: before anything that is saved for backward.
+            # 0: needed at once, so ahead of all tensors saved for backward.
             start(storage.data_ptr(), owner=owner, next_use=0, producer=stream)
         except BaseException:
-            # Else it was interrupted with the copy under way.
+            # In any other state, the copy is running and holds the owner.
             if owner and group.state_at[0] in NOT_STARTED:
                 self._shim.drop_owner(owner)
             raise

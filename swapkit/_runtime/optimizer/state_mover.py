@@ -1,13 +1,13 @@
-"""Optimizer states between device and host, tensor by tensor.
+"""Moves of optimizer states between device and host, tensor by tensor.
 
-A state on the host is an ordinary CPU tensor that views a host buffer and keeps it alive, so that
-reading it, `state_dict()`, `torch.save` and `deepcopy` need nothing of us. Whoever holds such a
-tensor sees the state go on: when the state comes back from the device, the same tensor object
-takes the new bytes.
+A state on the host is an ordinary CPU tensor that views a host buffer and keeps it alive. So
+reading it, `state_dict()`, `torch.save` and `deepcopy` need no help from swapkit. A reference to
+such a tensor stays up to date: when the state returns to the host, the same tensor object gets the
+new bytes.
 
-Moved are plain dense tensors that own their storage alone. A tensor that somebody else holds, or
-views, stays where it is, as does one that the host has no room for: the optimizer works with it
-on the device, and only the saving is lost.
+Only plain dense tensors that are the sole owner of their storage are moved. A tensor that is
+referenced or viewed elsewhere, or does not fit on the host, stays on the device: the optimizer
+works as usual, and only the savings are lost.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _log = logging.getLogger(__name__)
 
 
 class StateCopy(Protocol):
-    """One copy of one storage, which keeps both ends alive until it is done."""
+    """One copy of one storage; keeps both ends alive until the copy is done."""
 
     @property
     def host(self) -> HostBuffer:
-        """The host's end."""
+        """The host buffer of the copy."""
 
     def wait(self) -> None:
         """Wait until the copy is done."""
 
 
 class Executor(Protocol):
-    """Who copies."""
+    """Copies storages to the host and back."""
 
     def copy_out(self, storage: torch.UntypedStorage) -> StateCopy:
         """Start copying a storage to the host."""
@@ -64,19 +64,19 @@ class Executor(Protocol):
 
 
 class StateSlot(NamedTuple):
-    """The place of a state tensor: a parameter's dict of states, or a list in it."""
+    """A state tensor's place: a key of a parameter's state dict, or an index of a list in it."""
 
     container: Any
     key: Any
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor in it."""
+        """The tensor in the slot."""
         tensor: torch.Tensor = self.container[self.key]
         return tensor
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether this very tensor is still in it."""
+        """Return whether the slot still holds this tensor object."""
         try:
             return self.container[self.key] is tensor
         except (KeyError, IndexError):
@@ -84,7 +84,7 @@ class StateSlot(NamedTuple):
 
 
 def find_slots(state: object) -> list[StateSlot]:
-    """Return the places of all tensors in one parameter's states."""
+    """Return the slots of all tensors in one parameter's states."""
     if not isinstance(state, dict):
         return []
     slots = []
@@ -100,14 +100,14 @@ def find_slots(state: object) -> list[StateSlot]:
 
 
 class _Hosted(NamedTuple):
-    """Where the bytes of a state on the host are, and where the state belongs."""
+    """The host buffer of a state, and the device that the state belongs on."""
 
     buffer: HostBuffer
     device: torch.device
 
 
 class Arrival(NamedTuple):
-    """A state on its way to the device."""
+    """A state being copied to the device."""
 
     slot: StateSlot
     host: torch.Tensor
@@ -116,7 +116,7 @@ class Arrival(NamedTuple):
 
 
 class _Departure(NamedTuple):
-    """A state on its way to the host; until it is there the slot has the device's tensor."""
+    """A state being copied to the host; until then the slot holds the device's tensor."""
 
     slot: StateSlot
     tensor: torch.Tensor
@@ -126,7 +126,7 @@ class _Departure(NamedTuple):
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Hide what we do from the user's modes, subclasses and transforms, inference mode too."""
+    """Hide our operators from the user's modes, subclasses, transforms and inference mode."""
     with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
         yield
 
@@ -135,27 +135,27 @@ def _count_references(slot: StateSlot) -> int:
     return sys.getrefcount(slot.container[slot.key])
 
 
-# What is counted for an object that only its container holds.
+# The count for an object that only its container references.
 _OWN_REFERENCES = _count_references(StateSlot([object()], 0))
-# The tensor, and the Python object through which we look at its storage.
+# The tensor, and the Python object through which we inspect its storage.
 _OWN_HOLDERS = 2
 
 
 def _is_held(slot: StateSlot) -> bool:
-    """Return whether other Python code has the tensor itself."""
+    """Return whether other Python code references the tensor object."""
     return _count_references(slot) > _OWN_REFERENCES
 
 
 class StateMover:
-    """Moves the states of one optimizer. One thread at a time."""
+    """Moves the states of one optimizer. Use from one thread at a time."""
 
     def __init__(self, executor: Executor, *, min_bytes: int, device: torch.device) -> None:
         self._executor = executor
         self._min_bytes = min_bytes
         self._device = device
-        # By the tensor on the host.
+        # Key: the tensor on the host.
         self._hosted: MutableMapping[torch.Tensor, _Hosted] = WeakIdKeyDictionary()
-        # By the tensor on the device: the one on the host that it came from, as long as that lives.
+        # Key: the tensor on the device. Value: the host tensor that it came from, if still alive.
         self._former: MutableMapping[torch.Tensor, weakref.ref[torch.Tensor]] = (
             WeakIdKeyDictionary()
         )
@@ -168,15 +168,15 @@ class StateMover:
         return device == self._device
 
     def is_hosted(self, slot: StateSlot) -> bool:
-        """Return whether the state is on the host, where we put it."""
+        """Return whether the state is in one of our host buffers."""
         hosted = self._hosted.get(slot.tensor)
-        # Its `.data` may be another's by now.
+        # The user may have replaced the tensor's `.data`.
         return (
             hosted is not None and slot.tensor.untyped_storage().data_ptr() == hosted.buffer.address
         )
 
     def is_movable(self, slot: StateSlot, device: torch.device) -> bool:
-        """Return whether a state that belongs on `device` is there and can leave it."""
+        """Return whether a state is on `device`, where it belongs, and can be moved."""
         tensor = slot.tensor
         if not _is_plain(tensor) or tensor.device != device or not self.serves(device):
             return False
@@ -189,7 +189,7 @@ class StateMover:
         return is_own and not self.is_hosted(slot)
 
     def find_held(self, slots: Iterable[StateSlot], device: torch.device) -> set[int]:
-        """Return the ids of the movable states that someone besides the optimizer has."""
+        """Return the ids of movable states that code besides the optimizer references."""
         with _unseen():
             return {
                 id(slot.tensor)
@@ -198,7 +198,7 @@ class StateMover:
             }
 
     def count_bytes(self, slots: Iterable[StateSlot], device: torch.device) -> int:
-        """Return the bytes that those states take on the device in a step that can be moved."""
+        """Return the bytes that the hosted and movable states take on the device in a step."""
         with _unseen():
             return sum(
                 slot.tensor.untyped_storage().nbytes()
@@ -209,10 +209,10 @@ class StateMover:
     # ---- to the device --------------------------------------------------------------------------
 
     def fetch(self, slots: Iterable[StateSlot]) -> list[Arrival]:
-        """Start bringing states back from the host; the others are left out.
+        """Start copying back those of the states that are on the host.
 
         Raises:
-            torch.OutOfMemoryError: there is no room; nothing has changed.
+            torch.OutOfMemoryError: too little memory is free; all states are unchanged.
         """
         with _unseen():
             return [self._fetch(slot) for slot in slots if self.is_hosted(slot)]
@@ -227,7 +227,7 @@ class StateMover:
         return Arrival(slot, host, tensor, self._executor.copy_in(hosted.buffer, storage))
 
     def land(self, arrivals: list[Arrival]) -> None:
-        """Wait for states and put them in their slots; the host's memory is free again."""
+        """Wait for states and put them in their slots; this frees the host memory."""
         with _unseen():
             while arrivals:
                 slot, host, tensor, copy = arrivals.pop()
@@ -239,7 +239,7 @@ class StateMover:
     # ---- to the host ----------------------------------------------------------------------------
 
     def send(self, slots: Iterable[StateSlot], device: torch.device, held: set[int]) -> None:
-        """Start copying the states out that can be moved and are not `held`."""
+        """Start copying out the movable states that are not `held`."""
         with _unseen():
             for slot in slots:
                 if id(slot.tensor) in held or not self.is_movable(slot, device):
@@ -248,7 +248,7 @@ class StateMover:
                     return
 
     def _send(self, slot: StateSlot) -> bool:
-        """Start copying one state out; return False if the host has no room."""
+        """Start copying one state out; return False if the host is out of memory."""
         tensor = slot.tensor
         storage = tensor.untyped_storage()
         try:
@@ -271,27 +271,27 @@ class StateMover:
             )
 
     def settle(self, limit_bytes: int = 0, *, strip: bool = False) -> None:
-        """Wait until at most `limit_bytes` are on their way out; give their device memory back.
+        """Wait until at most `limit_bytes` are being copied out; free the others' device memory.
 
         Args:
-            limit_bytes: what may stay under way; the oldest are waited for.
-            strip: empty the device's tensors in place, since the step's variables still name them.
+            limit_bytes: bytes that may stay in transfer; the oldest transfers are finished first.
+            strip: empty the device tensors in place, since local variables of the step hold them.
         """
         with _unseen():
             while self._departures and self._departing_bytes > limit_bytes:
                 departure = self._departures.popleft()
                 self._departing_bytes -= departure.nbytes
-                # Whatever interrupts us from here on, the state is where it was: on the device.
+                # An interruption from here on leaves the state on the device.
                 departure.copy.wait()
                 self._arrive(departure, strip=strip)
         if not self._departures:
-            self._departing_bytes = 0  # though interrupted between the two lines above
+            self._departing_bytes = 0  # corrects an interruption between the two lines above
 
     def _arrive(self, departure: _Departure, *, strip: bool) -> None:
         """Put a state that has been copied out in its slot."""
         slot, tensor, copy, _ = departure
         if not slot.holds(tensor):
-            return  # it has been replaced meanwhile
+            return  # replaced meanwhile
         former = self._former.get(tensor)
         host = former() if former is not None else None
         view = _view(copy.host, tensor)
@@ -305,12 +305,12 @@ class StateMover:
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def hosted_bytes(self) -> int:
-        """Return the host memory that holds states now."""
+        """Return the bytes of host memory that currently hold states."""
         return sum(hosted.buffer.nbytes for hosted in list(self._hosted.values()))
 
 
 def _view(buffer: HostBuffer, like: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor laid out as `like` that views a buffer and keeps it alive."""
+    """Return a CPU tensor with the layout of `like` that views a buffer and keeps it alive."""
     memory = (ctypes.c_char * buffer.nbytes).from_address(buffer.address)
     memory.owner = buffer  # type: ignore[attr-defined]
     flat = torch.frombuffer(memory, dtype=like.dtype)
@@ -325,7 +325,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_special(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has no plain memory of its own, or other processes see it."""
+    """Return whether a tensor has no plain memory of its own, or is shared with processes."""
     return (
         tensor.is_nested
         or tensor.is_quantized

@@ -1,4 +1,4 @@
-"""What users pass as optimizer: one, several, or what a library has wrapped around one."""
+"""Unwrapping of the `optimizer` argument: one, several, or a library's wrapper of one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from swapkit.units import show
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Where wrappers keep what they wrap: accelerate, Lightning, DeepSpeed, apex, fairscale.
+# Attributes with the wrapped optimizer: accelerate, Lightning, DeepSpeed, apex, fairscale.
 _INNER = ("optimizer", "_optimizer", "optim")
 _MOST_WRAPPERS = 8
 
 
 def list_optimizers(given: object) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers that are meant, each as what torch calls hooks of: the innermost.
+    """Return the innermost optimizers in `given`: torch calls the hooks of these.
 
     Args:
         given: None, an optimizer, something that wraps one, or a list or tuple of these.
 
     Raises:
-        InvalidArgument: there is no optimizer in it.
+        InvalidArgument: `given` contains no optimizer.
     """
     if given is None:
         return ()
@@ -34,7 +34,7 @@ def list_optimizers(given: object) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def unwrap(optimizer: object) -> Iterator[object]:
-    """Yield an optimizer and what it wraps, outermost first."""
+    """Yield an optimizer and the objects it wraps, outermost first."""
     current: object | None = optimizer
     for _ in range(_MOST_WRAPPERS):
         if current is None:
@@ -46,7 +46,7 @@ def unwrap(optimizer: object) -> Iterator[object]:
 
 def _innermost(one: object, given: object) -> torch.optim.Optimizer:
     found = [each for each in unwrap(one) if isinstance(each, torch.optim.Optimizer)]
-    # A wrapper may say that it is an optimizer without having been made as one: it has no hooks.
+    # A wrapper may subclass Optimizer without calling its `__init__`, and then has no hooks.
     usable = [each for each in found if "param_groups" in vars(each)]
     if not usable:
         raise InvalidArgument(

@@ -1,7 +1,8 @@
-"""The runs of operators that the shim captures (`shim/cpp/recompute/capturing.hpp`).
+"""The operator runs that the shim captures (`shim/cpp/recompute/capturing.hpp`).
 
-The shim sees an operator from the first plan, region or choice on that names it. It also sees what
-the operator changes in place: results that would be computed again from that are kept before.
+The shim sees an operator from the first plan, region or choice that names it. It also sees all
+operators that change tensors in place: before a tensor changes, results that would be recomputed
+from it are kept.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ if TYPE_CHECKING:
     from swapkit._runtime.torch_compat.internals import OpOverload
 
 
-_MOST_RESULTS = 31  # of one operator; of more, all are computed again
+_MOST_RESULTS = 31  # of one operator; if it has more, all of them are recomputed
 
 
 class Capture(NamedTuple):
-    """One run of an operator in forward that a plan computes again in backward."""
+    """One run of an operator in forward that a plan repeats in backward."""
 
-    position: int  # events before it
+    position: int  # the number of events before the run
     name: str
-    run: int  # among those of this name since the latest event
-    wanted: tuple[bool, ...]  # of each result
-    module: str  # that ran it
+    run: int  # its index among the runs of this name since the latest event
+    wanted: tuple[bool, ...]  # for each result, whether it is recomputed
+    module: str  # the path of the module that ran it
 
 
 def capture_table(captures: Iterable[Capture], operators: tuple[str, ...]) -> bytes:
-    """Return rows of 64-bit numbers for runs, and see the operators from now on.
+    """Return rows of 64-bit numbers for runs, and see the step's operators from now on.
 
     Args:
         captures: the runs, in order.
-        operators: names of all that run in the step.
+        operators: the names of all operators that run in the step.
     """
     _see_all(operators)
     rows = array("q")
@@ -63,19 +64,20 @@ def capture_table(captures: Iterable[Capture], operators: tuple[str, ...]) -> by
 
 @functools.lru_cache(maxsize=64)
 def _see_all(names: tuple[str, ...]) -> None:
-    """See the operators of a step, and all of torch's that change a tensor.
+    """See the operators of a step, and all torch operators that change a tensor.
 
-    Those, too, that nothing is captured of: what their kernels run is no run of its own.
+    This includes operators that are not captured: operators that their kernels call must not
+    count as runs.
     """
     _see_changes()
     for name in names:
-        with contextlib.suppress(PlanMismatch):  # some names are a recorder's own
+        with contextlib.suppress(PlanMismatch):  # the recorder adds names of its own
             see(name)
 
 
 @functools.lru_cache(maxsize=1)
 def see_everything() -> None:
-    """See all operators that can be repeated, and all of torch's that change a tensor."""
+    """See all operators that can be repeated, and all torch operators that change a tensor."""
     _see_changes()
     for function in _kernels():
         if effects_of(function).may_be_repeatable:
@@ -84,10 +86,10 @@ def see_everything() -> None:
 
 @functools.lru_cache(maxsize=64)
 def numbers_of(names: tuple[object, ...]) -> tuple[int, ...]:
-    """See everything; return the numbers of the operators that are named.
+    """See everything; return the numbers of the named operators.
 
     Raises:
-        InvalidArgument: a name is no operator's.
+        InvalidArgument: no operator has one of the names.
     """
     see_everything()
     is_named = matches(names)
@@ -96,9 +98,10 @@ def numbers_of(names: tuple[object, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def places_of(pattern: str, known: int) -> tuple[int, ...]:
-    """See what has names that a pattern is for, and all that change a tensor; return the numbers.
+    """Return the numbers of the operators whose names match a pattern, and see them.
 
-    `known`: the shim's number for the operators that there are.
+    Also see all operators that change a tensor. `known`: the shim's number for the current set of
+    operators; it changes when an operator is defined.
     """
     _see_changes_of_all(known)
     is_meant = re.compile(pattern).fullmatch
@@ -106,7 +109,7 @@ def places_of(pattern: str, known: int) -> tuple[int, ...]:
     return tuple(
         _see(function)
         for qualified, overload in sorted(meant)
-        if overload  # else it is of higher order
+        if overload  # else it is a higher-order operator
         and _has_kernel(qualified, overload)
         and (function := _find(qualified, overload)) is not None
     )
@@ -116,9 +119,9 @@ _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 
 
 def _has_kernel(qualified: str, overload: str) -> bool:
-    """Return whether an operator has a kernel of its own, rather than run others.
+    """Return whether an operator has its own kernel and is not just composed of other operators.
 
-    Some have both: then that of the backend runs.
+    Some operators have both; then the backend's kernel runs.
     """
     name = f"{qualified}.{overload}".removesuffix(".default")
     if not has_kernel(name):
@@ -128,7 +131,7 @@ def _has_kernel(qualified: str, overload: str) -> bool:
 
 
 def _find(qualified: str, overload: str) -> OpOverload | None:
-    """Return an operator; None: one that Python cannot call."""
+    """Return an operator; None: Python cannot call it."""
     namespace, _, base = qualified.partition("::")
     try:
         found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
@@ -138,7 +141,7 @@ def _find(qualified: str, overload: str) -> OpOverload | None:
 
 
 def _kernels() -> Iterator[OpOverload]:
-    """Yield the operators that have kernels of their own, rather than run others."""
+    """Yield the operators with their own kernels that are not composed of other operators."""
     for qualified in all_operator_names():
         if not has_kernel(qualified):
             continue
@@ -162,7 +165,7 @@ def _see_changes() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _see_changes_of_all(known: int) -> None:
-    """See all operators that change a tensor, users' own too. `known`: as in `places_of`."""
+    """See all operators that change a tensor, custom ones too. `known`: as in `places_of`."""
     _see_changes()
     for qualified, overload in {each for found in names_known(known).values() for each in found}:
         if overload and not qualified.startswith("aten::"):
@@ -173,7 +176,7 @@ def _see_changes_of_all(known: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def see_fills(known: int) -> None:
-    """See all that fill what autograd has saved by then. `known`: as in `places_of`."""
+    """See all operators that fill tensors autograd has already saved. `known`: see `places_of`."""
     del known
     for function in _kernels():
         if effects_of(function).fills_saved:
@@ -191,7 +194,7 @@ def see(name: str) -> int:
 
 @functools.cache
 def _see(function: OpOverload) -> int:
-    """By the operator, not by its name: a user's may be defined anew."""
+    """See an operator. Cached by object, not by name: a custom operator may be redefined."""
     effects = effects_of(function)
     schema = schema_of(function)
     return get_runtime().shim.name_operator(
@@ -206,7 +209,7 @@ def find_operator(name: str) -> OpOverload:
     """Return the operator that a trace names.
 
     Raises:
-        PlanMismatch: torch has none of this name.
+        PlanMismatch: torch has no operator of this name.
     """
     namespace, _, rest = name.partition(".")
     base, _, overload = rest.rpartition(".")

@@ -1,4 +1,4 @@
-"""What swapkit's parts share in one process, whether or not its pool stands below torch."""
+"""The state that swapkit shares in one process, with or without an installed pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Runtime(SharedState):
-    """The names of modules, the devices, and who moves what they hold."""
+    """The module names, the devices, and the swappers of each device."""
 
     def __init__(self) -> None:
         environment = read_environment()
@@ -34,17 +34,17 @@ class Runtime(SharedState):
         super().__init__()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self._devices: dict[torch.device, Device] = {}
-        # Of all sessions, ended ones too: their graphs may still hold what can be moved.
+        # Of all sessions, ended ones too: their graphs may still hold groups that can be moved.
         self._swappers: weakref.WeakSet[Swapper] = weakref.WeakSet()
         self._defaults: dict[Device, Swapper] = {}
 
     # ---- devices --------------------------------------------------------------------------------
 
     def device(self, name: torch.device) -> Device:
-        """Return a device, opened when it is first needed.
+        """Return a device; open it on first use.
 
         Raises:
-            Unsupported: its driver is not there.
+            Unsupported: its driver is missing.
         """
         with self.lock:
             if name not in self._devices:
@@ -57,11 +57,11 @@ class Runtime(SharedState):
         return self.device(CPU)
 
     def host_bytes(self) -> int:
-        """Return the memory of the machine, or of the control group."""
+        """Return the bytes of memory of the machine, or of its control group."""
         return self.cpu.backend.memory_info().total_bytes
 
     def attach_pool(self, device: Device, pool: DevicePool) -> None:
-        """Put a pool below torch on a device; copies are noted in its ring from now on."""
+        """Attach a pool to a device; its ring records all copies from now on."""
         with self.lock:
             device.pool = pool
             for swapper in self.swappers(device):
@@ -69,7 +69,7 @@ class Runtime(SharedState):
 
     @contextlib.contextmanager
     def linked(self, device: Device, link: Backend) -> Iterator[None]:
-        """Let a device's schedulers that are made meanwhile copy over another backend's streams."""
+        """Make schedulers created inside the context copy on another backend's streams."""
         usual, default = device.link, self._defaults.pop(device, None)
         device.link = link
         try:
@@ -90,11 +90,11 @@ class Runtime(SharedState):
         return swapper
 
     def swappers(self, device: Device) -> list[Swapper]:
-        """Return who moves what a device holds. The lock is held."""
+        """Return the swappers of a device. The lock is held."""
         return [each for each in self._swappers if each.device is device]
 
     def default_swapper(self, device: Device) -> Swapper:
-        """Return the swapper of scopes on a device outside any session."""
+        """Return the swapper for scopes on a device outside of any session."""
         with self.lock:
             found = self._defaults.get(device)
             if found is None:
@@ -102,15 +102,15 @@ class Runtime(SharedState):
             return found
 
     def other_mover(self, device_type: int, index: int) -> Mover | None:
-        """Return who moves the tensors of a device; None: nobody does."""
+        """Return the mover of a device; None: there is none."""
         swapper = self.other_swapper(device_type, index)
         return None if swapper is None else swapper.mover
 
     def other_swapper(self, device_type: int, index: int) -> Swapper | None:
-        """Return whose mover that is.
+        """Return the swapper that moves the tensors of a device; None: there is none.
 
-        The innermost session there, as in `current_swapper`, else the device's own. Memory of the
-        CPU is the host's: moving it helps only who has put a pool there.
+        The innermost session on that device, as in `current_swapper`, else the device's default.
+        CPU tensors are already in host memory: moving them helps only if the CPU has a pool.
         """
         for sessions in (thread_state.sessions, self.active):
             for swapper in reversed(sessions):
@@ -123,26 +123,26 @@ class Runtime(SharedState):
         return None
 
     def current_device(self) -> Device:
-        """Return where this thread's work goes: a GPU once torch uses one, else the CPU."""
+        """Return the current GPU if torch has initialized CUDA, else the CPU."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return self.device(torch.device("cuda", torch.cuda.current_device()))
         return self.cpu
 
     def current_swapper(self) -> Swapper:
-        """Return the swapper of the session that a scope opened here belongs to.
+        """Return the swapper for a scope that this thread opens.
 
-        The innermost one of this thread; else the latest of the process, whose threads may be many;
-        outside any session the current device's own.
+        That is the swapper of this thread's innermost session, else of the latest session of the
+        process (a session may use many threads), else the current device's default.
         """
         for sessions in (thread_state.sessions, self.active):
-            for innermost in sessions[-1:]:  # one look: other threads leave theirs meanwhile
+            for innermost in sessions[-1:]:  # one read: other threads may leave sessions meanwhile
                 return innermost
         return self.default_swapper(self.current_device())
 
     def make_room(self) -> int:
-        """Free what may be asked for at once where torch's own allocator is short of memory.
+        """Free the size of the largest saved storage in each session; return the bytes freed.
 
-        It does not say on which device. Return how many bytes were freed.
+        For torch's own allocator when memory is short: it does not report which device is affected.
         """
         swappers = [each for each in tuple(self.active) if each.device.sets_aside]
         return sum(each.rescue_bytes(max(1, each.device.largest_bytes)) for each in swappers)
@@ -152,8 +152,8 @@ def _open_backend(name: torch.device) -> Backend:
     if name.type == "cpu":
         return Backend.cpu()
     others = [index for index in range(torch.cuda.device_count()) if index != name.index]
-    # Torch copies from one GPU to another as if both could see all memory; virtual memory can only
-    # be had by those that reach it themselves.
+    # Torch copies between GPUs as if each could access all memory of the other. Virtual memory is
+    # accessible only to GPUs with direct peer access.
     reach = all(torch.cuda.can_device_access_peer(other, name.index) for other in others)
     return Backend.cuda(device=name.index, peers=others, virtual_memory=reach)
 
@@ -163,12 +163,12 @@ _lock = threading.Lock()
 
 
 def get_runtime() -> Runtime:
-    """Return the process's runtime, made when it is first needed.
+    """Return the process's runtime; create it on first use.
 
     Raises:
         NativeBuildError: the shim could not be compiled; see the message.
     """
-    global _runtime  # noqa: PLW0603 - torch has one allocator, and one autograd, a process
+    global _runtime  # noqa: PLW0603 - a process has one torch allocator and one autograd
     if _runtime is not None:
         return _runtime
     with _lock:

@@ -1,7 +1,7 @@
 """Scopes: parts of a program whose saved tensors are treated as the user chose.
 
-A scope is opened where the program runs, on its thread, with the swapper of the session that is
-active there, or with the process's own outside any session.
+A scope is opened on the thread that runs the program. It uses the swapper of the session that is
+active there, or the device's default swapper outside of any session.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class OpenScope:
-    """A scope that a thread opens once; any thread may end it."""
+    """One entry of a scope by one thread. Any thread may end it."""
 
     def __init__(self, scope: Scope) -> None:
         """Prepare it for this thread."""
         runtime = get_runtime()
         self.scope = scope
         self.hooks = Hooks(runtime.current_swapper(), scope.choice)
-        self._is_alone = not runtime.active  # outside of any session, whose figures name modules
+        self._is_alone = not runtime.active  # no session, whose reports name modules
         self._stack = thread_state.scopes
         self._tracker = runtime.tracker
 
@@ -47,16 +47,16 @@ class OpenScope:
             raise
 
     def __exit__(self, *_: object) -> None:
-        """End it. What another thread leaves on torch's stack of hooks is inert."""
+        """End the scope. Hooks that another thread cannot pop from torch's stack are inert."""
         self.leave()
         if all(each.hooks.choice.action is not Action.SWAP for each in self._stack[:]):
             self.hooks.swapper.end_scope()
 
     def leave(self) -> None:
-        """Undo `__enter__`, as far as that came and an interruption has left it."""
+        """Undo `__enter__`, even if it was interrupted half-way."""
         try:
             self._leave()
-        except BaseException:  # an interruption: the choice must not stay in force, nor its hooks
+        except BaseException:  # an interruption: neither the choice nor its hooks may stay
             self._leave()
             raise
 
@@ -71,7 +71,7 @@ class OpenScope:
 
 
 class Scope:
-    """A choice, as a context manager that any thread may enter, again and again, also in itself."""
+    """A choice as a reusable, reentrant context manager. Any thread may enter it."""
 
     def __init__(self, choice: Placement) -> None:
         self.choice = choice
@@ -81,7 +81,7 @@ class Scope:
         entered = self._prepare()
         try:
             entered.__enter__()
-        except BaseException:  # an interruption, when that had been done
+        except BaseException:  # an interruption after the scope was entered
             entered.leave()
             raise
 
@@ -97,9 +97,10 @@ class Scope:
     @contextlib.contextmanager
     @untraced
     def opened(self) -> Iterator[None]:
-        """Open it until the caller's frame goes on, even where an interruption keeps it from that.
+        """Open the scope, and close it even if an interruption hits the exit.
 
-        As `with scope:`, of which a signal handler that raises as `__exit__` begins makes nothing.
+        With plain `with scope:`, a signal handler that raises at the start of `__exit__` would
+        leave the scope open.
         """
         entered = self._prepare()
         try:
@@ -119,7 +120,7 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A copy: other threads may end what they have taken over.
+        # A copy: other threads may end scopes of this thread.
         for entered in thread_state.scopes[::-1]:
             if entered.scope is self:
                 entered.__exit__()
@@ -129,14 +130,14 @@ class Scope:
 
 @untraced
 def innermost_choice() -> Placement | None:
-    """Return the choice of the scope that this thread has opened last, if one is open."""
-    scopes: list[OpenScope] = thread_state.scopes[-1:]  # one look: other threads may end it
+    """Return the choice of this thread's innermost open scope, if any."""
+    scopes: list[OpenScope] = thread_state.scopes[-1:]  # one read: other threads may end the scope
     return scopes[0].hooks.choice if scopes else None
 
 
 @untraced
 def resting_choice(swapper: Swapper) -> Placement:
-    """Return what becomes of what is saved now and not swapped: a budget may still move it."""
+    """Return the choice for tensors saved now that are not swapped; a budget may move them."""
     scope = innermost_choice()
     if swapper not in get_runtime().active or (scope and scope.action is Action.KEEP):
         return Placement(Action.KEEP)

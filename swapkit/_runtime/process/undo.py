@@ -1,4 +1,4 @@
-"""Taking back what was done, in the reverse order, whatever fails on the way."""
+"""Undoing steps in reverse order, even if some of them fail."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 class Undo:
-    """Steps that each take one thing back. Each runs until it has succeeded once.
+    """A stack of undo steps. A step that fails is kept and runs again at the next `run`.
 
-    Not locked: one thread at a time adds or runs steps.
+    Not locked: only one thread at a time may add or run steps.
     """
 
     def __init__(self) -> None:
@@ -19,11 +19,11 @@ class Undo:
         self._failed: list[Callable[[], object]] = []
 
     def add(self, step: Callable[[], object]) -> None:
-        """Let a step run before those that were added earlier. It may run twice if it fails."""
+        """Add a step that runs before the steps added earlier. It may run twice if it fails."""
         self._steps.append(step)
 
     def run(self) -> list[BaseException]:
-        """Run every step that is left; return what they raised. Those that did so stay."""
+        """Run all remaining steps; return the errors raised. Failed steps stay."""
         self._steps = [*self._failed[::-1], *self._steps]
         self._failed = []
         errors: list[BaseException] = []
@@ -39,14 +39,14 @@ class Undo:
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the first of several errors, if any; the others are notes of it."""
+    """Raise the first error, if any, with the other errors as its notes."""
     if errors:
         add_notes(errors[0], "another error while ending a swapkit session", errors[1:])
         raise errors[0]
 
 
 def add_notes(error: BaseException, what: str, others: Sequence[BaseException]) -> None:
-    """Let an error's traceback tell of others, which must not hide it."""
+    """Add other errors as notes, so that the traceback shows them but they do not hide `error`."""
     for other in others:
         note = f"{what}: {type(other).__name__}: {other}"
         if hasattr(error, "add_note"):  # Python 3.11

@@ -1,1 +1,1 @@
-"""Computing again in backward: regions, and the results of single operators."""
+"""Recomputation in backward: regions, and the results of single operators."""

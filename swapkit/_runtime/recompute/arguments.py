@@ -1,9 +1,9 @@
-"""What a region is handed, taken apart into tensors and the rest.
+"""Separation of a region's arguments into tensors and the rest.
 
-Tensors are found in lists, tuples, named tuples, dicts and whatever else torch's pytree knows, in
-the fields of dataclasses, and among what `functools.partial` has bound. A `Template` remembers the
-rest and holds no tensor, so that whoever has the tensors decides how long they live. What holds no
-tensor goes through as the same object; what holds one is made anew, each object once.
+Tensors are found in lists, tuples, named tuples, dicts and all other containers of torch's pytree,
+in the fields of dataclasses, and among the bound arguments of `functools.partial`. A `Template`
+keeps the rest and holds no tensor, so that the owner of the tensors decides how long they live.
+Objects without tensors are passed on as they are. Containers with tensors are rebuilt, once each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Tree:
-    """A container: its parts, and how it is made of them."""
+    """A container: its parts, and a function that rebuilds it from them."""
 
     parts: tuple[object, ...]
     make: Callable[[list[Any]], object]
@@ -41,12 +41,12 @@ class Template:
     """The arguments of a call without their tensors."""
 
     def __init__(self, value: object) -> None:
-        """Take a value apart; `take_tensors` gives its tensors, each object once."""
+        """Take a value apart; `take_tensors` returns its tensors, each object once."""
         self._tensors: list[torch.Tensor] = []
         self._root = _Taker(self._tensors).take(value)
 
     def take_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors, in order, and let go of them."""
+        """Return the tensors, in order, and drop the references to them."""
         tensors, self._tensors = self._tensors, []
         return tensors
 
@@ -56,7 +56,7 @@ class Template:
 
 
 def _build(node: object, tensors: Sequence[torch.Tensor], made: dict[int, object]) -> object:
-    # No closure: one that calls itself would keep the tensors until the collector runs.
+    # Not a closure: a recursive closure would keep the tensors until the garbage collector runs.
     if isinstance(node, _Tensor):
         return tensors[node.index]
     if not isinstance(node, _Tree):
@@ -71,7 +71,7 @@ class _Taker:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
-        # By the id of what they stand for, which is kept alive: flattening may make it anew.
+        # By the id of the value, which is kept alive: flattening may create temporary values.
         self.nodes: dict[int, tuple[object, object]] = {}
         self.open: set[int] = set()
 
@@ -93,7 +93,7 @@ class _Taker:
 
     def _take_tensor(self, tensor: torch.Tensor) -> object:
         if tensor.is_inference():
-            return tensor  # autograd does not save these
+            return tensor  # autograd does not save inference tensors
         self.tensors.append(tensor)
         return _Tensor(index=len(self.tensors) - 1)
 
@@ -111,7 +111,7 @@ class _Taker:
 def _open_container(
     value: object,
 ) -> tuple[Sequence[object], Callable[[], Callable[[list[Any]], object]]] | None:
-    """Return the parts of a container, and who says how it is made; None: it is none."""
+    """Return a container's parts and a factory of its rebuild function; None: no container."""
     if type(value) is functools.partial:
         state = dict(vars(value))
         parts = (value.func, value.args, value.keywords)
@@ -137,7 +137,7 @@ def _make_partial(state: dict[str, Any], parts: list[Any]) -> functools.partial[
 def _empty_record(value: object, names: list[str]) -> object:
     shell = copy.copy(value)
     for name in names:
-        object.__setattr__(shell, name, None)  # frozen ones, too
+        object.__setattr__(shell, name, None)  # works on frozen dataclasses, too
     return shell
 
 

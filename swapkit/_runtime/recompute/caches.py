@@ -1,11 +1,11 @@
 """Caches of keys and values that a recomputed region writes to.
 
-A model of `transformers` hands its cache to every layer, also in training, unless it is told not
-to, and each layer appends to it. Recomputation must not append again: it is given the cache as it
-was when the region began, and what it writes is dropped. Kept for that is only what the region
-itself changed, so that no other layer's keys and values live longer.
+A `transformers` model passes its cache to every layer, by default also in training, and each layer
+appends to it. Recomputation must not append again: it gets the cache as it was when the region
+began, and its writes are dropped. Only the entries that the region itself changed are kept for
+this, so that no other layer's keys and values live longer.
 
-A cache may hold others: one of an encoder and a decoder holds one for each kind of attention.
+A cache may hold other caches: an encoder-decoder cache holds one for each kind of attention.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class CacheStates:
-    """The caches among a call's arguments, as they are before the region runs."""
+    """The caches among a call's arguments, in their state before the region runs."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
         self._caches = list({id(one): one for cache in caches for one in _walk(cache)}.values())
         self._before = {id(cache): _look(cache) for cache in self._caches}
 
     def end(self) -> None:
-        """Note what the region has changed, and let go of the rest."""
+        """Keep the earlier state of the entries that the region changed; drop the rest."""
         for cache in self._caches:
             now = _look(cache)
             for name, entries in self._before[id(cache)].items():
@@ -38,7 +38,7 @@ class CacheStates:
                         entries[key] = _SAME
 
     def replace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return arguments with copies of the caches, as these were before."""
+        """Return the arguments with copies of the caches in their earlier state."""
         copies = {id(cache): copy.copy(cache) for cache in self._caches}
         for cache in self._caches:
             state = vars(copies[id(cache)])
@@ -59,8 +59,7 @@ def find_caches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheStates |
 
 @functools.cache
 def _is_cache(kind: type) -> bool:
-    # By name: whoever has no such object need not load transformers, and some models' own caches
-    # derive from nothing.
+    # By name, so that transformers need not be imported; some models' caches have no base class.
     return any(
         base.__module__.startswith("transformers.") and base.__name__.endswith("Cache")
         for base in kind.__mro__
@@ -68,17 +67,17 @@ def _is_cache(kind: type) -> bool:
 
 
 class _Entry(NamedTuple):
-    """An element of a list or dict of a cache; of an object, such as a layer, its state, too."""
+    """An element of a cache's list or dict; for an object, such as a layer, also its state."""
 
     element: Any
     state: dict[str, Any] | None
 
 
-_SAME = _Entry(None, None)  # what the region has not changed
+_SAME = _Entry(None, None)  # an entry that the region has not changed
 
 
 def _walk(cache: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Yield a cache, and those that it holds."""
+    """Yield a cache and the caches that it holds."""
     yield cache
     for value in vars(cache).values():
         if _is_cache(type(value)):  # type: ignore[arg-type]
@@ -86,7 +85,7 @@ def _walk(cache: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _look(cache: Any) -> dict[str, dict[Any, _Entry]]:  # noqa: ANN401
-    """Return what the lists and dicts of a cache hold, by name."""
+    """Return the contents of the lists and dicts of a cache, by name."""
     return {
         name: {key: _note(element) for key, element in _items(value)}
         for name, value in vars(cache).items()
@@ -112,7 +111,7 @@ def _is_same(entry: _Entry, now: _Entry) -> bool:
 
 
 def _rebuild(container: Any, entries: Mapping[Any, _Entry]) -> Any:  # noqa: ANN401
-    """Return a list or dict as it was; what is in it may be changed without effect on that."""
+    """Return a copy of a list or dict in its earlier state, safe to change."""
     now = dict(_items(container))
     made = {
         key: _restore(_note(now[key]) if entry is _SAME else entry)

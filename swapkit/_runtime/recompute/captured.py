@@ -1,19 +1,19 @@
-"""Regions by capture: the function runs once, and its operators again in backward, one by one.
+"""Captured regions: the function runs once; backward runs its operators again, one by one.
 
-While a region runs, operators that can be repeated are captured where they run
-(`shim/cpp/recompute/regions.hpp`), and what autograd saves of their results is computed again from
-them. So the function itself runs once, and so does what it does besides. What cannot be repeated is
-kept.
+While a region runs, the shim captures each repeatable operator as it runs
+(`shim/cpp/recompute/regions.hpp`). Saved results of these operators are recomputed from the
+captures. So the function itself and its side effects run once. Results that cannot be recomputed
+are kept.
 
-In a session, and where a step is recorded, what a region saves that it has not made goes to the
-hooks by which events are counted, with operands of what it computes again; so it moves like other
-saved tensors, and steps that are followed have the events of the recorded one. What is computed
-again is no event, and a recorder sees it run as a part of backward.
+In a session or a recorded step, two kinds of tensors go to the hooks that count events: saved
+tensors that the region has not made, and operands of recomputed operators. So they move like other
+saved tensors, and later steps have the events of the recorded step. A recomputation is no event; a
+recorder sees it as a part of backward.
 
-That is not for every function. Kernels that torch does not see may write to memory; and where much
-is kept, running all of it again needs less memory. So the first run of a function, for each kind of
-arguments, is looked at (`operators/evidence.py`) and gives nothing up before its end. What is found
-then holds for the runs after it: they are captured, or run twice, as in torch's checkpoint.
+Capture does not suit every function. Kernels that torch does not see may write to memory. Where
+much is kept, running the whole function again needs less memory. So the first run of a function,
+for each kind of arguments, is checked (`operators/evidence.py`) and drops nothing before its end.
+The finding holds for later runs: they are captured, or run twice, as in torch's checkpoint.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.hooks import Around
     from swapkit.registry import Recompute
 
-# What is kept though nobody has chosen that may be so much, and a share of what is not.
+# How much may be kept without the user's choice: bytes, and a share of the recomputed bytes.
 _LITTLE_BYTES = 1 << 16
 _SHARE = 1 / 32
-_MOST_KNOWN = 4096  # functions with kinds of arguments
+_MOST_KNOWN = 4096  # findings: one for each function and kind of arguments
 
 UNSEEN = "a kernel that torch does not see writes to its memory"
 
 
 class Captured:
-    """One call of a region that is captured."""
+    """One captured call of a region."""
 
     @untraced
     def __init__(
         self, call: RegionCall, terms: Recompute, around: Around, *, is_first: bool
     ) -> None:
-        """Prepare it. `is_first`: nothing is known yet of such calls."""
+        """Prepare the call. `is_first`: no finding exists yet for such calls."""
         runtime = get_runtime()
         swapper = runtime.current_swapper()
         choice, scope = resting_choice(swapper), innermost_choice()
@@ -79,12 +79,12 @@ class Captured:
         )
         self._hooks = Hooks(swapper, choice, region=self._region)
         self._is_first = is_first
-        self._look: Evidence | None = None  # of its own
-        self._evidence: Evidence | None = None  # that or, of a region inside, the one around it
+        self._look: Evidence | None = None  # its own
+        self._evidence: Evidence | None = None  # its own or, for an inner region, the outer one's
 
     @untraced_itself
     def run(self) -> Any:  # noqa: ANN401 - whatever the function returns
-        """Run it."""
+        """Run the call."""
         call = self._call
         drops = False
         try:
@@ -92,7 +92,7 @@ class Captured:
             result = call.function(*call.args, **call.kwargs)
             drops = self._may_drop()
         finally:
-            # A signal handler may raise in any function of Python: what comes last is none.
+            # A signal handler may raise in any Python function, so the last step is a C++ one.
             try:
                 self._leave()
             finally:
@@ -110,12 +110,12 @@ class Captured:
 
     @untraced
     def _may_drop(self) -> bool:
-        """Return whether all that has changed memory was seen."""
+        """Return whether every write to memory was seen, so that the region may drop tensors."""
         if self._look is not None:
             _looks.end(self._look)
             self._evidence = self._look
         elif self._region.holds:
-            self._evidence = _looks.evidence  # until now
+            self._evidence = _looks.evidence  # covers the run so far
         return self._evidence is None or not self._evidence.has_changed()
 
     @untraced
@@ -134,14 +134,14 @@ class Captured:
             reason = UNSEEN
         elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes) and not _known.draws(self._call):
             reason = f"{format_bytes(kept_bytes)} of it cannot be computed again by operators alone"
-        # Nobody has looked at what was moved.
+        # Tensors that were moved could not be checked.
         is_sure = self._evidence is not None and not moved
         if reason or is_sure:
             _known.note(self._call, reason)
 
 
 class _Looks(threading.local):
-    """Who looks at the operators of this thread's outermost first run."""
+    """The `Evidence` of this thread's outermost first run."""
 
     evidence: Evidence | None = None
 
@@ -159,7 +159,7 @@ _looks = _Looks()
 
 
 class RegionCall:
-    """A call of a function, the tensors that it is handed, and what kind of call it is."""
+    """A call of a function, its tensors, and a key for its kind."""
 
     __slots__ = ("args", "function", "key", "kwargs", "tensors")
 
@@ -191,7 +191,7 @@ class RegionCall:
 
     @property
     def owner(self) -> object:
-        """The module or function that it is a call of."""
+        """The module or function that is called."""
         return _owner_of(self.function, self.args)
 
 
@@ -205,21 +205,21 @@ def _owner_of(function: Any, args: tuple[Any, ...]) -> object:  # noqa: ANN401
     return function
 
 
-# ---- what is known -------------------------------------------------------------------------------
+# ---- findings ------------------------------------------------------------------------------------
 
 
 class _Known:
-    """What was found of calls: why they run twice; no text: they are captured."""
+    """The findings about calls: the reason to run them twice; no text: they are captured."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, str] = OrderedDict()
         self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._alike: OrderedDict[Hashable, str] = OrderedDict()  # of modules that are made alike
-        # Those that draw numbers from a generator of the user's: twice they would draw others.
+        self._alike: OrderedDict[Hashable, str] = OrderedDict()  # by `_form` of the module
+        # Calls that draw from a user's generator: a second run would draw other numbers.
         self._drawing: OrderedDict[Hashable, str] = OrderedDict()
 
     def find(self, call: RegionCall) -> str | None:
-        """Return why such calls run twice; None: nothing is known."""
+        """Return why such calls run twice; None: no finding yet."""
         found = self._found.get(call.key)
         if found is None:
             found = self._alike.get(_form(call.owner))
@@ -228,26 +228,26 @@ class _Known:
         return found
 
     def note(self, call: RegionCall, reason: str) -> None:
-        """Note what was found of a call."""
+        """Note the finding about a call."""
         _put(self._found, call.key, reason)
         if reason:
             _put(self._alike, _form(call.owner), reason)
             self._note_reason(call.owner, reason)
 
     def _note_reason(self, owner: Any, reason: str) -> None:  # noqa: ANN401
-        with contextlib.suppress(TypeError):  # nothing refers to it weakly
+        with contextlib.suppress(TypeError):  # the owner allows no weak reference
             self._reasons[owner] = reason
 
     def note_draws(self, call: RegionCall) -> None:
-        """Note that a call draws from a generator that only the user has."""
+        """Note that a call draws from a generator of the user's."""
         _put(self._drawing, call.key, "")
 
     def draws(self, call: RegionCall) -> bool:
-        """Return whether that was noted of such calls."""
+        """Return whether such calls draw from a generator of the user's."""
         return call.key in self._drawing
 
     def reason_for(self, owner: object) -> str:
-        """Return why calls of a module or function have run twice; no text: none has."""
+        """Return why calls of a module or function have run twice; no text: none have."""
         try:
             return self._reasons.get(owner, "")
         except TypeError:
@@ -256,7 +256,7 @@ class _Known:
 
 def _put(found: OrderedDict[Hashable, str], key: Hashable, reason: str) -> None:
     found[key] = reason
-    with contextlib.suppress(KeyError):  # another thread has taken the last one
+    with contextlib.suppress(KeyError):  # another thread removed the last entry
         if len(found) > _MOST_KNOWN:
             found.popitem(last=False)
 
@@ -265,14 +265,14 @@ _known = _Known()
 
 
 def _form(owner: object) -> Hashable:
-    """Return how a module is made: of another one that is made alike the same is expected."""
+    """Return a key for a module's structure: modules with equal keys share findings."""
     if not isinstance(owner, torch.nn.Module):
         return kind_of(owner)
     return tuple((number_of(type(each)), options_of(each)) for each in owner.modules())
 
 
 def why_twice(terms: Recompute, owner: object) -> str:
-    """Return why calls of a module or function run twice, as far as is known; no text: not."""
+    """Return why calls of a module or function run twice; no text: no known reason."""
     return _known.reason_for(owner) if _is_simple(terms) else "its options need that"
 
 
@@ -283,7 +283,7 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Captured | None:
-    """Return a call that is captured; None: it runs twice, as in torch's checkpoint."""
+    """Return a captured call; None: the function runs twice, as in torch's checkpoint."""
     if not _is_simple(terms) or graph_task() != -1 or has_foreign_mode(may_record=True):
         return None
     check_operators(terms)
@@ -296,7 +296,7 @@ def capture(
 
 
 def _is_simple(terms: Recompute) -> bool:
-    """Whether terms ask for nothing that needs the function to run twice."""
+    """Return whether no term requires the function to run twice."""
     is_alone = terms.slice_group is None and not terms.check_values
     is_by_name = terms.policy is None and not terms.offload
     distributed = torch.distributed

@@ -1,9 +1,9 @@
 """Collectives of a recomputed region: whether they run again, or their results are kept.
 
-Meant are torch's functional collectives, also those that DTensor calls. A collective that writes
-into its argument always runs again, and so does one of `torch.distributed` itself. The decision is
-made in forward and follows from names and from what is gathered, so it is the same on all ranks of
-a program that is; were it not, ranks would wait for each other.
+The choice covers torch's functional collectives, also those that DTensor calls. A collective that
+writes into its argument always runs again, and so does one of `torch.distributed` itself. Forward
+decides, from names and the gathered tensors, so that all ranks of the same program decide alike. If
+they did not, ranks would wait for each other.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def is_collective(operator: Operator) -> bool:
 
 @functools.cache
 def may_be_under_way(operator: Operator) -> bool:
-    """Return whether an operator's result may still be written to by a collective."""
+    """Return whether a collective may still be writing to an operator's result."""
     names = operator_names(operator)
     return names[0] != _WAIT and any(name.startswith(f"{FUNCTIONAL}::") for name in names)
 
 
 class RepeatedCollectives:
-    """Which collectives run again, as a user's terms say."""
+    """Decides by the user's terms which collectives run again."""
 
     def __init__(
         self, terms: Collectives, swapper: Swapper, module: torch.nn.Module | None
     ) -> None:
-        """Take the terms; `module` is the region's own, if it is one's."""
+        """Store the terms. `module`: the region's module; None: it belongs to none."""
         self._terms = terms
         self._swapper = swapper
         self._tracker = swapper.shared.tracker
@@ -67,7 +67,7 @@ class RepeatedCollectives:
         self._sharded: set[int] | None = None
 
     def is_kept(self, operator: Operator, args: tuple[Any, ...]) -> bool:
-        """Return whether the results of a collective that runs now are kept."""
+        """Return whether to keep the results of a collective that runs now."""
         terms = self._terms
         name = self._tracker.name(self._tracker.current())
         if _is_inside(name, terms.keep_in):
@@ -107,5 +107,5 @@ class RepeatedCollectives:
 
 
 def _is_inside(name: str, modules: tuple[str, ...]) -> bool:
-    # A copy of a configured model may be trained inside of something, which lengthens its names.
+    # A copy of a configured model may be trained inside another module, which lengthens its names.
     return any(f".{module}." in f".{name}." for module in modules)

@@ -1,14 +1,14 @@
-"""The value check of recomputation: every operator's results must have the bits they had at first.
+"""The value check of recomputation: every operator must give the same bits as in forward.
 
-A region's first run notes each operator and a digest of each of its results; a recomputation
-compares, and stops at the first operator that differs. Not looked at are
+A region's first run notes each operator and a digest of each result. A recomputation compares, and
+stops at the first operator that differs. The check skips
 
-- memory that nobody has written: results of `empty` and its kin, and what attention and recurrent
-  operators return besides their result proper;
-- results of collectives before they were waited for, and views (only their shapes);
-- what modules count in buffers, such as the batches of a batch norm;
-- `detach`, which torch itself calls more often in one run than in the other, and what a cache may
-  spare: autocast's copies of weights, and runs that only find out shapes.
+- unwritten memory: results of `empty` and similar operators, and the additional results of
+  attention and recurrent operators;
+- results of collectives that are not waited for yet, and views (only shapes are compared);
+- buffers in which modules count, such as the batch count of a batch norm;
+- `detach`, which torch calls a different number of times in each run, and operators that a cache
+  may replace: autocast's copies of weights, and runs that only infer shapes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")
 _FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*", "*_ctc_loss*")
 _UNSEEN = ("detach*", "alias", "lift_fresh*")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK = 1 << 16  # elements at a time: there may be little memory to work in
+_CHUNK = 1 << 16  # elements at a time: little memory may be free
 # Odd numbers with irregular bits, as multipliers that lose nothing modulo 2**64.
 _SPREAD, _MIX, _MIX_AGAIN = -7046029254386353131, -4658895280553007687, -7723592293110705685
 _SHIFT = 29
@@ -54,14 +54,14 @@ class _Row(NamedTuple):
 
 
 class RegionDigests:
-    """What a region's first run did, operator by operator."""
+    """The operators of a region's first run, with digests of their results."""
 
     def __init__(self, tracker: ModuleTracker) -> None:
-        """Begin empty. The tracker knows modules, and what their buffers are."""
+        """Start empty. The tracker knows modules and their buffers."""
         self._tracker = tracker
         self._rows: list[_Row] = []
         self.is_complete = False
-        self.replays = 0  # under way, where backward runs inside of the first run
+        self.replays = 0  # recomputations under way, if backward runs inside of the first run
 
     def recording(self) -> TorchDispatchMode:
         """Return the mode of the first run."""
@@ -80,11 +80,11 @@ class RegionDigests:
         """Compare the operator with this number.
 
         Raises:
-            RecomputeMismatch: it is another one, or did not do the same.
+            RecomputeMismatch: the operator or its results differ from forward.
         """
         if number >= len(self._rows):
             if not self.is_complete:
-                return  # backward inside of the first run has come further than that
+                return  # backward inside of the first run has passed the first run's position
             raise RecomputeMismatch(
                 f"operator {number}, {operator}, ran in recomputation, but forward had only "
                 f"{len(self._rows)}. {CAUSES}"
@@ -103,7 +103,7 @@ class RegionDigests:
                 )
 
     def end(self, count: int) -> None:
-        """Note that a recomputation has come to its end after so many operators.
+        """Note that a recomputation has ended after `count` operators.
 
         Raises:
             RecomputeMismatch: forward had more.
@@ -125,7 +125,7 @@ class RegionDigests:
         return _Row(str(operator), module, shapes, digests)
 
     def _looked_at(self, operator: Operator, results: list[torch.Tensor]) -> int:
-        """Return how many of the results are written, and should be as they were."""
+        """Return how many of the results are written and must repeat."""
         base = _base(operator)
         if _is_any(base, _UNWRITTEN) or may_be_under_way(operator):
             return 0
@@ -141,7 +141,7 @@ class RegionDigests:
 
 
 class _Watching(OperatorMode):
-    """Tells of each operator that is worth it."""
+    """Reports each operator that the check covers, with its results."""
 
     def __init__(self, tell: Callable[[Operator, list[torch.Tensor]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -180,7 +180,7 @@ class _Comparing(_Watching):
         self._count += 1
 
     def end(self) -> None:
-        """Note that the recomputation has come to its end."""
+        """Note that the recomputation has ended."""
         self._digests.end(self._count)
 
 
@@ -199,9 +199,10 @@ def _describe(row: _Row) -> str:
 
 
 def digest(tensor: torch.Tensor) -> int | None:
-    """Return a number that other bits are most unlikely to give; None: of a kind not looked into.
+    """Return a digest of a tensor's bits; None: a kind of tensor that is not checked.
 
-    The same for the same elements in the same order, whatever the strides.
+    The digest depends on the elements and their order, not on the strides. Other bits are most
+    unlikely to give the same digest.
     """
     parts = getattr(tensor, "__tensor_flatten__", None)
     if parts is not None:

@@ -1,4 +1,4 @@
-"""Operators inside a recomputed region that are not recomputed: a configuration's exclusions."""
+"""A configuration's exclusions: operators in a recomputed region that are not recomputed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from swapkit._runtime.process.runtime import get_runtime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepInside:
-    """A policy of selective checkpointing: keep what some operators of some modules make."""
+    """A selective checkpointing policy that keeps results of some operators of some modules."""
 
-    operators: tuple[tuple[str, str], ...]  # names of modules, and patterns of operators' names
+    operators: tuple[tuple[str, str], ...]  # module names, and patterns of operator names
 
     def __call__(self, _context: object, operator: Any, *_: object, **__: object) -> Any:  # noqa: ANN401 - torch's
         """Decide for one operator."""
@@ -34,8 +34,8 @@ class KeepInside:
 
 
 def is_same(name: str, other: str) -> bool:
-    """Return whether two names may be one module's, as seen from different roots.
+    """Return whether two names may belong to one module, seen from different roots.
 
-    A copy of a configured model may be trained inside of something, which lengthens its names.
+    A copy of a configured model may be trained inside another module, which lengthens its names.
     """
     return f".{other}".endswith(f".{name}") or f".{name}".endswith(f".{other}")

@@ -1,6 +1,6 @@
-"""What operators fill after autograd has saved it, as `rrelu` its noise.
+"""Tensors that operators fill after autograd has saved them, such as the noise of `rrelu`.
 
-Torch's checkpoint stops a second run at what is saved last, which would then never be filled.
+Torch's checkpoint stops a second run at the last saved tensor, which would then stay unfilled.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Fills:
-    """Whether the first run of a region has filled what was saved: a second one has to end then."""
+    """Tracks whether a region's first run filled saved tensors; then a rerun must go to its end."""
 
     def __init__(self) -> None:
-        """Nothing has run yet."""
+        """Start before the first run."""
         self._must_end = False
 
     @contextlib.contextmanager
     @untraced
     def noting(self) -> Iterator[None]:
-        """Look at what the first run fills."""
+        """Note whether the first run fills saved tensors."""
         shim = get_runtime().shim
         see_fills(shim.operators_known())
         before = shim.fills_run()
@@ -39,9 +39,9 @@ class Fills:
     @contextlib.contextmanager
     @untraced
     def ending(self) -> Iterator[None]:
-        """Let a run of the region, which has just begun, end with what is saved last."""
+        """Save a dummy tensor at the end of a run, so that torch does not stop it earlier."""
         pair = top_hooks(True)  # noqa: FBT003
-        assert pair is not None  # torch's checkpoint has put its own on top
+        assert pair is not None  # torch's checkpoint has pushed its own pair
         yield
         if self._must_end:
             with hidden():

@@ -1,8 +1,9 @@
-"""What tells calls of regions apart: those of one kind are taken to do the same.
+"""Kinds of region calls: calls of one kind are assumed to do the same.
 
-A kind is a plain value that holds nothing of the user's: numbers of functions and modules, types,
-and the switches (yes or no, a word, a member of an enumeration) among what a function is handed,
-what it has bound, and what the objects there have as attributes. Numbers are no switches.
+A kind is a plain hashable value that holds no object of the user's. It consists of the numbers of
+functions and modules, types, and switches. A *switch* is a bool, a string, None or an enum member
+among the function's arguments, its bound values, and the attributes of those. Numbers are no
+switches.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from swapkit._runtime.torch_compat.internals import submodules_of
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-_DEPTH = 4  # of functions in functions, and of containers, that are looked into
-_MOST_ITEMS = 64  # of a container that are looked at
+_DEPTH = 4  # of nested functions and containers to look into
+_MOST_ITEMS = 64  # of a container to look at
 _SWITCHES = (bool, str, type(None))
 
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -30,9 +31,9 @@ _counter = itertools.count()
 
 
 def kind_of(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401 - anything
-    """Return what tells a function, or what is handed to one, from others.
+    """Return the kind of a function or of an argument.
 
-    Functions that are made anew for each call, of the same code, are alike.
+    Functions made anew for each call from the same code have the same kind.
     """
     if type(thing) in _SWITCHES:
         found: Hashable = thing
@@ -52,7 +53,7 @@ def kind_of(thing: Any, depth: int = _DEPTH) -> Hashable:  # noqa: ANN401 - anyt
 
 
 def kind_of_tensor(tensor: torch.Tensor) -> Hashable:
-    """Return what tells a tensor that a region is handed from others."""
+    """Return the kind of a tensor argument: dtype, device type, dimensions, rough size."""
     count = tensor.numel().bit_length()
     return tensor.dtype, tensor.device.type, tensor.requires_grad, tensor.dim(), count
 
@@ -71,7 +72,7 @@ def _kind_of_callable(thing: Any, depth: int) -> Hashable:  # noqa: ANN401
 
 
 def _kind_of_function(function: FunctionType, depth: int) -> Hashable:
-    # Code of the same text is the same, wherever it is from.
+    # Code objects compare equal across files if their text is equal, so add the place.
     place = function.__module__, function.__code__.co_filename
     bound = (
         *map(_content, function.__closure__ or ()),
@@ -84,7 +85,7 @@ def _kind_of_function(function: FunctionType, depth: int) -> Hashable:
 def _content(cell: Any) -> object:  # noqa: ANN401 - of a closure
     try:
         return cell.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:  # an empty cell
         return None
 
 
@@ -106,7 +107,7 @@ def _type_of(thing: object) -> Hashable:
 
 
 def number_of(thing: Any) -> Hashable:  # noqa: ANN401
-    """Return a number that no other object will have; if it cannot be told apart, a new one."""
+    """Return an object's unique number; a new one each time if a weak dict cannot hold it."""
     try:
         found = _numbers.get(thing)
         if found is None:
@@ -123,13 +124,13 @@ def options_of(thing: object) -> Hashable:
         return ()
     return tuple(
         (name, value.name if isinstance(value, enum.Enum) else value)
-        for name, value in list(values.items())  # threads may add some
+        for name, value in list(values.items())  # copied: threads may add items
         if type(value) in _SWITCHES or isinstance(value, enum.Enum)
     )
 
 
 def _modes(module: torch.nn.Module) -> Hashable:
-    """Return which of a module and those in it are in training."""
+    """Return the training flags of a module and its submodules; one flag if all are equal."""
     modules, seen, modes = [module], {id(module)}, []
     for each in modules:
         modes.append(each.training)

@@ -1,4 +1,4 @@
-"""What all modes that watch a region share: which calls they look at, and what of them."""
+"""The base of all modes that watch a region, and the properties of calls that they look at."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _DISTRIBUTED = {
 
 
 class OperatorCall(NamedTuple):
-    """What is looked at of an operator's arguments."""
+    """The properties of an operator's arguments that the modes use."""
 
     form: tuple[object, ...]  # shapes and dtypes of the tensors
-    is_abstract: bool  # run to learn shapes only, perhaps from a cache the next time
-    is_weight_cast: bool  # what autocast's cache may spare
+    is_abstract: bool  # runs only to infer shapes; a cache may replace the next run
+    is_weight_cast: bool  # autocast's cache may replace the next run
 
 
 def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:
-    """Look at an operator's arguments."""
+    """Return the properties of an operator's arguments."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_tensor(leaf)]
     is_cast = operator is torch.ops.aten._to_copy.default  # noqa: SLF001 - an operator's name
     return OperatorCall(
@@ -52,18 +52,18 @@ def _is_abstract(tensor: torch.Tensor) -> bool:
 
 
 def _stands_for_others(types: tuple[type, ...]) -> bool:
-    """Return whether an operator on tensors of these types comes to others on plain tensors."""
+    """Return whether operators on these types call other operators on plain tensors."""
     return any(map(_comes_to_others, types))
 
 
 @functools.cache
 def _comes_to_others(kind: type) -> bool:
-    # By name: whoever has no such tensor need not load their modules.
+    # By name, so that the modules of these types need not be imported.
     return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
 
 
 class OperatorMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators on plain tensors, `torch.ops.higher_order` among them."""
+    """A mode that sees operators on plain tensors, including `torch.ops.higher_order`."""
 
     @untraced
     def __torch_dispatch__(
@@ -77,4 +77,4 @@ class OperatorMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     @abc.abstractmethod
     def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Run an operator; return what it returns."""
+        """Run an operator; return its result."""

@@ -1,19 +1,19 @@
-"""Recomputed regions: what a function would have saved is computed again in backward.
+"""Recomputed regions: backward recomputes the tensors that a function would have saved.
 
-Where that can be, its operators are captured, and run again one by one (`captured.py`). Else the
-function itself runs again: then a region stands on torch's own non-reentrant checkpoint, which
-restores random numbers, autocast and the device, and stops early; `operators/settings.py` restores
-other settings. What torch keeps of a region is handed to it here as tensors, by position, wherever
-the user has put them: so they are saved tensors like any others, which scopes and budgets move, and
-nothing else holds them. The first run sees the very objects of the user's call; a recomputation
-sees copies of the containers that held tensors.
+Where possible, the operators are captured and run again one by one (`captured.py`). Otherwise the
+function itself runs again, on top of torch's non-reentrant checkpoint. Torch's checkpoint restores
+random numbers, autocast and the device, and stops early; `operators/settings.py` restores other
+settings. The region passes all tensors of the call to torch by position, wherever the user put
+them. So they are ordinary saved tensors, which scopes and budgets move, and nothing else holds
+them. The first run gets the objects of the user's call; a recomputation gets copies of the
+containers that held tensors.
 
-What runs in such a region runs twice. As with torch's checkpoint a batch norm counts its batch
-twice, and so does whatever else the function changes. Where no gradient is recorded, and inside of
-function transforms and tracers, a region is a plain call.
+The second kind of region runs its code twice. As with torch's checkpoint, a batch norm counts its
+batch twice, and any other side effect happens twice. Without gradients, and inside of function
+transforms and tracers, a region is a plain call.
 
-A kept operator (`selection.py`) runs once; `digests.py` checks that all do the same in the second
-run; `collectives.py` and `slices.py` are about several ranks.
+A kept operator (`selection.py`) runs once; `digests.py` checks that operators give the same results
+in the second run; `collectives.py` and `slices.py` handle several ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from swapkit.registry import Recompute
 
 
-# Not the function inside: it may well be compiled.
+# Not recursive: the function inside may be compiled.
 @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
 def run_region(
     terms: Recompute,
@@ -55,20 +55,20 @@ def run_region(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:  # noqa: ANN401 - whatever the function returns
-    """Call a function, and let backward compute what it would have saved again.
+    """Call a function, and let backward recompute the tensors that it would have saved.
 
     Args:
-        terms: what is kept nevertheless, and how to run again.
-        function: what to call; `functools.partial` and bound methods of modules are looked into.
-        args: its arguments by position,
-        kwargs: and by name. Tensors in them are kept as saved tensors.
+        terms: the results to keep nevertheless, and how to run again.
+        function: the function; may be a `functools.partial` or a bound method of a module.
+        args: its positional arguments.
+        kwargs: its keyword arguments. Tensors among the arguments are kept as saved tensors.
 
     Returns:
-        What the function returns.
+        The result of the function.
 
     Raises:
         InvalidArgument: `save` or `offload` names no operator, or one that cannot be kept.
-        RecomputeMismatch: in backward: something else came out.
+        RecomputeMismatch: in backward: the recomputation differs from forward.
     """
     if not torch.is_grad_enabled() or _is_transformed():
         return function(*args, **kwargs)
@@ -86,7 +86,7 @@ def run_region(
 
 @untraced
 def _is_transformed() -> bool:
-    """Return whether torch would refuse to record a region here, or could not run it again."""
+    """Return whether torch would refuse a region here, or could not run it again."""
     return (
         hooks_disabled_message() is not None
         or innermost_transform() is not None
@@ -95,7 +95,7 @@ def _is_transformed() -> bool:
 
 
 class _UserCall(NamedTuple):
-    """What the user called."""
+    """The user's function and arguments."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -103,7 +103,7 @@ class _UserCall(NamedTuple):
 
 
 class Region:
-    """One call of a region: at first, and again."""
+    """One call of a region: its first run and its recomputations."""
 
     @untraced
     def __init__(
@@ -113,7 +113,7 @@ class Region:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Take a call apart."""
+        """Separate the tensors of a call from the rest."""
         self._swapper = get_runtime().current_swapper()
         self._first: _UserCall | None = _UserCall(function, args, kwargs)
         self._caches = find_caches(args, kwargs)
@@ -126,7 +126,7 @@ class Region:
 
     @untraced
     def take_tensors(self) -> list[torch.Tensor]:
-        """Return what is to be kept for recomputation, and let go of it."""
+        """Return the tensors that recomputation needs, and drop the references to them."""
         tensors = self._template.take_tensors()
         if self._group is not None:
             from swapkit._runtime.recompute.slices import Slices
@@ -136,7 +136,7 @@ class Region:
 
     @untraced_itself
     def __call__(self, *tensors: torch.Tensor) -> Any:  # noqa: ANN401 - of the user's function
-        """Run at first, with the user's own objects; and again, with these tensors."""
+        """Run first with the user's own objects, and later with these tensors."""
         first, self._first = self._first, None
         with self._fills.ending():
             return self._run_again(tensors) if first is None else self._run_first(first)
@@ -165,7 +165,7 @@ class Region:
 
 
 def _module_of(function: Callable[..., Any], args: tuple[Any, ...]) -> torch.nn.Module | None:
-    """Return the module that a function belongs to, if any."""
+    """Return the module that a function belongs to; None: there is none."""
     while isinstance(function, functools.partial):
         args = (*function.args, *args)
         function = function.func

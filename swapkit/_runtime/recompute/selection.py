@@ -1,20 +1,20 @@
 """Selective recomputation: some operators' results are kept, on the device or on the host.
 
-A region's first run is watched by a dispatch mode, `RegionRecording`, that keeps results; when it
-is recomputed, another one, `Replaying`, gives them out in the order in which each operator ran, and
-lets the others run again. Results are kept as autograd keeps what it saves, detached and with their
-version, and those that go to the host move as whatever else does.
+In a region's first run, a dispatch mode, `RegionRecording`, keeps results. In a recomputation,
+another mode, `Replaying`, returns them in the order in which each operator ran, and lets the other
+operators run again. Results are kept as autograd keeps saved tensors, detached and with their
+version; offloaded results move like other saved tensors.
 
-- What was given out is let go of, unless the backward pass retains its graph.
-- An operator whose result is gone, or was changed in place since, runs again. The first run looks
-  at the memory that operators write, too: pieces that `unsafe_chunk` cuts have versions of their
-  own, so that no version of the whole counts their changes.
-- A kept random operator leaves the generator as it did at first, so that those after it draw the
+- A returned result is dropped, unless the backward pass retains its graph.
+- An operator runs again if its result is gone, or was changed in place since. The first run also
+  checks the memory that operators write: the pieces of `unsafe_chunk` have their own versions, so
+  the version of the whole does not count their changes.
+- A kept random operator leaves the generator as in the first run, so that later operators draw the
   same numbers.
-- Changes in place and views always run again: their results are no memory of their own. So do
-  autocast's copies of weights, which forward may have found in its cache.
-- DTensors, and results of collectives that nobody has waited for, are seen as the operators on
-  plain tensors that they come to.
+- In-place operators and views always run again: their results have no memory of their own. So do
+  autocast's copies of weights, which forward may have found in autocast's cache.
+- For DTensors, and for results of collectives that are not waited for yet, the modes see the
+  underlying operators on plain tensors.
 
 Source:
     torch.utils.checkpoint, selective checkpointing: policies, and results by their order.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class ResultDecision(enum.Enum):
-    """What becomes of an operator's result."""
+    """The choice for an operator's result: recompute, keep or offload it."""
 
     AGAIN = "again"
     SAVE = "save"
@@ -70,13 +70,13 @@ _GONE: list[SavedTensor | object] = []
 
 
 class ResultSelection:
-    """Which operators' results are kept: as `save` says, else `offload`, else the policy."""
+    """Decides which results are kept: first by `save`, then by `offload`, then by the policy."""
 
     def __init__(self, terms: Recompute) -> None:
-        """Take the terms.
+        """Store the terms.
 
         Raises:
-            InvalidArgument: a name is no operator's, or one's whose results cannot be kept.
+            InvalidArgument: a name matches no operator, or one whose results cannot be kept.
         """
         self._is_saved = matches(terms.save)
         self._is_offloaded = matches(terms.offload)
@@ -84,7 +84,7 @@ class ResultSelection:
         self.offloads = bool(terms.offload) or terms.policy is not None
 
     def is_candidate(self, operator: Operator) -> bool:
-        """Return whether an operator's results may be kept; always the same."""
+        """Return whether an operator's results may be kept; the answer never changes."""
         if not can_keep(operator):
             return False
         return self._policy is not None or self._is_saved(operator) or self._is_offloaded(operator)
@@ -99,7 +99,7 @@ class ResultSelection:
         """Decide for one call of a candidate.
 
         Raises:
-            InvalidArgument: the policy returned what is no decision.
+            InvalidArgument: the policy returned no valid decision.
         """
         if self._is_saved(operator):
             return ResultDecision.SAVE
@@ -142,7 +142,7 @@ class _CallResults:
         self.form = form
         self.generator = generator
         leaves, self.spec = pytree.tree_flatten(results)
-        # The aliases kept must share the results' versions, which below autograd they would not.
+        # Below autograd, the kept aliases would not share the results' version counters; they must.
         with ExcludeKey(VERSIONS, False):  # noqa: FBT003
             self.parts: list[SavedTensor | object] = [
                 pack(leaf) if is_tensor(leaf) else leaf for leaf in leaves
@@ -150,7 +150,7 @@ class _CallResults:
 
 
 class Keeper(NamedTuple):
-    """How results are kept, and got back."""
+    """The functions that keep results and return them."""
 
     save: Callable[[torch.Tensor], SavedTensor]
     offload: Callable[[torch.Tensor], SavedTensor]
@@ -160,15 +160,15 @@ class Keeper(NamedTuple):
 
 
 class Log:
-    """What a region's first run has kept: by operator, in the order in which each ran."""
+    """The results that a region's first run kept: by operator, in the order of its runs."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
         self.calls: defaultdict[Operator, list[_CallResults | None]] = defaultdict(list)
         self.is_complete = False
-        self.replays = 0  # under way, where backward runs inside of the first run
-        # What was kept in the first run, by storage. While a reference is there, no other storage
-        # has its address, though the kept one may be on the host.
+        self.replays = 0  # recomputations under way, if backward runs inside of the first run
+        # Results kept in the first run, by storage. While the weak reference exists, no other
+        # storage gets this address, even if the kept storage is on the host.
         self._by_storage: dict[int, tuple[StorageWeakRef, list[_CallResults]]] = {}
 
     def note(
@@ -179,7 +179,7 @@ class Log:
         results: object,
         generator: tuple[torch.device, torch.Tensor] | None,
     ) -> None:
-        """Note a call of an operator, and keep its results if that was decided."""
+        """Note a call of an operator; keep its results unless the decision is AGAIN."""
         if decision is ResultDecision.AGAIN:
             self.calls[operator].append(None)
             return
@@ -191,21 +191,21 @@ class Log:
             self._by_storage.setdefault(reference.cdata, (reference, []))[1].append(kept)
 
     def note_written(self, tensors: list[torch.Tensor]) -> None:
-        """Let go of what was kept in memory that an operator of the first run changes."""
+        """Drop the results kept in memory that an operator of the first run changes."""
         for storage in _storages(tensors):
             _, changed = self._by_storage.pop(storage_address(storage), (None, ()))
             for kept in changed:
                 kept.parts = _GONE
 
     def end(self) -> None:
-        """The first run has ended."""
+        """Note that the first run has ended."""
         self.is_complete = True
         self._by_storage.clear()
 
     def give(self, kept: _CallResults) -> object:
-        """Return kept results, and let go of them if they are not needed again."""
+        """Return kept results, and drop them if no later recomputation needs them."""
         parts, spec = kept.parts, kept.spec
-        # Aliases without a history: each recomputation gives them its own.
+        # Aliases without autograd history: each recomputation records its own.
         leaves = [
             self.keeper.unpack(part).detach()  # type: ignore[arg-type]
             if isinstance(part, self.keeper.handle_type)
@@ -250,7 +250,7 @@ class RegionRecording(OperatorMode):
 
 
 class Replaying(OperatorMode):
-    """Gives out what a region's first run has kept. One for each recomputation."""
+    """Returns the results that a region's first run kept. One mode for each recomputation."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -273,7 +273,7 @@ class Replaying(OperatorMode):
             try:
                 return self._log.give(kept)
             except SavedTensorModified:
-                kept.parts = _GONE  # what changed it will do so again
+                kept.parts = _GONE  # the operator that changed it will run again, too
         return func(*args, **kwargs)
 
     def _find(
@@ -318,7 +318,7 @@ def _describe(form: tuple[Any, ...]) -> str:
 def _random_state(
     args: tuple[Any, ...], kwargs: dict[str, Any], results: object
 ) -> tuple[torch.device, torch.Tensor] | None:
-    """Return the state of the generator that an operator has used, unless it was the user's own."""
+    """Return the state of the generator that an operator used; None: it was the user's own."""
     leaves = pytree.tree_leaves((args, kwargs))
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None

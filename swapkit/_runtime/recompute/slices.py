@@ -1,9 +1,9 @@
-"""Activations handed to a region, kept in slices: each rank of a group keeps its own part.
+"""A region's input activations, kept in slices: each rank of a group keeps its own part.
 
-Meant for tensor parallelism, where every rank of the group is handed the same values. That is
-assumed, not checked: where ranks differ, recomputation sees a mixture. A slice is a copy, so the
-activation may be changed in place afterwards. Kept whole are parameters and other leaves, what
-wants no gradient, subclasses, and what does not divide by the number of ranks.
+This is for tensor parallelism, where every rank of the group gets the same values. The code assumes
+that and does not check: if ranks differ, recomputation gets a mixture. A slice is a copy, so the
+activation may be changed in place afterwards. Parameters and other leaves, tensors without
+gradient, subclasses, and tensors that do not divide by the number of ranks are kept whole.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Since torch 2.13 under another name.
+# Renamed in torch 2.13.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class _WholeForm(NamedTuple):
-    """What a slice is a part of."""
+    """The layout of the whole tensor that a slice belongs to."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -35,7 +35,7 @@ class Slices:
     """The tensors of one call that are kept in slices."""
 
     def __init__(self, group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401 - a group
-        """Put this rank's slice in the place of each tensor that can be sliced."""
+        """Replace each tensor that can be sliced with this rank's slice."""
         self._group = group
         self._ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
@@ -47,7 +47,7 @@ class Slices:
                 tensors[index] = _slice(tensor, rank, self._ranks)
 
     def gather(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors whole; every rank of the group must call this."""
+        """Return the whole tensors; every rank of the group must call this."""
         return [
             self._gather(tensor, self._forms[index]) if index in self._forms else tensor
             for index, tensor in enumerate(tensors)
@@ -55,7 +55,7 @@ class Slices:
 
     def _gather(self, part: torch.Tensor, form: _WholeForm) -> torch.Tensor:
         with torch.no_grad():
-            # As bytes: not every backend knows every type.
+            # As bytes: not every backend supports every dtype.
             bits = part.view(torch.uint8)
             whole_bits = bits.new_empty(bits.numel() * self._ranks)
             _gather_single(whole_bits, bits, group=self._group)

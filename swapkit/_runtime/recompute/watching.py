@@ -1,6 +1,6 @@
-"""What is watched in a region's runs: operators whose results are kept, values that are compared.
+"""Watchers of a region's runs: they keep results of operators, and compare values.
 
-A region that keeps nothing and compares nothing has no watcher, and costs what torch's does.
+A region that keeps and compares nothing has no watcher, and costs the same as torch's checkpoint.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 def check_operators(terms: Recompute) -> None:
-    """Refuse terms that name operators which are not there, or whose results cannot be kept.
+    """Refuse terms that name missing operators, or operators whose results cannot be kept.
 
     Raises:
-        InvalidArgument: they do; the message names the operator and what to try.
+        InvalidArgument: the terms do; the message names the operator and a remedy.
     """
     _check_operators((*terms.save, *terms.offload))
 
@@ -61,7 +61,7 @@ def _check_operators(names: tuple[object, ...]) -> None:
 
 
 class RegionWatcher:
-    """The modes that watch a region's runs, and what they have noted."""
+    """The modes that watch a region's runs, and their notes."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RegionWatcher:
     @contextlib.contextmanager
     @untraced
     def _named(self) -> Iterator[None]:
-        """Let the tracker know which module runs."""
+        """Tell the tracker which module runs."""
         tracker = self._swapper.shared.tracker
         user = object()
         is_entered = False
@@ -130,7 +130,7 @@ class RegionWatcher:
 
 
 class _Keeping:
-    """Which results are kept, and where."""
+    """The choice of results to keep, and the log that keeps them."""
 
     def __init__(
         self, log: Log, selection: ResultSelection, repetition: RepeatedCollectives | None
@@ -173,7 +173,7 @@ class _Keeping:
 def make_watcher(
     terms: Recompute, swapper: Swapper, module: torch.nn.Module | None
 ) -> RegionWatcher | None:
-    """Return who watches a region; None: nobody needs to."""
+    """Return the watcher of a region; None: the region needs none."""
     keeping: _Keeping | None = None
     digests: RegionDigests | None = None
     repetition: RepeatedCollectives | None = None
@@ -205,5 +205,5 @@ def _make_keeping(
 def _has_rules(collectives: Collectives) -> bool:
     """Return whether any collective's results may be kept."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False  # there are none
+        return False  # no collectives run
     return bool(not collectives.repeat or not collectives.repeat_weights or collectives.keep_in)

@@ -1,4 +1,4 @@
-"""The dispatch mode by which a recorder sees operators."""
+"""The dispatch mode that shows operators to a recorder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DISPATCH = "__torch_dispatch__"
 
 @functools.cache
 def _are_plain(types: tuple[type, ...]) -> bool:
-    """Whether no tensor among an operator's is made of others, whose operators are to be seen."""
+    """Return whether no type is a wrapper subclass, whose inner operators get recorded instead."""
     return all(
         issubclass(each, FakeTensor) or getattr(each, _DISPATCH, None) is disabled_dispatch
         for each in types
@@ -29,21 +29,21 @@ def _are_plain(types: tuple[type, ...]) -> bool:
 
 
 class Runs(Protocol):
-    """A recorder, as the mode sees it. On every thread that is recorded."""
+    """The recorder's interface for the mode. Called on every recorded thread."""
 
     is_paused: bool
 
     def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Run an operator and note what it did; return what it returned."""
+        """Run an operator and note it; return its result."""
 
     def repeat(
         self, function: Operator, given: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
     ) -> None:
-        """Run an operator again that a region of the user's needs, and note what it did."""
+        """Run an operator again for a region of the user's, and note it."""
 
 
 class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
-    """Sees operators for a recorder, on the thread that enters it and those of its backward."""
+    """Shows operators to a recorder, on the thread that enters it and on its backward threads."""
 
     def __init__(self, recorder: Runs) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         if types and not _are_plain(tuple(types)):
             if count_modes() == 0:
-                return NotImplemented  # the operators on what it is made of come here next
-            return func(*args, **(kwargs or {}))  # to another mode, which may know what it is
+                return NotImplemented  # the operators on the inner tensors arrive here next
+            return func(*args, **(kwargs or {}))  # to another mode, which may know the type
         return recorder.run(func, args, kwargs or {})
 
     @property
     def sees(self) -> bool:
-        """Whether it has not been left, and its recorder does not pause."""
+        """Whether the mode has not been left and its recorder is not paused."""
         return self._recorder is not None and not self._recorder.is_paused
 
     def repeat(
@@ -77,14 +77,14 @@ class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
         operands: list[torch.Tensor],
         run: Callable[[], list[torch.Tensor]],
     ) -> None:
-        """Note an operator of a region that `run` runs again, as a part of the step."""
+        """Note an operator of a region that `run` runs again, as part of the step."""
         recorder = self._recorder
-        if recorder is None:  # another thread has left meanwhile
+        if recorder is None:  # another thread called `leave` meanwhile
             run()
         else:
             recorder.repeat(function, operands, run)
 
     def leave(self) -> None:
-        """See no more, and leave this thread's stack of modes, whoever was entered inside."""
+        """Stop seeing operators; leave this thread's mode stack, whatever modes are inside."""
         self._recorder = None
         super().leave()

@@ -1,9 +1,9 @@
-"""What torch chooses by the device, for tensors that have none.
+"""Device-specific operators for `meta` tensors.
 
-On `meta` torch takes attention apart into products with a matrix of sequence by sequence, and
-dropout into what makes a mask of the operand's type. On a real device one operator does it. While
-this is on, meta tensors meet the operators of the device that they stand for. Autocast does not
-know them: code that switches it off works, and what relies on it is refused.
+On `meta`, torch decomposes attention into products with a sequence-by-sequence matrix, and dropout
+into operators that make a mask of the operand's dtype. On a real device, one fused operator does
+each. Within `standing_for`, meta tensors use the operators of the device that they stand for.
+Autocast does not support meta tensors: code may disable autocast, but enabling it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Operands: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
-_HEAD_MULTIPLE = 8  # of what GPUs' kernels take
+_HEAD_MULTIPLE = 8  # GPU kernels require head sizes that are multiples of this
 _MOST_HEAD = 256
 _RANK = 4
 _lock = threading.RLock()
@@ -37,7 +37,7 @@ _device = "cuda"
 
 @contextlib.contextmanager
 def standing_for(device: str) -> Iterator[None]:
-    """Let meta tensors be as those of a kind of device, in this process; calls nest."""
+    """Make meta tensors use the operators of a device type, process-wide; calls nest."""
     global _users, _library, _device  # noqa: PLW0603 - torch has one table of operators
     with _lock:
         outer, _device = _device, device
@@ -87,7 +87,7 @@ def _dropout(operand: torch.Tensor, p: float, train: bool) -> torch.Tensor:  # n
 
 
 class _Asked(NamedTuple):
-    """The arguments of attention besides its operands, as torch names them."""
+    """The arguments of attention other than its operands, by torch's names."""
 
     attn_mask: torch.Tensor | None = None
     dropout_p: float = 0.0
@@ -113,7 +113,7 @@ def _attention(
 
 
 def _choose_on_cpu(operands: _Operands, asked: _Asked) -> Callable[[_Operands, _Asked], Any]:
-    """Return what the CPU would do."""
+    """Return the attention implementation that torch would choose on the CPU."""
     backends: Any = torch.backends.cuda
     mask = asked.attn_mask
     is_plain = not asked.dropout_p and not asked.enable_gqa
@@ -123,7 +123,7 @@ def _choose_on_cpu(operands: _Operands, asked: _Asked) -> Callable[[_Operands, _
 
 
 def _choose_on_gpu(operands: _Operands, asked: _Asked) -> Callable[[_Operands, _Asked], Any]:
-    """Return what a GPU would do."""
+    """Return the attention implementation that torch would choose on a GPU."""
     backends: Any = torch.backends.cuda
     query = operands[0]
     is_half = query.dtype in _HALVES
@@ -169,7 +169,7 @@ def _efficient(operands: _Operands, asked: _Asked) -> Any:  # noqa: ANN401 - a t
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """Return what is added to the scores for a mask: torch makes it of one of yes and no."""
+    """Return a mask as a bias on the scores: torch converts boolean masks to a bias."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
@@ -184,6 +184,6 @@ def _expand(
 
 
 def _pad(operand: torch.Tensor) -> torch.Tensor:
-    """Return it with heads as wide as kernels take them."""
+    """Return an operand with its head size padded to the multiple that kernels require."""
     lacking = -operand.size(-1) % _HEAD_MULTIPLE
     return torch.nn.functional.pad(operand, (0, lacking)) if lacking else operand

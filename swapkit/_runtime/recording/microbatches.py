@@ -1,4 +1,4 @@
-"""Which microbatch each operator of a recorded step belongs to."""
+"""Assignment of the operators of a recorded step to microbatches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def number_microbatches(
     rows: Sequence[NotedOperator], phases: Sequence[Phase], events: Sequence[SavedEvent]
 ) -> list[int]:
-    """Return the number of the microbatch of each operator.
+    """Return the microbatch number of each operator.
 
-    One begins with each call of the root module; where there is none, with a forward that saves
-    something after a backward. What runs in backward belongs to the microbatch that saved what was
-    used last.
+    A microbatch begins with each call of the root module. Without such calls, it begins with a
+    forward that saves something after a backward. A backward operator belongs to the microbatch
+    that saved the tensor used last.
     """
     if not rows:
         return []
@@ -36,14 +36,14 @@ def number_microbatches(
         first, stop = bisect_left(where, start), bisect_left(where, end)
         used = list(zip(where[first:stop], whose[first:stop], strict=True))
         before = numbers[start - 1] if start else 0
-        if used:  # what runs before the first use belongs to the same
+        if used:  # operators before the first use belong to the same microbatch
             before = used[0][1]
         numbers[start:end] = _spread(used, start, end, before)
     return numbers
 
 
 def _spread(used: list[tuple[int, int]], start: int, end: int, current: int) -> Iterator[int]:
-    """Yield by operator the microbatch of what was used last; `current` before anything was."""
+    """Yield for each operator the microbatch of the last use; `current` before the first use."""
     at = 0
     for index in range(start, end):
         while at < len(used) and used[at][0] <= index:
@@ -53,7 +53,7 @@ def _spread(used: list[tuple[int, int]], start: int, end: int, current: int) -> 
 
 
 def _runs(phases: Sequence[Phase], *, is_backward: bool) -> Iterator[tuple[int, int]]:
-    """Yield from where to where operators are of backward, or are not."""
+    """Yield the range of each run of operators that are, or are not, of backward."""
     end = 0
     for is_of_it, run in groupby(phases, lambda phase: phase is Phase.BACKWARD):
         start, end = end, end + len(list(run))
@@ -62,7 +62,7 @@ def _runs(phases: Sequence[Phase], *, is_backward: bool) -> Iterator[tuple[int, 
 
 
 def _by_calls(rows: Sequence[NotedOperator], phases: Sequence[Phase]) -> list[int]:
-    """Number by calls of the root module; what prepares a call after a backward belongs to it."""
+    """Number by root calls; forward operators between a backward and a root call join that call."""
     numbers = [max(0, row.root_calls - 1) for row in rows]
     for start, end in _runs(phases, is_backward=False):
         before = rows[start - 1].root_calls if start else 0
@@ -74,7 +74,7 @@ def _by_calls(rows: Sequence[NotedOperator], phases: Sequence[Phase]) -> list[in
 
 
 def _by_saves(phases: Sequence[Phase], events: Sequence[SavedEvent]) -> list[int]:
-    """Number by forwards that save something."""
+    """Number by forward runs that save something."""
     saves = [each.operator for each in events if each.kind is EventKind.SAVE]
     numbers = [0] * len(phases)
     count = 0

@@ -1,4 +1,4 @@
-"""What a recorder notes of one step, for those who add to it and for the trace."""
+"""A recorder's notes on one step, shared by its tables and the trace builder."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is recorded, and on what.
+    """The device, model and options of a recording.
 
-    `hardware`: what tensors without memory stand for; None: operators run, and are timed.
-    `pool`: below torch on the device; None: not ours. `root`: the model, if it is known.
-    `stands_for`: the kind of device that tensors without memory stand for. `make_room`: frees
-    memory of the device that the allocator cannot have: recorded storages are known to Python.
+    `hardware`: model of the device that tensors without memory stand for; None: operators run and
+    are timed. `pool`: the pool below torch on the device; None: not ours. `root`: the model, if
+    known. `stands_for`: the type of that device. `make_room`: frees device memory that the
+    allocator cannot: recorded storages have Python objects.
     """
 
     device: torch.device
@@ -47,7 +47,7 @@ class Setting:
 
 
 class NotedOperator(NamedTuple):
-    """One operator as it was noted. What stands for its time, its timer knows."""
+    """One noted operator. `taken`: the timer's handle to its time."""
 
     name: str
     taken: Any
@@ -63,12 +63,12 @@ class NotedOperator(NamedTuple):
 
 
 class Notes:
-    """The tables of one step. All callbacks take the lock."""
+    """The tables of one recorded step. All callbacks take the lock."""
 
     def __init__(self, setting: Setting) -> None:
-        """Begin with nothing seen."""
+        """Start empty."""
         self.setting = setting
-        self.lock = threading.RLock()  # a finalizer of the user may run operators in between
+        self.lock = threading.RLock()  # reentrant: a user's finalizer may run operators
         self.rows: list[NotedOperator] = []
         self.running = 0
         self.is_paused = False
@@ -89,25 +89,25 @@ class Notes:
         raise NotImplementedError
 
     def _meet(self, module: torch.nn.Module) -> None:
-        """Number the state of a module that is seen for the first time."""
+        """Number the parameters and buffers of a module on its first call."""
         raise NotImplementedError
 
     @property
     def operator_count(self) -> int:
-        """How many operators were seen so far."""
+        """The number of operators noted so far."""
         return len(self.rows)
 
     def meet_unseen(self, tensor: torch.Tensor) -> int | None:
-        """Number a storage that no operator was seen to make. The lock is held."""
+        """Number a storage whose making was not observed. The lock is held."""
         if isinstance(tensor, torch.nn.Parameter):
             return self.storages.number(tensor, BEFORE, Kind.STATE)
         if tensor.grad_fn is not None or graph_task() != NO_TASK:
-            return self.storages.number(tensor, len(self.rows))  # by something that was not seen
+            return self.storages.number(tensor, len(self.rows))  # made unobserved in this step
         return self.storages.number(tensor, BEFORE, Kind.INPUT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Note no operators for a while."""
+        """Suspend noting operators for the block."""
         self.is_paused = True
         try:
             yield
@@ -115,5 +115,5 @@ class Notes:
             self.is_paused = False
 
     def _next_operator(self) -> int:
-        """Return the first operator that runs without what goes now."""
+        """Return the first operator that runs without a storage that is freed now."""
         return len(self.rows) + (self.running > 0)

@@ -1,4 +1,4 @@
-"""Running a recorded operator: what is known of it before, its time, and memory for it."""
+"""Running a recorded operator: its fixed properties, its time, and memory for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _OperatorForm:
-    """What is the same for all runs of an operator."""
+    """The properties that all runs of an operator share."""
 
     __slots__ = ("effects", "is_view", "name")
 
@@ -31,7 +31,7 @@ class _OperatorForm:
             self.name: str = f"higher_order.{function.name()}"  # type: ignore[no-untyped-call]
             return
         self.name = str(function)
-        # The latter ask a fake tensor what it is.
+        # `prim` operators only query properties of a fake tensor.
         self.is_view = function.is_view or function.namespace == "prim"
 
 
@@ -48,13 +48,13 @@ def run_timed(
     *,
     is_same: bool,
 ) -> tuple[_Result, Any, int]:
-    """Run an operator; return its result, and what stands for its time and for its workspace.
+    """Run an operator; return its result and handles to its time and its workspace.
 
     Args:
-        notes: whose timer takes the time of the run that succeeds.
-        call: the operator and its arguments, as the timer knows them.
-        run: runs it.
-        is_same: a repetition has the same effect, but for random numbers.
+        notes: hold the timer, which times the run that succeeds.
+        call: the operator and its arguments, for the timer.
+        run: runs the operator.
+        is_same: whether a repeated run has the same effect, except for random numbers.
     """
     workspaces, workspace = notes.workspaces, NO_WORKSPACE
     if workspaces.is_on:
@@ -76,7 +76,7 @@ def _run_until_it_fits(
     *,
     is_same: bool,
 ) -> tuple[_Result, Any]:
-    """Run it once more where what the recorder can free makes room for it."""
+    """Run an operator; after an out-of-memory error, retry while the recorder can free memory."""
     function, timer = call[0], notes.timer
     make_room = notes.setting.make_room if is_same and not may_be_random(function) else None
     while True:

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer states in a recorded step, and when optimizers run."""
+"""Parameters, gradients, optimizer states and optimizer steps of a recorded step."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
 
 class Optimizers:
-    """Every optimizer that steps on a recorded thread. The recorder's lock is held or taken.
+    """All optimizers that step on a recorded thread. Methods hold or take the recorder's lock.
 
-    Those of other threads are left alone: their gradients are replaced without any lock.
+    Optimizers of other threads are ignored: those threads replace gradients without a lock.
     """
 
     def __init__(self, notes: Notes, known: tuple[torch.optim.Optimizer, ...]) -> None:
-        """Know some optimizers; others are met when they step."""
+        """Start with the known optimizers; add others when they step."""
         self._notes: Notes | None = notes
         self._lock = notes.lock
         self._storages = notes.storages
         self._known: list[torch.optim.Optimizer] = list(known)
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._tasks: list[int] = []  # of the steps under way: the backward pass that each is in
+        self._tasks: list[int] = []  # for each step under way, the backward pass it runs in
         self._was_backward = False
 
     def start(self) -> None:
-        """Look at what is there, and begin to see steps."""
+        """Note the state of the known optimizers, and start to see steps."""
         with self._lock:
             for optimizer in self._known:
                 self._meet(optimizer)
         global_hooks.steps.add(self)
 
     def stop(self) -> None:
-        """Look for the last time; undo `start`."""
+        """Look for new state a last time; undo `start`."""
         global_hooks.steps.remove(self)
         with self._lock:
             self.look()
-        self._notes = None  # which has this
+        self._notes = None  # break the cycle
 
     def add_state(self, tensor: torch.Tensor) -> None:
         """Note a parameter or buffer."""
@@ -60,26 +60,26 @@ class Optimizers:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether this thread's operators are an optimizer's."""
-        # A closure computes the loss again in the middle of a step; the step itself has no grad.
+        """Whether this thread's operators belong to an optimizer step."""
+        # A closure recomputes the loss, with gradients enabled; the step itself runs in no_grad.
         is_inside = bool(self._tasks) and graph_task() == self._tasks[-1]
         return is_inside and not torch.is_grad_enabled()
 
     def phase(self) -> Phase:
-        """Return what the operator that just ran on this thread was part of."""
+        """Return the phase of the operator that just ran on this thread."""
         if self.is_stepping:
             return Phase.OPTIMIZER
         task = graph_task()
         if task != NO_TASK:
             self._was_backward = True
             return Phase.BACKWARD
-        if self._was_backward:  # the first operator after it
+        if self._was_backward:  # the first operator after backward
             self._was_backward = False
             self.look()
         return Phase.FORWARD
 
     def look(self) -> None:
-        """Look for gradients and optimizer states that are new."""
+        """Look for new gradients and optimizer states."""
         for reference in self._parameters.values():
             parameter = reference()
             if parameter is not None and parameter.grad is not None:
@@ -89,7 +89,7 @@ class Optimizers:
                 self._storages.state(tensor, Kind.OPTIMIZER_STATE)
 
     def _is_here(self) -> bool:
-        recorder = self._notes  # once: another thread may stop this
+        recorder = self._notes  # read once: another thread may call `stop`
         return recorder is not None and recorder.is_here()
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
@@ -100,7 +100,7 @@ class Optimizers:
             self._storages.state(tensor, Kind.OPTIMIZER_STATE)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that a step begins, if it is one of a recorded thread."""
+        """Note that a step begins, if this thread is recorded."""
         if not self._is_here():
             return
         with self._lock:
@@ -111,7 +111,7 @@ class Optimizers:
             self._tasks.append(graph_task())
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
-        """Note that it has ended."""
+        """Note that a step has ended."""
         if not self._is_here():
             return
         with self._lock:

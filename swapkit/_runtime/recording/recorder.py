@@ -1,8 +1,8 @@
 """Recording one step: every operator, every storage's life, every saved tensor, as a `Trace`.
 
-A dispatch mode sees the operators of forward, backward and optimizer. What it notes of each is
-little; `trace` makes the plain values of it afterwards. Saved tensors come from the hooks of a
-session, or from a pair of the recorder's own (`saved_events.py`).
+A dispatch mode sees the operators of forward, backward and optimizer. It notes little about each;
+`trace` builds the plain values afterwards. Saved tensors come from the hooks of a session, or from
+the recorder's own pair (`saved_events.py`).
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.kept_bytes import Read
     from swapkit.ir.traces import Trace
 
-UPDATE = "swapkit.update_statistics"  # the name of what an operator changes besides its results
-EMPTIED = "swapkit.take_memory"  # the name of what FSDP has done when backward begins
-# The name of what a region runs again in forward, where an operand is about to change: what plans
-# capture there is counted by names (`execution/plan_compiler.py`), and this is not among it.
+UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
+EMPTIED = "swapkit.take_memory"  # storages that FSDP has emptied when backward begins
+# An operator that a region runs again in forward, because an operand is about to change. It needs
+# its own name: plans count captured runs by name (`execution/plan_compiler.py`), without this one.
 AGAIN = "swapkit.run_again"
 
 
 class Recorder(Notes):
-    """Records what one thread does between `start` and `stop`, and autograd's threads for it.
+    """Records one thread, and autograd's threads that work for it, from `start` to `stop`.
 
-    Torch tells every thread's modules and optimizers to the same hooks: what is not of a recorded
-    thread is ignored. All callbacks take the recorder's lock; `stop` may run on any thread.
+    Torch's global hooks fire for the modules and optimizers of every thread. Calls on threads that
+    are not recorded are ignored. All callbacks take the recorder's lock; `stop` may run on any
+    thread.
     """
 
     def __init__(self, setting: Setting) -> None:
-        """Prepare; nothing is seen yet."""
+        """Prepare; recording begins with `start`."""
         super().__init__(setting)
         self._task = NO_TASK  # the latest backward pass
         self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
-        # Tells what operators wait for; only ours does.
+        # Reports the waits of operators to the timer; only our own pool does.
         self._pool = setting.pool if isinstance(setting.pool, Pool) else None
         self._mode = RecordingMode(self)
         self._seconds: list[float] = []
@@ -71,29 +72,29 @@ class Recorder(Notes):
         self._undo = contextlib.ExitStack()
 
     def is_here(self) -> bool:
-        """Return whether this thread is recorded: autograd's have the modes of their caller."""
+        """Return whether this thread is recorded: autograd's threads have their caller's modes."""
         return any(mode is self._mode for mode in mode_stack())
 
     @property
     def has_looked(self) -> bool:
-        """Whether a region ran for the first time, which keeps more than it does later."""
+        """Whether a region had its first run, which keeps more than later runs do."""
         return Evidence.count != self._looks_before
 
     @property
     def doubtful(self) -> frozenset[int]:
-        """Operators of the trace whose time may hold more than they take."""
+        """The operators of the trace whose time may include waiting."""
         return self.timer.doubtful
 
     @property
     def has_seen(self) -> bool:
-        """Return whether there is something to make a trace of, once it was stopped."""
+        """Whether there is enough for a trace, once the recorder has stopped."""
         return bool(self._seconds and self.savings.events)
 
-    # ---- life ----------------------------------------------------------------------------------
+    # ---- start and stop ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to see this thread's operators, and those of its backward passes."""
-        undo = self._undo  # all of it, though an interruption comes in between
+        """Start to record this thread's operators, and those of its backward passes."""
+        undo = self._undo  # registered before each step, so that an interruption leaves nothing on
         for end in (self.storages.stop, self.bytes.stop, self.savings.stop, self._read_times):
             undo.callback(end)
         if self.setting.root is not None:
@@ -115,9 +116,9 @@ class Recorder(Notes):
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Undo `start`; what was seen can be made a trace of.
+        """Undo `start`; then `trace` can build the trace.
 
-        An operator that runs meanwhile on another thread may still be noted: it has no time in
+        An operator that runs meanwhile on another thread may still be noted. It has no time in
         `_seconds`, and so is in no trace.
         """
         self._undo.close()
@@ -132,13 +133,13 @@ class Recorder(Notes):
         reserved_ratio: float = 1.0,
         base_bytes: int | None = None,
     ) -> Trace:
-        """Return what was seen, once it was stopped.
+        """Return the trace, once the recorder has stopped.
 
         Args:
-            step_seconds: what such a step takes unrecorded; 0: not known.
-            reserved_ratio: most bytes reserved by those in use then.
-            base_bytes: in use by nothing that was seen; None: what the pool had in use at the
-                start, without the storages that were seen and there by then.
+            step_seconds: the time of such a step unrecorded; 0: not known.
+            reserved_ratio: peak reserved bytes, divided by the bytes in use at that time.
+            base_bytes: bytes in use by unseen storages; None: the pool's bytes in use at the
+                start, minus the seen storages that existed then.
         """
         if base_bytes is None:
             there = (life.nbytes for life in self.storages.lives if life.birth == BEFORE)
@@ -156,7 +157,7 @@ class Recorder(Notes):
 
     @untraced
     def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Run an operator and note what it did; return what it returned."""
+        """Run an operator and note it; return its result."""
         form = form_of(function)
         if form.is_view:  # touches no memory
             return function(*args, **kwargs)
@@ -167,10 +168,10 @@ class Recorder(Notes):
         with self.lock:
             self._look()
             reads = self._numbers_read(given)
-        # Fake tensors are judged as the real ones that they stand for.
+        # Fake tensors count as the real tensors that they stand for.
         judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
         is_same = form.effects.is_repeatable(args, kwargs, judged)
-        # What the user has computed again, or kept, no plan computes again.
+        # In a region the user has decided what is kept or recomputed: no plan recomputes there.
         can_plan = is_same and not is_in_region()
         read = self._look_at_bytes(given, is_same=can_plan)
         call = function, args, kwargs
@@ -188,7 +189,7 @@ class Recorder(Notes):
                 read = None
             if unread:
                 self._note_update(unread)
-        if read is not None:  # without the lock: it takes time, and maybe memory
+        if read is not None:  # without the lock: takes time and may need memory
             self.bytes.ran(row, read, made)
         return result
 
@@ -196,7 +197,7 @@ class Recorder(Notes):
     def repeat(
         self, function: Operator, given: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
     ) -> None:
-        """Run an operator again that a region of the user's needs, and note what it did."""
+        """Run an operator again for a region of the user's, and note it."""
         with self.lock:
             self._look()
             reads = self._numbers_read(given)
@@ -207,7 +208,7 @@ class Recorder(Notes):
             self._note(name, taken, (reads, writes), workspace, is_same=False)
 
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
-        """Look at what an operator is about to read that a plan could repeat; None: it cannot.
+        """Take checksums of the operands if a plan could repeat the operator; None: it cannot.
 
         A plan repeats operators of modules, in forward.
         """
@@ -217,15 +218,15 @@ class Recorder(Notes):
         return self.bytes.before(given)
 
     def _note_update(self, unread: list[torch.Tensor]) -> None:
-        """Note what an operator changed besides as an operator of its own; the lock is held.
+        """Note the writes to `unread` as an operator of their own. The lock is held.
 
-        A repetition leaves that out, so that it needs to be told from what makes the results.
+        A repetition skips these writes, so the trace separates them from the results.
         """
         numbers = self._numbers_written(unread, [])
         self._note(UPDATE, self.timer.nothing(), (numbers, numbers), NO_WORKSPACE, is_same=False)
 
     def _look(self) -> None:
-        """Note what forward holds no more, and has taken the memory of."""
+        """Note the storages that forward no longer holds, or has emptied."""
         self.holds.look(len(self.rows))
         task = graph_task()
         if task == NO_TASK:
@@ -234,7 +235,7 @@ class Recorder(Notes):
         if task != self._task:
             self._task = task
             emptied = self.storages.emptied()
-            if emptied:  # nothing can be computed from them until they are filled again
+            if emptied:  # unusable as operands until they are filled again
                 taken = self.timer.nothing()
                 self._note(EMPTIED, taken, ((), emptied), NO_WORKSPACE, is_same=False)
 
@@ -266,7 +267,7 @@ class Recorder(Notes):
         self.rows.append(row)
 
     def _is_view(self, made: list[torch.Tensor], reads: tuple[int, ...]) -> bool:
-        """Whether an operator that wrote nothing only made other views of what it was given."""
+        """Return whether an operator that wrote nothing only returned views of its operands."""
         return bool(made) and all(self.storages.known(tensor) in reads for tensor in made)
 
     def _numbers_read(self, given: list[torch.Tensor]) -> tuple[int, ...]:
@@ -298,7 +299,7 @@ class Recorder(Notes):
         return tuple(numbers)
 
     def _meet(self, module: torch.nn.Module) -> None:
-        """Number the state of a module that is seen for the first time."""
+        """Number the parameters and buffers of a module on its first call."""
         for tensor in (*parameters_of(module).values(), *buffers_of(module).values()):
             if tensor is not None:
                 with self.lock:

@@ -1,7 +1,8 @@
-"""What autograd saves and uses while a step is recorded.
+"""The tensors that autograd saves and uses while a step is recorded.
 
-In a session its packer tells (`saved`, `used`), and says by the group of what it packed whether
-that can be moved. Outside of one the notes has a pair of hooks of its own, which move nothing.
+In a session, the session's packer reports them (`saved`, `used`); the group of the packed tensor
+says whether the tensor can be moved. Outside of a session, the recorder installs its own pair of
+hooks, which moves nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SavedEvent(NamedTuple):
-    """One call of a hook. `save`: the index of the event that saved what is used; -1: none."""
+    """One call of a hook. `save`: for a use, the index of its save event; -1: none."""
 
     kind: EventKind
     number: int | None
@@ -41,19 +42,19 @@ class SavedEvent(NamedTuple):
 
 
 class Savings:
-    """The events of a recorded step, and which storages can be moved."""
+    """The save and use events of a recorded step; marks the storages that can be moved."""
 
     def __init__(self, notes: Notes) -> None:
-        """Know of nothing saved."""
+        """Start empty."""
         self.events: list[SavedEvent] = []
         self._notes: Notes | None = notes
-        self._saves: dict[int, int] = {}  # by what stands for a saved tensor: its event
-        self._used: list[int] = []  # storages that no operator has read since
+        self._saves: dict[int, int] = {}  # by packed tensor: its save event
+        self._used: list[int] = []  # storages used since the last operator
 
     @untraced
     def saved(self, tensor: torch.Tensor, packed: object) -> None:
-        """Note that autograd saved a tensor; `packed` stands for it from now on."""
-        notes = self._notes  # once: another thread may stop this
+        """Note that autograd saved a tensor; the graph keeps `packed` in its place."""
+        notes = self._notes  # read once: another thread may call `stop`
         if notes is None:
             return
         group = getattr(packed, "group", None)
@@ -65,7 +66,7 @@ class Savings:
     def note_saved(
         self, tensor: torch.Tensor, packed: object, site: tuple[str, int] | None
     ) -> None:
-        """As `saved`; with where it was saved, if that can be moved."""
+        """Note a saved tensor as `saved` does; `site`: where; None: it cannot be moved."""
         notes = self._notes
         if notes is not None:
             self._note_saved(notes, tensor, packed, site)
@@ -96,8 +97,8 @@ class Savings:
 
     @untraced
     def used(self, packed: object, tensor: torch.Tensor) -> None:
-        """Note that autograd was given a saved tensor."""
-        notes = self._notes  # once: another thread may stop this
+        """Note that autograd got a saved tensor back."""
+        notes = self._notes  # read once: another thread may call `stop`
         if notes is None:
             return
         with notes.lock:
@@ -111,11 +112,11 @@ class Savings:
             notes.bytes.used(number, tensor)
 
     def stop(self) -> None:
-        """Note no more: graphs may outlive the step."""
-        self._notes = None  # which has this
+        """Stop recording: graphs may outlive the step."""
+        self._notes = None  # break the cycle
 
     def take_used(self, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the storages that were used before this operator and are not read by it."""
+        """Return the storages used before this operator that the operator does not read itself."""
         if not self._used:
             return ()
         used, self._used = self._used, []
@@ -127,7 +128,7 @@ class Savings:
 
 
 def _mark(notes: Notes, number: int, tensor: torch.Tensor, site: tuple[str, int]) -> bool:
-    """Note that a storage can be moved, unless it is none that a plan moves."""
+    """Mark a storage as movable and return True, unless no plan moves such a storage."""
     life = notes.storages.lives[number]
     if life.kind in {Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE}:
         return False
@@ -140,28 +141,28 @@ def _mark(notes: Notes, number: int, tensor: torch.Tensor, site: tuple[str, int]
 
 
 class _SavedAlias:
-    """What a graph keeps of a saved tensor outside of a session: an alias with the same memory."""
+    """An alias that a graph keeps in place of a saved tensor, outside of a session."""
 
     __slots__ = ("__weakref__", "_savings", "alias", "version")
 
     def __init__(self, tensor: torch.Tensor, notes: Notes, savings: Savings) -> None:
         self._savings = savings
-        # Not the tensor itself: an output would keep the graph that keeps this. But a leaf, whose
-        # data may be replaced.
+        # An alias, since an output itself would keep alive the graph that keeps this object. A leaf
+        # is kept itself, because its data may be replaced.
         if tensor.is_leaf and tensor.requires_grad:
             self.alias = tensor
         elif type(tensor) in KINDS:
-            # Below autograd, too, where an operand of a region's is kept: the count is shared.
+            # An operand of a region is packed below autograd: share the version counter there, too.
             counted = ExcludeKey(VERSIONS, False)  # noqa: FBT003
             with hidden(), counted:
                 self.alias = tensor.detach()
-        else:  # made of others, or fake: who makes it has to see it
+        else:  # a wrapper subclass or fake tensor: its own dispatch must see the `detach`
             with notes.paused():
                 self.alias = tensor.detach()
         self.version = _version_of(tensor)
 
     def unpack(self) -> torch.Tensor:
-        """Give it back, whoever asks for it: a region's hooks may."""
+        """Return the saved tensor and note its use; a region's hooks may call this, too."""
         if _version_of(self.alias) != self.version:
             raise modified_error(self.alias, self.version)
         self._savings.used(self, self.alias)
@@ -173,30 +174,30 @@ def _version_of(tensor: torch.Tensor) -> int:
 
 
 class EventWatcher:
-    """A pair of hooks that moves nothing, where `hooks.Hooks` expects a swapper."""
+    """A pair of hooks that moves nothing, in place of the swapper of `hooks.Hooks`."""
 
-    rests = False  # backward passes do not go without it
+    rests = False  # stays on in backward passes
     is_inert = False
 
     def __init__(self, notes: Notes, savings: Savings, min_bytes: int) -> None:
-        """Let storages of fewer than `min_bytes` be none that a plan moves."""
+        """Rule out moving storages smaller than `min_bytes`."""
         self._notes = notes
         self._savings = savings
         self._min_bytes = min_bytes
         self._sites: dict[tuple[int, int], tuple[str, int]] = {}  # by storage and version
 
     def stop(self) -> None:
-        """Only give back what was saved, from now on."""
+        """Stop recording; from now on the pair only returns saved tensors."""
         del self._notes, self._savings
 
     @property
     def mover(self) -> EventWatcher:
-        """Itself: nothing is moved."""
+        """Return itself: nothing is moved."""
         return self
 
     @property
     def events(self) -> EventWatcher:
-        """Itself, by whose calls a step is known."""
+        """Return itself: its calls are the events of the step."""
         return self
 
     def packer(self, _choice: Placement) -> EventWatcher:
@@ -205,22 +206,22 @@ class EventWatcher:
 
     @untraced
     def unpack(self, packed: _SavedAlias) -> torch.Tensor:
-        """Give a saved tensor back.
+        """Return a saved tensor.
 
         Raises:
-            SavedTensorModified: it was changed in place since it was saved.
+            SavedTensorModified: the tensor was changed in place since it was saved.
         """
         return packed.unpack()
 
     @untraced
     def pack(self, tensor: torch.Tensor) -> _SavedAlias:
-        """Return what the graph keeps of a tensor."""
+        """Return the alias that the graph keeps in place of a tensor."""
         packed = _SavedAlias(tensor, self._notes, self._savings)
         self._savings.note_saved(tensor, packed, self._site(tensor))
         return packed
 
     def _site(self, tensor: torch.Tensor) -> tuple[str, int] | None:
-        """Return where a storage was first saved at its version; None: it would not be moved."""
+        """Return where a storage was first saved at this version; None: it is not moved."""
         if not _may_move(tensor) or tensor.untyped_storage().nbytes() < self._min_bytes:
             return None
         notes = self._notes
@@ -237,7 +238,7 @@ class EventWatcher:
 
 
 def _may_move(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is plain memory, and no weight's, as far as it says itself."""
+    """Return whether a tensor is plain memory and not, as far as it shows, a weight's."""
     is_plain = type(tensor) in (*KINDS, FakeTensor) and tensor.layout is torch.strided
     if not is_plain or tensor.numel() == 0:
         return False

@@ -1,4 +1,4 @@
-"""From what a recorder noted to a `Trace`: phases, lives, events as they were."""
+"""Conversion of a recorder's notes to a `Trace`: phases, storage lives, events."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def build_trace(
     reserved_ratio: float,
     base_bytes: int,
 ) -> Trace:
-    """Return the trace of what a recorder saw; see `Recorder.trace`.
+    """Return the trace of a recorded step; see `Recorder.trace`.
 
-    Other threads may still add to what it saw. The trace ends with the operators that have a time;
-    lives are read last, so that all are there of which operators and events tell.
+    Other threads may still add to the notes. The trace ends with the last operator that has a time.
+    Storage lives are read last, so that they cover every storage of the operators and events.
     """
     rows = notes.rows[: len(seconds)]
     events = [each for each in tuple(saved) if each.operator <= len(rows)]
@@ -74,7 +74,7 @@ def build_trace(
 
 
 def _there(numbers: tuple[int, ...], storages: Sequence[Storage], operator: int) -> tuple[int, ...]:
-    """Return those storages that are there while an operator runs: other threads may free some."""
+    """Return the storages that exist while an operator runs: other threads may free some."""
     return tuple(
         number for number in numbers if storages[number].birth <= operator < storages[number].death
     )
@@ -90,14 +90,14 @@ def _event(event: SavedEvent, storages: Sequence[Storage]) -> Event:
 
 
 def _is_held(life: StorageLife) -> bool:
-    """Whether the user has it throughout, as a batch: giving it up would free nothing."""
+    """Return whether the user holds the storage all step, as a batch: moving it frees nothing."""
     return life.kind is Kind.INPUT and life.birth == BEFORE and life.death == ALIVE
 
 
 def _storage(life: StorageLife, count: int) -> Storage:
-    # What nobody was seen to make may have come after the last operator.
+    # A storage that no operator was seen to make may appear after the last operator.
     birth = min(life.birth, count - 1)
-    death = life.death  # once: it may go meanwhile
+    death = life.death  # read once: the storage may be freed meanwhile
     death = count if death == ALIVE else min(death, count)
     return Storage(
         nbytes=life.nbytes,
@@ -114,8 +114,8 @@ def _storage(life: StorageLife, count: int) -> Storage:
 def _phases(rows: Sequence[NotedOperator], lives: Sequence[StorageLife]) -> list[Phase]:
     """Return the phase of each operator.
 
-    What is done to gradients between backward and the optimizer, such as clipping, is a part of the
-    latter, and so is what works on the results of that.
+    Operators on gradients between backward and the optimizer step, such as clipping, count as
+    optimizer operators. So do operators on their results.
     """
     ours = {number for number, life in enumerate(lives) if life.kind in _OPTIMIZERS}
     phases = []
@@ -133,7 +133,7 @@ def _phases(rows: Sequence[NotedOperator], lives: Sequence[StorageLife]) -> list
 
 
 def _signature(operators: Sequence[Operator], storages: Sequence[Storage]) -> str:
-    """Return a short digest of what ran and on how much, in which order."""
+    """Return a short digest of the operators in order, and of the sizes that they write."""
     digest = hashlib.sha256()
     for operator in operators:
         sizes = [storages[each].nbytes for each in operator.writes]

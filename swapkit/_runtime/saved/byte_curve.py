@@ -1,4 +1,4 @@
-"""What is left of a plan once a step goes another way than it."""
+"""Swapping by the plan's byte counts after a step has deviated from its plan."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 
 class Curve:
-    """What is left of a plan once a step goes another way: how many bytes are out by when.
+    """The bytes that a plan has sent out by each save, for a step that deviated from the plan.
 
-    Where a module saves something that the plan does not know, it is sent out if the plan would
-    have sent out more by the time that this module was reached.
+    A newly saved group is sent out if the plan would have sent out more bytes by the end of the
+    saves of the group's module.
     """
 
     def __init__(self, mover: Mover, curve: Sequence[tuple[int, int]], moved_bytes: int) -> None:
         """Begin in the middle of a step.
 
         Args:
-            mover: who sends groups out.
-            curve: for each save that the plan knows: where, and the bytes that are out by then.
-            moved_bytes: in this step so far.
+            mover: sends groups out.
+            curve: for each save in the plan: the module's tag, and the bytes sent out by then.
+            moved_bytes: sent out in this step so far.
         """
         self._mover = mover
         self._curve = curve
         self._moved_bytes = moved_bytes
-        self._at = 0  # how far the step has come on the curve
+        self._at = 0  # the step's position on the curve
         self._places: dict[int, list[int]] = {}
         for at, (tag, _) in enumerate(curve):
             self._places.setdefault(tag, []).append(at)
 
     def saved(self, group: StorageGroup) -> None:
-        """Send a group out that was saved now, if the plan's bytes are not reached. Locked."""
+        """Send a newly saved group out if the step is behind the plan's bytes. Lock held."""
         places = self._places.get(group.tag, [])
         following = bisect_left(places, self._at)
         if following < len(places):
@@ -49,7 +49,7 @@ class Curve:
             self._moved_bytes += group.nbytes
 
     def _goal(self) -> int:
-        """Return the bytes that the plan has sent out by the end of the module's saves."""
+        """Return the bytes that the plan sends out by the end of the current module's saves."""
         if not self._curve:
             return 0
         at, tag = self._at, self._curve[self._at][0]

@@ -1,4 +1,4 @@
-"""A device: its backend, and what stands below torch there."""
+"""A device: its backend, and the pool that serves torch there."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 NO_LIMITS = Limits()
-LOCKED_SHARE = 0.75  # of the machine's memory, or of the control group's
-# As torch numbers kinds of devices.
+LOCKED_SHARE = 0.75  # of the memory of the machine, or of its control group
+# Torch's numbers for device types.
 TYPES = {"cpu": 0, "cuda": 1}
-NO_INDEX = -1  # the CPU's, in torch
+NO_INDEX = -1  # torch's index of the CPU
 
 
 class DevicePool(Protocol):
-    """Who hands a device's memory out: our pool, or torch's own allocator under our eyes."""
+    """The allocator of a device: our pool, or torch's own allocator, observed by swapkit."""
 
     @property
     def address(self) -> int:
-        """Where the native pool is; 0: there is none."""
+        """The address of the native pool; 0: there is none."""
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes more would leave room in the budget for operators."""
+        """Return whether `nbytes` more would leave room in the budget for operators."""
 
     def in_use_bytes(self) -> int:
-        """Return the bytes handed out."""
+        """Return the allocated bytes."""
 
     def moving_seconds(self) -> float:
-        """Return how long moves of free memory have taken."""
+        """Return the seconds spent on moves of free memory."""
 
     def peak_take(self) -> int:
         """Return the most bytes reserved since the last call."""
 
     def stats(self) -> dict[str, int]:
-        """Return the statistics under torch's flat names, and `budget_bytes`."""
+        """Return the statistics under torch's flat names, plus `budget_bytes`."""
 
     def reset_peak(self) -> None:
-        """Set every peak to the current value."""
+        """Reset every peak to its current value."""
 
     def set_budget(self, budget_bytes: int) -> None:
         """Change the budget; 0: none.
 
         Raises:
-            OverBudget: more than that is in use; nothing was changed.
+            OverBudget: more bytes are in use; the budget is unchanged.
         """
 
     def set_rescue(self, rescue: Callable[[int], int] | None) -> None:
-        """Set who is asked for bytes when an allocation would fail."""
+        """Set the function that frees bytes when an allocation would fail."""
 
     def trim(self) -> None:
-        """Give all cached memory to the device."""
+        """Return all cached memory to the device."""
 
     def owns(self, address: int) -> bool:
-        """Return whether memory is one of its blocks."""
+        """Return whether an address is in one of the pool's blocks."""
 
     def blocks(self) -> Sequence[BlockInfo]:
         """Describe every block."""
 
     def note(self, kind: RingKind, nbytes: int = 0) -> None:
-        """Put an event into the ring, if one is attached."""
+        """Add an event to the ring, if one is attached."""
 
 
 class Device:
@@ -83,16 +83,16 @@ class Device:
         self.index = NO_INDEX if name.type == "cpu" else name.index
         self.backend = backend
         self.budget_bytes = 0  # of the pool; 0: none
-        # Whether storages that were copied ahead are left to who can take them without Python.
+        # Whether copied storages go to a list from which an allocator takes them without Python.
         self.sets_aside = False
-        self.largest_bytes = 0  # of the storages that were saved
-        self.link = backend  # over whose streams schedulers that are made now copy
-        self.pool: DevicePool | None = None  # once it is installed
+        self.largest_bytes = 0  # the size of the largest saved storage
+        self.link = backend  # new schedulers copy on this backend's streams
+        self.pool: DevicePool | None = None  # None: not installed yet
 
     def new_scheduler(self, limits: Limits = NO_LIMITS, *, copies_in_flight: int = 0) -> Scheduler:
-        """Return who moves storages, within these limits; see `Scheduler`.
+        """Return a new scheduler with these limits.
 
-        A device's host copies are locked: without a limit they get a share of the machine's memory.
+        A GPU's host copies are page-locked: without a limit they get a share of the host's memory.
         """
         host_bytes = limits.host_bytes
         if host_bytes is None and self.name != CPU:
@@ -107,7 +107,7 @@ class Device:
         )
 
     def current_stream(self) -> int:
-        """Return the address of this thread's stream; 0: the default one, or the host's order."""
+        """Return the address of this thread's stream; 0: the default stream, or a CPU."""
         return self.shared.shim.current_stream(self.type, self.index)
 
     def in_use_bytes(self) -> int:
@@ -115,11 +115,11 @@ class Device:
         return 0 if self.pool is None else self.pool.in_use_bytes()
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes more would leave room in the budget for operators."""
+        """Return whether `nbytes` more would leave room in the budget for operators."""
         return self.pool is None or self.pool.has_room(nbytes)
 
     def expect(self, nbytes: int) -> None:
-        """Note the size of a storage: requests may be as large."""
+        """Note the size of a saved storage: later allocations may be as large."""
         if self.sets_aside and nbytes > self.largest_bytes:
             self.largest_bytes = nbytes
             self.shared.shim.native_expect(self.index, nbytes)

@@ -1,16 +1,16 @@
 """Making room: copying ahead while memory fills up, and evicting when an allocation would not fit.
 
-While memory fills up, groups are copied to the host early, in the order of production
-(*write-behind*), and stay on the device: clean. When an allocation fails, the pool asks for bytes
-(*rescue*): clean groups are dropped first, then copies in flight are awaited, then the rest is
-copied and dropped; oldest first, since backward needs the oldest last. What had already been
-brought back ahead of its use goes last of all.
+While memory fills up, groups are copied to the host early, in the order in which they were saved
+(*write-behind*). They stay on the device and are *clean*. When an allocation fails, the pool asks
+for bytes (*rescue*). A rescue drops clean groups first, then waits for copies in flight, then
+copies and drops the rest. It goes oldest first, since backward needs the oldest group last.
+Prefetched groups are evicted last of all.
 
 Where a `host_limit` leaves little room for copies, operators are captured while no plan has settled
-(`shim/cpp/recompute/standby.hpp`), and what the host cannot take is dropped and computed again in
-backward.
+(`shim/cpp/recompute/standby.hpp`). Storages that the host has no room for are dropped and
+recomputed in backward.
 
-Only storages that nobody else holds are dropped: anything else would free nothing.
+Only storages with no other references are dropped: dropping any other would free nothing.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Device
     from swapkit._runtime.shim.types import Mover, StorageGroup
 
-# Write-behind begins when this share of the budget is in use, and keeps this many copies queued.
+# Write-behind begins when this share of the budget is in use, and queues this many copies.
 WATERMARK = 0.7
 COPIES_IN_FLIGHT = 2
 MOST_ASIDE = 256
-# Torch's own allocator reserves more than is in use, and only what was copied can be taken from us.
+# Torch's own allocator reserves more than is in use, and can take only storages that were copied.
 WATERMARK_ASIDE = 0.5
-# A step copies ahead at most this much more than the step before it had to evict.
+# A step copies ahead at most this many times the bytes that the previous step evicted.
 AHEAD = 1.25
-# A rescue frees at least this share of the budget, so that small tensors do not need one each.
+# A rescue frees at least this share of the budget, so that not every small tensor needs a rescue.
 LEAST = 1 / 256
-# A clean group at most this much larger than what is needed is taken alone.
+# A clean group of at most this many times the needed bytes is dropped alone.
 FIT = 1.25
 
 
 class Evictor:
-    """The policy of a swapper under a budget. The swapper's lock is held, or taken by `free`."""
+    """The eviction policy of a swapper. Called with its lock held, except for standby methods."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class Evictor:
         """Begin with nothing saved.
 
         Args:
-            mover: of the swapper.
-            scheduler: which copies for it.
-            device: whose memory is short.
-            limit_bytes: of the budget; 0: there is none.
-            adopt: takes in graphs, of saved tensors of at least so many bytes; returns how many.
-            stand_by: lets the session's hooks capture what is saved, or not any more.
+            mover: the swapper's mover.
+            scheduler: copies for the mover.
+            device: the device to free memory on.
+            limit_bytes: the budget; 0: none.
+            adopt: adopts saved tensors of at least so many bytes; returns their number.
+            stand_by: starts or stops capturing every operator in the session's hooks.
         """
         self._mover = mover
         self._scheduler = scheduler
@@ -76,22 +76,22 @@ class Evictor:
         if limit_bytes:
             share = WATERMARK_ASIDE if is_aside else WATERMARK
             self._mover.watermark_bytes = int(limit_bytes * share)
-        # Of what is set aside, only what is copied, or under way, can be had without Python.
+        # Without Python, only storages whose copy is done or in flight can be taken.
         self._mover.most_copying = MOST_ASIDE if is_aside else COPIES_IN_FLIGHT
         self._least_bytes = int(limit_bytes * LEAST)
         self._step_evicted_bytes = 0
-        self.min_bytes = MIN_SWAP_BYTES  # of graphs that are taken in
-        self.multiple = 1  # of the bytes that are missing: what a rescue frees
+        self.min_bytes = MIN_SWAP_BYTES  # the least size of an adopted saved tensor
+        self.multiple = 1  # a rescue frees this many times the bytes that are missing
         self._count = 0
         self._count_before = self._count_elsewhere()
         self._digests: StorageDigests | None = (
-            None  # of what is dropped without a copy; None: nothing is
+            None  # of storages dropped without a copy; None: standby was not prepared
         )
-        self._may_stand_by = False  # in a session that has prepared it
+        self._may_stand_by = False  # whether standby was prepared and has not ended
 
     @property
     def count(self) -> int:
-        """How often memory was freed because an allocation would have failed."""
+        """The number of rescues that freed memory."""
         return self._count + self._count_elsewhere() - self._count_before
 
     def _count_elsewhere(self) -> int:
@@ -101,25 +101,25 @@ class Evictor:
     # ---- write-behind ---------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Copy nothing early: a plan says what leaves."""
+        """Stop write-behind: a plan decides which groups leave."""
         self._mover.holds_copies = True
 
     def resume(self) -> None:
-        """Undo `hold`: every group that is on the device takes part."""
+        """Resume write-behind, for every group on the device."""
         self._mover.holds_copies = False
         self._mover.resume_copies()
 
     def end_step(self) -> None:
-        """Learn from the step that ended how much is worth copying ahead in the next."""
+        """Set how many bytes the next step may copy ahead, from what this step evicted."""
         if not self._device.sets_aside:
             self._mover.ahead_bytes = int(self._step_evicted_bytes * AHEAD)
         self._step_evicted_bytes = 0
         self._mover.end_captures()
 
-    # ---- without the host -----------------------------------------------------------------------
+    # ---- standby: recomputation without room on the host ----------------------------------------
 
     def prepare_standby(self) -> None:
-        """Let what the host has no room for be dropped, and computed again in backward.
+        """Allow dropping storages that the host has no room for; backward recomputes them.
 
         Operators have to be seen (`captures.see_everything`).
         """
@@ -128,30 +128,30 @@ class Evictor:
         self.set_standby(is_on=True)
 
     def end_standby(self) -> None:
-        """Capture nothing more, whatever a thread that still runs a step asks for."""
+        """Stop capturing; later calls of `set_standby`, from any thread, have no effect."""
         self._may_stand_by = False
         self._stand_by(False)  # noqa: FBT003
 
     def set_standby(self, *, is_on: bool) -> None:
-        """Capture what is saved from now on, if that was prepared, or not any more.
+        """Start or stop capturing operators, if standby was prepared.
 
-        What was captured can be dropped as before.
+        Storages that were captured before can still be dropped.
         """
         if self._may_stand_by:
             self._stand_by(is_on)
-            # Another thread has ended the session meanwhile. It clears the flag before it switches
-            # off, so that one of the two looks comes last.
+            # Another thread may have ended the session meanwhile. It clears the flag before it
+            # turns capturing off, so one of the two checks comes last and turns it off.
             if not self._may_stand_by:
                 self._stand_by(False)  # type: ignore[unreachable]  # noqa: FBT003
 
     def _forget_captured(self) -> int:
-        """Let go of what only recipes keep that nobody needs; return the bytes that were freed."""
+        """Release storages kept only by recipes that are not needed; return the bytes freed."""
         before_bytes = self._device.in_use_bytes()
         self._mover.sweep_captured()
         return max(0, before_bytes - self._device.in_use_bytes())
 
     def _drop_spare(self, groups: list[StorageGroup], needed_bytes: int) -> int:
-        """Drop what can be computed again, from the oldest on: backward needs that last."""
+        """Drop storages that can be recomputed, oldest first: backward needs the oldest last."""
         freed = 0
         for group in groups:
             if freed >= needed_bytes or self._digests is None:
@@ -164,7 +164,7 @@ class Evictor:
 
     @staticmethod
     def _digest(digests: StorageDigests, group: StorageGroup) -> Digest | None:
-        """Return a digest of what a group's operator has made; None: what it makes is not known."""
+        """Return a digest of the bytes that a group's operator wrote; None: not known which."""
         if group.storage is None or group.made_bytes == 0:
             return None
         return digests.take(group.storage, group.made_bytes)
@@ -172,7 +172,7 @@ class Evictor:
     # ---- rescue ---------------------------------------------------------------------------------
 
     def free(self, needed_bytes: int) -> int:
-        """Free at least `needed_bytes` of the device if possible; return how many were freed."""
+        """Free at least `needed_bytes` of the device if possible; return the bytes freed."""
         leaving = self._release_leaving(needed_bytes)
         if leaving < needed_bytes:
             leaving += self._forget_captured()
@@ -191,8 +191,8 @@ class Evictor:
         ):
             if freed < wanted_bytes:
                 freed += evict(groups, wanted_bytes - freed)
-        # What costs more than it is worth if it is not needed: bytes that come back in a moment,
-        # and a search for graphs.
+        # Last resorts, only for the bytes really needed: evicting groups that are used soon, and a
+        # search for graphs.
         for last_resort in (self._evict_copying_in, self._evict_adopted):
             if freed < needed_bytes:
                 freed += last_resort(groups, needed_bytes - freed)
@@ -200,9 +200,9 @@ class Evictor:
         return freed
 
     def _release_leaving(self, needed_bytes: int) -> int:
-        """Release what leaves anyway, waiting for its copies if need be: that is no rescue.
+        """Release groups that already leave, waiting for their copies. This is not a rescue.
 
-        A plan, too, lets an operator wait until there is room for it.
+        A plan also lets an operator wait until there is room for it.
         """
         before_bytes = self._device.in_use_bytes()
         freed = 0
@@ -216,18 +216,18 @@ class Evictor:
         return self._device.shared.shim.native_take(self._device.index, needed_bytes)
 
     def _evict(self, group: StorageGroup) -> int:
-        """Drop a clean group's storage; return the bytes that this frees."""
+        """Drop a clean group's storage; return the bytes freed."""
         if group.state != CLEAN or not group.is_exclusive:
             return 0
         freed = 0 if group.storage is None else group.storage.nbytes()
         self._mover.release(group)
         if group.storage is not None:
-            return 0  # the program has exchanged its memory, and there is no room for another copy
+            return 0  # the program replaced its memory, and there is no room for another copy
         self._step_evicted_bytes += group.nbytes
         return freed
 
     def _evict_clean(self, groups: list[StorageGroup], needed_bytes: int) -> int:
-        """Drop the oldest clean group that just fits, or else clean groups from the oldest on."""
+        """Drop the oldest clean group of about the needed size, or else the oldest clean groups."""
         self._mover.settle_ahead()
         clean = [group for group in groups if group.state == CLEAN]
         for group in clean:
@@ -250,13 +250,13 @@ class Evictor:
         return freed
 
     def _await_copies(self, _groups: list[StorageGroup], _needed_bytes: int) -> int:
-        """Wait for all copies: some may keep the storage of a graph that was dropped meanwhile."""
+        """Wait for all copies: some may keep storages of graphs that were dropped meanwhile."""
         before_bytes = self._device.in_use_bytes()
         self._scheduler.drain()
         return max(0, before_bytes - self._device.in_use_bytes())
 
     def _evict_resident(self, groups: list[StorageGroup], needed_bytes: int) -> int:
-        """Copy and drop groups that have no copy yet; the copies are queued together."""
+        """Copy and drop groups without a copy. All copies are queued before the first wait."""
         chosen: list[StorageGroup] = []
         chosen_bytes = 0
         for group in groups:
@@ -270,7 +270,7 @@ class Evictor:
         return self._evict_copying_out(chosen, chosen_bytes)
 
     def _evict_adopted(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
-        """Take graphs in that were recorded without our hooks, and evict what they hold."""
+        """Adopt graphs that were recorded without our hooks, and evict their groups."""
         if not self._limit_bytes:
             return 0
         known = set(self._mover.resident)
@@ -280,7 +280,7 @@ class Evictor:
         return self._evict_resident(groups, needed_bytes)
 
     def _evict_copying_in(self, groups: list[StorageGroup], needed_bytes: int) -> int:
-        """Send back what was brought back ahead of its use."""
+        """Evict groups that were prefetched."""
         freed = 0
         for group in groups:
             if freed >= needed_bytes:
@@ -288,7 +288,7 @@ class Evictor:
             if group.state == COPYING_IN:
                 try:
                     self._mover.finish_in(group)
-                except DiskError:  # it is out again; whoever needs it will see why
+                except DiskError:  # the group is out again; its use in backward raises the error
                     freed += group.nbytes
                 else:
                     freed += self._evict(group)

@@ -1,10 +1,10 @@
-"""Graphs that were recorded without our hooks: before a session, or outside of its thread.
+"""Graphs that were recorded without our hooks: before a session, or on another thread.
 
-Under memory pressure their saved tensors are given hooks after the fact, and can be moved like any
-others. Autograd allows that once for each saved tensor, and not for those that have hooks already,
-were freed, or were changed in place; all of these stay as they are. So do tensors of subclasses and
-of function transforms: torch would hand the hooks a plain tensor without memory in their place, or
-fail half-way, which leaves hooks without anything saved.
+Under memory pressure we register hooks on their saved tensors, which can then move like all others.
+Autograd allows this once per saved tensor. It refuses saved tensors that already have hooks, were
+freed, or were changed in place; we leave all of these alone. We also leave alone tensor subclasses
+and tensors of function transforms: torch would pass the hooks a plain tensor without memory, or
+fail half-way and leave hooks with nothing saved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import MakeSavedTensor, SavedTensor
 
 PREFIX = "_raw_saved_"
-TENSORS = "_raw_saved_tensors"  # of functions written in Python, which show them by another name
+TENSORS = "_raw_saved_tensors"  # of functions written in Python; public name: `saved_tensors`
 
 
 class _Saved(Protocol):
@@ -43,7 +43,7 @@ class _Saved(Protocol):
     unpack_hook: Callable[..., Any] | None
 
     def register_hooks(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
-        """Let hooks stand for the tensor from now on."""
+        """Replace the tensor with the result of `pack`; `unpack` returns it from now on."""
 
 
 def adopt_graphs(
@@ -51,16 +51,16 @@ def adopt_graphs(
     unpack: Callable[[SavedTensor], torch.Tensor],
     shim: Shim,
 ) -> int:
-    """Give hooks to every saved tensor of every graph that Python holds and that has none.
+    """Register hooks on every saved tensor without hooks, in all graphs that Python holds.
 
     Args:
-        pack: the hook that saves one,
-        unpack: and that gives it back.
+        pack: the hook that saves a tensor.
+        unpack: the hook that returns the tensor.
         shim: knows which tensors have memory.
 
     Returns:
-        How many saved tensors got them. 0 while another thread runs or is in a backward pass:
-        there is no telling whose graphs these are (`torch_compat/thread_stacks.py`).
+        How many saved tensors got hooks. 0 while another thread runs or is in a backward pass:
+        that thread may be using these graphs (`torch_compat/thread_stacks.py`).
     """
     if not _is_alone():
         return 0
@@ -77,7 +77,7 @@ def adopt_graphs(
 def _careful(
     pack: Callable[[torch.Tensor], SavedTensor], saved_tensor: MakeSavedTensor
 ) -> Callable[[torch.Tensor], SavedTensor]:
-    """Return a pack hook for saved tensors that exist already; if it failed they would be lost."""
+    """Return a pack hook that never raises: on an error the saved tensor would be lost."""
 
     @untraced
     def careful(tensor: torch.Tensor) -> SavedTensor:
@@ -85,9 +85,9 @@ def _careful(
         try:
             try:
                 return pack(tensor)
-            except (RuntimeError, MemoryError, SwapkitError) as error:  # torch's or ours
+            except (RuntimeError, MemoryError, SwapkitError) as error:  # from torch or swapkit
                 note_failure("taking in a graph", error)
-        except BaseException as error:  # noqa: BLE001 - a signal handler's; raised where it can be
+        except BaseException as error:  # noqa: BLE001 - from a signal handler; raised later
             defer_interruption(error)
         return kept
 
@@ -97,16 +97,16 @@ def _careful(
 def _look(
     node: torch.autograd.graph.Node, name: str, has_plain_memory: Callable[[object, int], bool]
 ) -> Sequence[_Saved]:
-    """Return what a node saved under a name and nobody has changed, without hooks so far.
+    """Return the unchanged saved tensors of a node under a name, if none of them has hooks.
 
-    Not small ones: numbers that torch wrapped in tensors are among them, and an alias of one would
-    not be one.
+    Skip small ones: some are numbers that torch wrapped in tensors, and an alias of a wrapped
+    number is not a wrapped number.
     """
     try:
         saved = getattr(node, name)
         each = saved if isinstance(saved, tuple) else (saved,)
         if all(one is None or one.unpack_hook is None for one in each):
-            # Autograd compares versions here, and no more once there are hooks.
+            # Autograd checks versions on this access; it no longer does once there are hooks.
             found = getattr(
                 node, "saved_tensors" if name == TENSORS else name.replace("_raw", "", 1)
             )
@@ -116,7 +116,7 @@ def _look(
                 for one, value in zip(each, values, strict=True)
                 if one is not None and has_plain_memory(value, MIN_SWAP_BYTES)
             ]
-    except RuntimeError:  # freed: its backward has run; or changed in place
+    except RuntimeError:  # freed (its backward has run), or changed in place
         pass
     return ()
 
@@ -124,7 +124,7 @@ def _look(
 def _adopt(saved: _Saved, pack: Callable[..., Any], unpack: Callable[..., Any]) -> bool:
     try:
         saved.register_hooks(pack, unpack)
-    except RuntimeError:  # it is nobody's any more
+    except RuntimeError:  # its node was freed meanwhile
         return False
     return True
 
@@ -134,15 +134,15 @@ def _is_alone() -> bool:
 
 
 def _roots() -> Iterator[Any]:
-    """Yield the graph nodes that tensors hold, and the one that runs."""
+    """Yield the graph node that runs now, and the `grad_fn` of every tensor."""
     node = current_node()
     if node is not None:
         yield node
     try:
         objects = gc.get_objects()
-    except MemoryError:  # so little is left that nothing can be looked for
+    except MemoryError:  # too little host memory is left to search
         return
-    # Not isinstance(): asking a lazy proxy for its class would run its code.
+    # Not isinstance(): reading `__class__` of a lazy proxy would run its code.
     tensors = [item for item in objects if issubclass(type(item), torch.Tensor)]
     for tensor in take_while(_is_alone, tensors):
         root = _node_of(tensor)
@@ -153,12 +153,12 @@ def _roots() -> Iterator[Any]:
 def _node_of(tensor: torch.Tensor) -> torch.autograd.graph.Node | None:
     try:
         return tensor.grad_fn
-    except RuntimeError:  # of a function transform's wrapper that is dead
+    except RuntimeError:  # a dead wrapper of a function transform
         return None
 
 
 def _walk(roots: Iterator[Any]) -> Iterator[Any]:
-    """Yield every node that is reachable, once."""
+    """Yield every reachable node once."""
     seen: set[Any] = set()
     waiting = deque(roots)
     while waiting:
@@ -172,9 +172,9 @@ def _walk(roots: Iterator[Any]) -> Iterator[Any]:
 
 @functools.cache
 def _saved_names(kind: Hashable) -> tuple[str, ...]:
-    """Return the names of what nodes of a kind save: every operator has a kind of its own.
+    """Return the attribute names of saved tensors for a node class (one class per operator).
 
-    None of a function in Python that shows what it has saved only once.
+    Return none for Python functions that allow only one access to their saved tensors.
     """
     function = getattr(kind, "_forward_cls", None)
     if getattr(function, "clear_saved_tensors_on_access", False):

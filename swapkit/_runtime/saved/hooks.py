@@ -1,20 +1,22 @@
-"""Pairs of saved-tensor hooks, and how they live with those of others.
+"""Pairs of saved-tensor hooks, and how they compose with hooks of other code.
 
-Autograd calls only the innermost pair of hooks on a thread. Ours is made to compose:
+Autograd calls only the innermost pair of hooks on a thread. Our pairs are made to compose:
 
 - *A foreign pair outside of ours* (`save_on_cpu`, a compressor, a checkpointed region around the
-  scope) is asked first, as if ours were not there. What it returns is moved if it is a tensor, and
-  kept as it is otherwise; its unpack gets it back. So a recomputed region stays recomputed.
-- *A foreign pair inside of ours* replaces it for what is saved there, as in plain torch.
-- *Ours in ours*: the inner choice holds.
-- *A region of ours* (`recompute/captured.py`) is asked before pairs of ours inside of it.
-- *A backward pass*: torch copies the pairs on the stack at each of its nodes, which costs a quarter
-  of the node's own work. Ours leave the stack meanwhile if nothing was saved in backward while a
-  plan was followed to a step's end; what was saved before is unpacked all the same. What is saved
-  there after all stays on the device until a rescue finds it (`existing_graphs.py`); after a step
-  with a rescue they see the next one.
-- *Function transforms* (`torch.func`) and whoever else disables the hooks: torch refuses to do so
-  while there are any, so ours step aside meanwhile, and what is saved there stays on the device.
+  scope) is called first, as if ours did not exist. If its pack returns a tensor, we may move that
+  tensor; other results are kept unchanged. Its unpack gets the same object back. So a checkpointed
+  region is still recomputed.
+- *A foreign pair inside ours* replaces ours for the tensors saved there, as in plain torch.
+- *Ours inside ours*: the inner choice holds.
+- *A region of ours* (`recompute/captured.py`) is called before our pairs inside it.
+- *A backward pass*: torch copies the pairs on the stack at each node, which costs a quarter of the
+  node's own work. Ours leave the stack for the pass if the previous step followed its plan to the
+  end and nothing was saved in backward under this plan. Tensors saved before are still unpacked. A
+  tensor that is saved in such a pass stays on the device until a rescue finds it
+  (`existing_graphs.py`). After a step with a rescue, our pairs stay on the stack for the next step.
+- *Function transforms* (`torch.func`) and other code that disables hooks: torch refuses to disable
+  hooks while a pair is on the stack. So ours leave the stack, and tensors saved meanwhile stay on
+  the device.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ def _top() -> Pair | None:
 
 
 class Hooks:
-    """One pair of hooks: a choice, carried out by a swapper. Entered and left once, on one thread.
+    """One pair of hooks: a choice that a swapper carries out. Entered and left once, on one thread.
 
-    What was saved stays with the swapper, whatever becomes of the pair.
+    The swapper keeps the saved tensors, also after the pair has left.
     """
 
     def __init__(
@@ -66,13 +68,13 @@ class Hooks:
         packer: Packer | None = None,
         region: RegionHooks | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare a pair; torch calls it after `enter`.
 
         Args:
-            swapper: who carries the choice out.
-            choice: what becomes of what is saved.
-            packer: of another pair with this choice, for which this one stands in.
-            region: the hooks of a region, which are asked instead.
+            swapper: carries the choice out.
+            choice: how saved tensors are treated.
+            packer: the packer of another pair with this choice, which this pair shares.
+            region: the hooks of a region, which replace the packer.
         """
         self.region = region
         self.swapper = swapper
@@ -86,7 +88,7 @@ class Hooks:
         self.pair: Pair | None = None
 
     def enter(self) -> None:
-        """Begin to see what this thread saves; without effect where hooks are disabled."""
+        """Push the pair onto this thread's stack; without effect where hooks are disabled."""
         if hooks_disabled_message() is not None:
             return
         pop_left()
@@ -94,7 +96,7 @@ class Hooks:
         self._foreign = None if self.region is not None else _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
-        # Before it is there: without a detour others could not disable hooks.
+        # Before the push: without the detour, other code could not disable hooks.
         _detour_for(self)
         self._has_entered = True
         self._push()
@@ -102,22 +104,22 @@ class Hooks:
     def leave(self) -> None:
         """Undo `enter`, on the same thread.
 
-        Torch's stack of pairs only gives up its top. Where another pair is on it this one goes
-        inert, and leaves the stack with the next one of ours that does. So it does in the middle of
-        a backward pass: at its end the engine puts the stack back as it was at its beginning.
+        Torch can only pop the top of its stack. If another pair is above, this pair goes inert and
+        leaves the stack together with our next pair that does. The same holds in the middle of a
+        backward pass: at its end, the engine restores the stack from its beginning.
         """
         if self._has_entered and not self._has_left:
             self._has_left = True
-            if not self._is_stand_in and self.region is None:  # the packer goes on elsewhere
+            if not self._is_stand_in and self.region is None:  # else the packer is in use elsewhere
                 self.packer.is_inert = True
             _end_detour_for(self)
-        if self._is_loose:  # even where a signal handler raised before the stack below knew it
+        if self._is_loose:  # also if a signal handler raised before `thread_state.hooks` had it
             self._pop()
         pop_left()
 
     @property
     def _is_over(self) -> bool:
-        """Whether it has left, or its region has ended: an interruption may be why it has not."""
+        """Whether it has left, or its region has ended (an interruption may skip `leave`)."""
         return self._has_left or (self.region is not None and not self.region.is_open)
 
     @property
@@ -127,7 +129,7 @@ class Hooks:
 
     @property
     def _is_loose(self) -> bool:
-        """Whether it can be taken off the stack now, and stays off."""
+        """Whether it can be popped now, and the engine will not restore it."""
         return self._is_on_top and self._task == graph_task()
 
     def _push(self) -> None:
@@ -136,7 +138,7 @@ class Hooks:
         thread_state.hooks.append(self)
 
     def _push_again(self) -> None:
-        """Undo `_pop`, as far as that came."""
+        """Undo `_pop`, even if it was interrupted half-way."""
         assert self.pair is not None
         self._is_popped = False
         if not self._is_on_top:
@@ -155,14 +157,14 @@ class Hooks:
 
 
 def pop_left() -> None:
-    """Take off this thread's stacks what was left when it could not be taken off: pairs, modes."""
+    """Pop the pairs and modes of this thread that have left but could not be popped then."""
     drop_left()
     stack = thread_state.hooks
-    while stack and stack[-1]._is_over:  # noqa: SLF001 - its own kind
+    while stack and stack[-1]._is_over:  # noqa: SLF001 - same module
         ours = stack[-1]
         if ours._is_loose:  # noqa: SLF001
             ours._pop()  # noqa: SLF001
-        elif ours._is_popped:  # noqa: SLF001 - an interruption is why it is known yet
+        elif ours._is_popped:  # noqa: SLF001 - `_pop` was interrupted
             ours._forget()  # noqa: SLF001
         else:
             return
@@ -170,47 +172,48 @@ def pop_left() -> None:
 
 @untraced
 def innermost() -> Hooks | None:
-    """Return the pair of ours that this thread's saved tensors meet first.
+    """Return our pair that autograd calls first on this thread.
 
-    None: there is none, or another pair is asked before, as in a recomputed region.
+    None: there is none, or another pair is called before it, as in a recomputed region.
     """
     if not thread_state.hooks:
         return None
     ours = thread_state.hooks[-1]
-    is_asked = ours._is_on_top and ours._foreign is None  # noqa: SLF001 - its own kind
+    is_asked = ours._is_on_top and ours._foreign is None  # noqa: SLF001 - same module
     return ours if is_asked and ours.region is None and not ours.packer.is_inert else None
 
 
 @untraced
 def is_foreign() -> bool:
-    """Return whether hooks of others see what this thread saves, or nobody may."""
+    """Return whether foreign hooks see this thread's saved tensors, or hooks are disabled."""
     return hooks_disabled_message() is not None or _foreign_pair() is not None
 
 
 def _foreign_pair() -> Pair | None:
-    """Return the pair that would be asked on this thread if none of ours were there."""
+    """Return the pair that autograd would call on this thread without our pairs."""
     top = _top()
     if top is None or not thread_state.hooks:
         return top
     ours: Hooks = thread_state.hooks[-1]
-    if not ours._is_on_top:  # noqa: SLF001 - its own kind
+    if not ours._is_on_top:  # noqa: SLF001 - same module
         return top
     return ours._foreign if ours.region is None else ours.pair  # noqa: SLF001
 
 
 class Around(NamedTuple):
-    """The hooks around a region that begins: what it does not keep itself goes to these."""
+    """The pack hooks around a region, for the tensors that the region does not keep itself."""
 
-    pack: Callable[[torch.Tensor], Any] | None  # None: there are none
-    # Of the hooks by which a session, or a recorder, sees the events of a step; likewise.
+    pack: Callable[[torch.Tensor], Any] | None  # None: there are no hooks
+    # Of the hooks through which a session or a recorder sees the step's events; None: no hooks.
     events: Callable[[torch.Tensor], Any] | None
 
 
 @untraced
 def around_region() -> Around | None:
-    """Return the hooks around a region that begins here; None: it may not have hooks of its own.
+    """Return the hooks around a region that begins here; None: it may not have its own hooks.
 
-    Those of others see all that is saved here. A region around is not one of those.
+    It may not under foreign hooks, which see all tensors saved here, or where hooks are disabled.
+    An enclosing region of ours does not count as foreign.
     """
     if hooks_disabled_message() is not None:
         return None
@@ -238,7 +241,7 @@ def is_in_region() -> bool:
 
 
 class _Wrapped:
-    """What a foreign pack made of a tensor, and we of that."""
+    """The result of our pack for a tensor that a foreign pack returned."""
 
     __slots__ = ("packed",)
 
@@ -263,19 +266,19 @@ def _compose(foreign: Pair, ours: Pair) -> Pair:
     return pack, unpack
 
 
-# ---- those who disable hooks --------------------------------------------------------------------
+# ---- code that disables hooks, and backward passes ----------------------------------------------
 
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Take our pairs off the top of this thread's stack for a while."""
+    """Take our pairs off the top of this thread's stack inside the context."""
     aside: list[Hooks] = []
     try:
         while thread_state.hooks:
             ours = thread_state.hooks[-1]
-            if not ours._is_on_top:  # noqa: SLF001 - its own kind
-                break  # a foreign pair is inside of ours
-            aside.append(ours)  # first: a signal handler may raise anywhere
+            if not ours._is_on_top:  # noqa: SLF001 - same module
+                break  # a foreign pair is inside ours
+            aside.append(ours)  # before the pop: a signal handler may raise anywhere
             ours._pop()  # noqa: SLF001
         yield
     finally:
@@ -284,13 +287,13 @@ def suspended() -> Iterator[None]:
                 ours._push_again()  # noqa: SLF001
 
 
-_CREATE_GRAPH = 2  # its place behind the outputs
+_CREATE_GRAPH = 2  # its index in `args`, after the outputs
 _torchs_backward = getattr(torch.autograd, ENGINE_CALL)
 
 
 @untraced_itself
 def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """As torch's function of this kind; pairs of ours that rest leave the stack meanwhile."""
+    """Run torch's function of this name; our pairs leave the stack if all of them rest."""
     stack = thread_state.hooks
     may_rest = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and graph_task() == NO_TASK
     if not stack or not may_rest or not all(each.packer.rests for each in stack):
@@ -299,25 +302,25 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
         return _torchs_backward(outputs, *args, **kwargs)
 
 
-# The pairs for which there is a detour. An interruption may leave one here that has left: until it
-# is gone, that costs time only.
+# The pairs that need the detours. After an interruption, a pair that has left may remain here until
+# it is freed; this only costs time.
 _detoured: weakref.WeakSet[Hooks] = weakref.WeakSet()
-# Reentrant: a finalizer may end a scope in between.
+# Reentrant: a finalizer may end a scope while the lock is held.
 _detour_lock = make_fork_lock()
 _disable = torch.autograd.graph.disable_saved_tensors_hooks
 
 
 @contextlib.contextmanager
 def _disable_without_ours(error_message: str) -> Iterator[None]:
-    """`torch.autograd.graph.disable_saved_tensors_hooks` while pairs of ours are installed."""
+    """Replace `torch.autograd.graph.disable_saved_tensors_hooks` while our pairs are entered."""
     with suspended(), _disable(error_message):
         yield
 
 
 def _detour_for(hooks: Hooks) -> None:
-    """Let those come past ours who disable hooks, `torch.func` above all; calls nest.
+    """Replace torch's functions that disable hooks (for `torch.func`) or run a backward pass.
 
-    And backward passes.
+    The replacements take our pairs off the stack. They stay until the last pair has left.
     """
     with _detour_lock:
         _detoured.add(hooks)

@@ -1,14 +1,15 @@
-"""A session's hooks on other threads than its own, while these run its model.
+"""A session's hooks on other threads, while these threads run the session's model.
 
-Autograd's hooks belong to a thread. A step that runs on another thread than the one that entered
-the session (an executor, a worker of a trainer) would save its tensors past the session. So the
-thread that runs the session's model gets the session's hooks for as long as the forward runs. What
-it saves outside of that, such as by the loss, is taken in when memory is short
+Autograd's hooks are per thread. If a step runs on another thread than the one that entered the
+session (an executor, a worker of a trainer), the session would not see its saved tensors. So a
+thread that runs the session's model gets the session's hooks for the duration of the forward.
+Tensors saved outside of the forward, such as by the loss, are adopted when memory is short
 (`existing_graphs.py`).
 
-Of a forward that was interrupted nobody hears (`model/global_hooks.py`) before the thread calls the
-model again. Where it does not, the session's end takes back what can be from another thread; the
-pair of hooks is inert then, and goes when the thread next enters or leaves a session.
+If a forward is interrupted, its end is noticed only when the thread next calls the model
+(`model/global_hooks.py`). If the thread never does, the end of the session takes back as much as it
+can from another thread. The hooks are inert then, and are removed when the thread next enters or
+leaves a session.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ if TYPE_CHECKING:
 
 
 class _Loan(NamedTuple):
-    """What was lent to a call."""
+    """The hooks that were lent to one call of the model."""
 
     hooks: Hooks
-    entered: list[Swapper]  # of its thread
+    entered: list[Swapper]  # the sessions of the call's thread
     thread: int
 
     def end(self) -> None:
-        """Take it back, as far as this thread can; twice is fine."""
+        """Take the hooks back as far as this thread can. Safe to call twice."""
         with suppress(ValueError):
             self.entered.remove(self.hooks.swapper)
         self.hooks.leave()
 
 
 class _Lent(threading.local):
-    """The calls of the model on this thread, innermost last, with what was lent to each."""
+    """The loans of the calls of the model on this thread, innermost last; None: no loan."""
 
     def __init__(self) -> None:
         self.calls: list[_Loan | None] = []
@@ -56,24 +57,24 @@ class _Lent(threading.local):
 class Lending:
     """Lends the hooks of one session. `enter` and `leave` run on any thread, with no lock held."""
 
-    may_rest = True  # inside of the model's calls
+    may_rest = True  # needs no events from inside the model's calls
 
     def __init__(self, hooks: Hooks, model: torch.nn.Module) -> None:
         """Prepare; nothing is lent before `start`."""
         self._hooks = hooks
         self._find_model = find_weakly(model)
         self._lent = _Lent()
-        self._lock = threading.Lock()  # of the next two; nothing is called that takes another
+        self._lock = threading.Lock()  # guards the next two; no other lock is taken inside
         self._loans: list[_Loan] = []
         self._is_on = False
 
     def start(self) -> None:
-        """Lend from now on. Before those listen who look for the session's hooks."""
+        """Start lending. Call it before adding listeners that need the session's hooks."""
         self._is_on = True
         global_hooks.calls.add(self)
 
     def stop(self) -> None:
-        """Lend no more; a forward that runs now gives back what it has when it ends."""
+        """Stop lending. A forward that still runs returns its hooks when it ends."""
         with self._lock:
             self._is_on = False
             loans = list(self._loans)
@@ -83,7 +84,7 @@ class Lending:
         self._leave_if_done()
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Lend the hooks to a call of the model on a thread that has no session's."""
+        """Lend the hooks to a call of the model on a thread without a session."""
         if not is_call_of(module, self._find_model()):
             return
         calls = self._lent.calls
@@ -101,7 +102,7 @@ class Lending:
         hooks.enter()
 
     def leave(self, module: torch.nn.Module) -> None:
-        """Take back what the call was lent."""
+        """Take the call's hooks back."""
         calls = self._lent.calls
         if not is_call_of(module, self._find_model()) or not calls:
             return
@@ -121,11 +122,11 @@ class Lending:
         return thread_state.sessions
 
     def _is_wanted(self) -> bool:
-        """Whether the call saves something, and no session is there to see it."""
+        """Return whether the call saves tensors in forward, on a thread without a session."""
         return not self._entered and torch.is_grad_enabled() and graph_task() == NO_TASK
 
     def _is_running(self, loan: _Loan) -> bool:
-        """Whether the call goes on: another thread may be in the middle of it."""
+        """Return whether the call still runs, perhaps on another thread."""
         running = threads.receivers(loan.thread, AROUND_MODULE_CALL)
         return any(is_call_of(each, self._find_model()) for each in running)
 
@@ -144,7 +145,7 @@ class Lending:
 
 
 def is_call_of(module: torch.nn.Module, model: torch.nn.Module | None) -> bool:
-    """Return whether a module is the model, or what `torch.compile` made of it. None: is gone."""
+    """Return whether a module is the model or its compiled form. `model` None: it is gone."""
     if module is model or model is None:
         return module is model
     is_compiled = type(module).__name__ == "OptimizedModule"
@@ -152,9 +153,9 @@ def is_call_of(module: torch.nn.Module, model: torch.nn.Module | None) -> bool:
 
 
 def find_weakly(model: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
-    """Return what finds a model while somebody else holds it."""
+    """Return a function that returns the model, or None once the model is gone."""
     return _find_none if model is None else weakref.ref(model)
 
 
 def _find_none() -> None:
-    """Return no model: none was given."""
+    """Return None: no model was given."""

@@ -1,4 +1,4 @@
-"""The limits of a session, or of one step that is planned."""
+"""The limits of a session, or of one planned step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Limits:
     """The memory and the disk space that training may use.
 
     Args:
-        budget_bytes: reserved on the device; 0: no limit.
-        host_bytes: copies on the host; None: as much as the host has.
+        budget_bytes: the most bytes reserved on the device; 0: no limit.
+        host_bytes: the most bytes of copies on the host; None: all of the host's memory.
         disk: the folder for copies that the host has no room for; None: no disk.
-        disk_bytes: copies on the disk; 0: as much as the file system has.
+        disk_bytes: the most bytes of copies on the disk; 0: all of the file system.
     """
 
     budget_bytes: int = 0

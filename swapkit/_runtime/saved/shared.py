@@ -1,4 +1,4 @@
-"""What all devices and swappers of a process share."""
+"""The state that all devices and swappers of a process share."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 
 
 class PlannedMove(NamedTuple):
-    """One planned move, as it happened: for traces."""
+    """One planned move that was carried out, for traces."""
 
     kind: str  # "release" or "prefetch"
     site: str
     saved_by: int  # the last operator that saved it
-    operator: int  # where it happened
+    operator: int  # at which it was carried out
     nbytes: int
 
 
 class SharedState:
-    """The shim, the names of modules, and the lock. `process.runtime.Runtime` is the only one."""
+    """The shim, the module names and the lock. The only subclass is `process.runtime.Runtime`."""
 
     def __init__(self) -> None:
         self.shim = load_shim()
         self.tracker = ModuleTracker(self.shim.rest_at)
-        # Guards the sessions and what they move: one lock for all, since each may be asked for
-        # bytes in the middle of another's allocation.
+        # Guards all sessions and the groups that they move. One lock for all: an allocation in one
+        # session may ask any other session for bytes.
         self.lock = self.shim.lock()
-        # A fork waits for the lock and its child gets it free, whichever thread held it.
+        # A fork waits for the lock, so the child process always starts with the lock free.
         hold_over_forks(self.lock)
-        self.trace: list[PlannedMove] | None = None  # of planned moves, if somebody wants one
+        self.trace: list[PlannedMove] | None = None  # of planned moves; None: not recorded
 
     def other_mover(self, device_type: int, index: int) -> Mover | None:
-        """Return who moves the tensors of a device; None: nobody does."""
+        """Return the mover of a device; None: there is none."""
         raise NotImplementedError
 
     def host_bytes(self) -> int:
-        """Return the memory of the machine, or of the control group."""
+        """Return the bytes of memory of the machine, or of its control group."""
         raise NotImplementedError

@@ -1,10 +1,10 @@
-"""What happens to a saved tensor, as its scope chose.
+"""Decides whether, when and how each saved tensor is moved.
 
-A saved tensor that can be moved joins its storage's group. Groups of a scope that swaps are copied
-out and released when the copy is done, or where the scope says; groups of a budget stay while
-memory lasts (`eviction.py`). In backward groups come back ahead of their use as far as there is
-room, and at the latest when they are unpacked (`shim/cpp/moves/agenda.hpp`). What every saved
-tensor pays for is in `shim/cpp/saved/pack_hooks.cpp`; here is what it asks.
+A saved tensor that can be moved joins its storage's group. Groups of a swapping scope are copied
+out and released when the copy is done, or where the scope says. Groups of a budget stay on the
+device while memory lasts (`eviction.py`). In backward, groups are prefetched as far as there is
+room, and come back at the latest when they are unpacked (`shim/cpp/moves/agenda.hpp`). The code
+that runs for every saved tensor is in `shim/cpp/saved/pack_hooks.cpp`; this file has its policies.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Device
     from swapkit._runtime.shim.types import Mover, Packer, SavedTensor, StorageGroup
 
-# What autocast casts weights to.
+# The data types that autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)
 
 
 class Swapper:
-    """The saved tensors that one scheduler moves. Any thread."""
+    """Moves saved tensors with one scheduler. Any thread."""
 
     def __init__(self, device: Device, scheduler: Scheduler, *, limit_bytes: int = 0) -> None:
-        """Start empty. `limit_bytes` 0: no budget to keep to."""
+        """Start empty. `limit_bytes` 0: no budget."""
         self.shared = shared = device.shared
         self.device = device
         self.scheduler = scheduler
         self._tracker = shared.tracker
-        # Guards the groups of every swapper: bringing a storage back holds it while it allocates,
-        # which may ask any session for a rescue. On the same thread that may even be this one: the
-        # mover holds the storage at hand meanwhile.
+        # Guards the groups of every swapper. Bringing a storage back allocates with this lock held,
+        # and the allocation may ask any session for a rescue, on the same thread even this one. So
+        # the mover keeps a reference to the storage meanwhile.
         self._lock = shared.lock
         self.mover = shared.shim.mover(
             policy=self,
@@ -59,8 +59,8 @@ class Swapper:
         if device.pool is not None:
             self.mover.pool_address = device.pool.address
         self.unpack = shared.shim.unpack
-        self.regions_run = 0  # again
-        self.events: Packer | None = None  # the hooks of the session, whose calls are its events
+        self.regions_run = 0  # recomputed regions
+        self.events: Packer | None = None  # the session's hooks; each call of them is an event
         self._curve: Curve | None = None
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
         self.curve = None
@@ -75,7 +75,7 @@ class Swapper:
 
     @property
     def curve(self) -> Curve | None:
-        """What a plan that is not followed any more leaves, which hears of what is saved."""
+        """The curve that decides about saved groups after a deviation from the plan, if any."""
         return self._curve
 
     @curve.setter
@@ -85,33 +85,33 @@ class Swapper:
 
     @property
     def recomputed_regions(self) -> int:
-        """How often a region, or a single operator, was computed again."""
+        """How often a region or a single operator was recomputed."""
         return self.regions_run + int(self.mover.repeated)
 
     def train(self, *what: torch.nn.Module | torch.optim.Optimizer | None) -> None:
-        """Note what the session trains whose saved tensors these are."""
+        """Note the model and the optimizers that the session trains."""
         self._trained = [weakref.ref(each) for each in what if each is not None]
 
     def trained(self) -> list[torch.nn.Module | torch.optim.Optimizer]:
-        """Return what of that is still there."""
+        """Return those of the trained model and optimizers that still exist."""
         return [each for reference in self._trained if (each := reference()) is not None]
 
     def packer(self, choice: Placement) -> Callable[[torch.Tensor], SavedTensor]:
-        """Return a pack hook, whose calls nobody is told of."""
+        """Return a pack hook that has no observer."""
         return self.mover.packer(choice).pack
 
     def end_scope(self) -> None:
-        """Nothing more is saved in a scope for now: what has waited leaves."""
+        """Send out the groups that waited for more saves: a scope has ended."""
         with self._lock:
             self.mover.release_done(True)  # noqa: FBT003 - positional only
 
     def _adopt(self, min_bytes: int) -> int:
-        """Take graphs in that were recorded without our hooks; return how many saved tensors."""
+        """Adopt graphs recorded without our hooks; return the number of adopted saved tensors."""
         choice = Placement(Action.AUTO, min_bytes=min_bytes)
         return adopt_graphs(self.packer(choice), self.unpack, self.shared.shim)
 
-    def _stand_by(self, is_on: bool) -> None:  # noqa: FBT001 - as the packer's
-        """Let the session's hooks capture what is saved from now on, or not any more."""
+    def _stand_by(self, is_on: bool) -> None:  # noqa: FBT001 - as in `Packer`
+        """Start or stop capturing every operator in the session's hooks."""
         if self.events is not None:
             self.events.stand_by(is_on)
 
@@ -119,36 +119,36 @@ class Swapper:
 
     @untraced
     def other_mover(self, device_type: int, index: int) -> Mover | None:
-        """Return who moves the tensors of another device that a scope here saves, if anybody."""
+        """Return the mover of another device whose tensors are saved here, if it has one."""
         return self.shared.other_mover(device_type, index)
 
     @untraced
     def is_weight(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor views a parameter, or what autocast keeps of one."""
+        """Return whether a tensor views a parameter, or the cast copy that autocast caches."""
         base = base_of(tensor)
-        if base is not None and isinstance(base, torch.nn.Parameter):  # such as of weight.t()
+        if base is not None and isinstance(base, torch.nn.Parameter):  # such as weight.t()
             return True
         return _is_cast_weight(tensor)
 
     @untraced
     def note_automatic(self, group: StorageGroup) -> None:
-        """Note that a group was saved under the budget (`Mover.hears_saves`). The lock is held."""
+        """Note that a group was saved under the budget (`Mover.hears_saves`). Lock held."""
         self.device.expect(group.nbytes)
         if self._curve is not None:
             self._curve.saved(group)
 
     @untraced
     def in_use_bytes(self) -> int:
-        """Return the bytes in use on the device; a pool of ours knows."""
+        """Return the bytes in use on the device, as the pool counts them."""
         return self.device.in_use_bytes()
 
     @untraced
     def note_planned(self, group: StorageGroup) -> None:
-        """Note that a group was saved that is moved at operators."""
+        """Note that a group was saved whose moves happen at operators."""
 
     @untraced
     def note_move(self, kind: str, group: StorageGroup, operator: int) -> None:
-        """Note that a group's memory was released, or that it comes back, at an operator."""
+        """Note that a group was released or prefetched at an operator."""
         trace = self.shared.trace
         if trace is not None:
             trace.append(
@@ -157,33 +157,33 @@ class Swapper:
 
     @untraced
     def backward_begins(self, tag: int) -> None:
-        """Give this thread its former label again when the backward pass that runs has ended.
+        """Restore this thread's module label when the running backward pass ends.
 
-        The modules' own hooks label forward only. Once a pass, on the thread that runs it.
+        The module hooks set labels in forward only. Called once per pass, on the pass's thread.
         """
-        if graph_task() == NO_TASK:  # somebody only looks at what a graph has saved
+        if graph_task() == NO_TASK:  # no backward: user code reads a graph's saved tensors
             set_tag(tag)
         else:
             engine.queue_callback(lambda: _relabel(tag))
 
     @untraced
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes may come back ahead of their use; a pool of ours knows."""
+        """Return whether the pool has room to prefetch `nbytes`."""
         return self.device.has_room(nbytes)
 
     def name(self, group: StorageGroup) -> str:
-        """Return the name of the module that saved a group, or empty text."""
+        """Return the name of the module that saved a group, or an empty string."""
         return self._tracker.name(group.tag)
 
     # ---- for the session ------------------------------------------------------------------------
 
     def rescue_bytes(self, needed_bytes: int) -> int:
-        """Free at least `needed_bytes` of the device if possible; return how many were freed."""
+        """Free at least `needed_bytes` of the device if possible; return the bytes freed."""
         with self._lock, hidden():
             return self.rescue.free(needed_bytes)
 
     def longest_stalls(self, count: int = 3) -> tuple[tuple[str, float], ...]:
-        """Return the places whose copies were waited for longest, and for how many seconds."""
+        """Return the places with the longest waits for copies, and the seconds waited."""
         with self._lock:
             stalls = sorted(self.mover.stalls.items(), key=lambda each: -each[1])[:count]
         return tuple(
@@ -192,7 +192,7 @@ class Swapper:
         )
 
     def end_step(self) -> None:
-        """Learn from the step that ended."""
+        """Update the policies from the step that ended."""
         with self._lock:
             self.mover.host_is_full = False
             self.rescue.end_step()
@@ -215,8 +215,8 @@ def _relabel(tag: int) -> None:
 
 
 def _is_cast_weight(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is, or views, the copy of a weight that autocast made and keeps."""
-    # Autocast hides itself from what runs below it, so it cannot be asked.
+    """Return whether a tensor is, or views, a cast copy of a weight that autocast caches."""
+    # Autocast is disabled below its own dispatch key, so its cache cannot be queried here.
     if tensor.dtype not in CAST_TO:
         return False
     base = base_of(tensor)

@@ -1,4 +1,4 @@
-"""What a session says of itself."""
+"""The text that `Session.explain` returns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from swapkit._runtime.session.stats import SessionStats
     from swapkit.reporting.text import Holder
 
-MOST_KINDS = 4  # of steps, beside the present one
+MOST_KINDS = 4  # of steps that are listed, besides the current kind
 
 
 def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Sequence[Holder]) -> str:
-    """Return what a session did, its plan, and what its budget does not cover, for people."""
+    """Return a text about a session's work, its plan, and memory outside of its budget."""
     lines = [
         f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
         f"reserved, after {stats.steps} steps",
@@ -48,7 +48,7 @@ def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Seque
 
 
 def _describe_others(medians: Sequence[float]) -> str:
-    """Return a line about steps that are of another kind than those of the plan."""
+    """Return a line about the steps of other kinds than the plan's."""
     shown = ", ".join(format_seconds(seconds) for seconds in medians[:MOST_KINDS])
     rest = f" and {len(medians) - MOST_KINDS} more" if len(medians) > MOST_KINDS else ""
     kinds = "one other kind" if len(medians) == 1 else f"{len(medians)} other kinds"
@@ -74,7 +74,7 @@ def _explain_plan(stats: SessionStats, status: PlanStatus, policy: str) -> Itera
     if plan is None or trace is None:
         return
     yield ""
-    if machine is None:  # a plan that was made before, perhaps elsewhere
+    if machine is None:  # a saved plan, perhaps from another machine
         yield format_plan(plan, (), step_seconds=stats.step_seconds)
         return
     machine = replace(machine, budget_bytes=plan.budget_bytes)

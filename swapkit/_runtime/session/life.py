@@ -1,13 +1,12 @@
 """A session from its entry to its end.
 
-A `SessionLife` acts: it limits the pool, sees saved tensors and steps, and ends. The `Session` that
-users hold refers to its life, never the other way round, so that a handle that is lost ends the
-session.
+A `SessionLife` does the work: it limits the pool, sees saved tensors and steps, and ends. The
+user's `Session` refers to its life, never the other way round. So losing the `Session` ends it.
 
-What a life has done is taken back in two parts. The limit and everything else that belongs to the
-process goes at once, on whichever thread the session is ended. Hooks of autograd, dispatch modes
-and the plan that is being followed belong to the thread that entered: it takes them back itself, at
-the end of its step or when it next enters or leaves a session. Until then the hooks pass through.
+Ending a session has two parts. The budget and all other state of the process is undone at once, on
+the thread that ends the session. Autograd hooks, dispatch modes and the plan in use belong to the
+thread that entered. That thread removes them at the end of its step, or when it next enters or
+leaves a session. Until then the hooks pass tensors through.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.swapper import Swapper
 
 _log = logging.getLogger(__name__)
-OPTIMIZER_STEP = "an optimizer's step"  # the name of what is allocated there
+OPTIMIZER_STEP = "an optimizer's step"  # the label of its allocations
 
 
 class SessionLife:
@@ -83,26 +82,26 @@ class SessionLife:
             tag=installation.tracker.tag_named(OPTIMIZER_STEP),
         )
         self._thread = threading.current_thread()
-        self._entered = thread_state.sessions  # this thread's
+        self._entered = thread_state.sessions  # the list of this thread
         self._of_process = Undo()
         self._of_thread = Undo()
         self._closing = threading.RLock()
         self._steps = 0
         self._peak_bytes = 0
-        self.advice: list[Callable[[int], str]] = []  # the user's own, given the bytes needed
+        self.advice: list[Callable[[int], str]] = []  # the user's hints, given the bytes needed
 
-    # ---- what it has done ------------------------------------------------------------------------
+    # ---- status and steps ------------------------------------------------------------------------
 
     def status(self) -> PlanStatus:
-        """Return where the search for a plan stands."""
+        """Return the status of the search for a plan."""
         return PlanStatus() if self.controller is None else self.controller.status()
 
     def status_to_save(self) -> PlanStatus:
-        """Likewise, with the best plan so far: waits for one that is being made."""
+        """Return the status with the best plan so far; wait for a plan in the making."""
         return PlanStatus() if self.controller is None else self.controller.status_to_save()
 
     def stats(self) -> SessionStats:
-        """Return what has been done so far."""
+        """Return the statistics so far."""
         self.note_peak()
         moved = self.swapper.scheduler.stats()
         status = self.status()
@@ -123,14 +122,14 @@ class SessionLife:
         )
 
     def mark_step(self) -> None:
-        """End a step, because the user says so."""
+        """End a step by hand."""
         if self._counter.mark():
             self._end_step()
 
     def _end_step(self) -> None:
-        """End a step, on the thread that took it."""
+        """End a step, on the thread that ran it."""
         self.swapper.end_step()
-        set_tag(NO_MODULE)  # backward left its last module's
+        set_tag(NO_MODULE)  # backward left the tag of its last module
         self.installation.pool.note(RingKind.MARK, self._steps)
         self._steps += 1
         if self.controller is not None:
@@ -140,14 +139,14 @@ class SessionLife:
     # ---- for the installation: any thread --------------------------------------------------------
 
     def rescue(self, needed_bytes: int) -> int:
-        """Free bytes of the device; return how many, 0 for none."""
+        """Free bytes of the device; return the bytes freed."""
         return self.swapper.rescue_bytes(needed_bytes)
 
     def hints(self, needed_bytes: int) -> list[str]:
-        """Return what a user could do when memory is out in this session.
+        """Return hints for a user whose session runs out of memory.
 
         Args:
-            needed_bytes: of the device, for the request that failed beside what is in use.
+            needed_bytes: the bytes in use plus those of the failed request.
         """
         hints = [advise(needed_bytes) for advise in self.advice]
         kept_bytes = self.swapper.resident_bytes()
@@ -177,7 +176,7 @@ class SessionLife:
         )
 
     def note_peak(self) -> None:
-        """Count the pool's peak since it was last asked for every session that is active."""
+        """Add the pool's peak since the last call to every active session."""
         if self.is_closed:
             return
         peak_bytes = self.installation.pool.peak_take()
@@ -185,13 +184,13 @@ class SessionLife:
             session.add_peak(peak_bytes)
 
     def add_peak(self, peak_bytes: int) -> None:
-        """Note that so many bytes were reserved while the session was active."""
+        """Note a peak of reserved bytes while the session was active."""
         self._peak_bytes = max(self._peak_bytes, peak_bytes)
 
     # ---- beginning -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Apply the limit and begin to see saved tensors and steps; all of it or nothing."""
+        """Apply the budget and begin to see saved tensors and steps; undo all if one part fails."""
         finish_ended()
         try:
             self._start_process()
@@ -209,8 +208,8 @@ class SessionLife:
         undo.add(self.swapper.scheduler.trim)
         undo.add(lambda: installation.leave(self))
         installation.enter(self)
-        installation.pool.peak_take()  # what was reserved before does not count here
-        undo.add(self._counter.stop)  # which lets go of this life
+        installation.pool.peak_take()  # discard the peak from before the session
+        undo.add(self._counter.stop)  # drops the reference to this life
         self._counter.start()
         for swappers in (self._entered, installation.runtime.active):
             undo.add(functools.partial(_remove, swappers, self.swapper))
@@ -237,24 +236,24 @@ class SessionLife:
             undo.add(controller.stop)
             self.controller = controller
             controller.start()
-        self._model, self._optimizers = None, ()  # the session holds them while it is active
+        self._model, self._optimizers = None, ()  # the `Session` holds them while it is active
 
     # ---- the end ---------------------------------------------------------------------------------
 
     @property
     def is_own(self) -> bool:
-        """Whether this thread may take back what the one that entered has: nobody else would."""
+        """Whether this thread undoes the thread part: it entered, or the thread that did ended."""
         return threading.current_thread() is self._thread or not self._thread.is_alive()
 
     def close(self) -> list[BaseException]:
-        """End, from any thread; the graphs recorded so far keep working. Again: what failed.
+        """End the session, on any thread. Recorded graphs keep working. A second call retries.
 
         Returns:
-            What was raised on the way. All that could be taken back was.
+            The errors raised. All steps that did not fail are undone.
         """
         with self._closing:
             is_own = self.is_own
-            if not is_own and self not in _ending:  # before anything that may raise
+            if not is_own and self not in _ending:  # first: the code below may raise
                 _ending.append(self)
                 global_hooks.steps.add(_finisher)
             self.note_peak()
@@ -266,15 +265,15 @@ class SessionLife:
         return errors
 
     def abandon(self) -> None:
-        """End because the session's handle is gone.
+        """End because the user's `Session` was garbage-collected.
 
-        The interpreter calls this anywhere, on any thread: nothing here waits for a lock.
+        The interpreter calls this at any point on any thread, so it never waits for a lock.
         """
         self._go_inert()
         _ending.append(self)
         lock = self.installation.lock
         if lock.is_owned() or not lock.acquire(blocking=False):
-            return  # in the middle of something that must not change; whoever ends a step goes on
+            return  # the lock is in use; `finish_ended` undoes the rest at the end of a step
         try:
             self.installation.leave(self)
         finally:
@@ -294,7 +293,7 @@ class SessionLife:
             self.controller.give_up()
 
     def finish(self) -> bool:
-        """Take back what this thread may; return whether nothing is left."""
+        """Undo the parts that this thread may undo; return whether nothing is left."""
         with self._closing:
             is_own = self.is_own
             errors = self._of_thread.run() if is_own else []
@@ -305,27 +304,27 @@ class SessionLife:
 
 
 class _Finisher:
-    """Lets each thread that steps take back what is its own. A listener while something is left."""
+    """Undoes a thread's part of ended sessions after its steps. Listens while parts are left."""
 
     def before_step(self, _optimizer: torch.optim.Optimizer) -> None:
-        """Nothing is taken back in the middle of a step."""
+        """Do nothing: nothing is undone in the middle of a step."""
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
-        """On the thread that steps, with no lock held."""
+        """Undo this thread's part, with no lock held."""
         finish_ended()
 
 
 _finisher = _Finisher()
-# Lives that have ended and left something behind that only their own thread takes back.
+# Ended lives with a part that only their own thread can undo.
 _ending: list[SessionLife] = []
 
 
 def finish_ended() -> None:
-    """Take back what lives that have ended elsewhere have left on this thread."""
+    """Undo this thread's part of sessions that ended on other threads."""
     ended = list(_ending)
     for life in ended:
         if life.finish():
-            with suppress(ValueError):  # another thread was faster
+            with suppress(ValueError):  # another thread removed it first
                 _ending.remove(life)
     if ended and not _ending:
         global_hooks.steps.remove(_finisher)
@@ -333,6 +332,6 @@ def finish_ended() -> None:
 
 
 def _remove(swappers: list[Swapper], swapper: Swapper) -> None:
-    """Take a swapper out of a list, if it is there: a step of undoing may run twice."""
+    """Remove a swapper from a list, if it is there: an undo step may run twice."""
     with suppress(ValueError):
         swappers.remove(swapper)

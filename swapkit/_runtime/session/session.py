@@ -1,4 +1,4 @@
-"""What users hold of a training run inside a budget."""
+"""The user's handle for a training run inside a budget."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _SUSPENDED = (
 
 
 class Session:
-    """What `with swapkit.budget(...) as session` gives. Entered once; ends when it is lost.
+    """The session of `with swapkit.budget(...) as session`. Entered once; ends when it is lost.
 
-    The methods may be called from any thread; what the session sees is what the thread that
-    entered it saves for backward.
+    You can call the methods from any thread. The session sees the saved tensors of the thread that
+    entered it, and of threads that run its model.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class Session:
 
     @property
     def stage(self) -> str:
-        """`"warmup"`, `"search"` or `"stable"`: a session without a plan is always stable."""
+        """`"warmup"`, `"search"` or `"stable"`; always stable in a session that makes no plans."""
         return self._look().stage.value
 
     @property
     def plan(self) -> Plan | None:
-        """What is done with each saved tensor; None while there is no plan."""
+        """The decision for each saved tensor; None while there is no plan."""
         return self._look().plan
 
     @property
     def trace(self) -> Trace | None:
-        """The recorded step that the plan is for; None before one was recorded."""
+        """The recorded step that the plan is for; None before a step was recorded."""
         return self._look().trace
 
     @property
     def stats(self) -> SessionStats:
-        """What has been done so far; after the session's end, until then.
+        """The statistics so far, or those at the session's end.
 
         Raises:
             SessionError: the session was not entered yet.
@@ -101,11 +101,11 @@ class Session:
     def metrics(self, *, prefix: str = "swapkit/") -> dict[str, int | float]:
         """Return `stats` as a flat dict of numbers, for loggers such as TensorBoard.
 
-        The keys are the names of the fields after the prefix; what is not known yet is left out.
-        `stage` is 0 in the warm-up, 1 in the search and 2 in a stable session. Bytes and seconds.
+        The keys are the prefix plus the field names. Unknown values are left out. `stage` is 0 in
+        the warm-up, 1 in the search and 2 in a stable session. The units are bytes and seconds.
 
         Args:
-            prefix: of every key.
+            prefix: the start of every key.
 
         Raises:
             SessionError: the session was not entered yet.
@@ -123,7 +123,7 @@ class Session:
     def mark_step(self) -> None:
         """End a step by hand, in a loop without an optimizer.
 
-        From the first call on, optimizers that were not given to the session end none of its steps.
+        After the first call, only `mark_step` and optimizers given to the session end its steps.
 
         Raises:
             SessionError: the session is not active.
@@ -134,10 +134,10 @@ class Session:
         self._require().mark_step()
 
     def explain(self) -> str:
-        """Return what the session did, the plan, and what the budget does not cover, for people.
+        """Return a text about the session's work, its plan, and memory outside of the budget.
 
-        With a plan: for each place where something is saved what is done and why, how many bytes
-        and how much time that is, and what another budget would change.
+        With a plan, the text gives the decision for each place that saves tensors, with its reason,
+        bytes and time. It also says what another budget would change.
 
         Raises:
             SessionError: the session was not entered yet.
@@ -151,13 +151,13 @@ class Session:
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
 
-        While none was chosen yet that is the best one so far. A plan that is being made is waited
-        for, which may take as long as a few steps.
+        Before a plan is chosen, this writes the best plan so far. If a plan is in the making, the
+        call waits for it, which may take as long as a few steps.
 
         Raises:
             SessionError: there is no plan yet, since no step was recorded.
-            InvalidArgument: `path` is no path.
-            DiskError: the file cannot be written. An `OSError`.
+            InvalidArgument: `path` is not a path.
+            DiskError: the file cannot be written. A subclass of `OSError`.
         """
         active = self._active
         status = self._status if active is None else active.status_to_save()
@@ -167,25 +167,25 @@ class Session:
         write_planned(path, status.trace, status.plan)
 
     def rescue(self, needed_bytes: int) -> int:
-        """Free bytes of the device, as when an allocation does not fit; return how many.
+        """Free bytes of the device, as when an allocation does not fit; return the bytes freed.
 
-        0 after the session's end. A graph that was recorded in the session gets back what it needs.
+        Return 0 after the session's end. Freed tensors come back when backward needs them.
         """
         return 0 if self._active is None else self._active.rescue(needed_bytes)
 
     def hints(self, needed_bytes: int = 0) -> list[str]:
-        """Return what a user could do when memory is out in this session.
+        """Return hints for a user whose session runs out of memory.
 
         Args:
-            needed_bytes: of the device, for the request that failed beside what is in use.
+            needed_bytes: the bytes in use plus those of the failed request.
         """
         return [] if self._active is None else self._active.hints(needed_bytes)
 
     def add_hint(self, advise: Callable[[int], str]) -> None:
-        """Let the message of a step that does not fit say one thing more.
+        """Add a hint to the error message of a step that does not fit.
 
         Args:
-            advise: given the bytes of the device that were needed, returns what to try.
+            advise: takes the needed bytes of the device, returns what to try.
         """
         self._advice.append(advise)
 
@@ -203,7 +203,7 @@ class Session:
         )
 
     def _look(self) -> PlanStatus:
-        """Return where the search for a plan stands."""
+        """Return the status of the search for a plan."""
         return self._status if self._active is None else self._active.status()
 
     @property
@@ -214,13 +214,13 @@ class Session:
     # ---- life ----------------------------------------------------------------------------------
 
     def __call__(self, function: _Function) -> _Function:
-        """Let each call of a function run in a session of its own, as asked for here.
+        """Decorate a function: each call runs in a new session with these options.
 
         `swapkit.sessions()[-1]` is that session during the call.
 
         Raises:
-            InvalidType: it is no function, or one that others run in the middle of: a session sees
-                what its thread does, whoever does it.
+            InvalidType: it is not a function, or other code runs in the middle of it (a generator
+                or coroutine): a session sees everything that its thread does.
             SessionError: this session was entered.
         """
         self._refuse_entered()
@@ -253,7 +253,7 @@ class Session:
         try:
             life.start()
             _list(self)
-        except BaseException:  # an interruption, too, which nobody would leave the session after
+        except BaseException:  # interruptions too: `__exit__` is not called after one
             self._active = None
             on_loss.detach()
             life.close()
@@ -266,7 +266,7 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the session. What goes wrong meanwhile is a note of the block's own exception."""
+        """End the session. Errors become notes of the exception of the block, if it raised one."""
         if self._active is None and self._final is None:
             self._require()
         errors = self._end()
@@ -277,17 +277,17 @@ class Session:
         raise_interruption()
 
     def close(self) -> None:
-        """End the session, on any thread and in any order; twice is fine.
+        """End the session, on any thread and in any order. Safe to call twice.
 
-        The limit is lifted at once. On another thread than the one that entered, that one's hooks
-        pass everything through from now on, until it leaves its `with` block or ends a step.
-        Graphs that were recorded keep working.
+        The budget is lifted at once. If another thread entered the session, the hooks on that
+        thread pass tensors through until it leaves its `with` block or ends a step. Recorded graphs
+        keep working.
         """
         raise_first(self._end())
         raise_interruption()
 
     def _end(self) -> list[BaseException]:
-        """End; return what went wrong. What could not be undone is tried again next time."""
+        """End the session; return the errors. The next call retries the undo steps that failed."""
         life = self._active
         if life is None:
             finish_ended()
@@ -302,7 +302,7 @@ class Session:
         if not errors:
             if self._on_loss is not None:
                 self._on_loss.detach()
-            # From now on only the graphs of the block keep its host copies.
+            # From now on, only graphs that were recorded in the block keep host copies alive.
             self._active = self._model = None
             self._optimizers = ()
         return errors
@@ -313,15 +313,15 @@ class Session:
         return self._active
 
 
-# Those that were entered, in that order; ended ones are dropped when the next one is entered.
+# Sessions in the order of their entry; ended ones are removed when the next one is entered.
 _entered: list[weakref.ref[Session]] = []
 _lock = make_fork_lock()
 
 
 def sessions() -> tuple[Session, ...]:
-    """Return the sessions that are active, on any thread and device, in the order of their entry.
+    """Return the active sessions of all threads and devices, in the order of their entry.
 
-    `session.close()` ends one from anywhere; a session whose handle is lost has ended.
+    `session.close()` ends a session from any thread. A session whose handle is lost has ended.
 
     Example:
         >>> import swapkit
@@ -343,10 +343,10 @@ def _list(session: Session) -> None:
 
 
 def _check_function(function: object) -> None:
-    """Refuse to decorate what does not run from its call to its return.
+    """Refuse to decorate an object whose body does not run between its call and its return.
 
     Raises:
-        InvalidType: it is no function, or its body runs after the call.
+        InvalidType: it is not a function, or its body runs after the call.
     """
     if not callable(function) or isinstance(function, type):
         raise InvalidType(f"budget(...) decorates functions, not {show(function)}: use `with`")

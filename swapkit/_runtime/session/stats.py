@@ -1,4 +1,4 @@
-"""What a session has done, as plain values."""
+"""The statistics of a session, as plain values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from swapkit.units import format_bytes
 if TYPE_CHECKING:
     from swapkit._runtime.control.plan_status import PlanStatus
 
-# Dashboards plot numbers.
+# Stages as numbers, which dashboards can plot.
 STAGE_NUMBERS = {stage: number for number, stage in enumerate(Stage)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStats:
-    """What a session has done so far. Peaks are of reserved bytes; counters accumulate.
+    """The statistics of a session so far. Peaks are of reserved bytes; counters accumulate.
 
-    `recomputed_regions` counts every time that a part, or a single operator, was recomputed.
-    `step_seconds` is the median of the latest steps of the present kind, each from its first
-    forward on; what is predicted is for the plan that is followed: None where there is none. No
-    plan for the budget takes less than `bound_step_seconds`; without a budget it would be
+    `recomputed_regions` counts every recomputation of a part or of a single operator.
+    `step_seconds` is the median of the latest steps of the current kind, each from its first
+    forward on. The predictions are for the plan in use; None: there is no plan. No plan for the
+    budget has faster steps than `bound_step_seconds`. Without a budget a step would take
     `unlimited_step_seconds`.
     """
 
@@ -45,14 +45,14 @@ class SessionStats:
 
 
 def list_metrics(stats: SessionStats, stage: Stage, prefix: str) -> dict[str, int | float]:
-    """Return the statistics that are known as numbers under flat names, the stage among them."""
+    """Return the known statistics and the stage as numbers, by flat names."""
     values = {field.name: getattr(stats, field.name) for field in fields(stats)}
     known = {f"{prefix}{name}": value for name, value in values.items() if value is not None}
     return {**known, f"{prefix}stage": STAGE_NUMBERS[stage]}
 
 
 def summarize(stats: SessionStats, state: str) -> str:
-    """Return one line for people. `state`: the stage, or that the session has ended."""
+    """Return a one-line summary. `state`: the stage, or "ended"."""
     return (
         f"{state}, peak {format_bytes(stats.peak_bytes)} of {format_bytes(stats.budget_bytes)}, "
         f"{stats.steps} {'step' if stats.steps == 1 else 'steps'}"
@@ -60,7 +60,7 @@ def summarize(stats: SessionStats, state: str) -> str:
 
 
 def predictions(status: PlanStatus) -> dict[str, float | int | None]:
-    """Return the fields of the statistics that come from the plan in force."""
+    """Return the fields of the statistics that come from the current plan."""
     plan = status.plan
     if plan is None:
         return {}

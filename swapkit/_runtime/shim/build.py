@@ -1,13 +1,13 @@
-"""Compiling the C++ shim (`library.py`), once for each torch, against its headers.
+"""Compiles the C++ shim (`library.py`) once per torch version, against torch's headers.
 
-The library is kept in the user's cache under a name made of torch's version, its C++ ABI and the
-sources, so that a new torch or a new swapkit never meets an old shim.
+The library is kept in the user's cache. Its name contains torch's version, its C++ ABI and a hash
+of the sources, so that a new torch or a new swapkit never loads an old shim.
 
-Nearly all of the time goes to torch's headers. So the sources are compiled as two units, at the
-same time: those that need ATen's headers, and those that need only c10's; each unit reads its
-headers once. (12 sources one by one take 22 s of CPU, two units 11 s, one unit 8.5 s.) A unit is
-one translation unit: names in its sources' anonymous namespaces must not clash. `make check`
-compiles each source by itself, too.
+Nearly all of the compile time goes to torch's headers. So the sources are compiled as two parallel
+units, and each unit reads its headers once: sources that need ATen's headers, and sources that need
+only c10's. (12 separate sources take 22 s of CPU, two units 11 s, one unit 8.5 s.) A unit is one
+translation unit: names in its sources' anonymous namespaces must not clash. `make check` also
+compiles each source separately.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ CPP = _FOLDER / "cpp"
 SOURCES = tuple(sorted(CPP.glob("*/*.cpp")))
 CORE_HEADERS = _FOLDER.parents[1] / "_native" / "include"
 HEADERS = (*sorted(CPP.glob("*/*.hpp")), *sorted(CORE_HEADERS.glob("*.h")))
-# Nobody stands in for one of its functions: they are called, and inlined, directly.
+# No other library replaces the shim's functions: the compiler may call and inline them directly.
 DIRECT = "-fno-semantic-interposition"
 OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=default", DIRECT, "-w")
 LIBRARIES = ("-lc10", "-ltorch_cpu")
 LOCK = "shim.lock"
-# How long to wait for another process that compiles; then this one compiles beside it.
+# How long to wait for another process that compiles. After that, this process compiles too.
 PATIENCE_SECONDS = 300.0
 
 
 class Build(NamedTuple):
-    """The compiled shim, and what it took to get it."""
+    """The compiled shim and its compile time."""
 
     library: Path
-    seconds: float | None  # None: it was there already
+    seconds: float | None  # None: it was in the cache
 
 
 def build_shim(*, force: bool = False) -> Build:
-    """Return the shim for the torch at hand from the cache, compiling it if it is not there.
+    """Return the shim for the installed torch from the cache; compile it if it is not there.
 
-    Of processes that ask for it at once, one compiles and the others wait for it.
+    If several processes call this at once, one compiles and the others wait for it.
 
     Args:
-        force: compile it in any case, and replace the one in the cache.
+        force: compile even if the cache has the library, and replace it.
 
     Raises:
-        NativeBuildError: there is no compiler, it fails (the message holds its output), or there is
+        NativeBuildError: there is no compiler, it fails (the message has its output), or there is
             no folder to keep the library in.
     """
     cached = None if force else find_cached(shim_name())
@@ -80,7 +80,7 @@ def build_shim(*, force: bool = False) -> Build:
             "name one that can be written in XDG_CACHE_HOME"
         )
     with alone(folder, LOCK, PATIENCE_SECONDS, _say_waiting):
-        cached = None if force else find_cached(shim_name())  # of another process meanwhile
+        cached = None if force else find_cached(shim_name())  # from another process meanwhile
         if cached is not None:
             return Build(cached, None)
         started = time.monotonic()
@@ -89,7 +89,7 @@ def build_shim(*, force: bool = False) -> Build:
 
 
 def shim_name() -> str:
-    """Return the file name that only this Python, torch, ABI, source and options have."""
+    """Return a file name that is unique for this Python, torch, ABI, source and options."""
     python = sys.implementation.cache_tag
     options = " ".join(_options())
     key = f"{python} {torch.__version__} {CXX11_ABI} {platform.machine()} {options}".encode()
@@ -99,18 +99,18 @@ def shim_name() -> str:
 
 
 def compile_shim(folder: Path, *, often: str = ", once") -> Path:
-    """Compile the shim into a folder, where it appears whole or not at all; return its file.
+    """Compile the shim into a folder; return the file, which appears there atomically.
 
     Args:
-        folder: of the user's own.
-        often: what the log says of how often this happens.
+        folder: a folder that only the user can write to.
+        often: the words in the log message for how often this happens.
 
     Raises:
-        NativeBuildError: there is no compiler, or it fails; the message holds its output.
+        NativeBuildError: there is no compiler, or it fails; the message has its output.
     """
     compiler = _find_compiler()
     headers = _find_headers()
-    # A warning, so that it shows where nobody has set up logging: nothing else moves for a while.
+    # A warning, so that it shows without logging set up: the program stands still for a while.
     _log.warning(
         "swapkit: compiling its allocator for torch %s%s: about 10 s", torch.__version__, often
     )
@@ -118,7 +118,7 @@ def compile_shim(folder: Path, *, often: str = ", once") -> Path:
     with tempfile.TemporaryDirectory(dir=folder, prefix="shim-", suffix=".tmp") as temporary:
         units = _units()
         objects = [str(Path(temporary) / f"unit{number}.o") for number in range(len(units))]
-        # The compiler reads an empty file and, before it, all sources of a unit.
+        # The compiler reads all sources of a unit through `-include`, then an empty file.
         source = ("-c", "-x", "c++", os.devnull)
         _run(
             [*compiler, *_options(), *headers, *_include(unit), *source, "-o", target]
@@ -136,7 +136,7 @@ def _say_waiting() -> None:
 
 
 def _options() -> tuple[str, ...]:
-    """Return the options that say what is compiled; SWAPKIT_DEBUG asks for assertions."""
+    """Return the options that affect the library; SWAPKIT_DEBUG turns assertions on."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={CXX11_ABI}"
     is_checked = os.environ.get("SWAPKIT_DEBUG", "") not in {"", "0"}
     return (*OPTIONS, abi, *(("-DSK_DEBUG",) if is_checked else ()))
@@ -164,7 +164,7 @@ def _find_headers() -> list[str]:
 
 
 def _units() -> list[tuple[Path, ...]]:
-    """Return the sources that are compiled together."""
+    """Return the groups of sources that are compiled together."""
     if len(os.sched_getaffinity(0)) == 1:
         return [SOURCES]
     heavy = tuple(source for source in SOURCES if b"#include <ATen/" in source.read_bytes())
@@ -177,10 +177,10 @@ def _include(unit: tuple[Path, ...]) -> list[str]:
 
 
 def _run(commands: Iterable[Sequence[str]]) -> None:
-    """Run commands at the same time, until all have ended.
+    """Run commands in parallel, and wait for all of them.
 
     Raises:
-        NativeBuildError: one fails.
+        NativeBuildError: a command fails.
     """
     running: list[tuple[Sequence[str], subprocess.Popen[str]]] = []
     failed: list[str] = []
@@ -200,7 +200,7 @@ def _run(commands: Iterable[Sequence[str]]) -> None:
                 failed.append(f"$ {shlex.join(command)}\n{output.strip()}")
     finally:
         for _, process in running:
-            process.kill()  # of no effect on one that has ended
+            process.kill()  # no effect if it has ended
             process.wait()
     if failed:
         text = "\n".join(failed)

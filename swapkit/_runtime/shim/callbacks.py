@@ -1,4 +1,4 @@
-"""Settings and random numbers for operators that run again (`cpp/recompute/recipes.cpp`)."""
+"""The shim's calls into Python for operators that run again (`cpp/recompute/recipes.cpp`)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _compare_digest(digest: Digest, function: Operator, found: torch.Tensor) -> 
 def _repeat(
     function: Operator, operands: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
 ) -> None:
-    """Run an operator of a region again, as a part of the step if that is recorded here."""
+    """Run an operator of a region again, under the recording mode if there is one here."""
     mode = seeing_here()
     if mode is None:
         run()
@@ -112,7 +112,7 @@ def _repeat(
 
 @untraced
 def _pass_retains(mover: Mover) -> None:
-    """Let go, where the backward pass that runs ends, of what it has computed again of regions."""
+    """Release the region results that this backward pass has recomputed, at the pass's end."""
     engine.queue_callback(mover.forget_retained)
 
 

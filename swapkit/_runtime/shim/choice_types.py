@@ -1,6 +1,6 @@
-"""Choices for the operators of a module, as Python sees them: the types are the compiled shim's.
+"""Types of the compiled shim for choices about a module's operators, as protocols.
 
-`cpp/recompute/operator_choices.hpp` tells what they are, and `library.py` loads them.
+`cpp/recompute/operator_choices.hpp` describes them, and `library.py` loads them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class OperatorChoices(Protocol):
-    """What users have chosen for the operators of one module."""
+    """The user's choices for the operators of one module."""
 
     def seen(self) -> list[int]:
         """Return how many operators of each kind ran."""
 
 
 class MakeChoices(Protocol):
-    """Makes them."""
+    """The constructor of `OperatorChoices`."""
 
     def __call__(
         self, kinds: tuple[tuple[bool, Placement | None], ...], places: bytes, /
     ) -> OperatorChoices:
-        """Return them.
+        """Make choices.
 
         Args:
-            kinds: whether operators are computed again; how what they make moves, if it does.
-            places: rows of 64-bit numbers: of an operator, and its kind.
+            kinds: per kind: whether the operators are recomputed; how their results move, or None.
+            places: rows of 64-bit numbers: an operator's number, and its kind.
         """
 
 
@@ -37,17 +37,17 @@ class Choosing(Protocol):
     """A context manager in which choices hold on the thread that enters it."""
 
     def runs(self) -> bool:
-        """Return whether the module's own operators run here, and not those of one inside."""
+        """Return whether the module's own operators run here, and not those of a submodule."""
 
     def __enter__(self) -> Choosing:
         """Begin."""
 
     def __exit__(self, *_: object) -> None:
-        """End: on another thread than it began on, where that one next looks."""
+        """End. If called on another thread, the thread that began ends it at its next check."""
 
 
 class MakeChoosing(Protocol):
-    """Makes one, for a module that begins."""
+    """The constructor of `Choosing`, for a module that begins."""
 
     def __call__(
         self,
@@ -56,10 +56,10 @@ class MakeChoosing(Protocol):
         may_recompute: bool,  # noqa: FBT001 - in C++
         /,
     ) -> Choosing:
-        """Return it.
+        """Make the context.
 
         Args:
-            choices: for its operators; None: what is chosen inside is found until it ends.
-            tracker: who knows which module runs.
-            may_recompute: nobody changes what operators make.
+            choices: for the module's operators; None: only make chosen results inside found.
+            tracker: knows which module runs.
+            may_recompute: whether no foreign mode changes the operators' results.
         """

@@ -1,6 +1,6 @@
-"""Loading and calling the C++ shim between the native core and torch.
+"""Loads and calls the C++ shim between the native core and torch.
 
-The files of `cpp/` make one module: torch's CPU allocator over the pool, saved tensors and their
+The files of `cpp/` form one module: torch's CPU allocator over the pool, saved tensors and their
 moves, and the clock of operators. It is compiled on first use (`build.py`).
 """
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 class NameOperator(Protocol):
-    """Sees the runs of an operator from now on."""
+    """Makes the shim see the runs of an operator from now on."""
 
     def __call__(
         self,
@@ -72,15 +72,15 @@ class NameOperator(Protocol):
         places: ArgumentPlaces,
         /,
     ) -> int:
-        """Return its number.
+        """Return the operator's number.
 
         `name`: with its overload. `kind`: whether calls can be repeated, may be random, and may
-        fill what autograd has saved by then.
+        fill tensors that autograd has already saved.
         """
 
 
 class CudaOwner(Protocol):
-    """Who opens GPUs, as `cpp/memory/cuda.cpp` sees it."""
+    """Opens GPUs for `cpp/memory/cuda.cpp`."""
 
     def open(self, index: int, /) -> int:
         """Return the address of a GPU's entry."""
@@ -90,7 +90,7 @@ class CudaOwner(Protocol):
 
 
 class Shim:
-    """The loaded shim; it is never unloaded, since tensors keep pointers into it."""
+    """The loaded shim. It is never unloaded: tensors keep pointers into it."""
 
     def __init__(self, library: Path) -> None:
         """Load a compiled shim.
@@ -101,7 +101,7 @@ class Shim:
         try:
             module = _load(library)
             self._library = ctypes.CDLL(str(library))
-            quick = ctypes.PyDLL(str(library))  # keeps the interpreter: for calls that do little
+            quick = ctypes.PyDLL(str(library))  # keeps the GIL, for short calls
         except (ImportError, OSError) as error:
             raise NativeBuildError(
                 f"swapkit's allocator shim could not be loaded: {error}\n"
@@ -113,7 +113,7 @@ class Shim:
         self.region: MakeRegion = module.Region
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
-        # Choices for what single operators made (`cpp/saved/storage_choices.hpp`).
+        # Choices for results of single operators (`cpp/saved/storage_choices.hpp`).
         self.mark: Callable[[torch.Tensor, Placement, int], bool] = module.mark
         self.void_swaps: Callable[[Sequence[torch.Tensor]], None] = module.void_swaps
         self.has_marks: Callable[[], bool] = module.has_marks
@@ -123,28 +123,27 @@ class Shim:
         self.choices: MakeChoices = module.Choices
         self.choosing: MakeChoosing = module.Choosing
         self.operators_known: Callable[[], int] = module.operators_known
-        # Operators that are computed again (`cpp/recompute/capturing.hpp`).
+        # Operators that are repeated in backward (`cpp/recompute/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
-        # Whether a tensor is a plain one with a storage of so many bytes (`cpp/saved/tensors.cpp`).
+        # Whether a tensor is plain and its storage has at least n bytes (`cpp/saved/tensors.cpp`).
         self.has_plain_memory: Callable[[object, int], bool] = module.has_plain_memory
-        # How many operators this thread has run that fill what autograd has saved by then.
+        # How many operators this thread has run that fill tensors autograd has already saved.
         self.fills_run: Callable[[], int] = module.fills_run
         size = ctypes.c_size_t
-        # Owners of copies (`cpp/memory/copy_owners.hpp`).
+        # Make and drop the owner of a copy (`cpp/memory/copy_owners.hpp`).
         self.new_owner = ctypes.PYFUNCTYPE(size, size)(("swapkit_owner_new", quick))
         self.drop_owner = ctypes.PYFUNCTYPE(None, size)(("swapkit_storage_drop", quick))
-        # Of a device, by its type and index: this thread's stream; bytes in use and reserved.
+        # For a device, by type and index: this thread's stream; the bytes in use and reserved.
         self.current_stream: Callable[[int, int], int] = module.current_stream
         self.device_usage: Callable[[int, int], tuple[int, int]] = module.device_usage
-        # Torch's own allocator on a GPU: what frees memory when it has none
-        # (`cpp/memory/reclaimable.hpp`).
+        # Rescues for torch's own allocator on a GPU (`cpp/memory/reclaimable.hpp`).
         self.native_rescue: Callable[[int, int, bool], None] = module.native_rescue
         self.native_rescues: Callable[[int], tuple[int, int]] = module.native_rescues
         self.native_expect: Callable[[int, int], None] = module.native_expect
         self.native_take: Callable[[int, int], int] = module.native_take
         self.native_garbage: Callable[[], int] = module.native_garbage
-        # Where this thread saves what it does, whatever runs: a tag; 0: ask the tracker.
+        # Sets the tag of all saves of this thread; 0: the tracker's current module.
         self.rest_at: Callable[[int], None] = module.rest_at
         self.clock_rings: Callable[[], int] = module.clock_rings
         resting.connect(module)
@@ -152,11 +151,11 @@ class Shim:
 
     @property
     def drop_address(self) -> int:
-        """Where owners of transfers end, for the scheduler, which calls it on any thread."""
+        """The address of the function that drops a copy's owner; called on any thread."""
         return _address(self._library.swapkit_storage_arrived)
 
     def install(self, entry: int) -> None:
-        """Put the pool of an entry below torch's CPU tensors.
+        """Make the pool of an entry the allocator of torch's CPU tensors.
 
         Raises:
             Unsupported: other code has registered an allocator with a higher priority.
@@ -170,9 +169,9 @@ class Shim:
             )
 
     def cuda_allocator(self, owner: CudaOwner) -> Any:  # noqa: ANN401 - torch has no public type
-        """Return what torch can have as its CUDA allocator: our pools.
+        """Return our pools as a CUDA allocator for torch.
 
-        `owner` opens a GPU when torch first allocates there. It is kept for good.
+        `owner` opens a GPU when torch first allocates there. It is kept until the process ends.
         """
         self._cuda_owner = owner
         library = self._library
@@ -189,7 +188,7 @@ class Shim:
         return cuda_allocator(allocator)
 
     def uninstall(self) -> None:
-        """Give torch its former CPU allocator back."""
+        """Restore torch's former CPU allocator."""
         self._library.swapkit_shim_uninstall()
 
 
@@ -203,10 +202,10 @@ def _address(function: Callable[..., object]) -> int:
 
 
 def load_shim() -> Shim:
-    """Return the shim for the torch at hand, compiling it if it is not in the cache.
+    """Load the shim for the installed torch; compile it if it is not in the cache.
 
     Raises:
-        NativeBuildError: there is no compiler, or it fails; the message holds its output.
+        NativeBuildError: there is no compiler, or it fails; the message has its output.
     """
     if find_cached(shim_name()) is None and cache_folder() is None:
         # The library stays loaded after its file is gone.

@@ -1,4 +1,4 @@
-"""What is to become of the tensors that a scope's operators save."""
+"""A scope's choice for the tensors that are saved in it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TIERS = {"host": Tier.ANY, "disk": Tier.DISK}
 
 
 class Placement(NamedTuple):
-    """One scope's choice. `prefetch` None: as early as memory allows; else in operators.
+    """One scope's choice. `prefetch`: a distance in operators; None: as early as memory allows.
 
-    `spares_regions`: what a recomputed region inside is handed does not move.
+    `spares_regions`: inputs of recomputed regions inside do not move.
     """
 
     action: Action
@@ -25,7 +25,7 @@ class Placement(NamedTuple):
 
 
 def choice_of(swap: Swap, source: Source | None) -> Placement:
-    """Return what a scope has to know of a row of the registry."""
+    """Return the choice of a scope for a row of the registry."""
     return Placement(
         Action.SWAP,
         TIERS[swap.to],

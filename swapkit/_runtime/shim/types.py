@@ -1,7 +1,6 @@
-"""Saved tensors, the storages under them, and who moves these, as Python sees them.
+"""Types of the compiled shim for saved tensors, their storages and movers, as protocols.
 
-The types are the compiled shim's: `cpp/saved/saved_tensors.hpp` tells what they are, and
-`library.py` loads them.
+`cpp/saved/saved_tensors.hpp` describes them, and `library.py` loads them.
 """
 
 from __future__ import annotations
@@ -23,64 +22,64 @@ if TYPE_CHECKING:
 
 
 class Lock(Protocol):
-    """The runtime's lock: as `threading.RLock`, and quick to take for every saved tensor."""
+    """The runtime's lock: like `threading.RLock`, and fast enough for every saved tensor."""
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Take it; return False if that would mean waiting, and it is not to be `blocking`."""
+        """Take the lock. Return False if it is in use and `blocking` is False."""
 
     def release(self) -> None:
         """Undo one `acquire`.
 
         Raises:
-            RuntimeError: this thread has not taken it.
+            RuntimeError: this thread has not taken the lock.
         """
 
     def is_owned(self) -> bool:
-        """Return whether this thread has taken it."""
+        """Return whether this thread has taken the lock."""
 
     def __enter__(self) -> bool:
-        """As `acquire`."""
+        """Take the lock, as `acquire` does."""
 
     def __exit__(self, *_: object) -> None:
-        """As `release`."""
+        """Release the lock, as `release` does."""
 
 
-NO_LIMIT = 2**64 - 1  # of what a mover counts in bytes
+NO_LIMIT = 2**64 - 1  # for byte limits of a mover
 
 
 class MoverPolicy(Protocol):
-    """What a mover asks of its owner, with the lock held."""
+    """The functions of its owner that a mover calls, with the lock held."""
 
     def other_mover(self, device_type: int, index: int, /) -> Mover | None:
-        """Return who moves the tensors of another device that a scope here saves, if anybody."""
+        """Return the mover of another device whose tensors are saved here, if it has one."""
 
     def is_weight(self, tensor: torch.Tensor, /) -> bool:
-        """Return whether a tensor views a parameter, or what autocast keeps of one."""
+        """Return whether a tensor views a parameter, or the cast copy that autocast caches."""
 
     def note_automatic(self, group: StorageGroup, /) -> None:
-        """Note that a group was saved under the budget; asked if the mover `hears_saves`."""
+        """Note that a group was saved under the budget. Only called if the mover `hears_saves`."""
 
     def in_use_bytes(self) -> int:
-        """Return the bytes in use on the device; not asked of a pool."""
+        """Return the bytes in use on the device. Only called without a pool."""
 
     def note_planned(self, group: StorageGroup, /) -> None:
-        """Note that a group was saved that is moved at operators; asked as `note_move`."""
+        """Note that a group was saved whose moves happen at operators. Called as `note_move`."""
 
     def note_move(self, kind: str, group: StorageGroup, operator: int, /) -> None:
-        """Note that a group was moved at an operator; asked if the runtime keeps a trace."""
+        """Note that a group moved at an operator. Only called if the runtime keeps a trace."""
 
     def backward_begins(self, tag: int, /) -> None:
-        """Note that a backward pass uses the first saved tensor on this thread, whose label was."""
+        """Note the first use of a saved tensor in a backward pass. `tag`: the thread's label."""
 
     def has_room(self, nbytes: int, /) -> bool:
-        """Return whether so many bytes may come back ahead of their use; not asked of a pool."""
+        """Return whether there is room to prefetch `nbytes`. Only called without a pool."""
 
     def name(self, group: StorageGroup, /) -> str:
-        """Return the name of the module that saved a group, or empty text."""
+        """Return the name of the module that saved a group, or an empty string."""
 
 
 class SavedTensor(Protocol):
-    """What autograd keeps instead of a saved tensor. Without a group it only checks the version."""
+    """Autograd's stand-in for a saved tensor. Without a group it only checks the version."""
 
     alias: torch.Tensor
     group: StorageGroup | None
@@ -93,31 +92,31 @@ class StorageGroup(Protocol):
 
     mover: Mover
     choice: Placement
-    nbytes: int  # of what is moved
-    part_bytes: int  # where in the storage that begins
-    serial: int  # in the order in which groups were saved
-    operator: int  # the last one that saved it; where its moves happen at operators
-    tag: int  # the site: module,
-    index: int  # and number within its call
+    nbytes: int  # of the part that moves
+    part_bytes: int  # the offset of that part in the storage
+    serial: int  # rises in the order in which groups were saved
+    operator: int  # the last operator that saved it, if its moves happen at operators
+    tag: int  # the site: the module's tag,
+    index: int  # and the index of the save in the module's call
     state: int  # one of `State`
     handles: list[SavedTensor]
     storage: torch.UntypedStorage | None
-    is_partial: bool  # the saved views cover too little for all of the storage to move
+    is_partial: bool  # the saved views cover so little that only a part of the storage moves
     is_exclusive: bool  # dropping the storage frees its memory
     is_spare: bool  # it can be dropped without a copy, and computed again
-    made_bytes: int  # at its begin that its operator wrote; 0: none, or with gaps
+    made_bytes: int  # that its operator wrote at the start of the storage; 0: none, or with gaps
     is_on_device: bool
-    is_kept_by_others: bool  # the storage was given up, but somebody else held it
+    is_kept_by_others: bool  # its storage was given up, but other references keep it alive
 
 
 class Observer(Protocol):
-    """Who is told of every call of a pair of hooks, on any thread; no mode sees what it does."""
+    """An observer of all calls of a pair of hooks, on any thread, hidden from dispatch modes."""
 
     def saved(self, tensor: torch.Tensor, packed: object, /) -> None:
-        """Note what autograd keeps of a tensor: a `SavedTensor`, or what a recipe gave."""
+        """Note that a tensor was packed: to a `SavedTensor`, or to an object of a recipe."""
 
     def used(self, packed: object, tensor: torch.Tensor, /) -> None:
-        """Note what autograd gets back for what it kept."""
+        """Note that a packed object was unpacked to a tensor."""
 
 
 class Packer(Protocol):
@@ -125,43 +124,43 @@ class Packer(Protocol):
 
     observer: Observer | None
     follows: bool  # its calls are the events of the mover's follower
-    has_saved_late: bool  # something was saved in a backward pass, as far as it was there
-    rests: bool  # nothing is saved in backward passes: they go without it (`saved/hooks.py`)
-    is_inert: bool  # its session has ended: whatever is saved is kept, and nobody is told
+    has_saved_late: bool  # a tensor was packed in a backward pass while it `follows`
+    rests: bool  # leaves the stack in backward passes, which save nothing (`saved/hooks.py`)
+    is_inert: bool  # its session has ended: saved tensors stay, and the observer is not called
 
     def stand_by(self, is_on: bool, /) -> None:  # noqa: FBT001 - in C++
-        """Capture every operator that is seen and can be repeated, though no plan names it.
+        """Capture every operator that is seen and can be repeated, even if no plan names it.
 
-        What autograd saves of their results stays where it is, and can be dropped (`Mover.drop`).
-        What was captured before and not saved is forgotten.
+        Results that autograd saves stay on the device, and can be dropped (`Mover.drop`). Off:
+        captured results that were not saved are forgotten.
         """
 
     def pack(self, tensor: torch.Tensor, /) -> SavedTensor:
-        """Return what autograd is to keep."""
+        """Return the object that autograd keeps for a tensor."""
 
-    def unpack(self, packed: Any, /) -> torch.Tensor:  # noqa: ANN401 - or what a recipe gave
-        """Return what that stands for, as `Shim.unpack` does, and tell the observer."""
+    def unpack(self, packed: Any, /) -> torch.Tensor:  # noqa: ANN401 - or an object of a recipe
+        """Return the tensor, as `Shim.unpack` does, and call the observer."""
 
 
 class RegionHooks(Packer, Protocol):
-    """One run of a user's region that is captured (`cpp/recompute/regions.hpp`), and its hooks."""
+    """One captured run of a user's region (`cpp/recompute/regions.hpp`), and its hooks."""
 
     is_open: bool
-    holds: bool  # nothing is given up before its end
+    holds: bool  # nothing is given up before the region's end
 
     def begin(self) -> None:
-        """Capture what this thread runs from now on."""
+        """Capture the operators that this thread runs from now on."""
 
     def end(self, drops: bool, /) -> tuple[int, int, int]:  # noqa: FBT001 - in C++
-        """Capture no more, on the same thread; what it holds is given up if it `drops`, or kept.
+        """Stop capturing, on the same thread; if it `drops`, give up the storages that it holds.
 
-        Return the bytes that it keeps though nobody has chosen that, and that it computes again;
-        and how much of what it held a rescue has moved: saved storages.
+        Return the bytes that are kept without a user's choice, the bytes that are recomputed, and
+        the number of held storages that a rescue has moved.
         """
 
 
 class MakeRegion(Protocol):
-    """Makes the hooks of a region."""
+    """The constructor of `RegionHooks`."""
 
     def __call__(
         self,
@@ -173,41 +172,41 @@ class MakeRegion(Protocol):
         holds: bool,  # noqa: FBT001 - in C++
         /,
     ) -> RegionHooks:
-        """Return them.
+        """Make the hooks.
 
         Args:
-            rest: hooks for what is kept.
-            around: the pack hook around, for what it is handed.
-            others: a pack hook for what it is not handed; None: that stays where it is.
+            rest: hooks for tensors that are kept.
+            around: the enclosing pack hook, for the region's inputs.
+            others: a pack hook for tensors from outside that are not inputs; None: they stay.
             chosen: numbers of the operators whose results are kept.
-            inputs: what it is handed.
-            holds: nothing is given up before its end.
+            inputs: the region's inputs.
+            holds: whether nothing is given up before the region's end.
         """
 
 
 class Mover(Protocol):
-    """Finds groups, and moves them. The lock is held, but for the hooks."""
+    """Finds groups, and moves them. The lock is held, except in the hooks."""
 
     policy: MoverPolicy
     host_is_full: bool  # set when a copy out finds no room
-    # Copying ahead (`cpp/moves/write_behind.hpp`): from so many bytes in use on, at most so many at
-    # once, and so many bytes more in this step.
+    # Write-behind (`cpp/moves/write_behind.hpp`): the bytes in use from which it begins, the most
+    # copies in flight, and the bytes that this step may still copy.
     watermark_bytes: int
     most_copying: int
     ahead_bytes: int
-    holds_copies: bool  # nothing is copied ahead
-    sets_aside: bool  # but set aside
-    hears_saves: bool  # whether the policy is told what is saved under the budget
-    dirty_count: int  # groups that are still to be copied ahead
-    pool_address: int  # whose ring copies are noted in, and which knows its room; 0: none
-    timed: list[tuple[int, int, int]]  # for tests: by thread, saves, releases to come and orders
+    holds_copies: bool  # write-behind is off
+    sets_aside: bool  # copied groups are set aside (`Mover.set_aside`)
+    hears_saves: bool  # whether saves under the budget call `MoverPolicy.note_automatic`
+    dirty_count: int  # groups that still have to be copied ahead
+    pool_address: int  # of the pool that records copies and knows the free room; 0: none
+    timed: list[tuple[int, int, int]]  # for tests, by thread: saves, releases and orders to come
     resident: list[StorageGroup]  # in the order in which they were saved
     resident_count: int
-    out: list[StorageGroup]  # likewise: those that come back as early as memory allows
+    out: list[StorageGroup]  # in that order: groups that come back as early as memory allows
     indexed_count: int
-    waited_seconds: float  # for copies, since it was made
-    stalls: dict[tuple[int, int], float]  # the same by site: module, and number within its call
-    repeated: int  # operators that plans computed again
+    waited_seconds: float  # for copies, since the mover was made
+    stalls: dict[tuple[int, int], float]  # the same by site: tag, and index in the module's call
+    repeated: int  # operators that were run again for plans
     follower: Follower | None
 
     def packer(self, choice: Placement, /) -> Packer:
@@ -217,13 +216,13 @@ class Mover(Protocol):
         """Start copying a resident group out; return False if there is no room for the copy."""
 
     def set_aside(self, group: StorageGroup, /) -> bool:
-        """As `copy_out`; and leave the storage to who wants its memory once the copy is done."""
+        """Copy out, and let allocators take the storage without Python once the copy is done."""
 
     def poll_out(self, group: StorageGroup, /) -> bool:
-        """Return whether no copy out is under way any more, without waiting for it."""
+        """Return whether no copy out is in flight, without waiting."""
 
     def finish_out(self, group: StorageGroup, /) -> bool:
-        """Wait for a copy out; return False if it failed for want of room."""
+        """Wait for a copy out; return False if there is none, or it failed for lack of room."""
 
     def release(self, group: StorageGroup, /) -> None:
         """Give up the memory of a clean group."""
@@ -232,43 +231,43 @@ class Mover(Protocol):
         """Copy out some of the oldest groups if memory fills up."""
 
     def settle_ahead(self) -> None:
-        """Note which of these copies are done."""
+        """Note which of the copies made ahead are done."""
 
     def resume_copies(self) -> None:
-        """Let every group on the device that nobody has chosen for wait to be copied ahead."""
+        """Queue every group on the device that has no user's choice for write-behind."""
 
     def sweep_captured(self) -> None:
-        """Forget what was captured and not saved, and is gone: operands of that may go with it."""
+        """Forget captured results that were freed without being saved, and their operands."""
 
     def end_captures(self) -> None:
-        """Forget all that was captured and not saved: a step has ended. Takes the lock itself."""
+        """Forget all captured results that were not saved, at a step's end. Takes the lock."""
 
     def forget_retained(self) -> None:
-        """Give up what a pass that retains its graph has computed again of a user's region.
+        """Give up the results of a region that a pass with `retain_graph` has recomputed.
 
-        Takes the lock itself.
+        Takes the lock.
         """
 
     def drop(self, group: StorageGroup, digest: object, /) -> bool:
-        """Give up the memory of a group that can be computed again; return whether it could be.
+        """Give up the memory of a group that can be recomputed; return False if it cannot be.
 
-        What is computed has to have the digest (`compare_digest` in `callbacks.py`).
+        The recomputed bytes must match the digest (`compare_digest` in `callbacks.py`).
         """
 
     def release_done(self, is_end: bool, /) -> None:  # noqa: FBT001 - in C++
-        """Release planned swaps whose copies are done; at the `is_end`, all that wait for more."""
+        """Release groups whose copies are done. `is_end`: also send groups that wait for saves."""
 
     def release_next(self) -> bool:
-        """Give up the memory of what was sent out first, waiting for its copy; False: of none."""
+        """Release the group that was sent out first, after its copy; False: there is none."""
 
     def send(self, group: StorageGroup, /) -> None:
-        """Copy a group out, and release it when that is done, as a scope that swaps does."""
+        """Copy a group out, and release it when the copy is done, as a swapping scope does."""
 
     def bring_early(self, group: StorageGroup, /) -> bool:
-        """Start bringing a group that is out back if there is room; return whether there was."""
+        """Start to prefetch a group that is out; return False if there is no room."""
 
     def bring_back(self, group: StorageGroup, /) -> None:
-        """Bring a group back, waiting if need be, and start those needed next.
+        """Bring a group back, waiting if necessary, and start those needed next.
 
         Raises:
             torch.OutOfMemoryError: there is no room on the device.
@@ -276,7 +275,7 @@ class Mover(Protocol):
         """
 
     def finish_in(self, group: StorageGroup, /) -> None:
-        """Wait for a copy back, if one is under way.
+        """Wait for a copy back, if one is in flight.
 
         Raises:
             DiskError: the copy could not be read.
@@ -284,14 +283,14 @@ class Mover(Protocol):
 
 
 class Owner(Protocol):
-    """Whose plan a follower carries out."""
+    """The owner of a plan that a follower carries out."""
 
     def deviated(self, found: tuple[int, bool, int, int, int, bool], /) -> None:
-        """Note that an event was not as expected. The lock is held, and following has ended.
+        """Handle an event that was not as expected. The lock is held, and following has ended.
 
-        On the thread of that event. `found`: its number in the step; whether it is a save; the tag
-        and the bytes of what is moved, and its number in the plan, each -1 if there is none;
-        whether a recipe stands for it.
+        Called on the event's thread. `found`: the event's number in the step; whether it is a save;
+        the tag, the bytes and the number in the plan of the group that moves, each -1 if there is
+        none; whether a recipe replaces the tensor.
         """
 
 
@@ -300,18 +299,18 @@ class Follower(Protocol):
 
     is_on: bool  # nothing unexpected was seen in this step
     position: int  # events so far
-    late: int  # storages that were waited for where they were used,
-    refused: int  # and times that one found no room when it was due
+    late: int  # storages whose copy was waited for at their use
+    refused: int  # prefetches that found no room when they were due
     moved_bytes: int  # sent out so far
 
     def rest(self, is_resting: bool, /) -> None:  # noqa: FBT001 - positional only
-        """Note whether nobody hears of modules on this thread: what it saves is as planned."""
+        """Set whether module events are off on this thread, so that sites come from the plan."""
 
     def site(self) -> tuple[int, int] | None:
-        """Return what the event that comes now saves first: tag and index; None: nothing."""
+        """Return the tag and index of the next event if it is a storage's first save, or None."""
 
     def capture(self, rows: bytes, /) -> None:
-        """Compute these runs of operators again, from the next step on; see `captures.py`."""
+        """Repeat these runs of operators, from the next step on; see `captures.py`."""
 
     def captured(self) -> list[int]:
         """Return how often each of these runs was captured."""
@@ -320,7 +319,7 @@ class Follower(Protocol):
         """Begin a step."""
 
     def end(self) -> None:
-        """Follow nothing until a step begins; what is out comes back as memory allows."""
+        """Stop following until a step begins. Groups that are out come back as memory allows."""
 
 
 class MakeFollower(Protocol):
@@ -329,14 +328,14 @@ class MakeFollower(Protocol):
     def __call__(
         self, mover: Mover, owner: Owner, events: bytes, storages: bytes, continuing: bytes, /
     ) -> Follower:
-        """Make a follower that is not on yet. The tables: see `execution/plan_compiler.py`."""
+        """Make a follower that is off. The tables: see `execution/plan_compiler.py`."""
 
 
 class MakeSavedTensor(Protocol):
     """The constructor of `SavedTensor`."""
 
     def __call__(self, tensor: torch.Tensor, *, itself: bool = False) -> SavedTensor:
-        """Keep a tensor where it is; `itself`: not an alias of it."""
+        """Keep a tensor on its device. `itself`: keep the tensor itself, not an alias."""
 
 
 class MakeMover(Protocol):
@@ -352,7 +351,7 @@ class MakeMover(Protocol):
         device_type: int,
         device_index: int,
     ) -> Mover:
-        """Make a mover of nothing yet."""
+        """Make a mover without groups."""
 
 
 @untraced
@@ -360,7 +359,7 @@ def refuse_modified(handle: SavedTensor) -> NoReturn:
     """Refuse a tensor that was changed in place after it was saved, as autograd does.
 
     Raises:
-        SavedTensorModified: it was.
+        SavedTensorModified: always.
     """
     alias, group = handle.alias, handle.group
     name = "" if group is None else group.mover.policy.name(group)
@@ -368,7 +367,7 @@ def refuse_modified(handle: SavedTensor) -> NoReturn:
 
 
 def modified_error(tensor: torch.Tensor, expected: int, name: str = "") -> SavedTensorModified:
-    """Return the error for a saved tensor that has another version than it had; `name`: where."""
+    """Return the error for a saved tensor whose version changed. `name`: of its module."""
     where = f", saved in {name}," if name else ""
     return SavedTensorModified(
         "one of the variables needed for gradient computation has been modified by an inplace "

@@ -1,4 +1,4 @@
-"""The user's cache: what one process compiles or measures, for all that come after it."""
+"""The user's cache: files that one process compiles or measures, for all later processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LOOK_SECONDS = 0.05
 
 
 def cache_folder() -> Path | None:
-    """Return a folder of the user's own to write to, made if need be; None if there is none.
+    """Return the user's cache folder, created if needed; None: no folder is writable.
 
-    That is `swapkit` in XDG_CACHE_HOME or in `~/.cache`. Where it cannot be written (a home that
-    is read-only, or none), a folder under the temporary directory takes its place.
+    That is `swapkit` in XDG_CACHE_HOME or in `~/.cache`. If it is not writable (a read-only home
+    directory, or none), a folder in the temporary directory takes its place.
     """
     try:
         folder = _user_folder()
@@ -38,7 +38,7 @@ def cache_folder() -> Path | None:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return a file of the cache, also of one that can only be read; None: it is not there."""
+    """Return a file of the cache, which may be read-only; None: there is no such file."""
     with contextlib.suppress(RuntimeError):
         file = _user_folder() / name
         if os.access(file, os.R_OK):
@@ -53,15 +53,15 @@ def find_cached(name: str) -> Path | None:
 def alone(
     folder: Path | None, name: str, patience_seconds: float, waits: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Let one process at a time do something, if the file system can; not for ever.
+    """Run the block in one process at a time, as far as the file system and patience allow.
 
-    The lock belongs to an open file: a process that dies gives it back.
+    The lock belongs to an open file, so it is released if the process dies.
 
     Args:
-        folder: where the lock's file is; None: nobody is waited for.
-        name: of the file, which stays.
-        patience_seconds: how long to wait for another process before going on beside it.
-        waits: called once if there is one.
+        folder: of the lock file; None: run without a lock.
+        name: of the lock file, which is never deleted.
+        patience_seconds: how long to wait for another process before running anyway.
+        waits: called once before waiting for another process.
     """
     if folder is None:
         yield
@@ -73,7 +73,7 @@ def alone(
         return
     with file:
         _await_lock(file.fileno(), patience_seconds, waits)
-        yield  # closing the file gives the lock back
+        yield  # closing the file releases the lock
 
 
 def _await_lock(descriptor: int, patience_seconds: float, waits: Callable[[], None] | None) -> None:
@@ -113,7 +113,7 @@ def _temporary_instead(reason: str) -> Path | None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether only this user can have put files there: some of them are loaded as code."""
+    """Return whether only this user can write to a folder: files in it are loaded as code."""
     try:
         found = folder.lstat()
     except OSError:

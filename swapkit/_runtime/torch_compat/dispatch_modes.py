@@ -1,4 +1,4 @@
-"""The base of all our dispatch modes: how they live with the compiler, and how they are left."""
+"""The base of all our dispatch modes: coexistence with the compiler, and safe leaving."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ if TYPE_CHECKING:
 
 
 def mode_stack() -> list[TorchDispatchMode]:
-    """Return the dispatch modes that are on this thread's stack, outermost first."""
+    """Return the dispatch modes on this thread's stack, outermost first."""
     return [mode_at(index) for index in range(count_modes())]
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators. Every dispatch mode of ours is one, so that compiled blocks stay compiled.
+    """The base class of all our dispatch modes; compiled blocks stay compiled under these modes.
 
-    A `__torch_dispatch__` is decorated with `guards.untraced`.
+    Subclasses decorate `__torch_dispatch__` with `isolation.untraced`.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not by a wrapper around each call: `untraced` does that."""
+        """Return False: `untraced` already excludes the mode, without a wrapper for each call."""
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let what is compiled stay so: else torch runs it as single operators, without a word."""
+        """Return True: else torch silently runs compiled code as single operators."""
         return True
 
     def leave(self) -> None:
-        """Leave this thread's stack of modes, whichever modes were entered inside and are still on.
+        """Leave this thread's mode stack, even if modes entered later are still on it.
 
-        Only on the thread that entered it; without effect where it is not on the stack.
+        Call this only on the thread that entered the mode. No effect if the mode is not on the
+        stack.
         """
         stack = mode_stack()
         if not any(mode is self for mode in stack):
             return
         inner: list[TorchDispatchMode] = []
-        # As torch enters and leaves modes; what theirs do besides is not repeated.
+        # With torch's own `__enter__` and `__exit__`: side effects of subclasses are not repeated.
         while stack[-1] is not self:
             inner.append(stack.pop())
             TorchDispatchMode.__exit__(inner[-1], None, None, None)  # type: ignore[no-untyped-call]
@@ -63,9 +64,9 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
     def _restore_flags(self, *, is_inside: bool) -> None:
-        """Let torch leave this mode once more, of which an interruption has left the stack alone.
+        """Restore the flags that torch pops, if an interruption ended an exit before the stack pop.
 
-        Torch takes back flags first: whether there were modes around, `is_inside` of one.
+        Torch pops these flags first; each says whether there was an outer mode (`is_inside`).
         """
         for flags in (
             self.old_dispatch_mode_flags,
@@ -77,21 +78,21 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode of ours that has operators run as they are, and notes what they do.
+    """A mode that runs operators unchanged, and notes them.
 
-    Where it is left in the middle of a backward pass (a step ends there by optimizers in hooks),
-    or on another thread, it goes inert: at the end of the pass the engine puts the stack of modes
-    back as it was at its beginning. The thread that entered takes it off later (`drop_left`).
+    A mode that is left in the middle of a backward pass (optimizers in hooks end a step there) or
+    on another thread becomes inert: at the end of the pass, the engine restores the mode stack of
+    the pass's beginning. The thread that entered the mode removes it later (`drop_left`).
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._task = graph_task()
-        self._left = thread_state.left_modes  # of this thread
+        self._left = thread_state.left_modes  # this thread's
 
     @property
     def sees(self) -> bool:
-        """Whether it notes operators now."""
+        """Whether the mode notes operators now."""
         raise NotImplementedError
 
     def repeat(
@@ -104,14 +105,14 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
         raise NotImplementedError
 
     def leave(self) -> None:
-        """See no more, and leave this thread's stack of modes, whoever was entered inside."""
+        """Stop seeing operators; leave the mode stack now, or later if that is not possible yet."""
         if self._left is thread_state.left_modes and graph_task() == self._task:
-            super().leave()  # without effect while it runs
+            super().leave()  # no effect while the mode itself runs
         else:
             self._left.append(self)
 
     def drop(self) -> bool:
-        """Leave the stack for good, on the thread that entered, if that is possible now."""
+        """Leave the stack on the thread that entered, if possible now; return whether it was."""
         if graph_task() != self._task:
             return False
         super().leave()
@@ -119,37 +120,37 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def drop_left() -> None:
-    """Take those modes off this thread's stack that were left where they could not be taken off."""
+    """Remove from this thread's stack the modes that could not leave it earlier."""
     for mode in list(thread_state.left_modes):
         if mode.drop():
             thread_state.left_modes.remove(mode)
 
 
 def can_stay() -> bool:
-    """Return whether a mode that begins here stays until the session's step ends.
+    """Return whether a mode entered here stays until the session's step ends.
 
-    A mode of somebody's may end before it. And a step that ends in a backward pass begins the next
-    one there: the engine puts the modes back as they were.
+    It may not if another mode is on the stack, which may end earlier. Nor if the previous step
+    ended in a backward pass, so that this step begins there: the engine then restores the modes.
     """
     drop_left()
     return count_modes() == 0 and graph_task() == NO_TASK
 
 
 def seeing_here() -> SeeingMode | None:
-    """Return the innermost mode that notes this thread's operators now, if there is one."""
+    """Return the innermost mode that notes this thread's operators now; None: there is none."""
     stack = reversed(mode_stack())
     seeing = (mode for mode in stack if isinstance(mode, SeeingMode) and mode.sees)
     return next(seeing, None)
 
 
 class OwnMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that changes no operator: what others make of them is as if it were not there."""
+    """A mode that changes no operator; code that looks for foreign modes ignores it."""
 
 
 def has_foreign_mode(*, may_record: bool = False) -> bool:
-    """Return whether a mode of others changes what operators make here: backward is without it.
+    """Return whether a foreign mode may change operators here; in backward it would be missing.
 
-    `may_record`: one that records them is none of these.
+    `may_record`: a `SeeingMode` does not count as foreign.
     """
     ours = (OwnMode, SeeingMode) if may_record else OwnMode
     return not all(isinstance(mode, ours) for mode in mode_stack())

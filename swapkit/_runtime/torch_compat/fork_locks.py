@@ -1,4 +1,4 @@
-"""Locks that a forked child finds free, whichever thread held them."""
+"""Locks that are free in a forked child, whichever thread held them before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Lock(Protocol):
 def make_fork_lock() -> AbstractContextManager[Any]:
     """Return a reentrant lock that a fork waits for.
 
-    Where a thread holds several at once, make the outer one last: a fork takes the latest first.
+    If a thread holds several at once, make the outer one last: a fork takes the newest lock first.
     """
     lock = threading.RLock()
     hold_over_forks(lock)
@@ -27,6 +27,6 @@ def make_fork_lock() -> AbstractContextManager[Any]:
 
 
 def hold_over_forks(lock: _Lock) -> None:
-    """Let a fork wait for a lock, and parent and child release it."""
+    """Acquire a lock before each fork, and release it in parent and child."""
     release = lock.release
     os.register_at_fork(before=lock.acquire, after_in_parent=release, after_in_child=release)

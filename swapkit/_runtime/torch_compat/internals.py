@@ -1,10 +1,10 @@
-"""The one door to torch's private names.
+"""The only module that uses torch's private names.
 
-Every name that torch does not document, and that swapkit needs, stands here under swapkit's own
-name for it, with what it does. `tests/unit/_runtime/torch_compat/test_internals.py` looks at each
-of them in the torch at hand, and at the rest of swapkit, which must not use others.
+It gives each undocumented name of torch that swapkit needs a name of swapkit's own, with a comment
+on its use. `tests/unit/_runtime/torch_compat/test_internals.py` checks each name in the installed
+torch, and checks that the rest of swapkit uses no other private names.
 
-C++ has its own: `shim/cpp/` includes torch's headers, and declares what these lack.
+C++ does the same in `shim/cpp/`: it includes torch's headers, and declares the missing names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch._C import _get_dispatch_mode as mode_of_kind
 from torch._C import _get_dispatch_stack_at as mode_at
 from torch._C import _get_tracing_state as tracing_state
 
-# `torch.inference_mode`, without a frame of Python that could keep its guard.
+# `torch.inference_mode`, without a Python frame that could keep its guard alive.
 from torch._C import _InferenceMode as InferenceMode
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as count_modes
@@ -145,33 +145,34 @@ push_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
     _autograd._push_saved_tensors_default_hooks
 )
 pop_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
-# The pair on top of this thread's stack, None without one. True: where hooks are disabled, too.
+# The pair on top of this thread's stack; None: no pair. True: also where hooks are disabled.
 top_hooks: Callable[[bool], tuple[Any, Any] | None] = _autograd._top_saved_tensors_default_hooks
 # Why hooks are disabled; None: they are not.
 hooks_disabled_message: Callable[[], str | None] = (
     _autograd._saved_tensors_hooks_get_disabled_error_message
 )
-# Whether the backward pass under way keeps its graph (`retain_graph`).
+# Whether the current backward pass keeps its graph (`retain_graph`).
 keeps_graph: Callable[[], bool] = _autograd._get_current_graph_task_keep_graph
 nodes_made: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 engine: Any = torch.autograd.Variable._execution_engine
-# Where torch calls the engine, in `torch.autograd`, by this name.
+# The function in `torch.autograd` that calls the engine.
 ENGINE_CALL = "_engine_run_backward"
 
 # ---- tensors and storages -----------------------------------------------------------------------
 
-# The number of a storage object, which the shim takes: `StorageImpl *`.
+# The address of a storage object, for the shim: `StorageImpl *`.
 storage_address: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
-# The same of a tensor's storage.
+# The same address, from a tensor.
 storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined]
-# A storage from what `UntypedStorage._weak_ref` gave; None: it is gone.
+# A storage from a weak pointer (`weak_storage`); None: it was freed.
 storage_from_weak: Callable[[int], torch.UntypedStorage | None] = (
     torch.UntypedStorage._new_with_weak_ptr
 )
 free_weak_storage: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
-# For `storage_from_weak`; to be freed by `free_weak_storage`.
+# A weak pointer for `storage_from_weak`; free it with `free_weak_storage`.
 weak_storage: Callable[[torch.UntypedStorage], int] = methodcaller("_weak_ref")
-# Give a storage that only a weak reference holds its object in Python, or that goes with it.
+# Make the Python object of a storage own the storage. Needed for an object from a weak reference:
+# else the storage may be freed while the object lives.
 fix_weak_storage: Callable[[torch.UntypedStorage], None] = methodcaller("_fix_weakref")
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
 is_cow: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
@@ -180,7 +181,7 @@ version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 
 # ---- modules ------------------------------------------------------------------------------------
 
-# By attribute: `modules()`, `parameters()` and `buffers()` make names, which takes much longer.
+# Attributes, because `modules()`, `parameters()` and `buffers()` also build names, which is slow.
 submodules_of: Callable[[torch.nn.Module], dict[str, torch.nn.Module | None]] = attrgetter(
     "_modules"
 )
@@ -188,11 +189,11 @@ parameters_of: Callable[[torch.nn.Module], dict[str, torch.nn.Parameter | None]]
     "_parameters"
 )
 buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
-# Torch asks in the first whether there are hooks, and calls those of a module in a function inside
-# of it; the second calls the first, and has few locals.
+# Torch checks in the first for hooks, and calls a module's hooks in a nested function; the second
+# calls the first, and has few locals.
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
-# In `module_hooks`: those called before and after each forward.
+# In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
 
 step_pre_hooks_of: Callable[[torch.optim.Optimizer], dict[int, Callable[..., Any]]] = attrgetter(
@@ -208,13 +209,13 @@ disabled_dispatch: Any = torch._C._disabled_torch_dispatch_impl
 
 # ---- the build, the compiler, devices -----------------------------------------------------------
 
-C: Any = torch._C  # for those that exchange functions in it, or ask which ones this torch has
+C: Any = torch._C  # for code that replaces functions in it, or checks which ones exist
 CXX11_ABI = int(torch._C._GLIBCXX_USE_CXX11_ABI)
 cuda_allocator: Any = torch.cuda.memory._CUDAAllocator
 
 
 def has_compiled() -> bool:
-    """Return whether the compiler has met any function."""
+    """Return whether the compiler has compiled any frame."""
     loaded = sys.modules.get("torch._dynamo.convert_frame")
     return loaded is not None and loaded.FRAME_COUNTER > 0
 
@@ -225,22 +226,22 @@ def cuda_custom_allocator(alloc: int, free: int) -> Any:  # noqa: ANN401 - torch
 
 
 def observe_cuda_out_of_memory(observer: Callable[..., None]) -> None:
-    """Let an observer hear of each request that torch's CUDA allocator could not meet."""
+    """Call an observer for each request that torch's CUDA allocator could not meet."""
     C._cuda_attach_out_of_memory_observer(observer)
 
 
 def destroy_library(library: torch.library.Library) -> None:
-    """Take a library's registrations back."""
+    """Remove a library's registrations."""
     library._destroy()  # type: ignore[no-untyped-call]
 
 
 def backward_class_of(function: type[torch.autograd.Function]) -> Any:  # noqa: ANN401
-    """Return the class of the nodes that a function puts into graphs."""
+    """Return the class of the graph nodes of an `autograd.Function`."""
     return function._backward_cls
 
 
 def set_backward_class(function: Any, backward: Any) -> None:  # noqa: ANN401
-    """Let a function put nodes of another class into graphs."""
+    """Set the class of the graph nodes of an `autograd.Function`."""
     function._backward_cls = backward
     backward._forward_cls = function
 

@@ -1,7 +1,7 @@
 """Hiding our own operations from the user's modes, and from the compiler.
 
 Saved-tensor hooks run wherever autograd does: below function and dispatch modes, tensor subclasses
-and function transforms, and inside compiled blocks. None of these must see what swapkit does there.
+and function transforms, and inside compiled blocks. None of these may see swapkit's operators.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _Result = TypeVar("_Result")
 
 
 def untraced(function: _Function) -> _Function:
-    """Decorate what compiled blocks may call back: the compiler leaves it and its callees alone.
+    """Exclude a function that compiled blocks may call, and its callees, from compilation.
 
-    As `torch.compiler.disable`, but without a wrapper's cost at each call, and without loading the
-    compiler.
+    Like `torch.compiler.disable`, but without the cost of a wrapper at each call, and without
+    loading the compiler.
     """
     return _leave_alone(function, FrameAction.SKIP)
 
 
 def untraced_itself(function: _Function) -> _Function:
-    """Decorate what calls the user's code: as `untraced`, but callees may be compiled."""
+    """Exclude a function that calls user code from compilation; its callees may be compiled."""
     return _leave_alone(function, FrameAction.DEFAULT)
 
 
@@ -50,7 +50,7 @@ def _leave_alone(function: _Function, callees: FrameAction) -> _Function:
 
 
 def hidden() -> contextlib.AbstractContextManager[object]:
-    """Run operators that no mode, subclass or transform of the user's sees."""
+    """Return a context manager that hides operators from user modes, subclasses and transforms."""
     return _make_hidden()
 
 
@@ -60,19 +60,19 @@ def _hidden_by_a_frame() -> Iterator[None]:
         yield
 
 
-# Until the shim is loaded: its own cannot be interrupted by signal handlers
+# Used until the shim is loaded; signal handlers cannot interrupt the shim's context manager
 # (`shim/cpp/running/hidden_operators.cpp`).
 _make_hidden: Callable[[], contextlib.AbstractContextManager[object]] = _hidden_by_a_frame
 
 
 def hide_by(make: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
-    """Let `hidden` give these from now on."""
+    """Set the factory of the context managers that `hidden` returns."""
     global _make_hidden  # noqa: PLW0603 - the process has one shim
     _make_hidden = make
 
 
 @untraced
 def hide(function: Callable[..., _Result], *arguments: object) -> _Result:
-    """Call a function where nobody sees its operators."""
+    """Call a function and hide its operators."""
     with hidden():
         return function(*arguments)

@@ -9,8 +9,8 @@ from typing import Any
 class PickledCall:
     """Pickles as a call, so that loading makes the call instead of this object.
 
-    With functions of the standard library alone this says: import ours if it is there, else do
-    without.
+    Built from functions of the standard library alone, the pickle uses swapkit if it is installed,
+    and loads without it otherwise.
     """
 
     def __init__(self, function: Any, *arguments: Any) -> None:  # noqa: ANN401 - whatever pickles
@@ -18,7 +18,7 @@ class PickledCall:
         self._arguments = arguments
 
     def __call__(self) -> None:
-        """Not to be called: `pickle` asks of what stands for a function that it could be."""
+        """Raise; exists because `pickle` requires a callable in place of a function."""
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -26,11 +26,11 @@ class PickledCall:
 
 
 def loader(module: str, name: str) -> PickledCall:
-    """Return what loads as a function of ours, of a hashable key and a value.
+    """Return an object that loads as a function of ours, which takes a hashable key and a value.
 
-    Where swapkit cannot be imported, it loads as a function that returns the value.
+    If swapkit cannot be imported, the object loads as a function that returns the value.
     """
-    # `{}.get(key, value)` is the value; `locate` returns None for a module that is not there.
+    # `{}.get(key, value)` is the value; `locate` returns None for a missing module.
     return PickledCall(
         getattr, PickledCall(pydoc.locate, module), name, PickledCall(getattr, {}, "get")
     )

@@ -1,4 +1,4 @@
-"""Plain tensors: their bytes are those of their storage, and no code of others runs for them."""
+"""Plain tensors: their bytes are those of their storage, and no subclass code runs for them."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def has_bytes(value: object) -> TypeGuard[torch.Tensor]:
     try:
         storage = value.untyped_storage()
         return storage.nbytes() > 0 and storage.data_ptr() != 0
-    except RuntimeError:  # as a tensor of a function transform says
+    except RuntimeError:  # raised by a function transform's tensor
         return False

@@ -1,4 +1,4 @@
-"""Keeping a device's streams busy, so that what they are given next waits for nobody."""
+"""Keeping a device's streams busy, so that timed work does not include waiting for the host."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ DELAY_SECONDS = 2e-3  # longer than the call of most operators that are recorded
 LONGEST_SECONDS = 16e-3
 _PROOFS = 2
 _CYCLES_PER_SECOND = 2e9
-# Of a device that cannot sleep: two such matrices, of 4 MiB each, are multiplied for some 50 us.
+# For a device that cannot sleep: multiplying two such matrices of 4 MiB each takes some 50 us.
 _WIDTH = 1024
 _SAMPLES = 8
-_LEAST_SECONDS = 1e-5  # of a product: shorter, the host calls no faster than the device computes
+_LEAST_SECONDS = 1e-5  # of a product: below this, the device may finish before the next call
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether what this thread's stream is given now becomes part of a graph."""
+    """Return whether this thread's current stream is capturing a graph."""
     look = getattr(getattr(torch, device.type), "is_current_stream_capturing", None)
     return look is not None and bool(look())
 
 
 class _LongCall(NamedTuple):
-    """What is known of an operator: its latest call that outlasted a delay."""
+    """An operator's latest call that outlasted its delay."""
 
     call_seconds: float
-    delay_seconds: float  # before it
-    wanted: float  # the delay for the next one
-    follows: int  # how many calls in a row were longer, or shorter, by what the delay was
+    delay_seconds: float  # before the call
+    wanted: float  # the delay for the next call
+    follows: int  # calls in a row whose length changed by the same amount as the delay
 
 
 class LongCalls:
-    """Operators whose calls outlast a delay, and how long a delay would be enough. Any thread.
+    """Operators whose calls outlast a delay, and the delays that they need. Any thread.
 
-    There are two kinds. A call that is slow by itself, as one that loads code, takes as long behind
-    any delay. One that waits for the stream returns soon after the delay, however long that is.
-    Slow calls differ from each other, and so may look like that by chance: it takes two changes of
-    the delay in a row.
+    There are two kinds. A call that is slow by itself, such as one that loads code, takes the same
+    time behind any delay. A call that waits for the stream returns soon after the delay, however
+    long the delay is. Slow calls vary, and may look like waiting calls by chance. So the proof of
+    waiting takes two changes of the delay in a row.
     """
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Start empty."""
         self._known: dict[object, _LongCall] = {}
 
     def seconds(self, function: object) -> float:
-        """Return how long a delay an operator needs; 0: any, or none is enough."""
+        """Return the delay that an operator needs; 0: any delay is enough, or none is."""
         known = self._known.get(function)
         return 0.0 if known is None or known.follows >= _PROOFS else known.wanted
 
     def certain_seconds(self, function: object) -> float:
-        """Return below what time a call that has outlasted its delay holds no waiting; 0: never.
+        """Return the time below which a call that outlasted its delay includes no wait; 0: never.
 
-        A call that waits for the stream may be slow besides, and one that is slow by itself may be
-        taken for one that waits: what it takes beyond a call that proved it is not its own.
+        A call that waits for the stream may also be slow, and a slow call may be mistaken for a
+        waiting one. Time beyond that of the call that gave the proof may not be the operator's own.
         """
         known = self._known.get(function)
         if known is None or known.follows < _PROOFS:
@@ -68,7 +68,7 @@ class LongCalls:
         return known.call_seconds - known.delay_seconds + DELAY_SECONDS
 
     def add(self, function: object, call_seconds: float, delay_seconds: float) -> None:
-        """Note a call that has outlasted the delay before it."""
+        """Note a call that outlasted the delay before it."""
         known = self._known.get(function)
         follows, wanted = 0, 2 * max(call_seconds, delay_seconds)
         is_near = call_seconds - delay_seconds < LONGEST_SECONDS / 2
@@ -80,7 +80,7 @@ class LongCalls:
             follows = known.follows + 1 if is_near and abs(off) < abs(changed) / 2 else 0
             wanted = max(wanted, known.wanted)
         if is_near and delay_seconds >= LONGEST_SECONDS:
-            wanted = DELAY_SECONDS  # one that waits takes less the next time
+            wanted = DELAY_SECONDS  # a call that waits takes less time with this
         wanted = min(LONGEST_SECONDS, wanted)
         self._known[function] = _LongCall(call_seconds, delay_seconds, wanted, follows)
 
@@ -88,28 +88,27 @@ class LongCalls:
 class Delays:
     """Puts delays into streams. Any thread.
 
-    Two are enough to keep a stream busy for at least one: before the latest has begun, no other one
-    is put in.
+    Two queued delays keep a stream busy for at least the length of one, so no delay is added while
+    the latest has not begun.
 
-    The recorder may be stopped while an operator of another thread begins. That one keeps what it
-    has found, so that it neither fails nor has memory taken away that the device computes with, and
-    leaves nothing behind.
+    The recorder may stop while an operator begins on another thread. That thread keeps its
+    reference to the delay function, so that it does not fail, and the memory that the device
+    computes with is not freed. It leaves nothing behind.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Put none in as yet."""
+        """Start without delays."""
         self._module: Any = getattr(torch, device.type)
         self._device = device
-        self._is_over = threading.Event()  # once set, for good: before anything is let go of
-        # The first one is taken. Others, made on several threads at once, stay until the end, too.
+        self._is_over = threading.Event()  # set before any memory is dropped, and never cleared
+        # The first function is used. Others, made on several threads at once, stay until the end.
         self._made: list[Callable[[float], None]] = []
-        # By the stream's number: an event just before the latest delay, and how long that is.
-        # Asking a stream of torch's for more than its number may wait for what the host has queued
-        # (`torch_npu`).
+        # By stream id: an event just before the latest delay, and the length of that delay. Reading
+        # more than the id from a torch stream may wait for the host's queue (`torch_npu`).
         self._latest: dict[int, tuple[Any, float]] = {}
 
     def cover(self, stream: Any, seconds: float = DELAY_SECONDS) -> None:  # noqa: ANN401 - torch's
-        """Let what a stream is given next begin no earlier than so long from now."""
+        """Keep a stream busy for at least `seconds` from now."""
         if self._is_over.is_set():
             return
         event, length = self._latest.get(stream.stream_id, (None, 0.0))
@@ -124,10 +123,10 @@ class Delays:
             event.record(stream)
             made[0](seconds)
             if self._is_over.is_set():
-                self.finish()  # `made` is this thread's alone by now, or is about to be
+                self.finish()  # only this thread holds `made` now, or will soon
 
     def finish(self) -> None:
-        """Put nothing in from now on; wait for the device, then let go of memory."""
+        """Stop adding delays; wait for the device, then drop the memory."""
         self._is_over.set()
         self._module.synchronize(self._device)
         self._made = []
@@ -143,7 +142,7 @@ class Delays:
             return lambda _seconds: None
 
     def _make_products(self) -> Callable[[float], None]:
-        """Return what computes for so long, since the device cannot sleep."""
+        """Return a function that computes for a given time, for a device that cannot sleep."""
         with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
             matrix = torch.zeros(_WIDTH, _WIDTH, device=self._device)
             product = torch.zeros_like(matrix)

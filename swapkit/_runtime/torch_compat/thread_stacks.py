@@ -1,10 +1,10 @@
-"""What the other threads of the process do, as far as this one may rely on it.
+"""Observation of the other threads of the process, as far as this thread may rely on it.
 
-Torch runs operators and backward passes without the interpreter's lock. Meanwhile they replace what
-tensors point to: `.grad`, `.grad_fn`, storages. Reading one of these from another thread may read
-freed memory. Asking the garbage collector for all objects breaks other threads, too: it refers to
-tuples that they are about to fill, which Python then refuses to ("bad argument to internal
-function"). So what does not belong to this thread is only touched while every other thread waits.
+Torch runs operators and backward passes without the GIL. Meanwhile they replace `.grad`, `.grad_fn`
+and storages of tensors. Reading one of these from another thread may read freed memory. Listing all
+objects of the garbage collector breaks other threads, too: it adds references to tuples that a
+thread is about to fill, and Python then refuses to fill them ("bad argument to internal function").
+So this thread touches objects of other threads only while every other thread waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Place: TypeAlias = "tuple[str, str]"  # file, function
 _Stack: TypeAlias = "list[tuple[CodeType, dict[str, object]]]"  # with globals; innermost first
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
-# Where a Python thread is that waits for another thread, another process or a peer.
+# Functions in which a Python thread waits for another thread, another process or a peer.
 _WAITS = frozenset(
     (str(_LIBRARY / file), function)
     for file, functions in {
@@ -48,15 +48,15 @@ _WAITS = frozenset(
 )
 
 
-# How many items are looked at before it is asked again what other threads do: few, since that takes
-# less time than the interpreter gives a thread before it lets another one run.
+# Items to look at between two checks of the other threads. Few, so that this takes less time than
+# the interpreter's switch interval.
 LOOKS = 64
 _NAMED = (type, FunctionType, BuiltinFunctionType)
 _ENGINE = (torch.autograd.graph.__file__, "_engine_run_backward")
 
 
-# By the shim (`shim/cpp/running/thread_stacks.cpp`): in Python another thread could go on between
-# two frames. Who only records a step, as of a model without memory, needs no shim.
+# From the shim (`shim/cpp/running/thread_stacks.cpp`): in Python, another thread could run between
+# two frames. Recording alone, as of a model without memory, needs no shim.
 _read_stacks: Callable[[], list[_Stack]] | None = None
 _read_receivers: Callable[[int, CodeType], list[Any]]
 
@@ -64,33 +64,33 @@ _read_receivers: Callable[[int, CodeType], list[Any]]
 def connect(
     read_stacks: Callable[[], list[_Stack]], read_receivers: Callable[[int, CodeType], list[Any]]
 ) -> None:
-    """Look at threads with the help of the shim. Before, it is not known what others do."""
+    """Use the shim's functions to read stacks. Before this call, other threads are unknown."""
     global _read_stacks, _read_receivers
     _read_stacks, _read_receivers = read_stacks, read_receivers
 
 
 def stacks() -> list[_Stack]:
-    """Return what runs on every other thread, as far as that is known. Any thread; no lock."""
+    """Return the stacks of all other threads, as far as known. Any thread; no lock."""
     return [] if _read_stacks is None else _read_stacks()
 
 
 def receivers(thread: int, code: CodeType) -> list[Any]:
     """Return `self` of each call of a function on a thread's stack, innermost first.
 
-    Of functions that never rebind a local: older values would be freed here.
+    Only for functions that never rebind a local: older values would be freed here.
     """
     return _read_receivers(thread, code)
 
 
 def others_wait(*, in_backward: bool = False) -> bool:
-    """Return whether every other Python thread that knows torch waits in the standard library.
+    """Return whether every other Python thread that uses torch waits in the standard library.
 
-    A thread may wake up right after: whoever relies on this for long asks again. Any thread may
+    A thread may wake up right after, so callers repeat the check during long work. Any thread may
     call this; it takes no lock.
 
     Args:
-        in_backward: let the thread pass whose backward pass this one, one of autograd's, runs. No
-            other thread then runs what is on this device.
+        in_backward: ignore the thread whose backward pass this autograd thread runs. No other
+            thread then runs operators on this device.
     """
     if _read_stacks is None:
         return threading.active_count() == 1
@@ -103,9 +103,9 @@ def others_wait(*, in_backward: bool = False) -> bool:
 
 
 def backward_runs_elsewhere() -> bool:
-    """Return whether another thread runs a backward pass, that is not run for it here.
+    """Return whether another thread runs a backward pass, other than the pass that runs here.
 
-    As `others_wait`: any thread, no lock, and a pass may begin right after.
+    As for `others_wait`: any thread, no lock, and a pass may begin right after.
     """
     passes = [
         place for stack in stacks() for code, _ in stack if (place := _place(code)) == _ENGINE
@@ -114,7 +114,7 @@ def backward_runs_elsewhere() -> bool:
 
 
 def take_while(may_go_on: Callable[[], bool], items: Iterable[_Item]) -> Iterator[_Item]:
-    """Yield items, for as long as what other threads do allows it."""
+    """Yield items as long as `may_go_on` allows it; check every `LOOKS` items."""
     remaining = iter(items)
     while some := list(islice(remaining, LOOKS)):
         if not may_go_on():
@@ -123,13 +123,13 @@ def take_while(may_go_on: Callable[[], bool], items: Iterable[_Item]) -> Iterato
 
 
 def _is_for(places: list[_Place]) -> bool:
-    """Return whether places are the one of a backward pass that this thread runs for another."""
+    """Return whether the only place is the backward pass that this thread runs for another."""
     is_task = graph_task() != NO_TASK
     return places == [_ENGINE] and is_task and not _runs_backward()
 
 
 def _runs_backward() -> bool:
-    """Return whether this thread has begun a backward pass: autograd's own threads do not."""
+    """Return whether this thread has started a backward pass; autograd's own threads never do."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - 0 would hold itself
     while frame is not None and _place(frame.f_code) != _ENGINE:
         frame = frame.f_back
@@ -137,19 +137,19 @@ def _runs_backward() -> bool:
 
 
 def _knows_torch(stack: _Stack) -> bool:
-    """Return whether any code on a thread's stack has something of torch's at hand.
+    """Return whether any code on a thread's stack has an object of torch's among its globals.
 
-    Threads of others wait in code of their own: of a kernel for notebooks, a logger, a debugger.
+    Threads without torch wait in their own code: a notebook kernel, a logger, a debugger.
     """
     return any(
         _is_torchs(value)
         for _, names in stack
-        for value in dict.copy(names).values()  # in one go: other threads may define one
+        for value in dict.copy(names).values()  # atomic copy: other threads may add names
     )
 
 
 def _is_torchs(value: object) -> bool:
-    # By exact types: asking anything else for an attribute may run its code.
+    # By exact type: reading an attribute of another type may run its code.
     if type(value) is ModuleType:
         name = value.__dict__.get("__name__")
     elif type(value) in _NAMED:

@@ -1,10 +1,9 @@
-"""The layers of an ordinary torch model, and the names by which their parts are addressed.
+"""The layers of an ordinary torch model, and the names of their parts.
 
-A layer is an element of the model's list of layers. Its parts are its submodules, each by its own
-name and by what the *names* say: other names for the same part, such as `attention` for the
-`self_attn` of a Llama. The operators of a module are those that its `forward` calls: read from its
-source, with the functions beside it that it calls, or known from its class
-(`operators/forward_source.py`).
+A layer is an element of the model's list of layers. Its parts are its submodules. Each part has its
+own name and further *names*, such as `attention` for the `self_attn` of a Llama. The operators of a
+module are those that its `forward` calls. They are read from its source and from the functions that
+it names, or known for its class (`operators/forward_source.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
 _NORM = re.compile(r".*norm\d?d?", re.IGNORECASE)
 
-# By the name in a configuration: where that part of a layer is in models that call it otherwise.
-# Of the places that there are the first one counts.
+# For each name in a configuration, the paths of that part in models that name it differently. The
+# first path that exists counts.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "attention": (
         *("self_attn", "attn", "self_attention", "attention"),
@@ -75,54 +74,54 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleOperator:
-    """Operators under one name: the module that runs them, and a pattern of their names."""
+    """Operators under one name: the module that runs them, and a pattern for their names."""
 
     module: torch.nn.Module
     pattern: str
 
 
 class ModulePart:
-    """A layer, or a part of one, with its operators and parts by name.
+    """A layer or a part of a layer, with its operators and parts by name.
 
-    `modules`: usually one. Several are one part by name only; none: it has but operators.
+    `modules`: usually one. Several form one part by name only. None: it has only operators.
     """
 
     def __init__(self, *modules: torch.nn.Module) -> None:
         self.modules = modules
-        # Every part with its names, the usual ones first: a log shows the first that was meant.
+        # Every part with its names, the usual ones first: a log shows the first that matches.
         self._parts: list[tuple[list[str], ModulePart]] = []
         self._operators: dict[str, ModuleOperator] = {}
 
     @property
     def operators(self) -> Sequence[str]:
-        """The names of the operators that its own forward runs."""
+        """The names of the operators that the part's own forward runs."""
         return sorted(self._operators)
 
     @property
     def children(self) -> Sequence[tuple[str, ModulePart]]:
-        """Its parts by all of their names, in the order of their declaration."""
+        """The parts inside, by all of their names, in the order of their declaration."""
         return [(name, part) for names, part in self._parts for name in names]
 
     def operator(self, name: str) -> ModuleOperator:
-        """Return what the name of one of its operators means."""
+        """Return the operators with this name."""
         return self._operators[name]
 
     def find(self, path: str) -> ModulePart | None:
-        """Return the part at a path, by whichever names; None: there is none."""
+        """Return the part at a path of any of the names; None: there is none."""
         part: ModulePart | None = self
         for name in path.split(".") if path else ():
             part = dict(part.children).get(name) if part else None
         return part
 
     def walk(self) -> Iterator[ModulePart]:
-        """Yield this part and all inside it, outermost first."""
+        """Yield this part and all parts inside it, outermost first."""
         level: list[ModulePart] = [self]
         while level:
             yield from level
-            level = [part for above in level for _, part in above._parts]  # noqa: SLF001 - its own kind
+            level = [part for above in level for _, part in above._parts]  # noqa: SLF001 - same class
 
     def add_part(self, name: str, part: ModulePart) -> bool:
-        """Let a part be addressed by one more name; False: that is another part's."""
+        """Add a name for a part; return False if another part has that name."""
         named = dict(self.children).get(name)
         if named is not None:
             return named is part
@@ -134,7 +133,7 @@ class ModulePart:
         return True
 
     def add_operator(self, name: str, operator: ModuleOperator) -> None:
-        """Let operators be addressed by one more name, unless that is others' own."""
+        """Add a name for operators, unless other operators have that name."""
         self._operators.setdefault(name, operator)
 
 
@@ -143,15 +142,16 @@ def name_layers(layers: Iterable[torch.nn.Module], names: Mapping[str, str]) -> 
 
     Args:
         layers: elements of the model's list of layers.
-        names: paths in a layer by the name that stands for them, such as
+        names: paths in a layer by the name that they get, such as
             `{"attention": "mixer", "attention.flash_attention": "mixer.selective_scan"}`. Layers
-            may differ: a path that leads nowhere in one of them is no name there.
+            may differ: where a path does not exist in a layer, the name is not added there.
 
     Raises:
-        InvalidArgument: a path leads nowhere in any layer, or a name is another part's own.
+        InvalidArgument: a path exists in no layer, or a name belongs to another part.
     """
     parts = [_read_part(layer, {}) for layer in layers]
-    # The user's first: they hold against the usual. Those that build upon the usual, after them.
+    # The user's names first: they take precedence over the usual ones. User names that build on
+    # usual names fail here and are added after these.
     later = {name: path for name, path in names.items() if _fail_to_name(parts, name, path)}
     for part in parts:
         _add_usual_names(part)
@@ -163,20 +163,20 @@ def name_layers(layers: Iterable[torch.nn.Module], names: Mapping[str, str]) -> 
 
 
 def _fail_to_name(parts: Sequence[ModulePart], name: str, path: str) -> str:
-    """Add a name to every layer that has what is meant; return why none has, or empty text."""
+    """Add a name to every layer that has the path; return why none has, or an empty string."""
     failures = [_add_user_name(part, name, path) for part in parts]
     return failures[0] if failures and all(failures) else ""
 
 
 def _read_part(module: torch.nn.Module, known: dict[torch.nn.Module, ModulePart]) -> ModulePart:
-    """Return a module as a part: one that is used in several places is one part."""
+    """Return a module as a part. A module that is used in several places is one part."""
     if module not in known:
         part = known[module] = ModulePart(module)
         for name, child in module.named_children():
             part.add_part(name, _read_part(child, known))
         for name in operators_of(module):
             part.add_operator(name, ModuleOperator(module=module, pattern=re.escape(name)))
-        if _NORM.fullmatch(type(module).__name__):  # some are one operator, some are many
+        if _NORM.fullmatch(type(module).__name__):  # may run one operator or several
             part.add_operator("norm", ModuleOperator(module=module, pattern=".*"))
     return known[module]
 
@@ -185,7 +185,7 @@ def _read_part(module: torch.nn.Module, known: dict[torch.nn.Module, ModulePart]
 
 
 def _add_user_name(root: ModulePart, name: str, path: str) -> str:
-    """Add a name; return what is wrong with it, or empty text."""
+    """Add a name; return what is wrong with it, or an empty string."""
     above, _, last = name.rpartition(".")
     parent, found = root.find(above), root.find(path)
     if parent is None:
@@ -203,7 +203,7 @@ def _add_user_name(root: ModulePart, name: str, path: str) -> str:
 
 
 def _add_usual_names(root: ModulePart) -> None:
-    named: set[ModulePart] = set()  # no part is two things
+    named: set[ModulePart] = set()  # a part gets at most one usual name
     for name, places in NAMES.items():
         above, _, last = name.rpartition(".")
         parent = root.find(above)
@@ -217,7 +217,7 @@ def _add_usual_names(root: ModulePart) -> None:
 
 
 def _find_places(parent: ModulePart, places: Iterable[str]) -> Iterator[ModulePart]:
-    """Yield the parts at some places; a place of several parts is all of them together."""
+    """Yield the parts at some places. A place with several paths yields one part of all of them."""
     for place in places:
         parts = {path: parent.find(path) for path in place.split(", ")}
         found = {path: part for path, part in parts.items() if part is not None}
@@ -231,12 +231,12 @@ def _find_places(parent: ModulePart, places: Iterable[str]) -> Iterator[ModulePa
 
 
 def _name_activation(root: ModulePart) -> None:
-    """Let the activation be a part of `w1`, as in the original, wherever it is."""
+    """Make the activation a part of `w1`, as in the original model, wherever it is."""
     inner, first = root.find("feed_forward"), root.find("feed_forward.w1")
     activation = root.find("feed_forward.activation")
     if inner is None or first is None:
         return
-    if activation is None:  # a function in the middle of the forward
+    if activation is None:  # a function call in the forward
         own = [name for name in inner.operators if name in ACTIVATIONS]
         if not own:
             return
@@ -247,7 +247,7 @@ def _name_activation(root: ModulePart) -> None:
 
 
 def _lend_attention(part: ModulePart) -> None:
-    """Let the attention operator of a part inside be one of the attention's."""
+    """Also list the attention operator of an inner part as an operator of the attention."""
     for name in ATTENTION:
         for inner in part.walk():
             if name in inner.operators:
@@ -261,8 +261,8 @@ def _lend_attention(part: ModulePart) -> None:
 def find_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return the layers of a model by their paths: the elements of its largest list of modules.
 
-    Lists inside of layers (experts) do not count. Further lists whose elements' classes come from
-    the same source file belong to them: the decoder's beside the encoder's.
+    Lists inside layers (experts) do not count. Other lists count too if the classes of their
+    elements come from the same source file, such as the decoder's list next to the encoder's.
 
     Raises:
         InvalidArgument: the model has no list of modules.
@@ -289,7 +289,7 @@ def find_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def _list_lists(model: torch.nn.Module) -> Iterator[tuple[str, dict[str, torch.nn.Module]]]:
-    """Yield what may be lists of layers, with their paths."""
+    """Yield the candidates for lists of layers: path of the list, elements by path."""
     for path, module in model.named_modules():
         if isinstance(module, _LISTS) and _holds_layers(module):
             yield (
@@ -302,13 +302,13 @@ def _holds_layers(module: torch.nn.Module) -> bool:
     elements = list(module.children())
     if not elements or not all(any(one.children()) and runs(one) for one in elements):
         return False
-    # A backbone and its head are no layers.
+    # A backbone and its head are not layers.
     return isinstance(module, torch.nn.ModuleList) or len(set(map(type, elements))) < len(elements)
 
 
 def runs(module: torch.nn.Module) -> bool:
     """Return whether a module has a forward; lists of modules have none."""
-    # Asked of the module: a compiled one has a forward of its own.
+    # Read from the instance: a compiled module has its own `forward`.
     return getattr(module.forward, "__func__", None) is not torch.nn.Module.forward
 
 

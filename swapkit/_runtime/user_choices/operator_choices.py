@@ -1,10 +1,10 @@
 """Choices for single operators inside a module.
 
-While such a module runs, its thread has a table of what was chosen for which operators
-(`shim/cpp/recompute/operator_choices.hpp`). Their kernels look there: what a chosen operator makes
-is marked, so that it is swapped wherever it is saved, or captured, so that it is computed again in
-backward. The operators of a module are those that its own `forward` runs, not those of its
-submodules.
+While such a module runs, its thread has a table of the choices per operator
+(`shim/cpp/recompute/operator_choices.hpp`), which the operators' kernels look up. The result of a
+chosen operator is either marked, so that it is swapped wherever it is saved, or captured, so that
+it is recomputed in backward. The operators of a module are those that its own `forward` runs, not
+those of its submodules.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.choice_types import OperatorChoices
 
 _PASS = Scope(Placement(Action.PASS))
-_lock = make_fork_lock()  # of tables while they are made
+_lock = make_fork_lock()  # held while a table is made
 
 
 class OperatorRows:
-    """The rows for the operators of one module, and what they come to for each operator."""
+    """The rows for the operators of one module, and the resulting choice for each operator."""
 
     def __init__(self, rows: tuple[Choice, ...]) -> None:
         self.rows = rows
         self._patterns = tuple(row.meaning or row.operator for row in rows)
         self._compiled = [re.compile(pattern) for pattern in self._patterns]
         self._table: _OperatorTable | None = None
-        self._counts = dict.fromkeys(rows, 0)  # besides those of the table
+        self._counts = dict.fromkeys(rows, 0)  # without the counts of the current table
 
     @property
     def seen(self) -> dict[Choice, int]:
@@ -60,7 +60,7 @@ class OperatorRows:
         return counts
 
     def choices(self) -> OperatorChoices:
-        """Return what was chosen for the operators that are known now, which are seen then."""
+        """Return the choices for all operators known now. The shim sees these from now on."""
         known = get_runtime().shim.operators_known()
         with _lock:
             if self._table is None or self._table.known != known:
@@ -69,19 +69,19 @@ class OperatorRows:
             return self._table.choices
 
     def judged(self, function: Operator) -> Judgement | None:
-        """Return what was chosen for an operator; None: nothing."""
+        """Return the choice for an operator; None: there is none."""
         rows = self._match(operator_names(function))
         return judge(rows) if rows else None
 
     def look_up_name(self, name: str) -> tuple[Choice, ...]:
-        """Return the rows for one of autograd's functions by its name, which runs now."""
+        """Return and count the rows for an `autograd.Function` that runs now, by its name."""
         found = self._match((name,))
         for row in found:
             self._counts[row] += 1
         return tuple(replace(row, operator="") for row in found)
 
     def _match(self, names: tuple[str, ...]) -> list[Choice]:
-        """Return the rows whose pattern is of one of these names."""
+        """Return the rows whose pattern matches one of these names."""
         return [
             row
             for row, pattern in zip(self.rows, self._compiled, strict=True)
@@ -90,11 +90,11 @@ class OperatorRows:
 
 
 class _OperatorTable:
-    """What the rows of one module come to for the operators that were known at one time."""
+    """The choices from one module's rows, for the operators known at one time."""
 
     def __init__(self, rows: tuple[Choice, ...], patterns: tuple[str, ...], known: int) -> None:
         self.known = known
-        # Operators that the same rows are for are judged together: there are few kinds of these.
+        # Operators with the same set of rows are judged together: there are few such sets (kinds).
         kinds, places = _kinds_of(patterns, known)
         self._rows = [[rows[index] for index in kind] for kind in kinds]
         self.choices = get_runtime().shim.choices(
@@ -102,14 +102,14 @@ class _OperatorTable:
         )
 
     def add_counts(self, counts: dict[Choice, int]) -> None:
-        """Add how many operators ran, by row."""
+        """Add the number of operators that ran to the counts by row."""
         for rows, count in zip(self._rows, self.choices.seen(), strict=True):
             for row in rows:
                 counts[row] += count
 
 
 def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ...]], bytes]:
-    """Return the sets of patterns that operators match, and a table of operator and set."""
+    """Return the sets of patterns that operators match, and a table of (operator, set) rows."""
     indices: dict[int, tuple[int, ...]] = {}
     for index, pattern in enumerate(patterns):
         for number in places_of(pattern, known):
@@ -123,14 +123,14 @@ def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ..
 
 
 def _terms_of(judgement: Judgement) -> tuple[bool, Placement | None]:
-    """Return whether operators are computed again, and how what they make moves, if it does."""
+    """Return whether operators are recomputed, and how their results move, if they do."""
     swap = judgement.swap
     choice = None if swap is None else choice_of(swap, judgement.swap_source)
     return judgement.recompute is not None, choice
 
 
 def rows_for_operator(name: str) -> tuple[Choice, ...]:
-    """Return the rows for an operator of this name in the module that runs on this thread."""
+    """Return the rows for an operator's name in the module that runs on this thread."""
     rows, choosing = (
         thread_state.operator_choices[-1] if thread_state.operator_choices else (None, None)
     )
@@ -141,7 +141,7 @@ def rows_for_operator(name: str) -> tuple[Choice, ...]:
 @contextlib.contextmanager
 @untraced
 def mark_operators(rows: OperatorRows) -> Iterator[None]:
-    """Let the rows hold for a module that begins, unless others decide what is kept."""
+    """Apply the rows to a module that begins, unless foreign hooks decide what is saved."""
     if not _may_mark():
         yield
         return
@@ -161,10 +161,10 @@ def mark_operators(rows: OperatorRows) -> Iterator[None]:
 @contextlib.contextmanager
 @untraced
 def carrying() -> Iterator[None]:
-    """Let what is chosen inside be found where it is saved: hooks of ours must be there.
+    """Make chosen results found where they are saved; our hooks are entered if needed.
 
-    At the end of the outermost one nothing more is found, and what nobody has saved lets go of its
-    operands.
+    At the end of the outermost context nothing is found any more, and captured results that were
+    not saved release their operands.
     """
     runtime = get_runtime()
     with runtime.shim.choosing(None, runtime.tracker, False), _seeing():  # noqa: FBT003
@@ -174,9 +174,9 @@ def carrying() -> Iterator[None]:
 def _seeing() -> contextlib.AbstractContextManager[object]:
     if innermost() is not None or is_foreign():
         return contextlib.nullcontext()
-    return OpenScope(_PASS)  # which ends on whichever thread the generator does
+    return OpenScope(_PASS)  # it may end on another thread, as the generator may
 
 
 def _may_mark() -> bool:
-    """Whether what is saved now meets our hooks, and was not saved before: no recomputation."""
+    """Return whether saved tensors meet our hooks here, and this is no recomputation."""
     return torch.is_grad_enabled() and graph_task() == -1 and not is_foreign()

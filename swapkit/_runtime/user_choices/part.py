@@ -1,10 +1,10 @@
-"""A part of a model that choices were made for, and how it runs.
+"""A part of a model with the user's choices for it, and how it runs.
 
-A *part* is a module, a class of modules or a function with its rows of the registry. Its `forward`
-runs as these say: in a scope, as a recomputed region, with its operators seen. The rows live on
-the part itself, so they are copied and pickled with it, and go with it.
+A *part* is a module, a module class or a function, together with its rows of the registry. Its
+`forward` runs as the rows say: in a scope, as a recomputed region, or with its operators seen. The
+rows live on the part itself, so they are copied, pickled and freed with it.
 
-What a plan has chosen is not here: a session leaves the user's objects as they are
+The choices of a plan are not here: a session does not change the user's objects
 (`execution/planned_recomputation.py`).
 """
 
@@ -37,29 +37,29 @@ _NOTHING = contextlib.nullcontext()
 
 
 class _Changes:
-    """How often a choice was made or taken back, for whoever goes by them all."""
+    """Counts added and removed choices, for code that caches a result of all choices."""
 
     count = 0
 
 
 def changes() -> int:
-    """Return a number that is another one after each change of a choice."""
+    """Return a number that differs after each change of a choice."""
     return _Changes.count
 
 
 class Part:
-    """Rows for one part, and what they come to."""
+    """The rows of one part, and how it runs because of them."""
 
     def __init__(self, rows: Iterable[Choice] = ()) -> None:
         self._set(tuple(rows))
-        self.is_carrier = False  # what operators inside make is to be found wherever it is saved
+        self.is_carrier = False  # marked results of operators inside are found wherever saved
 
     def _set(self, rows: tuple[Choice, ...]) -> None:
         _Changes.count += 1
         self.rows = rows
         own = tuple(row for row in rows if not row.operator)
         inside = tuple(row for row in rows if row.operator)
-        self.is_whole = bool(own)  # whether a choice is for all of it: then a plan has no say
+        self.is_whole = bool(own)  # a choice for the whole part, which excludes it from plans
         self.judgement = judge(own)
         self.operators = OperatorRows(inside) if inside else None
         self._terms = self.judgement.recompute
@@ -72,11 +72,11 @@ class Part:
             self._scope = _KEEP
 
     def add(self, *rows: Choice) -> None:
-        """Make more choices; they hold from the part's next run on."""
+        """Add choices; they hold from the part's next run on."""
         self._set((*self.rows, *rows))
 
     def remove(self, row: Choice) -> None:
-        """Take a choice back."""
+        """Remove a choice."""
         self._set(tuple(other for other in self.rows if other is not row))
 
     def __getstate__(self) -> tuple[tuple[Choice, ...], bool]:
@@ -97,30 +97,30 @@ class Part:
             _void_swaps((args, kwargs))
             with self._inputs_scope():
                 return run_region(self._terms, function, args, kwargs)
-        # Not an `ExitStack`: a signal handler may raise after a manager was entered and before the
-        # stack knows of it.
+        # Not an `ExitStack`: a signal handler may raise after a context was entered and before the
+        # stack has recorded it.
         scope = _NOTHING if self._scope is None else self._scope.opened()
         with scope, self._running(function), self._marking():
             return function(*args, **kwargs)
 
     def _running(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-        """Return what lets the scope hear of this call, if it is one of a module."""
+        """Return a context that reports this call to the scope, if it is a call of a module."""
         module = None if self._scope is None else getattr(function, "__self__", None)
         return Running(module) if isinstance(module, torch.nn.Module) else _NOTHING
 
     def _marking(self) -> contextlib.AbstractContextManager[None]:
-        """Return what lets the operators inside be found that a user has chosen."""
+        """Return a context in which the user's choices for operators inside hold."""
         if self.operators is not None:
             return mark_operators(self.operators)
         return carrying() if self.is_carrier else _NOTHING
 
     def count_of(self, row: Choice) -> int | None:
-        """Return how many operators ran that a row is for; None: it is not for operators."""
+        """Return how many operators ran that a row is for; None: the row is not for operators."""
         return None if self.operators is None else self.operators.seen.get(row)
 
     @untraced
     def _inputs_scope(self) -> contextlib.AbstractContextManager[None]:
-        """Return where a recomputed part's inputs are saved: in the scope around, if it may."""
+        """Return the scope for saving a recomputed part's inputs; usually the one around it."""
         around = innermost_choice()
         if self.judgement.keep:
             return _KEEP.opened()
@@ -135,7 +135,7 @@ class Part:
 
 @untraced
 def _void_swaps(inputs: object) -> None:
-    """Leave what a recomputed part is handed where it is, if only its maker was to be swapped."""
+    """Keep a recomputed part's inputs on the device if only a choice for an operator moves them."""
     shim = get_runtime().shim
     if shim.has_marks():
         shim.void_swaps([leaf for leaf in pytree.tree_leaves(inputs) if torch.is_tensor(leaf)])

@@ -1,6 +1,6 @@
-"""The parts that there are, and what stands in the place of their functions.
+"""The registry of parts, and the replacements for their functions.
 
-A module gets a `forward` of its own that runs as its part says, a class of modules and a function a
+A module gets its own `forward` that runs as its part says. Module classes and functions get a
 wrapper.
 """
 
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
     from swapkit.registry import Choice
 
-# Torch's frames between the call of a module and its `forward`, where it has hooks or is traced.
+# Torch's frames between the call of a module and its `forward`, with hooks or while tracing.
 _MOST_BETWEEN = 4
 
-# ---- what a part's function is replaced with ----------------------------------------------------
+# ---- the replacement for a module's `forward` ---------------------------------------------------
 
 
 class PartForward:
     """A module's `forward` as a part; copied and pickled with the module.
 
-    It refers to the module weakly: else each module with choices would be in a cycle, and the
-    memory of a copy would wait for the garbage collector (as that of one from a pickle still does).
-    A shallow copy of the module has this very `forward`, too, until it is called: see `_rebound`.
-    Where swapkit is not installed, a pickle loads as the `forward` that was there before.
+    It refers to the module weakly. Otherwise each module with choices would be in a cycle, and a
+    copy's memory would wait for the garbage collector (as an unpickled module's memory still does).
+    A shallow copy of the module shares this `forward` until it is called: see `_rebound`. Where
+    swapkit is not installed, a pickle loads with the former `forward`.
     """
 
     def __init__(self, module: torch.nn.Module, former: Callable[..., Any] | None = None) -> None:
-        """Stand for a module's `forward`. `former`: what the user had put in its place."""
+        """Replace a module's `forward`. `former`: a replacement that the user had set before."""
         self.former = former
         self._module = weakref.ref(module)
         self.keeper: torch.nn.Module | None = None
         forward = module.forward if former is None else former
         self._function = getattr(forward, "__func__", None)  # bound anew for each call
-        self._other: Callable[..., Any] | None = None  # what is no method of the module
+        self._other: Callable[..., Any] | None = None  # a `forward` that is not a method of it
         by_class = None if self._function is None else _find_part(self._function)
-        if by_class is not None:  # a choice for its class is one for it: they are judged together
+        if by_class is not None:  # a choice for its class also counts for it: judge them together
             self._function = self._function.__wrapped__  # type: ignore[union-attr]
         if self._function is None or getattr(forward, "__self__", None) is not module:
             self._function, self._other = None, forward
@@ -65,12 +65,12 @@ class PartForward:
     def __call__(self, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_exporting():  # nothing is saved
             return self.__wrapped__(*args, **kwargs)
-        # Bound in there: a compiler takes a bound `forward` for the attribute, which this is.
+        # Bound inside `_run`: a compiler would replace a bound `forward` by this attribute.
         return _run(self.part, self, args, kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """What runs as a part; for those who look for the signature or the source, too."""
+        """The function that runs as a part; also read by tools for its signature or source."""
         if self._other is not None:
             return self._other
         assert self._function is not None
@@ -79,22 +79,22 @@ class PartForward:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """A method to those who ask, such as `inspect`."""
+        """`MethodType`, so that `inspect` and others see a method."""
         return MethodType if self._other is None else PartForward
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a method has
-        """Be a method to those who look into one: `torch.export`, `torch.jit.script`."""
-        if name in _OWN:  # not there yet: it is being made
+        """Return an attribute of the method, for `torch.export` and `torch.jit.script`."""
+        if name in _OWN:  # not set yet: this object is being constructed
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
     def _rebound(self) -> PartForward:
-        """Return the `forward` of the module that torch calls, which gets one of its own.
+        """Return the `forward` of the module that torch calls; a shallow copy gets its own.
 
-        `copy.copy` and `DataParallel` copy the attributes of a module without a word to them. In
-        the middle of `_run`.
+        `copy.copy` and `DataParallel` copy a module's attributes without calling any method of
+        them. Called from `_run`.
         """
-        if self.former is not None:  # what the user has put there is bound as it is
+        if self.former is not None:  # the user's replacement is already bound
             return self
         module = _find_called()
         if module is None or module is self._module() or vars(module).get("forward") is not self:
@@ -117,7 +117,7 @@ class PartForward:
     def __deepcopy__(self, memo: dict[int, Any]) -> object:
         module = self._get_module()
         copied = memo.get(id(module))
-        if copied is None:  # it is copied by itself
+        if copied is None:  # copied without its module
             return MethodType(_call_forward, copy.deepcopy(module, memo))
         twin = PartForward(copied, copy.deepcopy(self.former, memo))
         twin.part = copy.deepcopy(self.part, memo)
@@ -125,7 +125,7 @@ class PartForward:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         module = self._get_module()
-        # Bound methods are looked up when they are loaded; they can be hashed whatever the module.
+        # Bound methods are looked up when a pickle is loaded, and can be hashed for any module.
         owner = PickledCall(getattr, module, "__init__")
         plain = PickledCall(getattr, module, "forward") if self.former is None else self.former
         return loader(__name__, load_forward.__name__), ((_dump(self.part), owner), plain)
@@ -135,7 +135,7 @@ _BEGIN = PartForward.__call__.__code__
 
 
 def _find_called() -> torch.nn.Module | None:
-    """Return the module whose `forward` this thread has just begun; None: not by calling it."""
+    """Return the module whose call has just begun this `forward`; None: called directly."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code is not _BEGIN:
         frame = frame.f_back
@@ -151,7 +151,7 @@ _OWN = frozenset({"former", "keeper", "part", "class_rows", "_module", "_functio
 
 
 def _call_forward(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
-    """Be a `forward` that keeps its module: one that is in no module itself."""
+    """Run a module's `forward`. Bound to the module, it is a `forward` that keeps it alive."""
     result: object = module.forward(*args, **kwargs)
     return result
 
@@ -159,7 +159,7 @@ def _call_forward(module: torch.nn.Module, *args: object, **kwargs: object) -> o
 def _dump(part: Part) -> bytes:
     """Pickle a part by itself, so that the pickle around it loads without swapkit."""
     if thread_state.is_pickling:
-        return b""  # a policy of the user's refers to the model: its choices are on the way
+        return b""  # a user's policy refers to the model, whose choices are being pickled already
     thread_state.is_pickling = True
     try:
         return pickle.dumps(part)
@@ -168,24 +168,24 @@ def _dump(part: Part) -> bytes:
 
 
 def load_forward(key: tuple[bytes, Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what was pickled of a module's `forward`. `plain`: what it is without choices."""
+    """Return the `forward` of an unpickled module. `plain`: the one without choices."""
     dumped, owner = key
     module = owner.__self__
     if isinstance(plain, PartForward) or not dumped:
         return plain
     is_former = getattr(plain, "__func__", None) is not type(module).forward
     forward = PartForward(module, plain if is_former else None)
-    forward.keeper = module  # nobody else may: it may have been pickled by itself
+    forward.keeper = module  # it may have been pickled without its module
     forward.part = pickle.loads(dumped)
     return forward
 
 
-# Functions that run as parts, the `forward` of classes among them; and autograd's, by their class.
+# Functions that run as parts, including the `forward` of classes, and `autograd.Function` classes.
 _parts: weakref.WeakKeyDictionary[Any, Part] = weakref.WeakKeyDictionary()
 
 
 def part_of(module: torch.nn.Module) -> Part | None:
-    """Return the part that a module is, by choices for it or for its class."""
+    """Return a module's part, from choices for the module or for its class."""
     forward = module.forward
     if isinstance(forward, PartForward):
         return forward.part
@@ -195,12 +195,12 @@ def part_of(module: torch.nn.Module) -> Part | None:
 def _find_part(function: object) -> Part | None:
     try:
         return _parts.get(function)
-    except TypeError:  # an object that cannot be hashed or referred to weakly: none of ours
+    except TypeError:  # cannot be hashed or weakly referenced, so it is not a part
         return None
 
 
 def make_part(module: torch.nn.Module) -> Part:
-    """Return the part that a module is by itself from now on."""
+    """Return the module's own part; create it if needed."""
     forward = module.__dict__.get("forward")
     if not isinstance(forward, PartForward):
         forward = PartForward(module, forward)
@@ -209,7 +209,7 @@ def make_part(module: torch.nn.Module) -> Part:
 
 
 def end_part(module: torch.nn.Module) -> None:
-    """Give a module that has no rows of its own left its former `forward` again."""
+    """Restore the former `forward` of a module without rows of its own."""
     forward = module.__dict__.get("forward")
     if not isinstance(forward, PartForward):
         return
@@ -222,7 +222,10 @@ def end_part(module: torch.nn.Module) -> None:
 
 
 def carry_marks(model: torch.nn.Module) -> None:
-    """Let what a model's chosen operators make be found wherever the model saves it."""
+    """Make the model a carrier if it has choices for operators, else undo that.
+
+    Inside a carrier, marked results of operators are found wherever the model saves them.
+    """
     parts = [part for module in model.modules() if (part := part_of(module)) is not None]
     if any(part.operators is not None for part in parts):
         make_part(model).is_carrier = True
@@ -232,7 +235,7 @@ def carry_marks(model: torch.nn.Module) -> None:
 
 
 def make_function(function: Callable[..., Any], row: Choice) -> Callable[..., Any]:
-    """Return a function that runs as a part; what is one already gets a row more."""
+    """Return a wrapper that runs a function as a part; if it is one already, add the row."""
     former = _find_part(function)
     inner = function if former is None else function.__wrapped__  # type: ignore[attr-defined]
     part = Part((row,) if former is None else (*former.rows, row))
@@ -246,21 +249,21 @@ def make_function(function: Callable[..., Any], row: Choice) -> Callable[..., An
 
 
 def make_operator(function: type[torch.autograd.Function]) -> Part:
-    """Return the part that one of autograd's functions is, where it is applied through us."""
+    """Return the part of an `autograd.Function` class; create it if needed."""
     return _parts.setdefault(function, Part())
 
 
 def operator_part(function: type[torch.autograd.Function]) -> Part | None:
-    """Return the part that was chosen for one of autograd's functions, if there is one."""
+    """Return the part of an `autograd.Function` class, if there is one."""
     return _parts.get(function)
 
 
 def chosen_functions() -> list[tuple[Any, Part]]:
-    """Return the functions, autograd's and the `forward` of classes too, that have choices."""
+    """Return functions with choices, including `autograd.Function`s and `forward`s of classes."""
     return [(function, part) for function, part in list(_parts.items()) if part.rows]
 
 
-# Not the function inside: it may well be compiled.
+# Not recursive: the function inside may be compiled.
 @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
 def _run(
     part: Part, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]

@@ -1,1 +1,1 @@
-"""Configuration documents of MindFormers: reading, checking, what they ask for in each layer."""
+"""Configuration documents of MindFormers: reading, checking, and the actions for each layer."""

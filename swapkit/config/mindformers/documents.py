@@ -1,15 +1,14 @@
-r"""Documents that say what to recompute and what to swap.
+r"""Configuration documents for recomputation and swap.
 
-A document is a YAML or JSON file, a mapping, or an instance of a dataclass. Two of its keys are
-read, `recompute_config` and `swap_config`; of the others, these are taken as what is known of the
-model where a call does not say it:
+A document is a YAML or JSON file, a mapping, or an instance of a dataclass. It has two sections,
+`recompute_config` and `swap_config`. These keys describe the model where a call does not:
 
-- `model.model_config`: `num_layers` (plus `mtp_depth`, the layers that predict further tokens),
+- `model.model_config`: `num_layers` (plus `mtp_depth`, the multi-token prediction layers),
   `offset`, `pp_interleave_num`;
 - `parallel_config.pipeline_stage`;
 - `parallel.pipeline_config.pipeline_interleave`.
 
-All else is ignored; of what the examples of MindFormers have beside it, `WITHOUT_EFFECT` says why.
+All other keys are ignored; `WITHOUT_EFFECT` gives the reason for keys in MindFormers' examples.
 
 Source:
     MindFormers, `TransformerRecomputeConfig`, `TransformerSwapConfig` and the template of its YAML.
@@ -37,21 +36,21 @@ if TYPE_CHECKING:
 Section = TypeVar("Section", RecomputeConfig, SwapConfig)
 
 SECTIONS = ("recompute_config", "swap_config")
-# Of `context`: keys, and why there is nothing here that they would change.
+# Keys of `context`, and the reason why they have no effect.
 WITHOUT_EFFECT = {
     "memory_optimize_level": "it is for static graphs of MindSpore, and there are none",
 }
-ALIKE = 0.75  # from here on, of 1, a key is taken for a misspelt section
+ALIKE = 0.75  # similarity (of 1) from which a key counts as a misspelt section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A document that was read."""
+    """The content of a document."""
 
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     swap: SwapConfig = field(default_factory=SwapConfig)
     inputs: ModelInputs = field(default_factory=ModelInputs)
-    without_effect: tuple[str, ...] = field(default=(), compare=False)  # to be said
+    without_effect: tuple[str, ...] = field(default=(), compare=False)  # warnings
     log_lines: tuple[LogLine, ...] = field(default=(), compare=False)
 
 
@@ -59,18 +58,18 @@ def read_document(source: object) -> Document:
     """Read a document.
 
     Args:
-        source: a path, as a `str` or a path object; the text of a document, a `str` of several
-            lines or one that starts with a brace; a mapping; an instance of a dataclass with the
+        source: a path, as a `str` or a path object; the text of a document: a `str` that has
+            several lines or starts with a brace; a mapping; an instance of a dataclass with the
             fields `recompute_config` and `swap_config`, each a mapping or a dataclass instance; or
-            one of the dataclasses of this module. It is never changed.
+            a `Document`, `RecomputeConfig` or `SwapConfig`. It is never changed.
 
     Returns:
-        Its sections, checked as far as that needs no model.
+        The sections; checks that need the model are still to do.
 
     Raises:
-        InvalidConfiguration: a value is wrong, or the text is no YAML.
-        WrongKey: a section has an unknown key, or its own is misspelt.
-        WrongType: the document or a section is no mapping, or a value has the wrong type.
+        InvalidConfiguration: a value is wrong, or the text is not valid YAML.
+        WrongKey: a section has an unknown key, or a section's name is misspelt.
+        WrongType: the document or a section is not a mapping, or a value has the wrong type.
         OSError: the file cannot be read.
 
     Example:
@@ -102,7 +101,7 @@ def read_document(source: object) -> Document:
 
 
 def _check_spelling(sections: Mapping[str, Any]) -> None:
-    """Raise if a key looks like a section's: all others are for somebody else."""
+    """Raise if a key looks like a misspelt section; other keys are not ours."""
     for key in sections:
         meant = difflib.get_close_matches(str(key), SECTIONS, n=1, cutoff=ALIKE)
         if key not in SECTIONS and meant:
@@ -125,8 +124,8 @@ def _as_mapping(source: object) -> Mapping[str, Any]:
 
 
 def _load(source: str | os.PathLike[str]) -> object:
-    """Return what a YAML document holds, of which JSON is a part."""
-    import yaml  # only documents need it
+    """Return the content of a YAML document; JSON is YAML too."""
+    import yaml  # needed only for documents
 
     is_text = isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))
     text = str(source) if is_text else Path(source).read_text(encoding="utf-8")
@@ -143,7 +142,7 @@ def _is_empty(section: object) -> bool:
 
 
 def _check_no_section(sections: Mapping[str, object]) -> None:
-    """Raise if the keys of a section stand where the sections should."""
+    """Raise if keys of a section are at the top level of the document."""
     for name, kind in (("recompute_config", RecomputeConfig), ("swap_config", SwapConfig)):
         stray = [item.name for item in dataclasses.fields(kind) if item.name in sections]
         if stray:
@@ -173,7 +172,7 @@ def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]
 
 
 def _find_without_effect(context: object) -> Iterator[str]:
-    """Yield what a document says that changes nothing. `context` may be text: `key=value`."""
+    """Yield a warning for each entry without effect. `context` may be text: `key=value`."""
     values = (
         dict([context.split("=", 1)]) if isinstance(context, str) and "=" in context else context
     )
@@ -200,7 +199,7 @@ def _read_inputs(sections: Mapping[str, Any]) -> ModelInputs:
 
 
 def _descend(sections: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return the mapping at a path of keys; an empty one where there is none."""
+    """Return the mapping at a path of keys; empty: there is none."""
     found: object = sections
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -1,11 +1,11 @@
-"""What a document asks for in each layer of a model.
+"""The actions of a document for each layer of a model.
 
     document ── read_document ──► Document ─┐
     num_layers, offset, ... ──────► Layout ─┴─ settle ──► Settings ── actions ──► LayerActions
 
-The original marks modules and operators; here it is only said what to do with which of them. What
-an operator named by several choices becomes is decided where the choices are carried out: exclusion
-beats recomputation, whole layers beat parts, recomputation beats swap, and the last swap counts.
+MindFormers marks modules and operators; this module only lists the actions for them. Conflicts
+between several choices for one operator are resolved where the choices are applied: exclusion beats
+recomputation, whole layers beat parts, recomputation beats swap, and the last swap holds.
 
 Source:
     MindFormers, `LayerSetting`.
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerActions:
-    """What to do with one layer."""
+    """The actions for one layer."""
 
     stage: int  # as reported
     chunk: int
-    pipeline_stage: int | None  # what the original sets on the layer; None: nothing
+    pipeline_stage: int | None  # as MindFormers sets it on the layer; None: not set
     full: bool  # recompute the whole layer
-    slice_activation: bool | None  # None: `recompute_slice_activation` does not count here
+    slice_activation: bool | None  # None: `recompute_slice_activation` does not apply
     select: tuple[Match, ...]  # recompute these modules and operators
     comm: tuple[Match, ...]  # repeat the communication of these operators
     select_exclude: tuple[Match, ...]  # never recompute these operators
@@ -70,23 +70,23 @@ class NormalSettings:
     log_lines: tuple[LogLine, ...]
 
     def actions(self, layer_id: int, layer: LayerModule) -> LayerActions:
-        """Say what to do with a layer.
+        """Return the actions for a layer.
 
         Args:
-            layer_id: its index in the model.
-            layer: its modules and operators.
+            layer_id: the layer's index in the model.
+            layer: the layer's modules and operators.
 
         Raises:
             InvalidArgument: the layout has no such layer.
-            InvalidConfiguration: a prefetch distance that holds here is out of range.
+            InvalidConfiguration: a prefetch distance for the layer is out of range.
             WrongStage: a value has no count for the stage and chunk of the layer.
-            WrongType: a prefetch distance that holds here is no number.
-            InvalidPattern: a pattern that holds here is no regular expression.
+            WrongType: a prefetch distance for the layer is not a number.
+            InvalidPattern: a pattern for the layer is not a valid regular expression.
         """
         place = self.layout.find_place(layer_id)
         lines: list[LogLine] = []
         full = self.recomputation.full.covers(place)
-        # The original says nothing where swap is on and every layer is recomputed.
+        # MindFormers logs nothing where swap is on and every layer is recomputed.
         if full and not (self.swapping and self.recomputation.slice_activation is not None):
             lines.append(info(f"Set full recompute at layer {layer_id}"))
         targets = {
@@ -120,16 +120,16 @@ def settle(
     """Normalise a document for models of a layout.
 
     Args:
-        document: what was read.
+        document: the document.
         layout: the stages and chunks of the model.
-        flavour: "mcore" has other default patterns and takes neither exclusions nor swap.
+        flavour: "mcore" has other default patterns and ignores exclusions and swap.
 
     Returns:
-        The settings. Their log lines are those of the layout, of recomputation, and of swap.
+        The settings, with the log lines of the layout, of recomputation, and of swap.
 
     Raises:
-        InvalidConfiguration: a value has a form that its key does not take; or one of its
-            subclasses, see `settle_recomputation` and `settle_swapping`.
+        InvalidConfiguration: a value has a form that its key does not accept; or a subclass, see
+            `settle_recomputation` and `settle_swapping`.
     """
     kinds = [kind.value for kind in Flavour]
     if flavour not in kinds:
@@ -153,7 +153,7 @@ def settle(
 
 
 def _applies(recomputation: RecomputedLayers, key: str, *, full: bool) -> bool:
-    """Say whether the patterns of a key count in a layer at all."""
+    """Return whether the patterns of a key apply to a layer at all."""
     if key in {SELECT, SELECT_COMM}:
         return not full
     return key in recomputation.patterns and not recomputation.by_index
@@ -166,7 +166,7 @@ def _find_targets(
     layer: LayerModule,
     lines: list[LogLine],
 ) -> tuple[Match, ...]:
-    """Return what the patterns of a key name in a layer, and log it pattern by pattern."""
+    """Return the matches of a key's patterns in a layer, and append their log lines."""
     targets: list[Match] = []
     names = []
     for pattern, layers in recomputation.patterns[key].items():
@@ -217,7 +217,7 @@ def _swap_layer(
     if rule is None:
         return None
     prefetch = rule.read_prefetch()
-    blanks = " " * (33 if rule.layers.everywhere else 29)  # as many as in the original
+    blanks = " " * (33 if rule.layers.everywhere else 29)  # as in MindFormers
     lines.append(info(f"Set layer swap at layer {place.layer}{blanks}and value is: {prefetch}"))
     return prefetch
 
@@ -233,7 +233,7 @@ def _swap_operators(
         if rule and matches:
             prefetch = rule.read_prefetch()
             swaps += [(match, prefetch) for match in matches]
-            # A dot before what is in the layer itself, a blank before what is deeper.
+            # A dot before names in the layer itself, a blank before deeper ones.
             lead = " " if SEPARATOR in pattern else "."
             named = [f"{name}, value={prefetch}" for name in name_last(matches)]
             names.append(lead + ", ".join(named))

@@ -1,4 +1,4 @@
-"""Which stage and chunk of a pipeline each layer is in.
+"""The pipeline stage and chunk of each layer.
 
 A pipeline of P stages, each with V chunks (interleaves), has V x P *slots*. A slot holds the
 average number of layers plus its `offset`. Layers are numbered through all stages of the first
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     Offset: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 
-# One number for each slot: a row for each chunk, in it a column for each stage.
+# One number for each slot: a row for each chunk, with a column for each stage.
 Table: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInputs:
-    """What a document says of the model and its pipeline; None where it says nothing."""
+    """The document's values for the model and its pipeline; None: not specified."""
 
     num_layers: int | None = None
     offset: Offset = 0
@@ -39,31 +39,31 @@ class ModelInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlace:
-    """Where a layer is."""
+    """The position of a layer in the pipeline."""
 
     layer: int
     chunk: int
-    stage: int  # counted from 0, whatever the layout's start stage
+    stage: int  # counted from 0, without the layout's start stage
     index: int  # among the layers of its slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the layers of a model are spread over the stages and chunks of a pipeline.
+    """The distribution of a model's layers over the stages and chunks of a pipeline.
 
     Args:
-        num_layers: all layers, those that predict further tokens (MTP) included.
-        offset: layers more (or fewer) than the average: one number for all slots, one for each
-            stage, or a row of them for each chunk.
+        num_layers: number of all layers, including multi-token prediction (MTP) layers.
+        offset: layers above (or below) the average: one number for all slots, one for each stage,
+            or a row of such numbers for each chunk.
         pp_interleave_num: chunks of each stage.
         pipeline_stage: stages of the pipeline.
         start_stage: added to every reported stage, if `stage_num` is given.
         stage_num: if not 0, the number of stages instead of `pipeline_stage`.
-        pipeline_interleave: if False, each stage has one chunk, whatever `pp_interleave_num` says.
+        pipeline_interleave: if False, each stage has one chunk, despite `pp_interleave_num`.
 
     Raises:
-        InvalidConfiguration: a number is out of range, or `offset` does not fit the others.
-        WrongType: a value is not a whole number, or `offset` not made of them.
+        InvalidConfiguration: a number is out of range, or `offset` contradicts the others.
+        WrongType: a value is not a whole number, or `offset` contains something else.
     """
 
     num_layers: int
@@ -96,21 +96,21 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """The number of stages that counts."""
+        """The number of stages in force."""
         return self.stage_num or self.pipeline_stage
 
     @property
     def chunks(self) -> int:
-        """The number of chunks that counts."""
+        """The number of chunks in force."""
         return self.pp_interleave_num if self.pipeline_interleave else 1
 
     @property
     def first_stage(self) -> int:
-        """The number of the first stage where stages are reported."""
+        """The number of the first stage in reports."""
         return self.start_stage if self.stage_num else 0
 
     def find_place(self, layer: int) -> LayerPlace:
-        """Return where a layer is."""
+        """Return the position of a layer."""
         before = 0
         for chunk, row in enumerate(self.cumulative):
             for stage, count in enumerate(row):
@@ -121,7 +121,7 @@ class Layout:
         raise InvalidArgument(message)
 
     def stage(self, layer: int) -> int:
-        """Return the stage of a layer, as it is reported."""
+        """Return the stage of a layer as reported."""
         return self.find_place(layer).stage + self.first_stage
 
     def chunk(self, layer: int) -> int:
@@ -130,7 +130,7 @@ class Layout:
 
     @property
     def log_lines(self) -> tuple[LogLine, ...]:
-        """What the original logs of a layout."""
+        """The lines that MindFormers logs for a layout."""
         layers = range(self.num_layers)
         return (
             info(f"num_layers per stage: {as_lists(self.table)}"),
@@ -148,17 +148,17 @@ def lay_out(
     pp_interleave_num: int | None = None,
     pipeline_stage: int | None = None,
 ) -> Layout:
-    """Return the layout that the arguments ask for; what they leave out, a document may say.
+    """Return the layout from the arguments; the document fills in missing ones.
 
     Args:
-        inputs: what the document says of the model.
-        num_layers: see `Layout`, as the others.
+        inputs: the document's values for the model.
+        num_layers: see `Layout`, also for the other arguments.
         offset: by default 0.
         pp_interleave_num: by default 1.
         pipeline_stage: by default 1.
 
     Raises:
-        InvalidConfiguration: nobody says how many layers there are, or the numbers do not fit.
+        InvalidConfiguration: the number of layers is unknown, or the numbers do not fit.
     """
     layers = inputs.num_layers if num_layers is None else num_layers
     if layers is None:
@@ -175,12 +175,12 @@ def lay_out(
 
 
 def as_lists(table: Table) -> list[list[int]]:
-    """Return a table as it is printed."""
+    """Return a table in printed form."""
     return [list(row) for row in table]
 
 
 def is_whole(value: object) -> bool:
-    """Say whether a value is a whole number; True and False are not."""
+    """Return whether a value is a whole number; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -198,7 +198,7 @@ def _check_whole(key: str, value: object, least: int) -> None:
 
 
 def _spread_offset(layout: Layout) -> Table:
-    """Return the offset of every slot. Its sum is judged as given, before it is repeated."""
+    """Return the offset of every slot. Check its sum as given, before repeating it per slot."""
     stages, chunks = layout.stages, layout.chunks
     rows = _read_offset(layout.offset)
     if not isinstance(layout.offset, int):
@@ -218,7 +218,7 @@ def _spread_offset(layout: Layout) -> Table:
 
 
 def _read_offset(offset: object) -> Table:
-    """Return the rows of an offset; a number, or a list of them, is one row."""
+    """Return the rows of an offset; a number or a list of numbers is one row."""
     if is_whole(offset):
         return _read_offset([offset])
     if isinstance(offset, (list, tuple)):

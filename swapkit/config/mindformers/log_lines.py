@@ -1,4 +1,4 @@
-"""One line of a log, as a value: who configures decides where it goes."""
+"""Log lines as values: the caller of the configuration decides where to log them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A text and its level, a number of `logging`."""
+    """A text and its `logging` level."""
 
     level: int
     text: str

@@ -1,14 +1,14 @@
-r"""Finding the modules and operators of a layer that a pattern names.
+r"""Finding the modules and operators of a layer that match a pattern.
 
-A pattern is split into components at each backslash that is followed by a dot; a bare dot separates
-nothing. Each component is a regular expression that must match a whole name. All but the last one
-match modules, from the layer downwards, one level each. The last one matches operators of the
-module reached, in alphabetical order, and then its direct submodules, in the order of their
-declaration. A pattern that matches nothing is no error.
+A pattern is split into components at each backslash that is followed by a dot; a bare dot is not a
+separator. Each component is a regular expression that must match a whole name. All but the last one
+match modules, one level each, starting at the layer. The last one matches operators of the module
+reached, in alphabetical order, and then its direct submodules, in the order of declaration. A
+pattern that matches nothing is not an error.
 
 Source:
-    MindFormers, `LayerSetting`: `set_pattern_recompute`. There the last component is also tried on
-    all attributes of the Python object, which makes `.*` fail.
+    MindFormers, `LayerSetting`: `set_pattern_recompute`. It also tries the last component on all
+    attributes of the Python object, which makes `.*` fail.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class LayerModule(Protocol):
 
     @property
     def children(self) -> Sequence[tuple[str, LayerModule]]:
-        """Its direct submodules and their names, in the order of their declaration."""
+        """The names of the direct submodules and the submodules, in the order of declaration."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A module that a pattern names, or an operator inside a module."""
+    """A module that a pattern matches, or an operator inside a module."""
 
-    path: tuple[str, ...]  # from the layer, the operator included
+    path: tuple[str, ...]  # from the layer, including the operator
     part: LayerModule  # the module, or the module that calls the operator
     operator: str | None = None
 
@@ -53,17 +53,17 @@ class Match:
 
 
 def find(pattern: str, layer: LayerModule) -> list[Match]:
-    r"""Return what a pattern names inside a layer, each module and operator once.
+    r"""Return the matches of a pattern inside a layer, each module and operator once.
 
     Args:
         pattern: such as `feed_forward\.w[13]\.matmul`.
-        layer: where the first component looks.
+        layer: the layer in which the first component is looked up.
 
     Returns:
-        The matches; of several names of one module the first one that matches counts.
+        The matches; a module with several matching names has the path of the first.
 
     Raises:
-        InvalidPattern: a component is no regular expression.
+        InvalidPattern: a component is not a valid regular expression.
     """
     components = []
     for component in pattern.split(SEPARATOR):
@@ -83,16 +83,16 @@ def distinct(matches: Iterable[Match]) -> list[Match]:
 
 
 def name_last(matches: Iterable[Match]) -> list[str]:
-    """Return the paths of matches as the original logs them: of one parent's only the last."""
+    """Return the paths of matches as MindFormers logs them: per parent, only the last."""
     parents = itertools.groupby(matches, key=lambda match: match.path[:-1])
     return [str(list(group)[-1]) for _, group in parents]
 
 
 def is_alike(pattern: str, other: str) -> bool:
-    """Say whether two patterns of one length match each other, component by component, either way.
+    """Return whether each pair of components matches, in either direction, at equal length.
 
     Raises:
-        InvalidPattern: a component is no regular expression.
+        InvalidPattern: a component is not a valid regular expression.
     """
     ours, theirs = pattern.split(SEPARATOR), other.split(SEPARATOR)
     return len(ours) == len(theirs) and all(

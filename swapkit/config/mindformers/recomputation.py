@@ -1,4 +1,4 @@
-r"""What a `recompute_config` says, in normal form.
+r"""Normal form of a `recompute_config`.
 
 Source:
     MindFormers, `LayerSetting` of its models ("legacy") and of its parallel core ("mcore").
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from swapkit.config.mindformers.layouts import Layout
     from swapkit.config.mindformers.sections import RecomputeConfig
 
-# Patterns and the layers in which each of them holds, in the order in which they apply.
+# Patterns and their layers, in the order in which the patterns apply.
 Patterns: TypeAlias = dict[str, LayerSelection]
 
 
 class Flavour(enum.Enum):
-    """Which of the original's two implementations is followed."""
+    """The MindFormers implementation to follow."""
 
     LEGACY = "legacy"  # all keys
     MCORE = "mcore"  # other default patterns; neither exclusions nor swap
@@ -62,13 +62,13 @@ PRIORITY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedLayers:
-    """Which layers are recomputed as a whole, and which parts of the others."""
+    """The layers recomputed as a whole, and the recomputed parts of the others."""
 
     flavour: Flavour
-    by_index: bool  # swap is on: layers are named, and exclusions not applied
-    slice_activation: bool | None  # None: `recompute` is a list, and the key does not count
+    by_index: bool  # swap is on: values are layer indices, and exclusions do not apply
+    slice_activation: bool | None  # None: `recompute` is not True, so the key does not apply
     full: LayerSelection
-    patterns: dict[str, Patterns]  # of each key
+    patterns: dict[str, Patterns]  # by key
     log_lines: tuple[LogLine, ...] = ()
 
 
@@ -79,15 +79,15 @@ def settle_recomputation(
 
     Args:
         config: the section.
-        layout: stages and chunks, to which counts refer.
-        flavour: decides on keys, default patterns and the log.
-        by_index: whether swap is on, so that values name layers by their index.
+        layout: stages and chunks that the counts refer to.
+        flavour: determines the keys, the default patterns and the log.
+        by_index: whether swap is on, so that values are layer indices.
 
     Raises:
-        InvalidConfiguration: a value has a form that its key does not take.
+        InvalidConfiguration: a value has a form that its key does not accept.
         WrongStage: a value has more counts than the layout has stages.
-        WrongType: a pattern is no text.
-        InvalidPattern: a pattern that is compared with others is no regular expression.
+        WrongType: a pattern is not a text.
+        InvalidPattern: a pattern that is compared with others is not a valid regular expression.
     """
     count = partial(read_counts, layout=layout)
     read: Callable[..., LayerSelection] = read_indices if by_index else count
@@ -97,7 +97,7 @@ def settle_recomputation(
             key,
             getattr(config, key),
             DEFAULT_PATTERNS.get((flavour, key), ()),
-            # Exclusions count the layers of stages even while swap is on.
+            # Exclusions are counts per stage even while swap is on.
             count if key in {EXCLUDE, EXCLUDE_COMM} else read,
         )
         for key in KEYS[flavour]
@@ -121,7 +121,7 @@ def settle_recomputation(
 def _read_patterns(
     key: str, value: object, defaults: Sequence[str], read: Callable[..., LayerSelection]
 ) -> Patterns:
-    """Return the layers of each pattern that is named; if none is, of the default patterns."""
+    """Return the layers of each given pattern, or of the default patterns if none is given."""
     if isinstance(value, Mapping):
         for pattern in value:
             if not isinstance(pattern, str):
@@ -134,7 +134,7 @@ def _read_patterns(
 
 
 def _remove_excluded(key: str, select: Patterns, exclude: Patterns) -> Iterator[LogLine]:
-    """Remove, for each pattern of an exclusion, the first pattern like it, for all layers."""
+    """Remove the first pattern that resembles each excluded pattern, for all layers."""
     for pattern in exclude:
         like = next((other for other in select if is_alike(pattern, other)), None)
         if like is not None:

@@ -1,7 +1,7 @@
-"""What the original's trainer checks before it builds a model.
+"""The checks that MindFormers' trainer makes before it builds a model.
 
-One of its rules is not kept: with swap on, the layers of a pattern may be True or False, as its
-description of the keys says.
+One rule is not enforced: with swap on, the layers of a pattern may be True or False, as the
+documentation of the keys says.
 
 Source:
     MindFormers, `check_rules`.
@@ -22,11 +22,11 @@ LAYER_KEYS = ("recompute", "select_recompute", "select_comm_recompute")
 
 
 def check_rules(document: Document, layout: Layout) -> None:
-    """Check a document as the original's trainer does; a layer setting alone accepts more.
+    """Check a document as MindFormers' trainer does; `LayerSetting` alone accepts more.
 
     Args:
         document: the document.
-        layout: of which only `pipeline_stage` counts.
+        layout: the layout; only its `pipeline_stage` is used.
 
     Raises:
         InvalidConfiguration: a value breaks a rule.

@@ -1,4 +1,4 @@
-"""The two sections of a configuration document, as dataclasses that users may fill in too.
+"""The two sections of a configuration document, as dataclasses that users may also create.
 
 Source:
     MindFormers, `TransformerRecomputeConfig` and `TransformerSwapConfig`.
@@ -17,21 +17,20 @@ class RecomputeConfig:
     """The section `recompute_config`.
 
     Args:
-        recompute: which layers are recomputed as a whole. With swap off: a bool, the number of
-            layers from the first on for each stage, or a row of such numbers for each chunk; a
-            number may be a bool. With swap on: a bool, or a list of layer indices.
-        select_recompute: which modules and operators are recomputed, by patterns: a list of them,
-            or a mapping of each to its layers, given as for `recompute`; or only layers, for the
-            default patterns.
+        recompute: layers to recompute as a whole. With swap off: a bool, the number of first layers
+            for each stage, or a row of such numbers for each chunk; a number may be a bool. With
+            swap on: a bool, or a list of layer indices.
+        select_recompute: modules and operators to recompute: a list of patterns, or a mapping of
+            patterns to layers, given as for `recompute`; or only layers, for the default patterns.
         select_comm_recompute: the same for operators whose communication is repeated.
         select_recompute_exclude: operators not to recompute; there are no default patterns.
-        select_comm_recompute_exclude: operators whose communication is not to be repeated.
+        select_comm_recompute_exclude: operators whose communication is not repeated.
         parallel_optimizer_comm_recompute: whether weights are gathered again.
         mp_comm_recompute: whether collectives inside a recomputed region run again.
-        recompute_slice_activation: whether what a recomputed layer keeps is sliced over the ranks.
+        recompute_slice_activation: whether a recomputed layer's kept input is sliced over ranks.
 
     Raises:
-        WrongType: one of the last three is no bool.
+        WrongType: one of the last three is not a bool.
     """
 
     recompute: object = False
@@ -57,16 +56,16 @@ class SwapConfig:
     """The section `swap_config`.
 
     Args:
-        swap: whether anything is swapped; if not, the other keys are only checked.
-        default_prefetch: how many operators ahead of its use a tensor is fetched by the default
-            strategy, which swaps attention in every layer.
+        swap: whether to swap; if False, the other keys are only checked.
+        default_prefetch: prefetch distance, in operators, of the default strategy, which swaps
+            attention in every layer.
         layer_swap: layers to swap, a list of `{backward_prefetch, layers}`. None: none.
         op_swap: operators to swap, a list of `{op_name, backward_prefetch, layers}`. None: none; if
             both are None, the default strategy holds.
 
     Raises:
         InvalidConfiguration: a value has the wrong form.
-        WrongType: `swap` is no bool, or an entry is no mapping.
+        WrongType: `swap` is not a bool, or an entry is not a mapping.
         WrongKey: an entry lacks a key.
     """
 
@@ -87,7 +86,7 @@ class SwapConfig:
 
 
 def check_bool(key: str, value: object) -> None:
-    """Raise `WrongType` if the value of a key is no bool."""
+    """Raise `WrongType` if the value of a key is not a bool."""
     if not isinstance(value, bool):
         message = (
             f"The '{key}' must be a bool, but got {type(value).__name__}. "

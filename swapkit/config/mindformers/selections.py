@@ -1,8 +1,7 @@
-"""Which layers a value of a configuration document selects.
+"""The layers that a value of a configuration document selects.
 
-With swap off a value *counts*: how many layers at the beginning of each stage, or of each slot (of
-a stage and chunk). With swap on it *names* layers by their index, and stages do not matter. Values
-are read, never changed.
+With swap off a value *counts* layers at the start of each stage, or of each slot (a stage and
+chunk). With swap on it *names* layers by index, and stages do not matter. Values are never changed.
 
 Source:
     MindFormers, `LayerSetting`: `_format_recompute_list` and its index form.
@@ -29,31 +28,31 @@ INDICES = "with swap on: True or False for all layers, or a flat list (no tuple)
 
 
 class LayerSelection(Protocol):
-    """Some of the layers of a model."""
+    """A selection of a model's layers."""
 
     def covers(self, place: LayerPlace) -> bool:
-        """Say whether the layer at a place is selected."""
+        """Return whether the layer at a place is selected."""
         ...
 
     @property
     def printed(self) -> object:
-        """The normal form as the original prints it."""
+        """The normal form as MindFormers prints it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The first so many layers of each slot."""
+    """The first layers of each slot, by count."""
 
     key: str
     rows: Table
     given: str  # for messages
 
     def covers(self, place: LayerPlace) -> bool:
-        """Say whether the layer at a place is selected.
+        """Return whether the layer at a place is selected.
 
         Raises:
-            WrongStage: no count is given for the slot of that layer.
+            WrongStage: there is no count for the slot of the layer.
         """
         if place.chunk >= len(self.rows) or place.stage >= len(self.rows[place.chunk]):
             message = (
@@ -66,24 +65,24 @@ class Counts:
 
     @property
     def printed(self) -> object:
-        """The normal form as the original prints it."""
+        """The normal form as MindFormers prints it."""
         return as_lists(self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indices:
-    """Layers by index, as they were given; `everywhere` means all, whatever there are."""
+    """Layers by index, as given; `everywhere` selects all layers."""
 
     layers: tuple[int, ...] = ()
     everywhere: bool = False
 
     def covers(self, place: LayerPlace) -> bool:
-        """Say whether the layer at a place is selected."""
+        """Return whether the layer at a place is selected."""
         return self.everywhere or place.layer in self.layers
 
     @property
     def printed(self) -> object:
-        """The normal form as the original prints it."""
+        """The normal form as MindFormers prints it."""
         return True if self.everywhere else list(self.layers)
 
 
@@ -101,16 +100,16 @@ def read_indices(value: object, *, key: str) -> Indices:
 
 
 def read_counts(value: object, layout: Layout, *, key: str) -> Counts:
-    """Return how many layers of each slot a value selects while swap is off.
+    """Return the number of layers of each slot that a value selects while swap is off.
 
     Args:
-        value: what the document says.
+        value: value from the document.
         layout: the slots and their sizes.
-        key: where the document says it, for messages.
+        key: key of the value, for messages.
 
     Raises:
         InvalidConfiguration: the value has another form, or a negative count for a stage.
-        WrongStage: it has more rows or columns than the layout.
+        WrongStage: the value has more rows or columns than the layout.
     """
     if isinstance(value, bool):
         rows = layout.table if value else _zeros(layout)
@@ -134,7 +133,7 @@ def _zeros(layout: Layout) -> Table:
 
 
 def _spread_stages(value: Sequence[int], layout: Layout, key: str) -> Table:
-    """Deal the count of each stage to its chunks in turn, so that the earlier ones get the rest."""
+    """Deal the count of each stage to its chunks in turn; earlier chunks get the remainder."""
     columns = [_deal(value, stage, layout, key) for stage in range(len(value))]
     columns += [[0] * layout.chunks] * (layout.stages - len(columns))
     return tuple(zip(*columns, strict=True))
@@ -166,7 +165,7 @@ def _deal(value: Sequence[int], stage: int, layout: Layout, key: str) -> list[in
 
 
 def _clamp_row(value: Sequence[object], chunk: int, layout: Layout, key: str) -> tuple[int, ...]:
-    """Return the counts of one chunk, none of them more than its slot has layers."""
+    """Return the counts of one chunk, each at most the number of layers of its slot."""
     row = value[chunk]
     sizes = layout.table[chunk] if chunk < layout.chunks else ()
     if isinstance(row, bool):

@@ -16,13 +16,13 @@ from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What is swapped where neither list is given: attention, in every layer.
+# Swapped if neither list is given: attention, in every layer.
 DEFAULT_OPERATOR = r".*\.flash_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapEntry:
-    """Layers and how many operators ahead of its use what they saved is fetched; not yet judged."""
+    """Layers and their prefetch distance in operators, not yet checked."""
 
     backward_prefetch: object
     layers: object
@@ -30,7 +30,7 @@ class SwapEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapEntries:
-    """Entries for whole layers, and for each pattern of operators; the first that fits counts."""
+    """Entries for whole layers and for each operator pattern; the first that fits holds."""
 
     layer_swap: tuple[SwapEntry, ...] = ()
     op_swap: dict[str, tuple[SwapEntry, ...]]
@@ -39,17 +39,17 @@ class SwapEntries:
 def read_swap_entries(
     layer_swap: object, op_swap: object, *, default_prefetch: object
 ) -> SwapEntries:
-    """Check and normalise what a `swap_config` says.
+    """Check and normalise the two lists of a `swap_config`.
 
     Args:
-        layer_swap: None, or an entry, or a list of them.
+        layer_swap: None, an entry, or a list of entries.
         op_swap: the same, with an `op_name` in each entry.
-        default_prefetch: of the default strategy, which holds if both are None.
+        default_prefetch: prefetch distance of the default strategy, used if both are None.
 
     Raises:
         InvalidConfiguration: a value has the wrong form, or entries contradict each other.
         WrongKey: an entry lacks a key.
-        WrongType: an entry is no mapping.
+        WrongType: an entry is not a mapping.
     """
     if layer_swap is None and op_swap is None:
         entry = SwapEntry(backward_prefetch=default_prefetch, layers=True)
@@ -113,7 +113,7 @@ def _read_names(index: int, entry: Mapping[str, object]) -> Sequence[str]:
 
 
 def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[SwapEntry, ...]:
-    """Check the entries of one list; if one of them means all layers, it stands for all."""
+    """Check and return the entries of one list; an entry for all layers replaces them all."""
     previous: object = None
     everywhere = differing = False
     for index, entry in enumerate(entries):

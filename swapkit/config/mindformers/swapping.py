@@ -1,6 +1,6 @@
-"""What a `swap_config` says, in normal form, and where a `recompute_config` makes it void.
+"""Normal form of a `swap_config`, with warnings where a `recompute_config` makes it void.
 
-Runs of blanks in the log lines are the original's.
+Runs of blanks in the log lines are MindFormers'.
 
 Source:
     MindFormers, `LayerSetting`; recompute over swap: its description of mixed recomputation.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
     from swapkit.config.mindformers.swap_entries import SwapEntry
 
-# How many operators ahead of its use a tensor is fetched; "Auto" is 1.
+# Prefetch distance in operators before the use; "Auto" is 1.
 Prefetch: TypeAlias = int | Literal["Auto"]
 
 BECAUSE = "is enabled swap do not work! Because it is enabled recompute."
@@ -31,7 +31,7 @@ BECAUSE = "is enabled swap do not work! Because it is enabled recompute."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapRule:
-    """Layers and their prefetch distance, which is judged when it is used."""
+    """Layers and their prefetch distance, which is checked when it is used."""
 
     key: str
     layers: Indices
@@ -39,7 +39,7 @@ class SwapRule:
 
     @property
     def printed(self) -> dict[str, object]:
-        """The rule as the original prints it."""
+        """The rule as MindFormers prints it."""
         return {"backward_prefetch": self.backward_prefetch, "layers": self.layers.printed}
 
     def read_prefetch(self) -> Prefetch:
@@ -47,7 +47,7 @@ class SwapRule:
 
         Raises:
             InvalidConfiguration: it is negative, or a text other than "Auto".
-            WrongType: it is no number.
+            WrongType: it is not a number.
         """
         value = self.backward_prefetch
         kind = type(value).__name__
@@ -71,7 +71,7 @@ class SwapRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swapping:
-    """Rules for whole layers, and for each pattern of operators; the first that fits counts."""
+    """Rules for whole layers and for each operator pattern; the first that fits holds."""
 
     layer_swap: tuple[SwapRule, ...]
     op_swap: dict[str, tuple[SwapRule, ...]]
@@ -88,7 +88,7 @@ def settle_swapping(config: SwapConfig, recompute: RecomputeConfig) -> Swapping:
 
     Args:
         config: the section.
-        recompute: the other section, whose values are known to be good.
+        recompute: the other section, with values already checked.
 
     Raises:
         InvalidConfiguration: the layers of an entry are neither a bool nor a flat list.
@@ -126,7 +126,7 @@ def _list_conflicts(
     layer_swap: tuple[SwapRule, ...],
     op_swap: dict[str, tuple[SwapRule, ...]],
 ) -> Iterator[str]:
-    """Yield a warning for each swap that recomputation makes void, as far as names alone tell."""
+    """Yield a warning for each swap that recomputation makes void, judging by names alone."""
     full, select = recompute.recompute, recompute.select_recompute
     if full is True:
         yield (

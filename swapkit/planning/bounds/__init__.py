@@ -1,1 +1,1 @@
-"""Lower bounds: the least time that any plan could take."""
+"""Lower bounds of the time of any plan."""

@@ -1,4 +1,4 @@
-"""What no plan can beat. fluid.py has the linear program and says why it is a bound."""
+"""The lower bound for all plans. fluid.py has the linear program and explains the bound."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from swapkit.planning.bounds.linear import Linear
     from swapkit.simulation.problems import Floats, Problem
 
-_SLACK = 10.0  # stalls of so many times the optimum, each, are not looked at
+_SLACK = 10.0  # upper limit of a single stall, in optima
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxation:
-    """The best shares of the items, from 0 to 1, that are swapped and recomputed.
+    """The best shares of the items to swap and to recompute, from 0 to 1.
 
-    No schedule takes less than `seconds`, unless the solution was asked to break ties.
+    No schedule takes less than `seconds`, unless the program was solved with a tie break.
     """
 
     seconds: float
     swapped: Floats
     recomputed: Floats
-    on_disk: Floats | None = None  # the part of `swapped`, where it helps to have a disk
+    on_disk: Floats | None = None  # the part of `swapped` on disk; None: the disk does not help
 
 
 class Program:
-    """A bound for one problem. To solve it for another budget, it starts from the last solution."""
+    """A bound for one problem. Solving for another budget starts from the last solution."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class Program:
     def solve(
         self, budget_bytes: float | None = None, *, tie_break: float = 0.0
     ) -> Relaxation | None:
-        """Return the best of all solutions within a budget (None: the machine's), or None.
+        """Return the best solution within a budget (None: the machine's); None: there is none.
 
-        With `tie_break`, such as 1e-6, of solutions as good as each other the one that swaps less,
-        and what is born early; `seconds` is then that of the solution, not a strict bound.
+        With `tie_break`, such as 1e-6, prefer the equally good solution that swaps less, and that
+        swaps items that are born early; `seconds` is then its time, not a strict bound.
         """
         fluid = self.fluid
         budget = self._machine.budget_bytes if budget_bytes is None else budget_bytes
@@ -87,11 +87,12 @@ class Program:
         )
 
     def fix(self, item: int, shares: Iterable[float] | None) -> None:
-        """Fix what is done with an item from now on. None: decide freely again.
+        """Fix the shares of an item from now on.
 
         Args:
-            item: its number.
-            shares: that are recomputed, swapped to the host, and to disk, as far as there are such.
+            item: number of the item.
+            shares: recomputed, swapped to the host, and to disk, as far as the program has these
+                tiers. None: decide freely again.
         """
         linear = self.fluid.linear
         tiers = (tier.shares for tier in self.fluid.tiers)
@@ -103,7 +104,7 @@ class Program:
         self._solver.set_bounds(columns, least, most)
 
     def within(self, budget_bytes: float) -> Linear | None:
-        """Return the linear program for a budget, or None if no budget is that small."""
+        """Return the linear program for a budget; None: the budget is too small."""
         lowers = self._find_lowers(budget_bytes)
         if lowers is None:
             return None
@@ -112,7 +113,7 @@ class Program:
         return replace(self.fluid.linear, lowers=all_lowers)
 
     def _find_lowers(self, budget_bytes: float) -> Floats | None:
-        """Return how much has to be freed at each boundary; None: more than there is."""
+        """Return the units to free at each boundary; None: more than can be freed."""
         fluid = self.fluid
         lowers = fluid.alive - budget_bytes / fluid.unit_bytes
         lowers = np.tile(lowers, len(fluid.freed) // self._slots)
@@ -133,11 +134,11 @@ class Program:
         return self._plain_seconds + added * self.fluid.unit_seconds
 
     def _bound(self, values: Floats, duals: Floats, least_freed: Floats) -> float:
-        """Return the duals' bound, which holds even if the solver stopped a little early."""
+        """Return the bound of the duals, which is valid even if the solver stopped a bit early."""
         linear, fluid = self.fluid.linear, self.fluid
         lowers, ends = self._lowers.copy(), self._ends.copy()
         lowers[fluid.freed] = np.maximum(least_freed, -4.0 * ends[fluid.freed])
-        # A schedule with a longer stall than this takes longer than this: no need to look at it.
+        # A schedule with a longer stall takes longer than the optimum, so it does not matter.
         longest = _SLACK * max(float(linear.costs @ values), 1.0)
         ends[fluid.stalls] = longest
         added = min(max(linear.bound(duals, lowers, ends), 0.0), longest)
@@ -145,13 +146,13 @@ class Program:
 
 
 def lower_bound(problem: Problem, machine: Machine) -> float:
-    """Return seconds that no schedule of the problem on the machine goes below.
+    """Return a lower bound of the seconds of any schedule of the problem on the machine.
 
-    math.inf: nothing fits into the budget.
+    math.inf: no schedule fits the budget.
     """
     relaxation = Program(problem, machine).solve()
     if relaxation is None:
         return math.inf
-    # The linear program does not see that only what has both left and been let go is freed, the
-    # closed form does; elsewhere it is the weaker one.
+    # The closed form accounts for one rule that the linear program ignores: an item is freed only
+    # after it was both copied out and released. Otherwise the closed form is weaker.
     return max(relaxation.seconds, closed_form_bound(problem, machine))

@@ -1,14 +1,14 @@
-"""Without a solver: a weaker bound, and what a byte costs either way.
+"""A weaker bound without a solver, and the cost of freeing a byte by swapping or recomputing.
 
-At a boundary k where too much is alive, the excess V has to be gone: h bytes swapped, the others
-recomputed later. By then the link has moved at most what computing hid, and more only in stalls or
-while something else was recomputed; the same holds for the way back afterwards. So with the
-cheapest items first, R(v) being the seconds to recompute v bytes of those that are idle at k,
+At a boundary k where too many bytes are alive, the excess V must be gone: h bytes are swapped, the
+others are recomputed later. Before k, the link moves at most the bytes that computing hides, and
+more only in stalls or during recomputing. The same is true for copies back after k. Let R(v) be the
+seconds to recompute v bytes of the items that are idle at k, cheapest items first. Then
 
     added seconds >= min over h of A(h) + max(B(h), R(V - h))
-    A(h) = max(0, h - hidden before k) * seconds per byte out,  B(h) likewise after k and in
+    A(h) = max(0, h - hidden before k) * seconds per byte out,  B(h): the same after k, and back
 
-because what is gone at k is recomputed after k: that may hide copies in, but not copies out.
+because items gone at k are recomputed after k, which may hide copies back, but not copies out.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.simulation.problems import Flags, Floats, Problem
 
-_PEAKS = 16  # boundaries that are looked at, those with the most alive
+_PEAKS = 16  # number of boundaries to examine, those with the most bytes alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeRate:
-    """What freeing a byte of the items of a class costs. Items alike in all layers are one class.
+    """The cost of freeing a byte of a class. Items that are alike in all layers form one class.
 
     Where copies cannot be hidden, a byte is cheaper to recompute than to swap if
     `recompute_seconds_per_byte` is below `link_seconds_per_byte`.
@@ -40,8 +40,8 @@ class ExchangeRate:
     class_number: int
     items: int
     nbytes: int
-    recompute_seconds_per_byte: float  # math.inf: some of them cannot be recomputed
-    link_seconds_per_byte: float  # of the slower direction; math.inf: cannot be swapped
+    recompute_seconds_per_byte: float  # math.inf: some items cannot be recomputed
+    link_seconds_per_byte: float  # of the slower direction; math.inf: some cannot be swapped
 
 
 def exchange_rates(problem: Problem, machine: Machine) -> tuple[ExchangeRate, ...]:
@@ -68,7 +68,7 @@ def exchange_rates(problem: Problem, machine: Machine) -> tuple[ExchangeRate, ..
 
 
 def closed_form_bound(problem: Problem, machine: Machine) -> float:
-    """Return seconds that no schedule goes below; math.inf: nothing fits into the budget."""
+    """Return a lower bound of the seconds of any schedule; math.inf: none fits the budget."""
     seconds = _find_seconds(problem)
     excess = find_alive_bytes(problem) - machine.budget_bytes
     peaks = [int(k) for k in np.argsort(-excess, kind="stable")[:_PEAKS] if excess[k] > 0]
@@ -77,7 +77,7 @@ def closed_form_bound(problem: Problem, machine: Machine) -> float:
 
 
 def _find_seconds(problem: Problem) -> Floats:
-    """Return what recomputing each item costs, an even part of what items may share."""
+    """Return the recompute time of each item, with shared steps divided evenly."""
     windows = find_windows(problem, problem.can_recompute)
     seconds = windows.own_seconds.copy()
     for group in windows.shared:
@@ -86,7 +86,7 @@ def _find_seconds(problem: Problem) -> Floats:
 
 
 class _Boundary:
-    """The start of slot k, and what is idle there."""
+    """The start of slot k, and the items that are idle there."""
 
     def __init__(self, problem: Problem, machine: Machine, seconds: Floats, k: int) -> None:
         self._problem = problem
@@ -100,7 +100,7 @@ class _Boundary:
         self._swappable = self._find_swappable(idle & problem.can_swap)
 
     def added_seconds(self, excess: float) -> float:
-        """Return what the step takes longer at least."""
+        """Return a lower bound of the seconds added to the step."""
         most = min(excess, self._swappable)
         least = max(0.0, excess - self._bytes[-1])
         if least > most:
@@ -108,7 +108,7 @@ class _Boundary:
         corners = np.concatenate((excess - self._bytes, self._hidden, (least, most)))
         corners = np.unique(np.clip(corners, least, most))
         out, back, remade = self._price(corners, excess)
-        # Between corners all three are straight: the best is at one, or where the larger changes.
+        # Between corners all three are linear: the best is at a corner, or where the max changes.
         gaps = remade - back
         changes = np.flatnonzero(gaps[:-1] * gaps[1:] < 0)
         shares = gaps[changes] / (gaps[changes] - gaps[changes + 1])
@@ -117,16 +117,16 @@ class _Boundary:
         return float(np.min(out + np.maximum(back, remade)))
 
     def _price(self, swapped: Floats, excess: float) -> tuple[Floats, Floats, Floats]:
-        """Return the seconds out and in that are not hidden, and those of recomputing the rest."""
+        """Return the unhidden seconds out and back, and the seconds to recompute the rest."""
         out = np.maximum(0.0, swapped - self._hidden[0]) * self._paces[0]
         back = np.maximum(0.0, swapped - self._hidden[1]) * self._paces[1]
         return out, back, np.interp(excess - swapped, self._bytes, self._costs)
 
     def _find_swappable(self, items: Flags) -> float:
-        """Return how many bytes may be swapped at most; note how many are hidden out and in."""
+        """Return the most bytes that may be swapped; store the bytes hidden out and back."""
         problem, machine, k = self._problem, self._machine, self._slot
         sizes = problem.item_bytes.astype(np.float64)
-        # The largest copy is the fastest.
+        # The largest copy takes the least time per byte.
         largest = float(np.max(sizes[problem.can_swap], initial=1.0))
         self._paces = (
             machine.out_latency_seconds / largest + 1.0 / machine.out_bytes_per_second,
@@ -134,7 +134,7 @@ class _Boundary:
         )
         count = len(problem.slot_seconds)
         times = np.concatenate(([0.0], np.cumsum(problem.slot_seconds)))[:count]
-        # Before slot i at most what was final could leave, since then what the link moves.
+        # Before slot i, at most all final bytes can leave; after it, the link is the limit.
         final = np.bincount(problem.readies[items] + 1, sizes[items], count)
         before = np.cumsum(final)[: k + 1] - final[: k + 1]
         needed = np.bincount(problem.uses[items], sizes[items], count)

@@ -1,8 +1,8 @@
-"""The planning problem with everything divisible: rows and columns of the linear program.
+"""The planning problem with divisible items: rows and columns of the linear program.
 
-Time is cut where slots start. *Boundary* k is the start of slot k with what is recomputed before
-it; the stretch between the boundaries k - 1 and k is slot k - 1, computing, and then a stall.
-Unknown are the shares of each item that are recomputed and swapped to each tier (host, disk), and
+Time is cut where slots start. *Boundary* k is the start of slot k and of the recomputing before it.
+The stretch between the boundaries k - 1 and k is the computing of slot k - 1, and then a stall. The
+variables are the shares of each item that are recomputed and swapped to each tier (host, disk), and
 at each boundary
 
     waiting   bytes that may leave (they are final) and have not left, by tier
@@ -10,30 +10,29 @@ at each boundary
     freed     bytes that are alive and not on the device
     stalls    seconds, right before the boundary
 
-Everything is a relaxation of what the simulator does, so the optimum bounds every run from below:
+Everything is a relaxation of the simulator, so the optimum is a lower bound of every run:
 
-- *Copies* move bytes evenly over their time. They free memory at their end and take it at their
-  start, so there is never less in use than the evenly moving bytes say. None is faster than the
-  one of the largest item. While both directions run each has duplex / 2 of its speed, so their
-  shares of the time lie in the hull of (1, 0), (0, 1) and (duplex / 2, duplex / 2).
-- *Out*: bytes leave after the slot in which they become final: before the next boundary only in the
-  stall. *In*: they are back at the boundary of `uses`; a real need may only be earlier.
-- *Memory* is looked at only at the boundaries. There the device holds all that is alive but for
-  what is recomputed later (from after `releases` to before `uses`) and what is swapped: no more
-  than what has left and is not back, and no more than what lies between `releases` and `uses` less
-  what is back early. `chain_bytes` count where it is certain in which slot they are taken.
+- *Copies* move bytes evenly over their time. Real copies free memory at their end and take memory
+  at their start, so they never use less. No copy takes less time per byte than that of the largest
+  item. While both directions run, each has duplex / 2 of its speed, so their shares of the time lie
+  in the hull of (1, 0), (0, 1) and (duplex / 2, duplex / 2).
+- *Out*: bytes leave after the slot in which they become final; before the next boundary only in the
+  stall. *In*: bytes are back at the boundary of `uses`; the real need may only be earlier.
+- *Memory* counts only at the boundaries. There the device holds all that is alive except items that
+  are recomputed later (from after `releases` to before `uses`) and swapped bytes. The swapped bytes
+  are limited to bytes that have left and are not back, and to bytes between `releases` and `uses`
+  less those back early. `chain_bytes` count if the slot in which they are taken is certain.
 - *Recomputing* costs the seconds of its steps, once for items that might share them, spread over
   the slots from the first possible need to the last one (windows.py). Copies go on meanwhile.
-- *Interference*: of the seconds that a slot takes, `busy` have a copy running, in which
-  1 / (1 + interference) as much is computed; copies need busy seconds or stalls.
-- *Host and disk* hold what has left until the slot `deaths` has ended.
-- The shares of an item are at most one together.
-- Where the host may be the limit: the step takes no less than what the host does for it and for
-  what is moved.
+- *Interference*: during `busy` seconds of a slot a copy runs, and computing progresses at
+  1 / (1 + interference) of its speed. Copies need busy seconds or stalls.
+- *Host and disk* hold all bytes that have left until the slot `deaths` has ended.
+- The shares of an item sum to at most one.
+- If the host may be the limit: the step takes at least the host's time for it and for all moves.
 
-Rows that keep `out` and `in` from running backwards are there only where that could pay: with
-shared links or limited room. Otherwise the running maximum of what is out, and the minimum of what
-will be in, repair any solution.
+Rows that keep `out` and `in` from running backwards exist only where running backwards could pay:
+with shared links or limited room. Otherwise the running maximum of the bytes out, and the running
+minimum of the bytes to come in, repair any solution.
 """
 
 from __future__ import annotations
@@ -55,41 +54,41 @@ if TYPE_CHECKING:
     from swapkit.simulation.problems import Flags, Floats, Indexes, Problem
 
 
-# What a second costs in which the device is idle: of solutions that the host takes as long for, the
-# one that is faster on the device is the best.
+# Cost of a second in which the device is idle. Of two solutions with equal host time, the one that
+# is faster on the device is better.
 IDLE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TierColumns:
-    """Where swapped items go: columns, and units of time for a unit of bytes either way."""
+    """The columns of one tier, and units of time per unit of bytes in either direction."""
 
     shares: Indexes  # N
     waiting: Indexes  # K, and so is `early`
     early: Indexes
     out_seconds: float
     in_seconds: float
-    room: float | None  # units of bytes; None: as much as is needed
+    room: float | None  # units of bytes; None: unlimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fluid:
-    """The linear program, and what its columns mean. One unit of bytes leaves in a unit of time.
+    """The linear program, and the meaning of its columns. A unit of time moves out a unit of bytes.
 
-    A budget is the lower bound of the columns `freed`: what is alive at the boundary less the
-    budget. `ends` are finite upper ends of all columns; of stalls, 1.
+    A budget sets the lower bound of the columns `freed`: the bytes alive at the boundary minus the
+    budget. `ends` are finite upper ends of all columns; for stalls, 1.
     """
 
     linear: Linear
     unit_bytes: float
     unit_seconds: float
-    alive: Floats  # K: units in use at each boundary if nothing is done
+    alive: Floats  # K: units in use at each boundary if everything is kept
     recomputed: Indexes  # N
     tiers: tuple[TierColumns, ...]  # none, host, or host and disk
     freed: Indexes  # K or 2 K
     stalls: Indexes
     ends: Floats
-    basis: tuple[Indexes, Indexes]  # columns that are basic to start with; rows that are not
+    basis: tuple[Indexes, Indexes]  # initial basis: basic columns; rows that are not basic
 
 
 class FluidBuilder:
@@ -122,7 +121,7 @@ class FluidBuilder:
         self._tight: list[Indexes] = []
 
     def build(self, host: HostTime | None = None) -> Fluid:
-        """Return the program; with a host that may take longer than the device."""
+        """Return the program. `host`: its time, if the host may take longer than the device."""
         self._recomputed = self._columns(
             len(self._sizes), 1.0, upper=self._may_recompute, cost=self._costs
         )
@@ -156,23 +155,23 @@ class FluidBuilder:
     def _columns(
         self, count: int, end: ArrayLike, *, upper: ArrayLike = np.inf, cost: ArrayLike = 0.0
     ) -> Indexes:
-        """Add variables that are never above `end`, whether or not the program says so."""
+        """Add variables whose values never exceed `end`, with or without a bound in the program."""
         self._ends.append(np.broadcast_to(np.asarray(end, dtype=np.float64), (count,)))
         return self._assembly.columns(count, upper=upper, cost=cost)
 
     def _seconds_per_byte(
         self, bytes_per_second: float, latency: float, disk: float = np.inf
     ) -> float:
-        """Return it for the largest item, which has the least."""
+        """Return the seconds per byte of the largest item, which are the fewest."""
         return latency / self._largest + 1.0 / min(bytes_per_second, disk)
 
     # ---- recomputing ---------------------------------------------------------------------------
 
     def _add_placement(self) -> None:
-        """Say where recomputing takes place: not before it can be needed, not after it has to be.
+        """Place recomputing between the first slot that can need it and the last that must have it.
 
-        The two states of each slot, never negative: seconds that may have been spent by its end and
-        were not, and seconds that were spent and need not have been.
+        Each slot has two non-negative states: the seconds of recomputing that were possible by its
+        end but not spent, and the seconds that were spent but not yet required.
         """
         items, groups = self._remakable, self._windows.shared
         costs, group_costs = self._costs[items], np.array([g.seconds for g in groups])
@@ -205,7 +204,7 @@ class FluidBuilder:
         return np.flatnonzero(running).astype(np.int32)
 
     def _add_shared(self, seconds: Floats) -> Indexes:
-        """Pay for what several items share as often as for the largest share of them."""
+        """Charge steps that several items share once, by the largest of the items' shares."""
         groups = self._windows.shared
         once = self._columns(len(groups), 1.0, cost=seconds)
         items = np.array([item for group in groups for item in group.items], dtype=np.int32)
@@ -216,14 +215,14 @@ class FluidBuilder:
         return once
 
     def _put_recompute(self, rows: Indexes, factor: float) -> None:
-        """Add the time that recomputing takes in each slot to its row, slots from 0 on."""
+        """Add the recompute time of each slot to the slot's row, from slot 0 on."""
         inside = self._placed < len(rows)
         self._assembly.add(rows[self._placed[inside]], self._placements[inside], factor)
 
     # ---- memory --------------------------------------------------------------------------------
 
     def _add_freed(self, leaves: Indexes, *, holds_waiting: bool) -> Indexes:
-        """Say how much is freed: items from after `leaves` to before `uses`, less what is there."""
+        """Define freed bytes: items from after `leaves` to before `uses`, less those present."""
         freed = self._columns(len(self._slots), self._total)
         rows = self._assembly.rows(len(self._slots), 0.0, 0.0)
         self._put_change(rows, freed, 1.0)
@@ -287,7 +286,7 @@ class FluidBuilder:
             )
 
     def _add_overlap(self) -> None:
-        """With interference: say how long copies run in each slot, and what that costs."""
+        """With interference: add the time that copies run in each slot, and its cost."""
         factor = self._machine.interference
         count = len(self._slots) if factor > 0 and self._tiers else 0
         ends = (1 + factor) * (self._seconds[:count] + self._recompute_end)
@@ -298,7 +297,7 @@ class FluidBuilder:
             self._put_recompute(rows, -(1 + factor))
 
     def _add_links(self) -> None:
-        """Bound what moves in each stretch: computing or stalled."""
+        """Limit the copies in each stretch by its time of computing and stalls."""
         duplex = self._machine.duplex
         cross = (2 - duplex) / duplex
         before = np.concatenate(([0.0], self._seconds[:-1]))
@@ -320,7 +319,7 @@ class FluidBuilder:
                 self._put_in(self._assembly.rows(len(self._slots), 0.0, np.inf), tier, 1.0)
 
     def _add_trails(self) -> None:
-        """Let what has just become final leave only in the stall."""
+        """Let bytes that have just become final leave only in the stall."""
         items = self._movable
         finals, of = np.unique(self._problem.readies[items] + 1, return_inverse=True)
         rows = self._assembly.rows(len(finals), 0.0, np.inf)
@@ -331,7 +330,7 @@ class FluidBuilder:
             self._assembly.add(rows[of], tier.shares[items], -sizes)
 
     def _add_room(self, tier: TierColumns) -> None:
-        """Bound what the tier holds."""
+        """Limit the bytes that the tier holds."""
         if tier.room is None:
             return
         held = self._columns(len(self._slots), tier.room, upper=tier.room)
@@ -345,7 +344,7 @@ class FluidBuilder:
         self._tight.append(rows)
 
     def _add_host(self, host: HostTime) -> None:
-        """Let the step take no less than the host does: else the device is idle."""
+        """Make the step at least as long as the host's time; the device is idle for the rest."""
         costs = self._assembly.costs()
         adding = np.flatnonzero(costs)
         scale = 1.0 / self._unit_seconds
@@ -361,12 +360,12 @@ class FluidBuilder:
             self._assembly.add(row, columns, -seconds)
 
     def _put_change(self, rows: Indexes, columns: Indexes, factor: float) -> None:
-        """Add by how much a variable of the boundaries grows up to each."""
+        """Add the change of a boundary variable since the previous boundary."""
         self._assembly.add(rows, columns, factor)
         self._assembly.add(rows[1:], columns[:-1], -factor)
 
     def _put_out(self, rows: Indexes, tier: TierColumns, factor: float) -> None:
-        """Add the bytes that leave before each boundary: what became final and does not wait."""
+        """Add the bytes that leave before each boundary: newly final bytes that do not wait."""
         if factor:
             items = self._movable
             self._put_change(rows, tier.waiting, -factor)
@@ -374,7 +373,7 @@ class FluidBuilder:
             self._assembly.add(rows[at], tier.shares[items], factor * self._sizes[items])
 
     def _put_in(self, rows: Indexes, tier: TierColumns, factor: float) -> None:
-        """Add the bytes that come back before each boundary: what is used, and more early ones."""
+        """Add the bytes that come back before each boundary: used bytes, and more early ones."""
         if factor:
             items = self._movable
             self._put_change(rows, tier.early, factor)

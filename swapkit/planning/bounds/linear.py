@@ -1,4 +1,4 @@
-"""Linear programs as arrays, solved again and again with other bounds or costs by HiGHS."""
+"""Linear programs as arrays, solved repeatedly by HiGHS with changed bounds or costs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Linear:
     values: Floats
 
     def bound(self, duals: Floats, lowers: Floats, uppers: Floats) -> float:
-        """Return what no x between `lowers` and `uppers` goes below, whatever the duals are.
+        """Return a lower bound for all x between `lowers` and `uppers`, valid for any duals.
 
-        Weak duality, each product bounded over the range of its factor: no tolerance of a solver
-        matters. Only the better the duals, the better the bound. The ranges must be finite.
+        Uses weak duality, with each product bounded over the range of its factor, so the tolerances
+        of the solver do not matter. Better duals give a better bound. The ranges must be finite.
         """
         duals = np.where(np.isneginf(self.row_lowers), np.minimum(duals, 0.0), duals)
         duals = np.where(np.isposinf(self.row_uppers), np.maximum(duals, 0.0), duals)
@@ -50,7 +50,7 @@ class Linear:
         return float(duals @ ends + reduced @ np.where(reduced > 0, lowers, uppers))
 
     def to_highs(self) -> highspy.HighsLp:
-        """Return the program as HiGHS takes it."""
+        """Return the program as a HiGHS model."""
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self.costs), len(self.row_lowers)
         model.col_cost_, model.col_lower_, model.col_upper_ = self.costs, self.lowers, self.uppers
@@ -63,7 +63,7 @@ class Linear:
 
 
 class Assembly:
-    """Puts a linear program together, a block of columns, rows or values at a time."""
+    """Builds a linear program from blocks of columns, rows and values."""
 
     def __init__(self) -> None:
         self._columns: list[tuple[Floats, Floats, Floats]] = []
@@ -89,7 +89,7 @@ class Assembly:
         return self._number(1, count)
 
     def add(self, rows: ArrayLike, columns: ArrayLike, values: ArrayLike) -> None:
-        """Add values to the matrix; what is added to the same place is summed."""
+        """Add values to the matrix; values at the same place are summed."""
         entries = np.broadcast_arrays(rows, columns, values)
         self._entries.append(
             (
@@ -100,7 +100,7 @@ class Assembly:
         )
 
     def costs(self) -> Floats:
-        """Return the costs of the variables so far."""
+        """Return the costs of all variables added so far."""
         return np.concatenate([columns[2] for columns in self._columns])
 
     def finish(self) -> Linear:
@@ -133,13 +133,13 @@ class Assembly:
 
 
 class Solver:
-    """One linear program in HiGHS. Each solution starts from where the last one ended."""
+    """One linear program in HiGHS. Each solve starts from the basis of the last one."""
 
     def __init__(self, linear: Linear, basis: tuple[Indexes, Indexes]) -> None:
-        """Start with the columns basis[0] basic, and all rows but basis[1]."""
+        """Start with a basis of the columns basis[0] and all rows except basis[1]."""
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
-        self._highs.setOptionValue("presolve", "off")  # it would throw the basis away
+        self._highs.setOptionValue("presolve", "off")  # presolve would discard the basis
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(linear.to_highs())
         start = highspy.HighsBasis()
@@ -161,13 +161,13 @@ class Solver:
         self._highs.changeColsCost(len(columns), columns, costs)
 
     def solve(self) -> tuple[Floats, Floats] | None:
-        """Return the best x and the duals of the rows; None where there is no x."""
+        """Return the best x and the duals of the rows; None: the program is infeasible."""
         status = self._run()
         for presolve in ("off", "on"):
             if status == highspy.HighsModelStatus.kOptimal:
                 break
-            self._highs.clearSolver()  # so that no error that built up decides
-            self._highs.setOptionValue("presolve", presolve)  # other numbers, if these are too bad
+            self._highs.clearSolver()  # drop numerical errors that have accumulated
+            self._highs.setOptionValue("presolve", presolve)  # "on": other, better scaled numbers
             status = self._run()
             if status == highspy.HighsModelStatus.kInfeasible:
                 break
@@ -192,7 +192,7 @@ def _spread(value: ArrayLike, count: int) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Integral:
-    """What is known of the best solution with integral variables. `values` None: none was found."""
+    """The best solution with integral variables, and its bound. `values` None: none was found."""
 
     values: Floats | None
     bound: float  # no integral solution costs less; math.inf: there is none
@@ -203,7 +203,7 @@ def solve_integral(
 ) -> Integral:
     """Solve with integral `columns` until the best is within `gap` of the bound, or time is up.
 
-    `offset` is added to all costs, which matters to the gap, a share of them.
+    `offset` is added to the total cost; it matters because `gap` is relative to that total.
     """
     model = linear.to_highs()
     kinds = np.full(len(linear.costs), highspy.HighsVarType.kContinuous)

@@ -1,4 +1,4 @@
-"""When recomputing can take place, and what several recomputed items share."""
+"""The slots in which recomputing can take place, and the steps that several items share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class SharedSteps(NamedTuple):
 
     seconds: float
     items: tuple[int, ...]
-    first: int  # slot in which they may run
+    first: int  # first and last slot in which they may run
     last: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Windows:
-    """What recomputing costs, and where: item j in a slot from `earliest[j]` to `uses[j]`."""
+    """The cost and the place of recomputing: item j in a slot from `earliest[j]` to `uses[j]`."""
 
     earliest: Indexes  # N
     own_seconds: Floats  # N: steps that no other item can share
@@ -46,7 +46,7 @@ def find_windows(problem: Problem, can_recompute: Flags) -> Windows:
 
 
 def find_earliest_needs(problem: Problem, can_recompute: Flags) -> Indexes:
-    """Return the first slot that can need each item: its use, or that of what is made from it."""
+    """Return the first slot that can need each item: its use, or that of an item made from it."""
     earliest = problem.uses.copy()
     makers = np.repeat(np.arange(len(earliest)), np.diff(problem.input_starts))
     used = can_recompute[makers]
@@ -57,9 +57,9 @@ def find_earliest_needs(problem: Problem, can_recompute: Flags) -> Indexes:
     while True:
         before = earliest.copy()
         np.minimum.at(together, steps, earliest[items])
-        earliest[items] = together[steps]  # what one operator made is made again together
+        earliest[items] = together[steps]  # the items of one operator are recomputed together
         np.minimum.at(earliest, inputs, earliest[makers])
-        # What forward still needs is there anyway.
+        # An item is present anyway while forward needs it.
         earliest = np.maximum(earliest, problem.releases + 1)
         if np.array_equal(before, earliest):
             return earliest
@@ -68,9 +68,9 @@ def find_earliest_needs(problem: Problem, can_recompute: Flags) -> Indexes:
 def _find_costs(
     problem: Problem, can_recompute: Flags, earliest: Indexes
 ) -> tuple[Floats, tuple[SharedSteps, ...]]:
-    """Charge each step to its only user, or once for all whose windows hang together.
+    """Charge each step to its only user, or once to each group of users with connected windows.
 
-    Items with windows in different groups never run a step in the same slot: each group pays.
+    Items of different groups never run a step in the same slot, so each group pays.
     """
     users = np.repeat(np.arange(len(earliest)), np.diff(problem.chain_starts))
     pairs = np.unique(np.stack([problem.chain_steps, users])[:, can_recompute[users]], axis=1)
@@ -102,7 +102,7 @@ def _group(keys: Indexes, values: Indexes) -> list[tuple[int, list[int]]]:
 
 
 def _split(items: list[int], earliest: Indexes, uses: Indexes) -> list[tuple[int, ...]]:
-    """Split items into groups such that windows of different groups have no slot in common."""
+    """Split items into groups so that windows of different groups have no slot in common."""
     if len(items) == 1:
         return [tuple(items)]
     groups: list[list[int]] = []

@@ -1,1 +1,1 @@
-"""Policies that plan in ways of their own: thresholds, stages, alike layers, lower budgets."""
+"""Special policies: thresholds, stages, alike layers, lower budgets."""

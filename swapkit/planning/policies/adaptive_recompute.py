@@ -1,12 +1,12 @@
-"""Adaptive recompute: steps are planned for a threshold of memory that trial steps find.
+"""Adaptive recompute: plans for a memory threshold that trial steps find.
 
     warm-up   the first steps, under rescue; the last of them is recorded
-    search    one step for each threshold that is tried. Memory runs out, so that tensors have to be
-              swapped: a smaller one is next. It does not: a larger one, until the two meet
-    stable    what was found, until memory runs out again
+    search    one step for each trial threshold. If memory runs out, so that tensors must be
+              swapped, the next threshold is smaller, otherwise larger, until the two meet
+    stable    the threshold that was found, until memory runs out again
 
-What a threshold is too small for is recomputed as far as it can be. What is learned for steps that
-are not as recorded is as in `learning.py`.
+If a threshold is too small for any plan, the step recomputes as much as it can. Steps that differ
+from the recorded one are handled as in `learner.py`.
 
 Source:
     MindSpeed, adaptive selective recompute, figure 1.
@@ -44,12 +44,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveRecompute:
-    """A policy that brings its own search.
+    """A policy with its own search.
 
     Attributes:
         limit_bytes: the session's limit.
         most_bytes: the first threshold.
-        step_bytes: how exactly the best one is found.
+        step_bytes: resolution of the threshold.
     """
 
     limit_bytes: int
@@ -63,12 +63,12 @@ class AdaptiveRecompute:
     def make_learner(
         self, make_plans: MakePlans, *, profile_steps: int, **_of_a_learner: float
     ) -> ThresholdLearner:
-        """Return what decides for each step of a session; it takes as many steps as it needs."""
+        """Return the learner of a session; its search takes as many steps as it needs."""
         return ThresholdLearner(make_plans, policy=self, profile_steps=profile_steps)
 
 
 class ThresholdLearner(Learner):
-    """Searches a threshold where a `Learner` compares candidates."""
+    """A learner that searches for a threshold instead of comparing candidates."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class ThresholdLearner(Learner):
         policy: AdaptiveRecompute,
         profile_steps: int,
     ) -> None:
-        """Begin to learn.
+        """Create a learner.
 
         Args:
             make_plans: makes the plan for a share of the limit.
-            policy: where the search begins.
-            profile_steps: of a case before there is a plan; the last is recorded.
+            policy: the start and the resolution of the search.
+            profile_steps: steps of a case before its plan; the last of them is recorded.
         """
         super().__init__(make_plans, profile_steps=profile_steps, search_steps=1)
         self._policy = policy
@@ -97,7 +97,7 @@ class ThresholdLearner(Learner):
         }
 
     def _plan(self, case: Case, count: int) -> None:
-        """Begin to search with the trace at hand."""
+        """Start the search with the case's trace."""
         if case is self._general:
             super()._plan(case, count)
             return
@@ -108,25 +108,25 @@ class ThresholdLearner(Learner):
         except InfeasibleBudget as error:
             case.why_none = str(error)
             return
-        except Exception as error:  # as any policy's: the next steps do without
+        except Exception as error:  # as for any policy: the next steps have no plan
             case.why_none = f"{type(error).__name__}: {error}"
             raise
         self._searches[self._signature] = search
         case.candidates = [search.plan]
 
     def _try(self, case: Case, outcome: Outcome) -> None:
-        """Go on to the next threshold, or end the search."""
+        """Advance to the next threshold, or end the search."""
         self._advance(case, rescues=outcome.rescues)
 
-    def _look(self, case: Case, seconds: float) -> None:  # noqa: ARG002 - a Learner's
-        """Count a step that held."""
+    def _look(self, case: Case, seconds: float) -> None:  # noqa: ARG002 - overrides Learner
+        """Count a step without a rescue."""
         if self._signature in self._searches:
             self._advance(case, rescues=0)
 
     def _retreat(self, case: Case, count: int) -> None:
-        """Search on below what was found, since memory ran out."""
+        """Continue the search with smaller thresholds, because memory ran out."""
         search = self._searches.get(self._signature)
-        if case is self._general or search is None:  # or a plan that was made before
+        if case is self._general or search is None:  # None: the plan was adopted
             super()._retreat(case, count)
             return
         if search.is_over:
@@ -152,17 +152,17 @@ class ThresholdLearner(Learner):
 
 
 class _ThresholdSearch:
-    """The search for the threshold of steps that one trace stands for.
+    """The search for the threshold of the steps of one trace.
 
     Attributes:
-        plan: that of the threshold.
-        threshold: of the next step.
+        plan: the plan for `threshold`.
+        threshold: the threshold of the next step.
     """
 
     plan: Plan
 
     def __init__(self, trace: Trace, make_plans: MakePlans, policy: AdaptiveRecompute) -> None:
-        """Begin with the policy's first threshold.
+        """Start with the policy's first threshold.
 
         Raises:
             InfeasibleBudget: there is no plan for the session's limit.
@@ -170,9 +170,9 @@ class _ThresholdSearch:
         self._trace = trace
         self._make_plans = make_plans
         self._limit_bytes = policy.limit_bytes
-        self._plans: dict[Hashable, Plan] = {}  # by what they recompute
-        self._least: Plan | None = None  # for any threshold that has none of its own,
-        self._least_bytes = 0  # which are those below this one
+        self._plans: dict[Hashable, Plan] = {}  # by the storages that they recompute
+        self._least: Plan | None = None  # for each threshold without a plan of its own,
+        self._least_bytes = 0  # that is, each threshold below this one
         self._watched = 0
         self._search = ThresholdSearch(policy.most_bytes, self._solve, step_bytes=policy.step_bytes)
         self.threshold = self._search.next()
@@ -180,11 +180,11 @@ class _ThresholdSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether what was found held for so long that something else must have changed."""
+        """Whether the threshold held for so long that a failure must have another cause."""
         return self._watched > WATCHED_STEPS
 
     def advance(self, outcome: StepOutcome) -> None:
-        """Learn from a step with the threshold; choose that of the next one."""
+        """Learn from a step with the threshold, and choose the next threshold."""
         former = self.threshold
         self.threshold = self._search.next(outcome)
         has_held = former.is_found and not outcome.swapped_bytes
@@ -201,14 +201,14 @@ class _ThresholdSearch:
         )
 
     def _solve(self, nbytes: int) -> Hashable:
-        """Note the plan for a threshold; return what it does."""
+        """Store the plan for a threshold, and return the set of storages that it moves."""
         plan = self._make(nbytes)
         outline = frozenset(decision.storage for decision in plan.decisions)
         self.plan = self._plans.setdefault(outline, plan)
         return outline
 
     def _make(self, nbytes: int) -> Plan:
-        """Return the plan for a threshold; where there is none, the one for the least memory."""
+        """Return the plan for a threshold; if there is none, the plan for the least memory."""
         if self._least is not None and nbytes < self._least_bytes:
             return self._least
         try:
@@ -217,7 +217,7 @@ class _ThresholdSearch:
             if error.least_bytes > self._limit_bytes:
                 raise
             self._least_bytes = error.least_bytes
-        self._least = self._plan(self._least_bytes + 1)  # a share of a float must not be less
+        self._least = self._plan(self._least_bytes + 1)  # the float share must not round down
         return self._least
 
     def _plan(self, nbytes: int) -> Plan:

@@ -1,12 +1,12 @@
-"""Alike layers, each with one choice of what its modules recompute and swap: the exact optimum.
+"""The exact optimum for alike layers, each with one choice of modules to recompute and swap.
 
-This is how module-level systems pose the problem: a layer holds the sum of its modules' bytes for
-each microbatch in flight; recomputing or swapping a module trades bytes for seconds; for a module
-that is treated as a whole its parts are not. Nothing overlaps, so no time needs to be simulated.
+This is the problem that module-level systems solve. A layer holds the sum of its modules' bytes for
+each microbatch in flight. Recomputing or swapping a module trades bytes for seconds. An action for
+a whole module excludes actions for its parts. Nothing overlaps, so no simulation is needed.
 
-Choices of a layer are combined module by module, and layers one by one. After each, of those that
-hold no less and take no less than another only that other is kept: what is left out can always be
-exchanged for what is kept, so the optimum stays. Nothing is enumerated.
+The search combines the choices of a layer module by module, and then layers one by one. After each
+step it drops every choice that another choice dominates in both bytes and seconds. The other choice
+can always replace the dropped one, so the optimum stays. There is no full enumeration.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A module of a layer, as it was measured. Bytes are those of one microbatch."""
+    """A measured module of a layer. Bytes are for one microbatch."""
 
     name: str
-    nbytes: float  # that its forward leaves for backward, its parts' included
+    nbytes: float  # saved by its forward for backward, including its parts
     seconds: float = 0.0  # of its forward
-    kept_bytes: float = 0.0  # when it is recomputed: its inputs
+    kept_bytes: float = 0.0  # its inputs, which stay when it is recomputed
     can_recompute: bool = True
     swapped_bytes: float = 0.0  # that leave when it is swapped
-    swap_seconds: float | None = None  # that are not hidden; None: it is not swapped
+    swap_seconds: float | None = None  # not hidden by computing; None: it cannot be swapped
     parts: tuple[Module, ...] = ()
 
 
 class LayerOption(NamedTuple):
-    """What a layer does, as compared with doing nothing."""
+    """One choice for a layer, with its bytes and seconds relative to doing nothing."""
 
-    nbytes: float  # more; negative
-    seconds: float  # more
+    nbytes: float  # added; negative
+    seconds: float  # added
     actions: tuple[tuple[str, Action], ...]  # of modules, by name
 
 
 class LayerGroup(NamedTuple):
-    """Alike layers: how many, and how many microbatches are in flight through them at most."""
+    """A number of alike layers, and the most microbatches in flight through them."""
 
     layers: int
     in_flight: float = 1.0
@@ -58,17 +58,17 @@ class LayerGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The best assignment: for each group how many layers make which choice."""
+    """The best assignment: for each group, the number of layers with each choice."""
 
-    seconds: float  # more than without a limit
+    seconds: float  # added to the time without a limit
     nbytes: float
     counts: tuple[tuple[tuple[LayerOption, int], ...], ...]
 
 
 def find_choices(modules: Iterable[Module]) -> tuple[LayerOption, ...]:
-    """Return all choices of a layer of these modules that no other is better than.
+    """Return all choices of a layer of these modules that no other choice dominates.
 
-    The first does nothing; each further one holds less and takes longer.
+    The first one does nothing; each next one holds less and takes longer.
     """
     choices = [LayerOption(0.0, 0.0, ())]
     for module in modules:
@@ -107,13 +107,13 @@ def assign_layers(
     groups: Sequence[LayerGroup],
     budget_bytes: float,
 ) -> Assignment | None:
-    """Return the choice of each layer that takes least within a budget; None: none fits.
+    """Return the fastest choice of each layer within a budget; None: none fits.
 
     Args:
-        choices: of a layer, from `find_choices`.
-        layer_bytes: that a layer holds for a microbatch when it does nothing.
+        choices: choices of a layer, from `find_choices`.
+        layer_bytes: bytes that a layer holds for a microbatch when it does nothing.
         groups: the layers.
-        budget_bytes: for what all layers hold together.
+        budget_bytes: limit of the bytes of all layers together.
     """
     stack = _LayerSums(choices, layer_bytes, groups, budget_bytes)
     for group in range(len(groups)):
@@ -123,7 +123,7 @@ def assign_layers(
 
 
 class _LayerSums:
-    """The layers so far: sums of bytes and seconds, and how often each choice was made."""
+    """The layers so far: sums of bytes and seconds, and the count of each choice."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _LayerSums:
         nbytes, seconds = nbytes.ravel(), seconds.ravel()
         hopeful = np.flatnonzero(self._has_hope(nbytes, seconds))
         order = hopeful[np.lexsort((seconds[hopeful], nbytes[hopeful]))]
-        # In the order of bytes, what takes less than all before it.
+        # In the order of bytes, keep each sum that takes less time than all before it.
         least = np.minimum.accumulate(np.concatenate(([np.inf], seconds[order])))
         kept = order[seconds[order] < least[:-1]]
         sums, made = np.divmod(kept, len(self._choices))
@@ -174,14 +174,14 @@ class _LayerSums:
         )
 
     def _has_hope(self, nbytes: Floats, seconds: Floats) -> NDArray[np.bool_]:
-        """Return which sums may fit and may be better than what is known to be possible."""
+        """Return which sums may fit and may be better than the best known assignment."""
         least = sum(
             left * group.in_flight * float(np.min(self._own_bytes))
             for left, group in zip(self._left, self._groups, strict=True)
         )
         room = self._budget - nbytes
-        # With a price on bytes the layers that are left decide each for itself: less than that, at
-        # no charge for the room there is, they cannot take.
+        # Lagrangian bound: with a price on bytes, each remaining layer decides independently. No
+        # choice of the remaining layers takes less than this, with the free room credited.
         bound = seconds - self._price * room
         for left, group in zip(self._left, self._groups, strict=True):
             each = self._own_seconds + self._price * group.in_flight * self._own_bytes
@@ -191,7 +191,7 @@ class _LayerSums:
         return hopeful
 
     def _decide(self, price: float) -> tuple[float, float]:
-        """Return bytes and seconds if every layer pays a price for bytes."""
+        """Return the bytes and seconds if every layer pays this price for bytes."""
         nbytes = seconds = 0.0
         for group in self._groups:
             costs = self._own_seconds + price * group.in_flight * self._own_bytes
@@ -201,7 +201,7 @@ class _LayerSums:
         return nbytes, seconds
 
     def _find_price(self) -> float:
-        """Return about the lowest price of a byte at which what is wanted fits."""
+        """Return approximately the lowest price of a byte at which the layers' choices fit."""
         if self._decide(0.0)[0] <= self._budget:
             return 0.0
         low, high = 0.0, 1e-12

@@ -1,4 +1,4 @@
-"""A policy that aims lower than the budget, or at less than everything that could be moved."""
+"""A policy that plans below the budget, or moves only a part of the movable storages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AimedPolicy:
-    """Plans as the policy of a name does, within limits of its own.
+    """A named policy with additional limits.
 
-    Where they cannot be held the plan comes as near as it can, and the log says so; the machine's
-    budget always holds.
+    If no plan meets the limits, the plan comes as close as possible, and the log says so. The
+    machine's budget always holds.
 
     Attributes:
         policy: `"auto"`, `"swap"` or `"recompute"`.
-        reduction_bytes: how far below the peak without a plan the plan is to stay.
-        least_bytes: what is smaller stays where it is, and so does what hardly counts.
-        stages: who plans where its plan fits.
+        reduction_bytes: distance of the plan's peak below the peak without a plan.
+        least_bytes: smallest storage to move; storages too small to matter stay in any case.
+        stages: the policy to use if its plan fits.
     """
 
     policy: str = "swap"
@@ -42,7 +42,7 @@ class AimedPolicy:
     stages: StageSwapPolicy | None = None
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
-        """Return what to do with the storages of a trace.
+        """Return the plan for a trace.
 
         Raises:
             InfeasibleBudget: there is no plan for the machine's budget.
@@ -73,7 +73,7 @@ class AimedPolicy:
     def _make(self, trace: Trace, machine: Machine) -> Plan:
         if not self.least_bytes:
             return make_plan(trace, machine, self.policy)
-        # With the slots and chains of all items: the plan is simulated again with those.
+        # Keep the slots and chains of all items, because the plan is simulated again with them.
         problem = restrict(lower(trace), self.policy, least_bytes=self.least_bytes)
         solution = solve_or_raise(trace, problem, machine, self.policy)
         trial = solution.trial

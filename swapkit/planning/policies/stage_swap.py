@@ -1,9 +1,9 @@
-"""Swapping by stages: what is idle across a stage of forward goes out, up to a bucket of bytes.
+"""Swapping by stages: each stage of forward swaps its idle storages, up to a bucket of bytes.
 
-A *stage* is a number of layers with attention, in forward or in backward. What one stage of forward
-makes and uses, and backward reads, is copied out after its last use in forward, is gone when that
-is done (there: two stages later), and is copied back one stage before it is read. Nothing is
-searched or simulated: whether the step fits, and how fast it is, comes out as it may.
+A *stage* is a number of layers with attention, in forward or in backward. A storage that one stage
+of forward makes and uses, and that backward reads, is copied out after its last use in forward. Its
+memory is free when the copy is done (in the source: two stages later), and the copy back starts one
+stage before the read. The policy searches and simulates nothing: the step may not fit the budget.
 
 Source:
     MindSpeed, SmartSwap, policy version 2.
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LEAST_BYTES = 20 << 20
-LEAST_STAGES = 2  # between out and back
+LEAST_STAGES = 2  # between copy out and copy back
 _LAYER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSwapPolicy:
-    """A policy for `make_plan`, by the fields of SmartSwap's configuration."""
+    """A policy for `make_plan`, with the fields of SmartSwap's configuration."""
 
-    bucket_bytes: int | None = None  # most that a stage swaps; None: all that it can, 0: nothing
+    bucket_bytes: int | None = None  # most bytes that a stage swaps; None: no limit, 0: nothing
     layers_per_stage: int = 1
-    least_bytes: int = LEAST_BYTES  # what is smaller stays
-    moves_optimizer: bool = False  # optimizer states, too
-    layers: tuple[str, ...] = ()  # paths of the model's layers; none: modules with a number
+    least_bytes: int = LEAST_BYTES  # smallest storage to swap
+    moves_optimizer: bool = False  # swap optimizer states, too
+    layers: tuple[str, ...] = ()  # paths of the model's layers; empty: modules with a number
 
     def plan(self, trace: Trace, machine: Machine) -> Plan:
-        """Return what the stages swap; of the machine, only the budget is noted."""
+        """Return the plan with the swaps of all stages; of the machine, it uses only the budget."""
         stages = find_stages(trace, self.layers_per_stage, self.layers)
         if not stages:
             _log.warning("no layers were found, so there are no stages that swap anything")
         gaps = list(self._list_gaps(trace, stages))
-        # A stage of backward begins where something of its stage of forward is first read.
+        # A stage of backward begins at the first read of a storage of its stage of forward.
         begins = {stage: min(gap.use for gap in gaps if gap.stage == stage) for stage in
                   {gap.stage for gap in gaps}}  # fmt: skip
         bounds = sorted({*stages, *begins.values()})
@@ -64,7 +64,7 @@ class StageSwapPolicy:
         )
 
     def _list_gaps(self, trace: Trace, stages: Sequence[int]) -> Iterator[_Gap]:
-        """Yield what one stage of forward makes and uses, in the order of its last use there."""
+        """Yield the gaps of storages that one stage of forward makes and uses, by last use."""
         problem = lower(trace, least_bytes=self.least_bytes)
         firsts = problem.slot_operators.tolist()
         gaps = []
@@ -85,7 +85,7 @@ class StageSwapPolicy:
                 gap.stage, float("inf") if self.bucket_bytes is None else self.bucket_bytes
             )
             out, back = bisect_right(bounds, gap.last), bisect_right(bounds, gap.use) - 1
-            # The last stage of forward and the first of backward are neighbours: nothing is won.
+            # The last stage of forward and the first of backward are adjacent: no use in swapping.
             if gap.nbytes > room or back - out < LEAST_STAGES:
                 continue
             left[gap.stage] = room - gap.nbytes
@@ -96,7 +96,7 @@ class StageSwapPolicy:
             )
 
     def _swap_states(self, trace: Trace, bounds: Sequence[int]) -> Iterator[Decision]:
-        """Swap all optimizer states, to be back with the last stage of backward."""
+        """Yield swaps of all optimizer states, with the copy back in the last stage of backward."""
         if not self.moves_optimizer:
             return
         problem = lower(trace, optimizer_states=True, least_bytes=self.least_bytes)
@@ -113,7 +113,7 @@ class StageSwapPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """When a storage is idle: after operator `last`, before `use`."""
+    """The idle time of a storage: after operator `last`, before `use`."""
 
     last: int
     storage: int
@@ -128,9 +128,9 @@ def find_stages(
     """Return the first operator of each stage of forward.
 
     Args:
-        trace: the step; each microbatch has stages of its own.
-        layers_per_stage: layers with attention; where no layer has any, all count.
-        layers: their paths. None: a layer is the outermost module whose name is a number.
+        trace: the step; each microbatch has its own stages.
+        layers_per_stage: number of layers with attention; if no layer has attention, all count.
+        layers: paths of the layers. Empty: a layer is the outermost module whose name is a number.
     """
     pattern = _layer_pattern(layers)
     forward = [
@@ -157,7 +157,7 @@ def find_stages(
 
 
 def _layer_pattern(layers: Sequence[str]) -> re.Pattern[str]:
-    """Return what matches the beginning of a module's path that is a layer's."""
+    """Return a pattern for the part of a module's path that names its layer."""
     if not layers:
         return _LAYER
     paths = "|".join(map(re.escape, sorted(layers, key=len, reverse=True)))

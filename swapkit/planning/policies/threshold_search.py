@@ -1,12 +1,12 @@
 """The search for the memory threshold of adaptive recompute: bisection by trial steps.
 
-A step is run with the policy of a threshold. If tensors had to be swapped because memory ran out, a
-smaller threshold is tried next, else a larger one, until the two meet. Nothing is measured
-twice: policies that are known to run out, or not to, cost no step.
+Each trial step runs with the policy of a threshold. If memory runs out, so that tensors must be
+swapped, the next threshold is smaller, otherwise larger, until the two meet. No policy is measured
+twice: a policy with a known result costs no step.
 
 Source:
-    MindSpeed, adaptive selective recompute: the search of its figure 1, step by step. It never ends
-    there if not even full recompute fits; here that is what is found then.
+    MindSpeed, adaptive selective recompute: the search of its figure 1, step by step. That search
+    never ends if full recompute does not fit; this one ends with full recompute.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 STEP_BYTES = 1 << 20
-WATCHED_STEPS = 10  # after a threshold was found: running out of memory in one begins anew
+WATCHED_STEPS = 10  # after a threshold was found: an out-of-memory in one restarts the search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What a step showed about memory."""
+    """The memory events of a step."""
 
     swapped_bytes: int = 0  # because memory ran out
-    retries: int = 0  # allocations that only worked when cached memory was given up
+    retries: int = 0  # allocations that succeeded only after the cache was freed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class Threshold:
     """The memory to plan for in the next step."""
 
     nbytes: int
-    is_found: bool  # the search is over, for as long as memory does not run out
+    is_found: bool  # the search is over, as long as memory does not run out
 
 
 class ThresholdSearch:
-    """Bisects the threshold; thread-unsafe."""
+    """A bisection for the threshold. Not thread-safe."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class ThresholdSearch:
         *,
         step_bytes: int = STEP_BYTES,
     ) -> None:
-        """Begin with the most.
+        """Start with the largest threshold.
 
         Args:
-            most_bytes: the first threshold; what the device has, or what the user gave.
-            solve: returns the policy for a threshold in bytes; equal ones do the same.
-            step_bytes: how exactly the threshold is found.
+            most_bytes: the first threshold: the device's memory, or the user's limit.
+            solve: returns the policy for a threshold in bytes; equal policies do the same.
+            step_bytes: resolution of the threshold.
 
         Raises:
             InvalidArgument: a size is not positive.
@@ -64,7 +64,7 @@ class ThresholdSearch:
         self._most = most_bytes // step_bytes
         self._step_bytes = step_bytes
         self._solve = solve
-        # In steps of step_bytes: between what is known to run and what is known not to.
+        # In units of step_bytes: the largest known to run, the smallest known not to run.
         self._low = self._high = self._first_good = 0
         self._now: int | None = None
         self._is_found = False
@@ -79,7 +79,7 @@ class ThresholdSearch:
         """Return the threshold of the next step.
 
         Args:
-            outcome: of the step that ran with the threshold returned before; None: of none yet.
+            outcome: of the step with the previous threshold; None: no step ran yet.
         """
         if self._now is None or outcome is None:
             self._now = self._most
@@ -99,7 +99,7 @@ class ThresholdSearch:
         return self._answer()
 
     def _advance(self, *, ran_out: bool) -> None:
-        """Go on to a threshold whose policy is not known."""
+        """Advance to a threshold whose policy has no known result."""
         while True:
             self._now = self._choose(ran_out=ran_out)
             if self._is_recheck:
@@ -127,7 +127,7 @@ class ThresholdSearch:
                 self._first_good = 0
             if self._high <= self._low:
                 self._low = 0
-            self._is_found = now == 0  # even the least runs out: nothing smaller is left
+            self._is_found = now == 0  # even the smallest threshold runs out of memory
             return (self._low + self._high) // 2
         if self._retried and not self._is_recheck:
             self._is_recheck, self._retried = True, 0
@@ -139,7 +139,7 @@ class ThresholdSearch:
         return self._low if self._is_found else (self._low + self._high) // 2
 
     def _judge(self, outcome: StepOutcome) -> bool:
-        """Return whether memory ran out; one retry alone is looked at twice."""
+        """Return whether memory ran out; a single retry needs a second step to decide."""
         if outcome.swapped_bytes > 0:
             return True
         if outcome.retries > 1 or (outcome.retries == 1 and self._is_recheck):

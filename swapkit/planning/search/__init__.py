@@ -1,1 +1,1 @@
-"""The search for a plan: from the bound's solution to a schedule."""
+"""The search for a plan, starting from the solution of the bound."""

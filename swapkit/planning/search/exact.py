@@ -1,4 +1,4 @@
-"""The best actions for small problems: what quicker ways of planning are measured against."""
+"""The optimal actions for small problems, as a reference for faster planners."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 _KINDS = (RECOMPUTE, SWAP, SWAP_TO_DISK)  # in the order of the program's shares
 GAP = 1e-4  # of the step
-_TOLERANCE = 1e-6  # up to which HiGHS holds what it is told
-# Storages move as a whole, which the program does not see: more room is needed than it says. In
-# largest items, what is tried to leave for that.
+_TOLERANCE = 1e-6  # feasibility tolerance of HiGHS
+# Storages move as a whole and need more room than the program assumes. Margins to try, in units of
+# the largest item.
 _MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exact:
-    """The best actions found, simulated, and what no schedule goes below.
+    """The best actions found, with their simulated time and the lower bound of all schedules.
 
-    `seconds` is math.inf where none of those tried ran, `bound_seconds` where none can.
+    `seconds` is math.inf if no tried actions ran, `bound_seconds` if none can run.
     """
 
     seconds: float
@@ -44,11 +44,11 @@ class Exact:
 
 
 def solve_exact(problem: Problem, machine: Machine, *, time_limit_s: float = 60.0) -> Exact:
-    """Return the best actions, in a time for which up to about ten items can be expected.
+    """Return the best actions; practical for up to about ten items.
 
-    First those that are best for the program of bound.py with whole items. It still moves bytes
-    evenly; so the best of its solutions for the budget and budgets below is taken, as simulated.
-    Then all others are tried or excluded by the program's bound, until the time is up.
+    First, solve the program of bound.py with whole items. That program still moves bytes evenly, so
+    simulate its solutions for the budget and for smaller ones, and take the best. Then try all
+    other actions, or exclude them by the program's bound, until the time is up.
     """
     deadline = time.monotonic() + time_limit_s
     bound = lower_bound(problem, machine)
@@ -77,7 +77,7 @@ def solve_exact(problem: Problem, machine: Machine, *, time_limit_s: float = 60.
 
 
 class _ExactSearch:
-    """Goes through all actions, an item at a time, where the bound leaves hope."""
+    """A branch and bound over all actions, one item at a time."""
 
     def __init__(self, problem: Problem, machine: Machine, deadline: float) -> None:
         self._problem = problem
@@ -85,19 +85,19 @@ class _ExactSearch:
         self._deadline = deadline
         self._program = Program(problem, machine)
         self._tiers = len(self._program.fluid.tiers)
-        # What matters most first: large items for long.
+        # Start with the most important items: large ones with long gaps.
         spans = problem.item_bytes * (problem.uses - problem.releases).astype(np.float64)
         self._order = np.argsort(-spans, kind="stable").tolist()
         self._actions = np.full(len(problem.item_bytes), KEEP, np.int8)
 
     def improve(self, best: Exact) -> Exact:
-        """Return the best of all actions, or of those that there was time for."""
+        """Return the best of all actions, or of all that were tried before the deadline."""
         self._best = best
         finished = self._visit(0)
         return replace(self._best, is_proven=finished)
 
     def _visit(self, depth: int) -> bool:
-        """Try all actions of the items that are not decided; return whether there was time."""
+        """Try all actions of the undecided items; return whether there was enough time."""
         if time.monotonic() > self._deadline:
             return False
         relaxation = self._program.solve()
@@ -118,7 +118,7 @@ class _ExactSearch:
         return True
 
     def _choices(self, item: int, relaxation: Relaxation) -> list[int]:
-        """Return what can be done with an item, what the program likes best first."""
+        """Return the possible actions of an item, in the order of their shares in the program."""
         swapped, recomputed = relaxation.swapped[item], relaxation.recomputed[item]
         stored = 0.0 if relaxation.on_disk is None else relaxation.on_disk[item]
         wishes = {KEEP: 1.0 - swapped - recomputed}
@@ -134,7 +134,7 @@ class _ExactSearch:
 def _branch(
     problem: Problem, machine: Machine, budget_bytes: float, time_limit_s: float
 ) -> tuple[float, Actions | None]:
-    """Return what no whole actions go below within a budget, and the best that were found."""
+    """Return the lower bound of all whole actions within a budget, and the best ones found."""
     program = Program(problem, machine)
     linear = program.within(budget_bytes)
     if linear is None:

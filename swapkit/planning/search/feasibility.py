@@ -1,4 +1,4 @@
-"""The smallest budget for which there is a plan, and what stands in the way of a smaller one."""
+"""The smallest budget that has a plan, and the slots that prevent a smaller one."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 PLENTY = 1 << 60
 PASSES = 3  # over all classes, and over the items at the peak
 MOST_EXCHANGED = 16
-MOST_ITEMS = 64  # of those at the peak that are looked at in one pass
+MOST_ITEMS = 64  # items at the peak to examine in one pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Least:
-    """The smallest budget that was found, and how: `trial` ran within it."""
+    """The smallest budget that was found, and the `trial` that ran within it."""
 
     budget_bytes: int
     trial: Trial
-    slots: tuple[int, ...]  # those that need so much
+    slots: tuple[int, ...]  # slots at the peak
 
 
 def find_least(problem: Problem, machine: Machine) -> Least:
-    """Return the smallest budget, whatever time it takes."""
+    """Return the smallest budget, regardless of the step's time."""
     shrinker = _Shrinker(problem, machine)
     actions = min(
         (shrinker.shrink(start) for start in _list_extremes(problem, machine)), key=shrinker.measure
@@ -61,7 +61,7 @@ def _list_extremes(problem: Problem, machine: Machine) -> Iterator[Actions]:
 
 
 def _fill_host(problem: Problem, machine: Machine, actions: Actions) -> Actions:
-    """Swap the largest items, as many as the host and the disk have room for; not the others."""
+    """Swap the largest items, as many as fit on the host and the disk, and no others."""
     room = (machine.host_bytes or 0) + machine.disk_bytes
     filled = actions.copy()
     for item in np.argsort(-problem.item_bytes, kind="stable"):
@@ -76,16 +76,16 @@ def _fill_host(problem: Problem, machine: Machine, actions: Actions) -> Actions:
 
 
 class _Shrinker:
-    """Lowers what a step needs at least, looking at slots alone and not at time."""
+    """A search that lowers the minimum memory of a step, from slots alone, regardless of time."""
 
     def __init__(self, problem: Problem, machine: Machine) -> None:
         self._problem, self._machine = problem, machine
-        # What is needed when does not depend on the budget; with plenty, every step runs.
+        # Needs do not depend on the budget; with plenty of memory, every step runs.
         self._trials = Trials(problem, replace(machine, budget_bytes=PLENTY, host_bytes=None))
         self._choices = list_choices(problem, machine)
 
     def levels(self, actions: Actions) -> Bytes:
-        """Return what each slot has in memory at least, with what is swapped gone meanwhile."""
+        """Return the minimum bytes of each slot, with swapped items gone during their gaps."""
         problem = self._problem
         needs = self._trials.simulate(actions).run.needs
         changes = np.zeros(len(problem.slot_seconds) + 2, np.int64)
@@ -101,13 +101,13 @@ class _Shrinker:
         return levels
 
     def peak(self, actions: Actions) -> int:
-        """Return the most that a slot needs."""
+        """Return the most bytes that a slot needs."""
         return int(self.levels(actions).max())
 
     def measure(self, actions: Actions) -> Measure:
-        """Return what is to be made small, the first things first.
+        """Return the values to minimize, in order of priority.
 
-        Bytes that host and disk have no room for, the peak, and how many slots have it.
+        These are the bytes that exceed host and disk, the peak, and the number of slots at it.
         """
         machine = self._machine
         too_much = max(self._stored(actions == SWAP_TO_DISK) - machine.disk_bytes, 0)
@@ -118,7 +118,7 @@ class _Shrinker:
         return too_much, peak, int((levels == peak).sum())
 
     def _stored(self, chosen: Flags) -> int:
-        """Return the most bytes of chosen items that are away at a time."""
+        """Return the most bytes of chosen items that are away at the same time."""
         problem = self._problem
         changes = np.zeros(len(problem.slot_seconds) + 2, np.int64)
         items = np.flatnonzero(chosen)
@@ -127,7 +127,7 @@ class _Shrinker:
         return int(np.cumsum(changes).max())
 
     def shrink(self, actions: Actions) -> Actions:
-        """Change whole classes, then single items at the peak, as long as that helps."""
+        """Change whole classes, then single items at the peak, as long as changes help."""
         classes = [
             np.flatnonzero(self._problem.classes == number)
             for number in range(int(self._problem.classes.max(initial=-1)) + 1)
@@ -158,7 +158,7 @@ class _Shrinker:
         return actions
 
     def _exchange(self, actions: Actions, at_peak: list[int]) -> Actions:
-        """Give the host's room to items at the peak instead of others."""
+        """Give the host's room to items at the peak instead of other items."""
         best = self.measure(actions)
         for item in at_peak[:MOST_EXCHANGED]:
             for other in np.flatnonzero(actions == SWAP)[:MOST_EXCHANGED]:
@@ -173,7 +173,7 @@ class _Shrinker:
         return actions
 
     def _at_peak(self, actions: Actions) -> list[int]:
-        """Return items that live while the most is needed, the largest first."""
+        """Return the items that are alive at the peak, the largest first."""
         problem = self._problem
         slot = int(self.levels(actions).argmax())
         alive = np.flatnonzero((problem.births <= slot) & (slot <= problem.deaths))
@@ -184,7 +184,7 @@ class _Shrinker:
 def _verify(
     problem: Problem, machine: Machine, actions: Actions, least_bytes: int
 ) -> tuple[int, Trial]:
-    """Return the smallest budget in which the actions run, from a least one on."""
+    """Return the smallest budget, at least `least_bytes`, in which the actions run."""
 
     def run(budget_bytes: int, chosen: Actions) -> Trial:
         return Trials(problem, replace(machine, budget_bytes=budget_bytes)).simulate(chosen)
@@ -194,7 +194,7 @@ def _verify(
         return least_bytes, trial
     kept = np.zeros_like(actions)
     high_bytes = int(run(PLENTY, kept).run.peak_bytes)
-    if not run(high_bytes, actions).is_possible:  # such as for want of room on the host
+    if not run(high_bytes, actions).is_possible:  # such as for lack of room on the host
         return high_bytes, run(high_bytes, kept)
     trial = run(high_bytes, actions)
     while high_bytes - least_bytes > 1:

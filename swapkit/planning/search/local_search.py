@@ -1,9 +1,9 @@
-"""From solutions of the linear program to a schedule near them.
+"""A local search that turns solutions of the linear program into a schedule.
 
-The shares of a few solutions, each for a little less memory than the one before, are rounded in
-many ways, as whole storages fit worse than parts of them. What comes out best is improved by small
-changes: many at first and briefly, then those that did best for longer. What is counted are
-simulations, so the outcome does not depend on the machine's speed; the clock is only a last resort.
+Whole storages fit worse than parts of them. So the search solves the program for several budgets,
+each a little smaller, and rounds the shares in many ways. Small changes then improve the best
+results: many results briefly at first, then the best of them for longer. The effort is counted in
+simulations, so the result does not depend on the machine's speed; the clock is only a last resort.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
     from swapkit.planning.search.rounding import Shares
     from swapkit.planning.search.trials import Trial, Trials
 
-# Rounds of improvement: how many go on, and with which share of all simulations.
+# Rounds of improvement: number of trials that continue, and their share of all simulations.
 ROUNDS = ((16, 0.3), (6, 0.3), (2, 0.2), (1, 0.2))
 STARTS_OF_A_MARGIN = 2
-HEAT = 1e-4  # of the bound: how much worse a change may be at first, to get away from poor ones
+HEAT = 1e-4  # share of the bound: initial tolerance for worse changes, to leave local optima
 GOOD_ENOUGH = 1.0005  # times the bound: the search stops
-WINDOWS = (64, 32, 16)  # slots ahead of its need that a copy back may start, but for any number
-NOTHING = 1e-5  # of the step's time: not worth moving anything
-JITTER = 0.4  # of an item: how far the sums of a class are off when they are rounded
+WINDOWS = (64, 32, 16)  # most slots before its need that a copy back may start, besides no limit
+NOTHING = 1e-5  # share of the step's time: too little to justify a move
+JITTER = 0.4  # of an item: random offset of a class's sums when they are rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much a search may do."""
+    """The effort limits of a search."""
 
     starts: int  # rounded solutions
     changes: int
-    seconds: float = 60.0  # where a simulation takes much longer than it should
+    seconds: float = 60.0  # time limit, in case simulations are unexpectedly slow
     seed: int = 0
 
 
 class Search:
-    """Looks for the best trial of one problem."""
+    """A search for the best trial of one problem."""
 
     def __init__(self, trials: Trials, effort: Effort, bound_seconds: float) -> None:
         """Prepare to search.
 
         Args:
-            trials: simulate.
-            effort: how much is done.
-            bound_seconds: that no trial goes below.
+            trials: the simulator of the problem.
+            effort: the effort limits.
+            bound_seconds: lower bound of all trials.
         """
         self._trials = trials
         self._effort = effort
@@ -67,7 +67,7 @@ class Search:
         self._ends_at = time.monotonic() + effort.seconds
 
     def find_starts(self, solutions: Sequence[Shares]) -> list[Trial]:
-        """Return the best of rounded solutions, some for each solution and between each two."""
+        """Return the best rounded solutions, some for each solution and between each two."""
         blends = list(_blend(solutions))
         each = max(1, self._effort.starts // max(1, len(blends)))
         found: list[Trial] = []
@@ -81,7 +81,7 @@ class Search:
         return sorted(found, key=_cost)
 
     def improve(self, starts: Iterable[Trial]) -> Trial:
-        """Return the best that changes to the starts lead to."""
+        """Return the best trial that changes to the starts lead to."""
         found = sorted(starts, key=_cost)
         pool = [trial.actions for trial in found]
         for count, share in ROUNDS:
@@ -94,10 +94,10 @@ class Search:
         return min((found[0], *self._try_windows(found[0])), key=_cost)
 
     def drop_needless(self, trial: Trial) -> Trial:
-        """Return a trial as good that keeps all that need not move."""
+        """Return an equally good trial that keeps every item that need not move."""
         moved = np.flatnonzero(trial.actions != KEEP)
         limit = trial.cost * (1 + NOTHING)
-        # What is used soonest first: kept, it is in memory for the shortest time.
+        # Start with items used soonest: if kept, they occupy memory for the shortest time.
         order = moved[np.argsort(self._trials.problem.uses[moved], kind="stable")]
         parts = [order]
         while parts:
@@ -129,7 +129,7 @@ class Search:
             yield self._trials.simulate(rounder.diffuse(low.blend(high, near), phases), ahead)
 
     def _descend(self, start: Trial, count: int) -> Trial:
-        """Change a trial so many times; worse is accepted now and then, and less and less."""
+        """Change a trial `count` times; accept worse trials sometimes, less and less often."""
         best = current = start
         for index in range(count if self._moves.items else 0):
             actions = self._moves.propose(current)
@@ -147,7 +147,7 @@ class Search:
         return best
 
     def _accepts(self, worse: float, warmth: float) -> bool:
-        """Whether to go on from something so many seconds worse; `warmth` goes from 1 to 0."""
+        """Return whether to accept a trial `worse` seconds slower; `warmth` goes from 1 to 0."""
         if worse <= 0:
             return True
         chance = -worse / (HEAT * self._bound * warmth)
@@ -162,7 +162,7 @@ class Search:
 
 
 def _blend(solutions: Sequence[Shares]) -> Iterator[tuple[Shares, Shares, float]]:
-    """Yield each solution, and the middle of each two neighbours."""
+    """Yield each solution, and the midpoint of each two neighbours."""
     for low, high in pairwise(solutions):
         yield low, high, 0.0
         yield low, high, 0.5

@@ -1,4 +1,4 @@
-"""Small changes to a choice of actions."""
+"""Small random changes to the actions of items."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from swapkit.planning.search.trials import Actions, Trial
     from swapkit.simulation.problems import Problem
 
-REACH = 4  # mean distance, in items of the class, of those that exchange actions
-PARTS = (0.02, 0.05, 0.1, 0.2)  # of all items: what is taken over from another choice
+REACH = 4  # mean distance, in items of a class, between two items that exchange actions
+PARTS = (0.02, 0.05, 0.1, 0.2)  # shares of all items to copy from another choice
 NEARBY = 12  # items on each side of a stall that may have caused it
 
 
 class Moves:
-    """Changes at random, those most likely to help more often than others."""
+    """A source of random changes; promising kinds of changes come more often."""
 
     def __init__(self, problem: Problem, machine: Machine, random_numbers: random.Random) -> None:
         self._random = random_numbers
@@ -46,13 +46,13 @@ class Moves:
             self._makers += [self._flip_column, self._exchange_columns, self._exchange_columns]
 
     def learn(self, others: Sequence[Actions]) -> None:
-        """Take over parts of other choices from now on, too."""
+        """From now on, also copy parts of these choices."""
         if others and not self._others:
             self._makers += [self._borrow, self._borrow]
         self._others = others
 
     def propose(self, trial: Trial) -> Actions | None:
-        """Return changed actions; None: this change was not possible."""
+        """Return changed actions; None: the change was not possible."""
         actions = trial.actions.copy()
         maker = self._random.choice(self._makers)
         return actions if maker(actions, trial) else None
@@ -61,14 +61,14 @@ class Moves:
         return self._change(actions, self._random.choice(self.items))
 
     def _flip_recomputed(self, actions: Actions, _trial: Trial) -> bool:
-        """Save what recomputing one item costs."""
+        """Change an item that is recomputed."""
         recomputed = np.flatnonzero(actions == RECOMPUTE)
         if not len(recomputed):
             return False
         return self._change(actions, int(recomputed[self._random.randrange(len(recomputed))]))
 
     def _exchange_peers(self, actions: Actions, _trial: Trial) -> bool:
-        """Exchange the actions of two items of a class, more often of near ones."""
+        """Exchange the actions of two items of a class, mostly near ones."""
         item = self._random.choice(self.items)
         peers, rank = self._peers[item], self._ranks[item]
         step = self._random.choice((-1, 1))
@@ -87,7 +87,7 @@ class Moves:
         return bool(actions[item] != actions[other]) and self._exchange(actions, item, other)
 
     def _flip_stalled(self, actions: Actions, trial: Trial) -> bool:
-        """Change an item that lives or is needed about where computing waits."""
+        """Change an item that is born, released or needed close to a stall."""
         item = self._find_stalled(trial)
         return item is not None and self._change(actions, item)
 
@@ -95,7 +95,7 @@ class Moves:
         return self._flip_stalled(actions, trial) and self._flip_stalled(actions, trial)
 
     def _flip_siblings(self, actions: Actions, _trial: Trial) -> bool:
-        """Give all that one operator made the same action: recomputing one makes the others."""
+        """Give all items of one operator the same action: recomputing one makes the others."""
         if not self._siblings:
             return self._flip(actions, _trial)
         group = self._random.choice(self._siblings)
@@ -106,7 +106,7 @@ class Moves:
         return bool((before != action).any())
 
     def _flip_column(self, actions: Actions, _trial: Trial) -> bool:
-        """Change what stands in the same place of several passes through the model."""
+        """Change the items in the same place of several passes through the model."""
         item = self._random.choice(self.items)
         column = self._cut_column(item)
         before = actions[item]
@@ -135,7 +135,7 @@ class Moves:
         return bool(len(column)) and self._exchange(actions, item, peers[rank + shift])
 
     def _borrow(self, actions: Actions, _trial: Trial) -> bool:
-        """Do in one part of the step, or with one class, as another choice does."""
+        """Copy the actions of one part of the step, or of one class, from another choice."""
         other = self._random.choice(self._others)
         if self._random.random() < 0.2:
             item = self._random.choice(self.items)
@@ -151,7 +151,7 @@ class Moves:
         return True
 
     def _cut_column(self, item: int) -> list[int]:
-        """Return some neighbours of an item in its column, without itself."""
+        """Return some neighbours of an item in its column, without the item."""
         column = self._columns[item]
         place = column.index(item)
         begin = self._random.randint(0, place)
@@ -188,7 +188,7 @@ class Moves:
 
 
 def list_choices(problem: Problem, machine: Machine) -> list[tuple[int, ...]]:
-    """Return the actions that each item may have; the disk is there for what the host has not."""
+    """Return the possible actions of each item; the disk is used only if the host is limited."""
     places = (
         (SWAP, SWAP_TO_DISK) if machine.disk_bytes and machine.host_bytes is not None else (SWAP,)
     )
@@ -203,7 +203,7 @@ def list_choices(problem: Problem, machine: Machine) -> list[tuple[int, ...]]:
 def _list_peers(
     problem: Problem, items: Sequence[int]
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Return, for each item, those of its class in order of birth, and its place among them."""
+    """Return, for each item, the items of its class in order of birth, and its place in them."""
     births, classes = problem.births.tolist(), problem.classes.tolist()
     peers: dict[int, list[int]] = {}
     ranks = {}
@@ -215,7 +215,7 @@ def _list_peers(
 
 
 def _list_columns(problem: Problem, items: Sequence[int]) -> dict[int, list[int]]:
-    """Return, for each item, those in the same place of every pass through the model."""
+    """Return, for each item, the items in the same place of every pass through the model."""
     movable = set(items)
     columns: dict[tuple[int, int], list[int]] = {}
     for row in list_rows(problem):
@@ -228,7 +228,7 @@ def _list_columns(problem: Problem, items: Sequence[int]) -> dict[int, list[int]
 def list_rows(problem: Problem) -> list[list[int]]:
     """Return the items of each class and each pass through the model, in order of birth.
 
-    Within one pass, what is born later is used earlier.
+    Within one pass, an item that is born later is used earlier.
     """
     uses, classes = problem.uses.tolist(), problem.classes.tolist()
     rows: list[list[int]] = []
@@ -243,7 +243,7 @@ def list_rows(problem: Problem) -> list[list[int]]:
 
 
 def _list_siblings(problem: Problem, items: Sequence[int]) -> list[list[int]]:
-    """Return the items that the same operator made, where there are several."""
+    """Return groups of several items that the same operator makes."""
     groups: dict[int, list[int]] = {}
     steps = problem.own_steps.tolist()
     for item in items:

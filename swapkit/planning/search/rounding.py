@@ -1,4 +1,4 @@
-"""From shares of items to whole ones."""
+"""Rounding of item shares to whole actions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Shares(NamedTuple):
-    """How much of each item is swapped and recomputed, from 0 to 1."""
+    """The shares of each item that are swapped and recomputed, from 0 to 1."""
 
     swapped: Floats
     recomputed: Floats
 
     def blend(self, other: Shares, part: float) -> Shares:
-        """Return these, moved by a part of the way to others."""
+        """Return these shares, moved by `part` of the way to the other shares."""
         return Shares(
             self.swapped + part * (other.swapped - self.swapped),
             self.recomputed + part * (other.recomputed - self.recomputed),
@@ -32,7 +32,7 @@ class Shares(NamedTuple):
 
 
 class Rounder:
-    """Rounds the shares of one problem."""
+    """A rounder for the shares of one problem."""
 
     def __init__(self, problem: Problem, machine: Machine) -> None:
         self._problem = problem
@@ -45,11 +45,11 @@ class Rounder:
         self.nclasses = max(self._classes, default=-1) + 1
 
     def diffuse(self, shares: Shares, phases: Sequence[tuple[float, float]]) -> Actions:
-        """Return actions whose sums stay near those of the shares, in each class at any time.
+        """Return actions whose running sums stay close to those of the shares, in each class.
 
         Args:
-            shares: of all items.
-            phases: for each class, what its sums of swapped and recomputed items begin with.
+            shares: the shares of all items.
+            phases: for each class, the initial values of its swapped and recomputed sums.
         """
         actions = [KEEP] * len(self._order)
         sums = [list(phase) for phase in phases]
@@ -67,9 +67,9 @@ class Rounder:
         return self.spill(np.array(actions, np.int8))
 
     def take_first(self, shares: Shares) -> Actions:
-        """Return actions that swap the first of each row, recompute the next, keep the last.
+        """Return actions that swap the first of each row, recompute the next, and keep the last.
 
-        A row is a class in one pass through the model. What is kept is what is used soonest.
+        A row is a class in one pass through the model. The items used soonest are kept.
         """
         actions = np.zeros(len(self._order), np.int8)
         for row in self._rows:
@@ -82,7 +82,7 @@ class Rounder:
         return self.spill(actions)
 
     def spill(self, actions: Actions) -> Actions:
-        """Send to disk what the host has no room for: what stays away longest."""
+        """Swap items to disk that do not fit on the host, those that are away longest."""
         problem, machine = self._problem, self._machine
         if machine.host_bytes is None or not machine.disk_bytes:
             return actions

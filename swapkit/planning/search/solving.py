@@ -1,4 +1,4 @@
-"""The best actions for a problem: nothing here knows of traces and plans."""
+"""The search for the best actions of a problem, independent of traces and plans."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from swapkit.planning.search.trials import Actions, Trial
     from swapkit.simulation.problems import Problem
 
-# Memory that the linear program leaves free, in largest items: what whole storages need more.
+# Memory that the linear program leaves free, in units of the largest item, because whole storages
+# need more room than divisible ones.
 MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-LARGE_SLOTS, FEW_MARGINS = 2000, (0.75, 1.5, 3.0)  # where each solution takes its time
-HARD = 1.01  # times the bound: what is worse is searched twice
+LARGE_SLOTS, FEW_MARGINS = 2000, (0.75, 1.5, 3.0)  # for large problems, which are slow to solve
+HARD = 1.01  # times the bound: search a worse result twice
 TIE_BREAK = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """The best trial, and what no trial of this problem goes below."""
+    """The best trial, and the lower bound of all trials of this problem."""
 
     trial: Trial
     bound_seconds: float
@@ -38,7 +39,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanFailure:
-    """Nothing fits the budget; what would."""
+    """A budget without a plan, and the smallest budget that has one."""
 
     least: Least
 
@@ -51,14 +52,14 @@ def plan_problem(
     known: Iterable[Actions] = (),
     host: HostTime | None = None,
 ) -> Solution | PlanFailure:
-    """Return the best actions that are found.
+    """Return the best actions found.
 
     Args:
-        problem: what its items can do is what is tried.
+        problem: the problem; its `can_swap` and `can_recompute` limit the actions.
         machine: its budget holds at every instant.
-        effort: how much is done; None: as much as pays for a problem of this size.
-        known: actions to begin with, beside those of the linear program.
-        host: what the host takes; None: never the limit.
+        effort: the effort limits; None: suitable for the size of the problem.
+        known: initial actions, in addition to those of the linear program.
+        host: the host's time; None: the host is never the limit.
     """
     trials = Trials(problem, machine, host)
     kept = trials.simulate(trials.keep_all())
@@ -79,13 +80,13 @@ def plan_problem(
             return PlanFailure(least=least)
         starts.append(trials.simulate(least.trial.actions))
     best = search.improve(starts)
-    if best.cost > bound_seconds * HARD:  # chance decides more there
+    if best.cost > bound_seconds * HARD:  # chance matters more for hard problems
         best = search.improve([best, *starts])
     return Solution(trial=search.drop_needless(best), bound_seconds=bound_seconds)
 
 
 def choose_effort(problem: Problem) -> Effort:
-    """Return how much pays: about as long for all problems, but for very large ones."""
+    """Return the suitable effort: about the same time for all problems, except very large ones."""
     size = len(problem.slot_seconds) + len(problem.item_bytes)
     return Effort(
         starts=min(max(400_000 // size, 80), 800), changes=min(max(10_000_000 // size, 1500), 7000)
@@ -93,7 +94,7 @@ def choose_effort(problem: Problem) -> Effort:
 
 
 def _solve_tighter(program: Program, problem: Problem, machine: Machine) -> list[Shares]:
-    """Return solutions for a little less memory, as far as there are any."""
+    """Return solutions for slightly smaller budgets, until one has no solution."""
     largest = int(problem.item_bytes.max(initial=0))
     is_large = len(problem.slot_seconds) > LARGE_SLOTS
     solutions = []

@@ -1,4 +1,4 @@
-"""How the time of a step depends on the budget."""
+"""The time of a step as a function of the budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff:
-    """What a budget comes to."""
+    """The best step for one budget."""
 
     budget_bytes: int
     seconds: float
@@ -36,7 +36,7 @@ class TradeOff:
 def measure_trade_offs(
     trace: Trace, problem: Problem, machine: Machine, shares: Sequence[float]
 ) -> tuple[TradeOff, ...]:
-    """Return the best for each share, from the smallest budget to the largest."""
+    """Return the trade-off of each share, from the smallest budget to the largest."""
     if not all(share > 0 for share in shares):
         raise InvalidArgument(f"shares={tuple(shares)}: expected all above 0")
     fixed = trace.base_bytes + sum(
@@ -65,7 +65,7 @@ def measure_trade_offs(
 
 
 def _solve(problem: Problem, machine: Machine, known: Trial | None) -> tuple[Solution, Machine]:
-    """Return the solution for a budget, or for the smallest that has one."""
+    """Return the solution for a budget, or for the smallest budget that has one."""
     actions = () if known is None else (known.actions,)
     solution = plan_problem(problem, machine, known=actions)
     if isinstance(solution, PlanFailure):

@@ -1,4 +1,4 @@
-"""Simulated choices of actions: what a search compares."""
+"""Simulated choices of actions, which a search compares."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     Actions: TypeAlias = NDArray[np.int8]
 
-# What a step that cannot finish costs, and more the earlier it is stuck: above all that can.
+# Cost of a step that cannot finish, above any step that can; more for a step stuck earlier.
 STUCK_SECONDS = 1e12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """One choice of actions and what it comes to. `cost`: seconds, of those that can finish."""
+    """One choice of actions and its simulated run. `cost`: seconds, if the step can finish."""
 
     actions: Actions
-    window: int  # slots before its need that a copy back may start
+    window: int  # a copy back may start at most this many slots before its need
     run: timeline.Run
     cost: float
 
@@ -40,24 +40,24 @@ class Trial:
 
 
 class Trials:
-    """Simulates on one machine, and counts how often."""
+    """A simulator for one problem on one machine, with a count of simulations."""
 
     def __init__(self, problem: Problem, machine: Machine, host: HostTime | None = None) -> None:
         self.problem = problem
         self.machine = machine
-        self._host = host  # None: never the limit
+        self._host = host  # None: the host is never the limit
         self.count = 0
         self._slots = len(problem.slot_seconds)
 
     def simulate(self, actions: Actions, window: int | None = None) -> Trial:
-        """Return what comes of these actions; they must not change afterwards.
+        """Return the trial of these actions, which must not change afterwards.
 
         Args:
-            actions: of each item.
-            window: slots before its need that a copy back may start; None: any number.
+            actions: the action of each item.
+            window: most slots before its need that a copy back may start; None: any number.
 
         Raises:
-            GivenUp: nobody wants what this thread searches for.
+            GivenUp: the result of this thread's search is not needed.
         """
         go_on()
         window = self._slots if window is None else window

@@ -1,1 +1,1 @@
-"""Which plan a session tries next, and which one it follows."""
+"""The choice of plans that a session tries and follows."""

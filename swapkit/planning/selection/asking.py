@@ -1,4 +1,4 @@
-"""Asking for plans: for how much memory, and what to do if there are none."""
+"""Requests for plans: the memory to plan for, and the fallback if there is no plan."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ if TYPE_CHECKING:
 
 
 class MakePlans(Protocol):
-    """Makes candidates."""
+    """A function that makes candidates."""
 
     def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
         """Return at most `count` plans for a share of the budget, the most promising first.
 
         Raises:
-            InfeasibleBudget: there is none.
+            InfeasibleBudget: there is no plan.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What was found. No plans: `why_none` says why."""
+    """The result of a request. Without plans, `why_none` has the reason."""
 
     share: float
     plans: tuple[Plan, ...] = ()
     why_none: str = ""
-    is_last: bool = False  # whether there are none for less
+    is_last: bool = False  # whether a smaller share has no plan
 
 
 class Answers(Protocol):
-    """Who asks."""
+    """The receiver of results."""
 
     @property
     def make_plans(self) -> MakePlans:
-        """What makes plans on the thread that asks."""
+        """The function that makes plans on the requesting thread."""
 
     def answer(self, asked: Asked, found: Found, seconds: float) -> None:
-        """Take what was found, which took so many seconds of a thread of its own."""
+        """Take a result. `seconds`: time of the background thread; 0: the caller's thread."""
 
     def fail(self, asked: Asked, error: BaseException) -> None:
-        """Note that plans could not be made, before the error is raised."""
+        """Handle an error of planning, before the error is raised."""
 
 
 class Asking:
-    """Has plans made one after the other, on one thread. Beside the training where that can be."""
+    """A queue of requests, handled one after another, in the background where possible."""
 
     def __init__(self, answers: Answers) -> None:
-        """Begin with nothing asked.
+        """Start with an empty queue.
 
         Args:
-            answers: is told on the thread that asks and collects; not kept alive.
+            answers: called on the thread that asks and collects; not kept alive.
         """
-        # Returns, on that thread, what makes the same plans on any other; None: nothing does.
+        # Called on that thread; returns a planner for any other thread. None: no background work.
         self.prepare: Callable[[], MakePlans] | None = None
         self._answers = weakref.ref(answers)
         self._waiting: deque[Asked] = deque()
@@ -71,10 +71,10 @@ class Asking:
         self._is_over = False
 
     def ask(self, asked: Asked) -> None:
-        """Answer at once, or when a step ends after there is an answer (`collect`).
+        """Answer the request at once, or at the end of a later step (`collect`).
 
         Raises:
-            Exception: of what makes plans.
+            Exception: an error of planning.
         """
         if self._is_over:
             return
@@ -85,12 +85,12 @@ class Asking:
             self._begin_next(self.prepare)
 
     def collect(self) -> None:
-        """Take what is done, and go on with what is asked for next. As a step ends.
+        """Take a finished result, and start the next request. Call at the end of a step.
 
         Raises:
-            Exception: of what makes plans.
+            Exception: an error of planning.
         """
-        running = self._running  # one look: the session may be ended on another thread
+        running = self._running  # read once: another thread may end the session
         if running is None or self._is_over or self.prepare is None or not running[1].is_done:
             return
         asked, job = running
@@ -109,26 +109,26 @@ class Asking:
             answers.answer(asked, found, job.seconds)
 
     def wait_for(self, case: Case) -> Found | None:
-        """Wait for the plans that are made for a case, which are still to be collected.
+        """Wait for the plans that are being made for a case, without collecting them.
 
         Returns:
-            What was found; None: nothing is made for it, or that has failed.
+            The result; None: no plans are being made for the case, or planning has failed.
         """
-        running = self._running  # one look, as above
+        running = self._running  # read once, as above
         if running is None or running[0].case is not case:
             return None
         running[1].wait()
         return running[1].result
 
     def give_up(self) -> None:
-        """Ask for nothing more, and let what is made end soon. Anywhere, in finalizers too."""
+        """Accept no more requests, and end the running job soon. Safe also in finalizers."""
         self._is_over = True
         running = self._running
         if running is not None:
             running[1].give_up()
 
     def stop(self) -> None:
-        """Likewise, and wait for the thread. Any thread."""
+        """Give up, and wait for the background thread. On any thread."""
         self.give_up()
         running, self._running = self._running, None
         self._waiting.clear()
@@ -138,7 +138,7 @@ class Asking:
     def _begin_next(self, prepare: Callable[[], MakePlans]) -> None:
         while self._waiting and self._running is None and not self._is_over:
             asked = self._waiting.popleft()
-            if asked.case.asked is asked:  # nobody has forgotten it meanwhile
+            if asked.case.asked is asked:  # the request is still current
                 make_plans = prepare()
                 self._running = asked, ThreadJob(partial(find_plans, make_plans, asked.request))
 
@@ -154,7 +154,7 @@ class Asking:
 
 
 def find_plans(make_plans: MakePlans, request: Request) -> Found:
-    """Return plans for the first share that has any, or why the last one has none."""
+    """Return plans for the first share that has any, or the reason why the last one has none."""
     for share in request.shares:
         found, least_bytes = _try_share(make_plans, request, share)
         if found.plans:
@@ -167,7 +167,7 @@ def find_plans(make_plans: MakePlans, request: Request) -> Found:
 
 
 def _try_share(make_plans: MakePlans, request: Request, share: float) -> tuple[Found, int]:
-    """Return what is found for a share, and the bytes that a plan needs at least; 0: not known."""
+    """Return the result for a share, and the least bytes that a plan needs; 0: not known."""
     try:
         plans = make_plans(request.trace, share=share, count=request.count)
     except InfeasibleBudget as error:

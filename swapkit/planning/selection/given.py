@@ -1,4 +1,4 @@
-"""Plans that were given, not made here: for which steps they are followed."""
+"""Plans that the user gave, and the steps that follow them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import logging
 
 _log = logging.getLogger(__name__)
 
-SWITCHED = "-"  # in a signature, before which modules do not train as the model does, if any
+SWITCHED = "-"  # in a signature, before the modules whose training mode differs from the model's
 
 
 class Given:
-    """The signature of the plan that was given, until it was followed."""
+    """The signature of the given plan, until a step has followed the plan."""
 
     def __init__(self) -> None:
-        """Begin without a plan."""
+        """Start without a plan."""
         self._signature: str | None = None
-        self._has_told = False  # that it is not followed
+        self._has_told = False  # whether the warning was logged
 
     def give(self, signature: str) -> None:
-        """Note a plan for steps of a signature."""
+        """Set the signature of the given plan."""
         self._signature = signature
 
     def rename(self, former: str, signature: str) -> None:
-        """Note that steps of one signature have another one."""
+        """Change the signature of the given plan, if it is `former`."""
         if self._signature == former:
             self._signature = signature
 
     def find(self, signature: str) -> str:
         """Return the signature under which a plan is known for a step that begins.
 
-        One that was saved before signatures had a second part is for whatever modules train. If the
-        plan is not for the step, say so once: another one is made without a word.
+        A plan saved before signatures had a second part is valid for any modules that train. If the
+        plan is not for the step, warn once, because the session then makes another plan silently.
         """
         given = self._signature
         if given is None or given == signature:
@@ -46,6 +46,6 @@ class Given:
         return signature
 
     def end(self, signature: str) -> None:
-        """Note that a step has ended: the plan was followed if it was for that."""
+        """Forget the plan at the end of a step that followed it."""
         if self._signature == signature:
             self._signature = None

@@ -1,4 +1,4 @@
-"""What the host takes for a step, from steps of different plans that it was the limit of."""
+"""The host's time for a step, fitted to host-bound steps of different plans."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def find_host_time(steps: Iterable[tuple[Plan, float]]) -> HostTime | None:
-    """Return what explains how long steps with different plans took; None: they do not tell.
+    """Return the host time that explains the steps best; None: the steps do not determine it.
 
-    Nothing takes less than no time: of all choices of what may take some, the one that comes
-    nearest and has no negative time.
+    This is a least-squares fit over all subsets of terms (swaps, recomputations), restricted to
+    fits without a negative time.
 
     Args:
-        steps: plans, and seconds of steps that the host was the limit of.
+        steps: plans, and the seconds of host-bound steps with them.
     """
     rows, times = [], []
     for plan, seconds in steps:
@@ -44,7 +44,7 @@ def find_host_time(steps: Iterable[tuple[Plan, float]]) -> HostTime | None:
 def _fit_each(
     counts: NDArray[np.float64], taken: NDArray[np.float64], varying: list[int]
 ) -> Iterable[tuple[float, list[float]]]:
-    """Yield errors and times, for each choice of what takes time besides the step as such."""
+    """Yield the error and the times of each fit, for each subset of terms besides the step."""
     choices = (itertools.combinations(varying, count) for count in range(len(varying) + 1))
     for chosen in itertools.chain.from_iterable(choices):
         columns = [0, *chosen]

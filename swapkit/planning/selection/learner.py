@@ -1,24 +1,24 @@
-"""What a session does next: record, try a plan, or follow the one that won.
+"""The learner of a session: it decides when to record, which plans to try, and which to follow.
 
-For each *case*, that is for all steps that are given inputs of the same shapes:
+For each *case*, that is, all steps with inputs of the same shapes:
 
     warm-up   steps under rescue; the last of them is recorded
-    search    steps with each candidate plan; where the host was the limit, then with one more that
-              minds what the host takes; the best that held the budget wins (`find_best`)
-    stable    the winner, until steps do not go as recorded, or need a rescue
+    search    steps with each candidate plan; if the host was the limit, one more candidate that
+              considers the host's time; the best plan that held the budget wins (`find_best`)
+    stable    the winner, until steps differ from the recorded one, or need a rescue
 
-Training goes on while plans are made (`asking.py`): without one, under rescue; with one that is to
-be replaced, as it says. What is predicted is corrected by what the tried steps have taken beside
-their predictions.
+Training continues while plans are made (`asking.py`): under rescue if there is no plan yet,
+otherwise with the plan to be replaced. The ratio of measured to predicted times of the tried steps
+corrects predictions.
 
-Steps that were rescued show that memory was planned too tightly: plans for less are made from the
-trace at hand; or, if more memory was in use before they began, one is recorded anew. So is a step
-that does something else than was recorded, if more than one in a row do. When that does not help,
-the program is one that changes from step to step: the plan is followed as far as it goes, and it is
-recorded again after twice as many steps each time. `cases.py` says when a plan is doubted.
+A rescue shows that memory was planned too tightly. Then plans for less memory are made from the
+same trace; or, if more memory was in use before the step began, a step is recorded again. A step is
+also recorded again if more than one step in a row differs from the recorded one. If that does not
+help, the program changes from step to step. Then steps follow the plan as far as possible, and the
+number of steps before the next recording doubles each time. `cases.py` has the rules.
 
-Shapes that come once and not again have no plans of their own. When several such steps follow each
-other, one plan is made for all that differ in nothing but their sizes (`lengths.py`).
+Shapes that occur only once have no plan of their own. After several such steps in a row, one plan
+is made for all steps that differ only in their sizes (`lengths.py`).
 
 Source:
     MindSpeed, SmartSwap: WarmUp, SearchPolicy, Stable. Here measurements decide.
@@ -56,23 +56,23 @@ if TYPE_CHECKING:
     from swapkit.planning.selection.asking import MakePlans
 
 CASES_KEPT = 16
-# Of the budget: what plans leave free at least, if there are any for that, since some free pieces
-# are too small for anything; and that much more once one of them needed a rescue, and so on.
+# Share of the budget that plans leave free, if such plans exist, because some free pieces are too
+# small to use. After a rescue plans leave this much more, then twice as much more, and so on.
 MARGIN = 0.02
-# Where memory has one address at a time, free pieces have to be moved together, again in each step.
-# A move also empties what the processor knows of addresses, so that the operators after it are
-# slower, too. If moves take this share of a step, a plan is tried that leaves so much more of the
-# budget free, and one more if that one is better and still moves so much.
+# Where memory has one address at a time, each step must move free pieces together again. A move
+# also flushes the processor's TLB, so later operators are slower, too. If moves take the share
+# `MOVING` of a step, try a plan that leaves `ROOM` more of the budget free, and one more if that
+# plan is better and still moves too much.
 MOVING, ROOM, ROOMIER = 0.005, 0.12, 2
 EXTRA_STEPS = 2  # of a search if no candidate has held yet
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
-STRANGERS = 4  # steps in a row without a plan of their own, before there is one for all of them
-RECURRING = 4  # times that one comes, until it has a plan of its own beside that
-LOOKS = 8  # steps with the chosen plan whose median counts instead of the one in the search
+STRANGERS = 4  # steps in a row without a plan of their own, before one is made for all of them
+RECURRING = 4  # occurrences of such a step before it gets a plan of its own
+LOOKS = 8  # steps with the chosen plan, whose median replaces the time from the search
 
 
 class Learner(Taking):
-    """Decides for each step of a session, and learns from it."""
+    """The learner of a session: it decides how each step runs, and learns from the outcome."""
 
     def __init__(
         self,
@@ -84,15 +84,15 @@ class Learner(Taking):
         spare: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Begin to learn.
+        """Create a learner.
 
         Args:
             make_plans: makes candidates from a recorded step, on the thread of the steps.
-            profile_steps: of a case before there is a plan; the last is recorded.
-            search_steps: candidates that are tried at most, but for those that must be for less.
-            margin: what plans leave free at first, as a share of the budget.
-            spare: what they do if there are none for that: what pieces take that serve nothing.
-            clock: tells how long planning takes, in seconds.
+            profile_steps: steps of a case before its plan; the last of them is recorded.
+            search_steps: most candidates to try, not counting those for less memory.
+            margin: share of the budget that plans leave free at first.
+            spare: the share if there is no such plan: the memory lost to unusable pieces.
+            clock: returns seconds, to time planning.
         """
         super().__init__(make_plans, (margin, min(spare, margin), 0.0), clock)
         self._profile_steps = profile_steps
@@ -100,8 +100,8 @@ class Learner(Taking):
         self._cases: OrderedDict[str, Case] = OrderedDict()
         self._signature = ""
         self._given = Given()
-        self._own: Case | None = None  # of the step that runs, or ran last
-        self._lengths: OrderedDict[str, Lengths] = OrderedDict()  # by all but the sizes
+        self._own: Case | None = None  # of the current or last step
+        self._lengths: OrderedDict[str, Lengths] = OrderedDict()  # by form
         self._length = 0
         self._strangers = 0
         self._seconds = 0.0  # of all steps
@@ -109,31 +109,31 @@ class Learner(Taking):
 
     @property
     def stage(self) -> Stage:
-        """Of the step that runs, or ran last."""
+        """The stage of the current or last step."""
         return Stage.WARMUP if self._now is None else self._now.stage
 
     @property
     def kind(self) -> str:
-        """Of the step that runs, or ran last: steps of the same kind follow the same plan."""
+        """The kind of the current or last step: steps of one kind follow the same plan."""
         return STRANGE if self.is_general else self._signature
 
     @property
     def is_general(self) -> bool:
-        """Whether the step that runs, or ran last, has the plan for inputs of any length."""
+        """Whether the current or last step uses the plan for inputs of any length."""
         return self._now is self._general
 
     @property
     def case(self) -> Case | None:
-        """That of the step that runs, or ran last."""
+        """The case of the current or last step."""
         return self._now
 
     def adopt(self, signature: str, trace: Trace, plan: Plan) -> None:
-        """Follow a plan that was made before, from the first step on."""
+        """Follow an existing plan, from the first step on."""
         self._cases[signature] = Case(trace=trace, recordings=1, chosen=plan)
         self._given.give(signature)
 
     def rename(self, former: str, signature: str) -> None:
-        """Let what is known of the steps of one signature be for those of another."""
+        """Move the case of one signature to another signature."""
         if former in self._cases and signature not in self._cases:
             self._cases[signature] = self._cases.pop(former)
             self._given.rename(former, signature)
@@ -141,12 +141,12 @@ class Learner(Taking):
     # ---- before a step -------------------------------------------------------------------------
 
     def begin(self, signature: str, form: str = "", length: int = 0) -> Instruction:
-        """Return what to do in the step that begins; one that never ends leaves no trace here.
+        """Return the instruction for the step that begins; a step that never ends changes nothing.
 
         Args:
-            signature: of what the step is given: the same for steps that do the same.
-            form: the same for steps that differ in the sizes of what they are given only.
-            length: elements of that.
+            signature: of the step's inputs: equal for steps that do the same.
+            form: equal for steps whose inputs differ only in size.
+            length: number of elements of the inputs.
         """
         self._signature = signature
         self._enter_form(form, length)
@@ -168,7 +168,7 @@ class Learner(Taking):
         return Instruction(mode=StepMode.RECORD if records else StepMode.RESCUE)
 
     def _has_general(self) -> bool:
-        """Whether there is a plan for steps of whatever sizes, or is to be one."""
+        """Return whether there is a plan for steps of any size, or one should be made."""
         general = self._general
         return general.plan is not None or (self._strangers >= STRANGERS and not general.why_none)
 
@@ -180,10 +180,10 @@ class Learner(Taking):
             self._lengths.popitem(last=False)
 
     def _is_due(self, own: Case) -> bool:
-        """Whether a step is to be recorded if there is no plan for it.
+        """Return whether to record a step that has no plan.
 
-        Of more kinds than are kept each would be recorded again whenever it comes again: after so
-        many recordings, those of other kinds have to be a small share of the training.
+        With more kinds than `CASES_KEPT`, each kind would be recorded again at each occurrence. So
+        after that many recordings, those of new kinds must be a small share of the training.
         """
         is_small = self._cost_seconds <= SHARE * self._seconds
         can_record = own.recordings > 0 or self._recordings < CASES_KEPT or is_small
@@ -194,10 +194,10 @@ class Learner(Taking):
     # ---- after a step --------------------------------------------------------------------------
 
     def end(self, outcome: Outcome) -> None:
-        """Learn from the step that ended, and take plans that were made beside it.
+        """Learn from the step that ended, and take plans that were made in the background.
 
         Raises:
-            Exception: of what makes plans.
+            Exception: an error of planning.
         """
         case, own = self._now, self._own
         if case is None or own is None:
@@ -215,7 +215,7 @@ class Learner(Taking):
         self._asking.collect()
 
     def _learn(self, case: Case, outcome: Outcome) -> None:
-        """Look at a step that was not recorded. What is asked for other plans waits for them."""
+        """Learn from a step that was not recorded, unless its case waits for plans."""
         if case.plan is None or case.asked is not None:
             return
         if case is not self._general:
@@ -227,7 +227,7 @@ class Learner(Taking):
             self._retreat(case, 1)
 
     def _take(self, case: Case, outcome: Outcome) -> None:
-        """Make plans from a trace that was recorded now."""
+        """Make plans from a new trace."""
         usual = statistics.median(case.seconds) if case.seconds else outcome.seconds
         case.cost_seconds = 0.0
         self._charge(case, max(0.0, outcome.seconds - usual))
@@ -238,11 +238,11 @@ class Learner(Taking):
             case.trace = self._any.record(outcome.trace, self._length)
         case.recordings += 1
         case.retreats, case.is_refined, case.roomier = 0, False, 0
-        is_single = case.changes or case is self._general  # no two of its steps can be compared
+        is_single = case.changes or case is self._general  # its steps are not comparable
         self._plan(case, 1 if is_single else self._search_steps)
 
     def _keep(self, own: Case) -> None:
-        """Remember the case of a step; count those that have nothing of their own to follow."""
+        """Store the case of a step; count steps in a row without a plan of their own."""
         self._cases[self._signature] = own
         self._cases.move_to_end(self._signature)
         while len(self._cases) > CASES_KEPT:
@@ -251,7 +251,7 @@ class Learner(Taking):
         self._strangers = self._strangers + 1 if is_stranger else 0
 
     def _judge(self, case: Case, outcome: Outcome) -> None:
-        """Look at a step that followed a plan."""
+        """Learn from a step that followed a plan."""
         if outcome.deviation:
             if case.changes and outcome.rescues:
                 self._retreat(case, 1)
@@ -272,14 +272,14 @@ class Learner(Taking):
             self._doubt(case, is_heavier=is_heavier)
 
     def _doubt(self, case: Case, *, is_heavier: bool) -> None:
-        """Look for another plan, since this one needs rescues."""
+        """Start to replace the plan, because it needs rescues."""
         if is_heavier:
             self._forget(case, "memory ran out in steps with more in use before they began")
         else:
             self._retreat(case, 1)
 
     def _try(self, case: Case, outcome: Outcome) -> None:
-        """Note how a candidate did; choose when enough have run."""
+        """Store the trial of a candidate; choose a plan when enough candidates have run."""
         trial = case.time(outcome)
         if trial is None:
             return
@@ -293,7 +293,7 @@ class Learner(Taking):
             self._choose(case)
 
     def _count_replaced(self, case: Case, trial: Tried) -> int:
-        """Return how many plans for less memory are to be tried in place of those that are left."""
+        """Return the number of plans for less memory to try instead of the remaining candidates."""
         tried = len(case.trials)
         # A plan for more memory than others may fail.
         is_tight = any(each.plan.budget_bytes < trial.plan.budget_bytes for each in case.trials)
@@ -303,7 +303,7 @@ class Learner(Taking):
         return max(self._search_steps - tried, 0 if has_held else 1)
 
     def _refine(self, case: Case) -> bool:
-        """Ask for a plan that minds the host's time if that was the limit; return whether."""
+        """Request a host-aware plan if the host was the limit; return whether one was requested."""
         best = find_best(case.trials)
         if case.is_refined or not best.is_host_bound or best.rescues:
             return False
@@ -318,7 +318,7 @@ class Learner(Taking):
         return True
 
     def _make_room(self, case: Case) -> bool:
-        """Ask for a plan that leaves more memory free if moves of free memory take long."""
+        """Request a plan with more free memory if moves take long; return whether one was."""
         best = self._find_best(case)
         has_helped = not case.roomier or best is case.trials[-1]
         is_moving = best.moving_seconds > MOVING * best.seconds
@@ -330,14 +330,14 @@ class Learner(Taking):
         return True
 
     def _ask_for_one_more(self, case: Case, best: Tried, *shares: float) -> None:
-        """Ask for one more plan to try, and follow the best one until it is there."""
+        """Request one more candidate, and follow the best plan until it arrives."""
         assert case.trace is not None
         case.candidates = [best.plan]
         request = Request(trace=case.trace, count=1, shares=shares)
         self._ask(Asked(case, request, is_refined=True))
 
     def _find_best(self, case: Case) -> Tried:
-        """Return the plan to follow of those that were tried."""
+        """Return the best trial, whose plan the session should follow."""
         return find_best(case.trials, None if case.trace is None else case.trace.host)
 
     def _choose(self, case: Case) -> None:
@@ -348,7 +348,7 @@ class Learner(Taking):
             case.choose(best.plan)
 
     def _look(self, case: Case, seconds: float) -> None:
-        """Learn how long the chosen plan's steps take: what is predicted is corrected by that."""
+        """Learn the time of the chosen plan's steps, which corrects predictions."""
         trial = case.looked_at
         if trial is None:
             return
@@ -358,14 +358,14 @@ class Learner(Taking):
             case.looks = []
 
     def _note_odd(self, case: Case, what: str) -> None:
-        """Count a step that was not as planned; record one if there were too many."""
+        """Count a step that differed from the plan; record one after too many."""
         case.regular_steps = 0
         case.odd_steps += 1
         if case.odd_steps > case.patience:
             self._forget(case, f"{case.odd_steps} steps in a row were others; the last: {what}")
 
     def _forget(self, case: Case, reason: str) -> None:
-        """Let the next step be recorded: this one was another than the trace's."""
+        """Drop the trace and all plans, so that the next step is recorded."""
         self.replans += 1
         self.reason = f"{reason}: the next step is recorded"
         case.trace, case.asked = None, None
@@ -373,18 +373,18 @@ class Learner(Taking):
         case.odd_steps = case.regular_steps = 0
 
     def _do_without(self, case: Case) -> None:
-        """Go on with what there is, since there are no plans for less memory."""
+        """Continue with the current plans, because there are none for less memory."""
         if case is self._general:
             self._note_odd(case, "memory ran out with the plan for whatever shapes come")
         elif case.chosen is None:
             self._choose(case)
 
     def _retreat(self, case: Case, count: int) -> None:
-        """Have so many plans made for less memory, as long as there may be any."""
+        """Request `count` plans for less memory, for at most `ROUNDS` rounds."""
         if case.retreats >= ROUNDS:
             self._do_without(case)
             return
-        failed = case.plan or case.trials[-1].plan  # all of one round are for as much
+        failed = case.plan or case.trials[-1].plan  # all plans of one round have the same budget
         if case.chosen is None:
             what = "a plan that was tried needed a rescue"
         else:

@@ -1,8 +1,8 @@
-"""Inputs of any length: one plan for all that differ in their sizes only.
+"""Inputs of any length: one plan for all steps that differ only in sizes.
 
-What such steps do is the same, operator by operator. The plan is made from one of them, as it would
-be for the longest seen so far: what holds for that holds for all that are shorter. Sizes and times
-are taken to grow with the inputs; where they do not, a rescue helps, and plans for less memory.
+Such steps run the same operators. The plan is made from one recorded step, scaled to the longest
+inputs seen so far: a plan that fits these fits all shorter ones. Sizes and times are assumed to
+grow with the inputs. If they do not, a rescue helps, and then plans for less memory.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Storage, Trace
 
 GROWING = frozenset({Kind.ACTIVATION, Kind.INPUT})
-AHEAD = 1.125  # times a length that is too long: what is planned for, since lengths go on growing
+AHEAD = 1.125  # times a length beyond the plan: the next planned one, as lengths keep growing
 
 
 @dataclass(slots=True, eq=False)
 class Lengths:
-    """Steps whose inputs differ in nothing but their sizes. Lengths are numbers of elements."""
+    """Steps whose inputs differ only in their sizes. Lengths are numbers of elements."""
 
     case: Case = field(default_factory=lambda: Case(recordings=RECORDINGS))
-    longest: int = 0  # of all that were seen
-    planned: int = 0  # the longest that the plan is for
-    may_grow: bool = True  # whether there may be plans for longer ones
+    longest: int = 0  # of all steps seen
+    planned: int = 0  # the longest inputs that the plan is for
+    may_grow: bool = True  # whether longer inputs may have a plan
     _trace: Trace | None = None  # as recorded,
     _recorded: int = 0  # with inputs of this length
 
     def see(self, length: int) -> None:
-        """Note a step."""
+        """Count the length of a step."""
         self.longest = max(self.longest, length)
 
     def record(self, trace: Trace, length: int) -> Trace:
-        """Take a recorded step; return it as it would be for the longest."""
+        """Store a recorded step; return the step scaled to the longest inputs."""
         self._trace, self._recorded, self.may_grow = trace, length, True
         return self._scale(self.longest)
 
     def as_recorded(self) -> Trace | None:
-        """Return the recorded step if there is no plan for the longest; None: that was tried."""
+        """Return the unscaled step, after no plan was found for the scaled one; None: tried."""
         if self.planned <= self._recorded:
             return None
         self.may_grow = False
         return self._scale(self._recorded)
 
     def grow(self) -> Trace | None:
-        """Return the step for longer inputs than the plan is for; None: it is for all so far."""
+        """Return the step for inputs longer than planned; None: the plan covers all seen so far."""
         if not self.may_grow or self._trace is None or self.longest <= self.planned:
             return None
         return self._scale(math.ceil(self.longest * AHEAD))
@@ -61,7 +61,7 @@ class Lengths:
 
 
 def scale(trace: Trace, factor: float) -> Trace:
-    """Return a step as it would be if its inputs were so many times as long."""
+    """Return the step with inputs that are `factor` times as long."""
     if factor == 1.0:
         return trace
     return replace(

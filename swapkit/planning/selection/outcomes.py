@@ -1,4 +1,4 @@
-"""What is to be done in a step, and what came of it."""
+"""Instructions for a step, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ if TYPE_CHECKING:
 
 
 class StepMode(enum.Enum):
-    """What to do in a step."""
+    """How a session runs a step."""
 
-    RESCUE = "rescue"  # no plan: act when memory fills up
-    RECORD = "record"  # likewise, and record
+    RESCUE = "rescue"  # no plan: rescue when memory fills up
+    RECORD = "record"  # the same, and record the step
     FOLLOW = "follow"
 
 
 class Timing(enum.Enum):
-    """How the time of a step is taken. A device other than the CPU works behind the host's back."""
+    """How a session measures a step. A device other than the CPU runs asynchronously."""
 
-    HOST = "host"  # from its begin to its end on the host, which waits for nothing
-    LEAD = "lead"  # likewise, and its end on the device is noted for the next step
-    PACE = "pace"  # from that end to its own: the host waits for it
+    HOST = "host"  # from start to end on the host, without waiting for the device
+    LEAD = "lead"  # the same, and record the step's end on the device for the next step
+    PACE = "pace"  # from the recorded end to the step's own end, for which the host waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """What to do in the step that begins."""
+    """The instruction for the step that begins."""
 
     mode: StepMode
     trace: Trace | None = None  # to follow: the plan's
     plan: Plan | None = None
-    for_any_length: bool = False  # whether the plan is for whatever sizes its storages have
+    for_any_length: bool = False  # whether the plan is for storages of any size
     timing: Timing = Timing.HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a step."""
+    """The outcome of a step."""
 
     seconds: float
-    timing: Timing = Timing.HOST  # how these were taken; on a CPU the host's is the device's
+    timing: Timing = Timing.HOST  # how `seconds` was measured; on a CPU, HOST is device time
     is_host_bound: bool = False  # whether the host was busy all the time: `Timing.PACE`
-    moving_seconds: float = 0.0  # of these, in moves of free memory to where it was needed
+    moving_seconds: float = 0.0  # part of `seconds` spent moving free memory together
     rescues: int = 0
-    deviation: str = ""  # where it left the plan; empty: nowhere
-    trace: Trace | None = None  # what was recorded
+    deviation: str = ""  # where the step left the plan; empty: nowhere
+    trace: Trace | None = None  # the recorded trace
     is_heavier: bool = (
         False  # whether more memory was in use before it than before the recorded one
     )

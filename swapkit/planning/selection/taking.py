@@ -1,4 +1,4 @@
-"""Plans that a learner asks for, and takes."""
+"""The part of a learner that requests plans and takes the results."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.asking import MakePlans
 
-LONGER = "inputs became longer"  # why there is to be another plan
+LONGER = "inputs became longer"  # the reason for another plan
 
 
 class Taking:
-    """What a learner has to do with plans before they are followed."""
+    """The base of a learner: everything about plans before the session follows them."""
 
     def __init__(
         self, make_plans: MakePlans, margins: Sequence[float], clock: Callable[[], float]
     ) -> None:
-        """Begin with none; see `Learner`.
+        """Start without plans; see `Learner`.
 
         Args:
             make_plans: makes candidates.
-            margins: shares of the budget that plans leave free, the best first.
-            clock: tells seconds.
+            margins: shares of the budget that plans leave free, the preferred one first.
+            clock: returns seconds.
         """
         self._make_untimed = make_plans
         self._margins = margins
         self._clock = clock
         self._asking = Asking(self)
-        self._any = Lengths()  # of the step that runs: all that are as it is but for their sizes
-        self._now: Case | None = None  # what decides about the step: its own case, or that of all
+        self._any = Lengths()  # all steps that differ from the current one only in sizes
+        self._now: Case | None = None  # the case of the current step: its own or the general one
         self._cost_seconds = 0.0  # of all recordings and all planning
         self.replans = 0
-        self.reason = ""  # of the last one, for people
+        self.reason = ""  # of the last replan, for people
 
     @property
     def _general(self) -> Case:
-        """What is known of steps whose shapes come once."""
+        """The case of steps whose shapes occur only once."""
         return self._any.case
 
     def make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
-        """Make candidates for the case of the step that ended: the time is a cost of its trace."""
+        """Make candidates for the case of the step that ended, and charge the time to it."""
         assert self._now is not None
         began = self._clock()
         try:
@@ -60,7 +60,7 @@ class Taking:
         self._cost_seconds += seconds
 
     def _plan(self, case: Case, count: int) -> None:
-        """Have so many candidates made from the trace at hand."""
+        """Request `count` candidates from the case's trace."""
         assert case.trace is not None
         shares = tuple(1 - margin for margin in dict.fromkeys(self._margins))
         self._ask(Asked(case, Request(trace=case.trace, count=count, shares=shares)))
@@ -70,18 +70,18 @@ class Taking:
         self._asking.ask(asked)
 
     def answer(self, asked: Asked, found: Found, seconds: float) -> None:
-        """Take the plans that a case has asked for: see `Answers`."""
+        """Take the plans that a case has requested: see `Answers`."""
         case = asked.case
         self._charge(case, seconds)
         if case.asked is not asked:
-            return  # its steps are others by now
+            return  # the request is outdated
         if not found.plans and (trace := self._find_shorter(case, asked)) is not None:
             case.trace = trace
             self._plan(case, 1)
         elif asked.is_refined:
             case.asked = None
             self._take_refined(case, found)
-        elif asked.replaces and not found.plans:  # what there was is better than nothing
+        elif asked.replaces and not found.plans:  # the old plans are better than none
             case.keep_plans()
             self._do_without(case)
         else:
@@ -110,28 +110,28 @@ class Taking:
             self.reason = f"{asked.replaces}: plans for {case.share:.1%} of the budget"
 
     def _take_refined(self, case: Case, found: Found) -> None:
-        """Let a plan that minds what steps have shown have its turn if it is another one."""
+        """Try a refined plan next, if it moves other storages than the plans tried so far."""
         case.candidates_share = found.share
         case.candidates = [each for each in found.plans if not case.has_tried(each)]
         self._choose(case)
 
     def fail(self, asked: Asked, error: BaseException) -> None:
-        """Note that plans could not be made: see `Answers`."""
+        """Handle an error of planning: see `Answers`."""
         case = asked.case
         if case.asked is not asked:
             return
         case.asked = None
         if asked.is_refined:
             self._take_refined(case, Found(share=case.share))
-        elif asked.replaces:  # what held goes on
+        elif asked.replaces:  # continue with the old plans
             case.keep_plans()
-        elif isinstance(error, Exception):  # a user's policy: the next steps do without
+        elif isinstance(error, Exception):  # of a custom policy: the next steps have no plan
             case.why_none = f"{type(error).__name__}: {error}"
 
     def find_plan(self) -> Found:
-        """Return the best plan there is for the steps that run; wait for one that is being made.
+        """Return the best plan for the current steps; wait for a plan that is being made.
 
-        Nothing is taken up: that is for the end of a step.
+        The learner itself takes such a plan only at the end of a step.
         """
         case = self._now
         if case is None:
@@ -148,23 +148,24 @@ class Taking:
         return self._asking.wait_for(case) or Found(share=case.share, why_none=case.why_none)
 
     def plan_beside(self, prepare: Callable[[], MakePlans]) -> None:
-        """Let steps go on while plans are made.
+        """Make plans in the background from now on, while steps run.
 
         Args:
-            prepare: returns, on the thread of the steps, what makes the same plans on any other.
+            prepare: called on the steps' thread; returns a function that makes the same plans on
+                any other thread.
         """
         self._asking.prepare = prepare
 
     def give_up(self) -> None:
-        """Let no more plans be made. Anywhere, in finalizers too."""
+        """Stop making plans, without waiting. Safe anywhere, also in finalizers."""
         self._asking.give_up()
 
     def stop(self) -> None:
-        """Likewise, and wait until none are made. Any thread."""
+        """Stop making plans, and wait for the end of a running job. On any thread."""
         self._asking.stop()
 
     def _do_without(self, case: Case) -> None:
-        """Go on with what there is, since there are no plans for less memory."""
+        """Continue with the current plans, because there are none for less memory."""
         raise NotImplementedError
 
     def _choose(self, case: Case) -> None:

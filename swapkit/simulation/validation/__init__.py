@@ -1,5 +1,5 @@
-"""What a plan has to keep to, derived once more and from the trace alone.
+"""The rules of a plan, derived a second time from the trace alone.
 
-Nothing here is used by lowering, by planners or by the simulator, and nothing of theirs is used
-here: a mistake has to be made twice, in different words, to stay unseen.
+This package shares no code with lowering, the planners or the simulator. A bug stays unnoticed only
+if both implementations have it.
 """

@@ -1,4 +1,4 @@
-"""Whether operators run in order, long enough, and wait as long as is said."""
+"""Checks that operators run in order and long enough, and that stalls are as stated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Span = tuple[float, float]
 def check_computing(
     trace: Trace, schedule: Schedule, machine: Machine, demand: Demand, tolerance: float
 ) -> Iterator[str]:
-    """Yield operators that begin too early or last too short, and waits that are not as stated."""
+    """Yield operators that start too early or are too short, and stalls that are not as stated."""
     before = 0.0
     for number, (start, end) in enumerate(zip(schedule.starts, schedule.ends, strict=True)):
         if start < before - tolerance:
@@ -37,7 +37,7 @@ def check_computing(
 def _check_interference(
     trace: Trace, schedule: Schedule, machine: Machine, demand: Demand, tolerance: float
 ) -> Iterator[str]:
-    """Yield stretches without a wait that end earlier than copies beside them let them."""
+    """Yield runs of operators without a wait that are too short for the concurrent copies."""
     copies = _join(
         [(each.out_start, each.out_end) for each in schedule.transfers]
         + [(each.in_start, each.in_end) for each in schedule.transfers]
@@ -60,7 +60,7 @@ def _check_interference(
 
 
 def _check_stalls(schedule: Schedule, tolerance: float) -> Iterator[str]:
-    """Yield operators that wait for another time than the stalls before them say."""
+    """Yield operators whose wait differs from the sum of their stalls."""
     stated: defaultdict[int, float] = defaultdict(float)
     for stall in schedule.stalls:
         if not 0 <= stall.operator < len(schedule.starts):
@@ -77,7 +77,7 @@ def _check_stalls(schedule: Schedule, tolerance: float) -> Iterator[str]:
 
 
 def _join(spans: list[Span]) -> list[Span]:
-    """Return spans in order, those that overlap made one."""
+    """Return spans in order, with overlapping spans merged."""
     joined: list[Span] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -88,7 +88,7 @@ def _join(spans: list[Span]) -> list[Span]:
 
 
 def _overlap(start: float, end: float, spans: Sequence[Span]) -> float:
-    """Return how long spans, in order and apart, lie inside `start` to `end`."""
+    """Return the total time of ordered, disjoint spans inside `start` to `end`."""
     total = 0.0
     for other_start, other_end in spans[max(0, bisect_right(spans, (start, math.inf)) - 1) :]:
         if other_start >= end:

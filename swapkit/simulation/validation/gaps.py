@@ -1,4 +1,4 @@
-"""When storages are idle, and what touches them."""
+"""The gaps in which storages are idle, and the operators that touch them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Operators between which nothing touches a storage; BEFORE: none before the gap.
+    """The operators `last` and `need`, with no touch of a storage in between.
 
-    `final` is the last one that changes its bytes before the gap.
+    `final` is the last operator that changes the bytes before the gap. BEFORE: there is none.
     """
 
     final: int
@@ -51,7 +51,7 @@ def find_touches(trace: Trace) -> list[list[Touch]]:
 
 
 def find_gaps(trace: Trace, touches: list[list[Touch]]) -> dict[int, Gap]:
-    """Return the gaps of the storages that may be swapped or recomputed, by storage."""
+    """Return the gap of each storage that may be swapped or recomputed, by storage."""
     gaps = {}
     saved_at = _find_first_saves(trace)
     for number, storage in enumerate(trace.storages):
@@ -61,14 +61,14 @@ def find_gaps(trace: Trace, touches: list[list[Touch]]) -> dict[int, Gap]:
             gap = _find_idle_time(storage, touches[number])
         else:
             continue
-        # Copies begin where something is saved first: by then its bytes have to be final.
+        # A copy may begin at the first save of a storage, so the bytes must be final by then.
         if gap is not None and gap.final < saved_at.get(number, gap.need):
             gaps[number] = gap
     return gaps
 
 
 def _find_first_saves(trace: Trace) -> dict[int, int]:
-    """Return for each storage the first operator after it was saved first, by storage."""
+    """Return the first operator after the first save of each storage, by storage."""
     found: dict[int, int] = {}
     for event in trace.events:
         if event.kind is EventKind.SAVE and event.storage is not None:
@@ -77,17 +77,17 @@ def _find_first_saves(trace: Trace) -> dict[int, int]:
 
 
 def _find_first_use(touches: list[Touch]) -> Gap | None:
-    """Return the gap from the start of a step to the optimizer's first read, if it is one."""
+    """Return the gap from the start of a step to the first touch, if the optimizer reads there."""
     if not touches or touches[0].phase is not Phase.OPTIMIZER or not touches[0].is_read:
         return None
     return Gap(final=BEFORE, last=BEFORE, need=touches[0].operator)
 
 
 def _find_idle_time(storage: Storage, touches: list[Touch]) -> Gap | None:
-    """Return the gap between forward, or a backward pass, and what reads it first after that."""
+    """Return the gap between forward, or a backward pass, and the first read after that."""
     forward = [number for number, each in enumerate(touches) if each.phase is Phase.FORWARD]
     count = forward[-1] + 1 if forward else 0
-    # What continues another storage was used by a backward pass right before.
+    # A backward pass used a continuing storage right before its birth.
     is_known = bool(forward) or storage.continues is not None
     if count == len(touches) or not is_known:
         return None
@@ -103,6 +103,6 @@ def _find_rest(storage: Storage, before: list[Touch], after: Touch, last: int) -
     if not after.is_read or after.phase not in phases or last >= after.operator:
         return None
     writes = [each.operator for each in before if each.is_write]
-    # What nothing was seen to write is there when the operator of its birth begins.
+    # A storage without a recorded write exists when the operator of its birth begins.
     final = writes[-1] if writes else max(storage.birth - 1, BEFORE)
     return Gap(final=final, last=last, need=after.operator)

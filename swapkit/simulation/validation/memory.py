@@ -1,8 +1,8 @@
-"""How much memory a schedule takes, of the device, the host and the disk.
+"""The memory of a schedule on the device, the host and the disk.
 
-A step is cut into windows: the wait before operator k is window 2k, the operator itself 2k + 1. In
-a wait there is what is there on both of its sides. What moves while a window lasts is followed in
-time; nothing is counted as there for less than `tolerance` at either end.
+A step is cut into windows: the wait before operator k is window 2k, the operator itself 2k + 1. A
+wait counts the storages that exist on both of its sides. Storages that move during a window are
+followed in time; `tolerance` at either end of their stay does not count.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupation:
-    """Bytes of the device in use.
+    """Bytes in use on the device.
 
-    `windows` has the most of each window at the least; a prediction is between `peak`, the most of
-    them, and `most`, which counts whatever is there around the time between two events as if it
-    were there at once.
+    `windows` has a lower bound of the peak of each window. A valid prediction lies between `peak`,
+    the maximum of `windows`, and `most`, which counts all storages that exist at any time around
+    the span between two events as if they existed at the same time.
     """
 
     windows: tuple[int, ...]
@@ -43,7 +43,7 @@ class Occupation:
 
     @property
     def peak_operator(self) -> int:
-        """Return the operator that runs, or is waited for, at the peak."""
+        """Return the operator that runs, or is about to run, at the peak."""
         return self.windows.index(self.peak) // 2
 
 
@@ -54,7 +54,7 @@ class _Ledger:
         self.changes = [0] * (count + 1)
 
     def add(self, first: int, last: int, nbytes: int) -> None:
-        """Add bytes to the windows from `first` to `last`, both included; none if that is less."""
+        """Add bytes to the windows from `first` to `last`, inclusive; none if `last < first`."""
         if first <= last:
             self.changes[first] += nbytes
             self.changes[last + 1] -= nbytes
@@ -71,7 +71,7 @@ def measure_device(
     moves: Sequence[SwappedStorage],
     tolerance: float,
 ) -> Occupation:
-    """Return what a schedule takes of the device's memory."""
+    """Return the device memory of a schedule."""
     settled = _sum_settled(trace, demand)
     least, most = _sum_operators(trace, demand)
     moving = _follow_moves(schedule, moves, tolerance)
@@ -87,7 +87,7 @@ def measure_device(
 
 
 def _sum_settled(trace: Trace, demand: Demand) -> list[int]:
-    """Return the bytes in each window of what is there whenever its copies run."""
+    """Return the bytes in each window that do not depend on the times of copies."""
     ledger = _Ledger(2 * len(trace.operators))
     ledger.add(0, 2 * len(trace.operators) - 1, trace.base_bytes)
     for number, storage in enumerate(trace.storages):
@@ -101,10 +101,10 @@ def _sum_settled(trace: Trace, demand: Demand) -> list[int]:
 
 
 def _sum_operators(trace: Trace, demand: Demand) -> tuple[list[int], list[int]]:
-    """Return what operators need for themselves, at the least and at the most, by window.
+    """Return lower and upper bounds of the bytes that operators need for themselves, by window.
 
-    What runs again before operator k runs in k's window, but without what k itself makes and
-    needs; so the least is that of the larger part.
+    Reruns before operator k fall into k's window, but k's own outputs and workspace do not exist
+    yet; so the lower bound is the larger of the two parts.
     """
     made: defaultdict[int, int] = defaultdict(int)
     for each in trace.storages:
@@ -125,10 +125,10 @@ def _sum_operators(trace: Trace, demand: Demand) -> tuple[list[int], list[int]]:
 
 
 def _measure_reruns(trace: Trace, steps: set[int], again: set[int]) -> tuple[int, int]:
-    """Return the memory for `steps`, which run again in a row, beside the storages `again`.
+    """Return bounds of the memory of `steps`, which rerun in a row, besides the storages `again`.
 
-    The least is that of one step with what it makes and reads on the way; the most is as if each
-    storage were made again by itself, and all of its steps held everything to the end.
+    The lower bound is that of one step with the intermediate storages that it reads and makes. The
+    upper bound assumes that each storage is made separately, and that no step frees anything.
     """
     made = {storage for step in steps for storage in trace.operators[step].writes}
     least = together = 0
@@ -145,9 +145,9 @@ def _measure_reruns(trace: Trace, steps: set[int], again: set[int]) -> tuple[int
 def _follow_moves(
     schedule: Schedule, moves: Sequence[SwappedStorage], tolerance: float
 ) -> list[int]:
-    """Return the most bytes in each window of what is not back yet, or not gone yet.
+    """Return the peak bytes in each window of swapped storages that are present in their gap.
 
-    With a negative tolerance all is counted for so much longer instead.
+    A positive tolerance shortens the time that a storage counts; a negative one extends it.
     """
     begins, ends = _list_windows(schedule)
     ledger = _Ledger(len(begins))
@@ -156,11 +156,11 @@ def _follow_moves(
         first, last = 2 * move.gap.last + 2, 2 * move.need
         free_at = move.transfer.released - tolerance
         taken_at = move.transfer.in_start + tolerance
-        if free_at > taken_at:  # it is back before it is gone
+        if free_at > taken_at:  # back before it is gone
             ledger.add(first, last, move.nbytes)
             continue
-        # It is there when windows begin up to the one in which it goes, and after the one in which
-        # it comes.
+        # The storage exists at the start of each window up to the one in which it goes, and of each
+        # window after the one in which it comes back.
         goes = min(bisect_left(begins, free_at) - 1, last)
         comes = max(bisect_right(ends, taken_at), first)
         ledger.add(first, goes, move.nbytes)
@@ -176,7 +176,7 @@ def _follow_moves(
 
 
 def _list_windows(schedule: Schedule) -> tuple[list[float], list[float]]:
-    """Return when each window begins and ends."""
+    """Return the start and end time of each window."""
     begins, ends, before = [], [], 0.0
     for start, end in zip(schedule.starts, schedule.ends, strict=True):
         begins += [before, start]
@@ -196,7 +196,7 @@ def _most_of(present: int, changes: list[tuple[float, int]], end: float) -> int:
 
 
 def _find_cuts(trace: Trace, demand: Demand) -> set[int]:
-    """Return the operators at which something begins or ends for what is not kept."""
+    """Return the operators at which something begins or ends for a storage that is not kept."""
     cuts = {0, len(trace.operators)}
     for number in demand.actions:
         storage = trace.storages[number]
@@ -212,9 +212,9 @@ def _find_cuts(trace: Trace, demand: Demand) -> set[int]:
 def measure_copies(
     moves: Iterable[SwappedStorage], tier: Tier, tolerance: float
 ) -> tuple[int, int]:
-    """Return the most bytes of copies on a tier at any time, at the least and at the most.
+    """Return a lower and an upper bound of the peak bytes of copies on a tier.
 
-    A copy is there until it is back, and no longer than its storage.
+    A copy exists at least until it is back, and at most until its storage dies.
     """
     least, most = [], []
     for move in moves:

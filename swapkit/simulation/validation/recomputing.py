@@ -1,7 +1,8 @@
-"""What has to be there when, and which operators run again to make it.
+"""The needs of recomputing: when storages must be present, and which operators run again.
 
-Which ones these are is settled when forward has run: whatever is gone when a storage is used first
-runs again, also where a plan has it made earlier, for something else that is made from it.
+The operators that run again are fixed once forward has run. They make all inputs that no longer
+exist when the storage is first used, even if a plan recomputes the storage earlier, as an input of
+another one.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Demand:
-    """What a plan decides, by storage, and what that asks for.
+    """The decisions of a plan, by storage, and their requirements.
 
-    `actions` has what is not kept, and `gaps` when it may be away at the most; `needs` the
-    operator by which each of these has to be back, `reruns` the operators that run again before an
-    operator. `violations` says what cannot be made again.
+    `actions` has the storages that are not kept, `gaps` the longest time that each may be away, and
+    `needs` the operator by which each must be back. `reruns` has the operators that run again
+    before an operator. `violations` lists storages that cannot be recomputed.
     """
 
     actions: Mapping[int, Action]
@@ -36,15 +37,15 @@ class Demand:
     violations: list[str] = field(default_factory=list)
 
     def rerun_seconds(self, trace: Trace, operator: int) -> float:
-        """Return what runs again before `operator` takes together."""
+        """Return the total time of the operators that run again before `operator`."""
         return sum(trace.operators[step].seconds for step in self.reruns.get(operator, ()))
 
 
 class Resolver:
     """Finds the demand of a plan.
 
-    `actions` has the decisions for storages with a gap that are not kept. `scheduled` says before
-    which operator a schedule recomputes a storage; None: as late as can be.
+    `actions` has the decisions for storages with a gap that are not kept. `scheduled` has the
+    operator before which a schedule recomputes a storage; None: as late as possible.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Resolver:
         self.demand = Demand(actions=actions, gaps=gaps, needs=needs)
 
     def resolve(self) -> Demand:
-        """Return the demand. What a storage is made from is older, so the newest come first."""
+        """Return the demand. Newest storages come first, because inputs are always older."""
         makers: defaultdict[int, list[int]] = defaultdict(list)
         for storage, action in self.actions.items():
             if action is Action.RECOMPUTE:
@@ -71,7 +72,7 @@ class Resolver:
         return self.demand
 
     def _resolve_together(self, maker: int, storages: list[int]) -> None:
-        """Find what recomputing `storages`, all made by `maker`, needs."""
+        """Find the needs of recomputing `storages`, all made by `maker`."""
         needs = self.demand.needs
         if maker == BEFORE:
             named = ", ".join(map(str, storages))
@@ -89,9 +90,9 @@ class Resolver:
             self._rerun(maker, need, use)
 
     def _rerun(self, maker: int, need: int, use: int) -> None:
-        """Run `maker` again before `need`, and before it what its reads ask for.
+        """Add the rerun of `maker` before `need`, and the reruns that make its missing inputs.
 
-        `use`: the operator that uses what is made first.
+        `use`: the first operator that uses the result.
         """
         waiting = [maker]
         seen: set[int] = set()
@@ -114,7 +115,7 @@ class Resolver:
             ]
 
     def _is_missing(self, storage: int, step: int, need: int, use: int) -> bool:
-        """Tell whether what `step` reads has to be made again before `need`; ask for it if not."""
+        """Return whether `storage` must be made again for `step`; if not, require it by `need`."""
         about = self.trace.storages[storage]
         where = f"operator {step}, run again before operator {need}, reads storage {storage}"
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):

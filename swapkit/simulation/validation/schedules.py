@@ -1,4 +1,4 @@
-"""Whether a simulated step can happen as a schedule says."""
+"""Checks that a simulated step is possible as scheduled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swapkit.simulation.validation.recomputing import Demand
     from swapkit.simulation.validation.transfers import SwappedStorage
 
-RELATIVE_TOLERANCE = 1e-9  # of the step: rounding of times that were added up
+RELATIVE_TOLERANCE = 1e-9  # of the step: rounding errors of summed times
 
 
 def check_schedule(
@@ -30,7 +30,7 @@ def check_schedule(
     schedule: Schedule,
     demand: Demand,
 ) -> list[str]:
-    """Return what is wrong with a schedule for the decisions `moved`, which are legal."""
+    """Return the violations of a schedule for the legal decisions `moved`."""
     violations = list(_check_shape(trace, schedule))
     if violations:
         return violations
@@ -42,7 +42,7 @@ def check_schedule(
     violations += check_computing(trace, schedule, machine, demand, tolerance)
     violations += check_moves(moves, schedule, machine, tolerance)
     if violations:
-        return violations  # what is taken out of order has no meaningful sums
+        return violations  # sums mean nothing for a schedule that is out of order
     occupation = measure_device(trace, schedule, demand, moves, tolerance)
     violations += _check_room(occupation, moves, machine, schedule.prediction, tolerance)
     violations += _check_sums(trace, schedule, demand, moves, tolerance)
@@ -50,7 +50,7 @@ def check_schedule(
 
 
 def _check_shape(trace: Trace, schedule: Schedule) -> Iterator[str]:
-    """Yield what keeps a schedule from being looked at any further."""
+    """Yield violations that make all further checks impossible."""
     count = len(trace.operators)
     if len(schedule.starts) != count or len(schedule.ends) != count:
         lengths = f"{len(schedule.starts)} starts and {len(schedule.ends)} ends"
@@ -65,7 +65,7 @@ def _check_shape(trace: Trace, schedule: Schedule) -> Iterator[str]:
 def _check_recomputations(
     schedule: Schedule, moved: Mapping[int, Decision], demand: Demand
 ) -> Iterator[str]:
-    """Yield what is not recomputed where, or as often as, it is needed."""
+    """Yield recomputations that are missing, duplicate, not decided, or at another operator."""
     missing = {number for number, each in moved.items() if each.action is Action.RECOMPUTE}
     for each in schedule.recomputations:
         if each.storage not in missing:
@@ -87,7 +87,7 @@ def _check_room(
     prediction: Prediction,
     tolerance: float,
 ) -> Iterator[str]:
-    """Yield where there is not enough memory, or another amount is used than predicted."""
+    """Yield violations of memory limits, and predictions that differ from the memory in use."""
     peak, most = occupation.peak, occupation.most
     if peak > machine.budget_bytes:
         where = f"at operator {occupation.peak_operator}"
@@ -115,7 +115,7 @@ def _check_sums(
     moves: Sequence[SwappedStorage],
     tolerance: float,
 ) -> Iterator[str]:
-    """Yield where the prediction is not what the schedule comes to."""
+    """Yield predicted times and sizes that differ from the schedule."""
     predicted = schedule.prediction
     end = schedule.ends[-1]
     if abs(predicted.seconds - end) > tolerance:

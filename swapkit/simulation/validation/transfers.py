@@ -1,4 +1,4 @@
-"""Whether copies move as the links allow, and memory waits for them."""
+"""Checks that copies are in order and no faster than the links."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedStorage:
-    """A swapped storage: what moves, what is decided, and when it has to be back.
+    """A swapped storage: its transfer, its decision, and the operator that needs it back.
 
-    `gone_at` is when the last operator that runs with it ends.
+    `gone_at` is the end of the last operator that runs while the storage exists.
     """
 
     transfer: Transfer
@@ -42,7 +42,7 @@ def pair_transfers(
     swaps: Mapping[int, Decision],
     demand: Demand,
 ) -> tuple[list[SwappedStorage], list[str]]:
-    """Return the transfers with their decisions, and what has only one of both."""
+    """Return the transfers with their decisions, and a violation for each without a partner."""
     moves, violations = [], []
     missing = dict(swaps)
     for transfer in schedule.transfers:
@@ -67,7 +67,7 @@ def pair_transfers(
 def check_moves(
     moves: Sequence[SwappedStorage], schedule: Schedule, machine: Machine, tolerance: float
 ) -> Iterator[str]:
-    """Yield what is wrong with when storages move, and with how fast."""
+    """Yield violations of the order and the speed of copies."""
     for move in moves:
         yield from _check_order(move, schedule, tolerance)
     ways = {
@@ -88,9 +88,9 @@ def check_moves(
 
 
 def _check_order(move: SwappedStorage, schedule: Schedule, tolerance: float) -> Iterator[str]:
-    """Yield where the copies and the operators around them are out of order."""
+    """Yield violations of the order of a storage's copies and the operators around them."""
     copy, gap, decision = move.transfer, move.gap, move.decision
-    ends, starts = (0.0, *schedule.ends), schedule.starts  # ends[k + 1] is that of operator k
+    ends, starts = (0.0, *schedule.ends), schedule.starts  # ends[k + 1] belongs to operator k
     orders = [
         (ends[gap.final + 1], copy.out_start, "its bytes are final", "its copy out starts"),
         (copy.out_start, copy.out_end, "its copy out starts", "it ends"),
@@ -119,7 +119,7 @@ def _check_speed(
     against: Sequence[Span],
     tolerance: float,
 ) -> Iterator[str]:
-    """Yield if a copy takes less time than the links allow, with those of the other direction."""
+    """Yield a copy that is faster than the links allow, given the copies the other way."""
     speeds = {
         "out": (machine.out_bytes_per_second, machine.out_latency_seconds),
         "back": (machine.in_bytes_per_second, machine.in_latency_seconds),
@@ -137,7 +137,7 @@ def _check_speed(
     start, end = span
     lost = 1 - machine.duplex / 2
     shared, count = _overlap(start, end, against)
-    # Latencies may pass undisturbed: that much may be lost less than the overlap says.
+    # Latencies may pass undisturbed, so that much of the overlap may cost nothing.
     undisturbed = latency + count * other_latency
     took = end - start - lost * max(0.0, shared - undisturbed)
     if took < least - tolerance:
@@ -148,7 +148,7 @@ def _check_speed(
 
 
 def _overlap(start: float, end: float, spans: Sequence[Span]) -> tuple[float, int]:
-    """Return how long sorted spans lie inside `start` to `end`, and how many do."""
+    """Return the total time of sorted spans inside `start` to `end`, and how many overlap it."""
     first = max(0, bisect_left(spans, (start, start)) - 1)
     total, count = 0.0, 0
     for other_start, other_end in spans[first:]:

@@ -1,7 +1,7 @@
 /* backend.c - validation of a table of operations, and calls through the handle.
  *
- * A handle is a validated copy of the table plus `self`; absent optional members are filled with
- * functions that return SK_UNSUPPORTED, so that no caller ever tests for NULL (as in UMF). */
+ * A handle is a validated copy of the table plus `self`; absent optional members become functions
+ * that return SK_UNSUPPORTED, so that no caller ever tests for NULL (as in UMF). */
 #include "backend/backend.h"
 
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static sk_status unsupported_host(void *self, void *address, size_t nbytes) {
 
 static void do_nothing(void *self) { (void)self; }
 
-/* Name of the first mandatory member that is absent, or NULL. */
+/* Return the name of the first mandatory member that is absent, or NULL. */
 static const char *missing_member(const sk_backend_ops *ops) {
     const struct {
         const char *name;

@@ -8,15 +8,15 @@ struct sk_backend {
     sk_backend_ops ops; /* every member callable */
     void *self;
     bool has_segments; /* memory_alloc is more than a stub */
-    bool has_aliases;  /* range_alias likewise */
+    bool has_aliases;  /* range_alias is more than a stub */
     size_t users;      /* atomic: the handle's owner, and every open pool, stream and event */
 };
 
-/* Keep a backend open, and let go of it; the last user's going destroys it. Threads: any. */
+/* Keep a backend open; and release it: the last user's release destroys it. Threads: any. */
 void sk__backend_hold(sk_backend *backend);
 void sk__backend_drop(sk_backend *backend);
 
-/* Several calls of this thread in a row. See sk_backend_ops. */
+/* Enclose several calls of this thread in a row. See sk_backend_ops. */
 static inline void sk__visit_begin(const sk_backend *backend) {
     backend->ops.visit_begin(backend->self);
 }
@@ -25,7 +25,7 @@ static inline void sk__visit_end(const sk_backend *backend) {
     backend->ops.visit_end(backend->self);
 }
 
-/* pinned.c. The memory of the backend `cpu`, every committed granule of it locked by `device`.
+/* pinned.c. A backend with the memory of `cpu`, every committed granule locked by `device`.
  *
  * device   must have host_lock; kept open.
  * granule  of commit and decommit, and one locked piece each: a power of two, and a multiple of

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static SK_NO_ANALYSIS void cpu_destroy(void *self) { /* nobody else has it any more */
+static SK_NO_ANALYSIS void cpu_destroy(void *self) { /* there are no other users any more */
     sk__cpu *cpu = self;
     sk__fork_unregister(&cpu->fork_node);
     sk_assert(cpu->streams == NULL);

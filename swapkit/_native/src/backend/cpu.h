@@ -9,17 +9,17 @@
 
 typedef struct sk__cpu {
     sk__mutex lock;
-    pthread_cond_t changed; /* what somebody waits for was recorded, or done */
+    pthread_cond_t changed; /* an awaited mark was passed, or awaited work is done */
     sk__fork_node fork_node;
     sk_cpu_params params; /* capacity_bytes resolved; never changes */
     size_t used_bytes SK_GUARDED_BY(lock);
     sk_stream *streams SK_GUARDED_BY(lock); /* all live ones */
 } sk__cpu;
 
-/* Memory half: cpu_memory.c. What the machine or its control group allows, and is free. */
+/* Memory half: cpu_memory.c. The free memory within the limits of the machine and its groups. */
 sk_status sk__cpu_machine_memory(sk_memory_info *out);
-/* Apply the limits of the control groups in a file such as /proc/self/cgroup, whose directories lie
- * below `root`. */
+/* Apply the limits of the control groups listed in a file such as /proc/self/cgroup, whose
+ * directories lie below `root`. */
 void sk__cpu_groups_apply(const char *list, const char *root, sk_memory_info *info);
 sk_status sk__cpu_memory_info(void *self, sk_memory_info *out);
 sk_status sk__cpu_memory_alloc(void *self, size_t nbytes, void **out);
@@ -44,7 +44,7 @@ sk_status sk__cpu_event_sync(void *self, sk_event *event);
 sk_status sk__cpu_copy_async(void *self, void *to, const void *from, size_t nbytes,
                              sk_copy_kind kind, sk_stream *stream);
 sk_status sk__cpu_stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument);
-/* In a forked child: the streams' threads are gone; they start again at the next task. */
+/* Repair a forked child: the streams' threads are gone; they start again at the next task. */
 void sk__cpu_streams_after_fork(void *self);
 
 #endif

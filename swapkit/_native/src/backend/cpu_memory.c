@@ -1,9 +1,9 @@
 /* cpu_memory.c - host memory as device memory.
  *
- * A range is reserved as inaccessible address space; committing makes granules readable and
- * writable, decommitting returns their pages to the kernel and makes them inaccessible again. The
- * hardware thus enforces that no page outside the committed bytes can ever be resident, huge pages
- * included: the kernel only builds one inside a range that is writable throughout. */
+ * A range is reserved as inaccessible address space. A commit makes granules readable and writable;
+ * a decommit returns their pages to the kernel and makes them inaccessible again. So the hardware
+ * enforces that no page outside the committed bytes can ever be resident, huge pages included: the
+ * kernel only builds one inside a range that is writable throughout. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,18 +16,18 @@
 #include "backend/cpu.h"
 
 enum {
-    /* Of commit and decommit: small against the tensors worth moving, yet big enough that the
-     * kernel's bookkeeping per range does not grow with the number of blocks. */
+    /* For commit and decommit: small compared with the tensors worth moving, yet large enough that
+     * the kernel's bookkeeping per range does not grow with the number of blocks. */
     GRANULE_BYTES = 64 * 1024,
     RANGE_ALIGNMENT = 2 * 1024 * 1024, /* the huge page of x86-64 and most AArch64 kernels */
     PATH_BYTES = 512,
     LINE_BYTES = 512,
-    /* Of moved memory: the kernel keeps each piece apart, and a process can have 65530 of them
+    /* Of moved memory: the kernel keeps each piece separate, and a process can have 65530 of them
      * (vm.max_map_count). */
     MOST_PIECES = 8192,
     DECIMAL = 10,
     NODE_BITS = 64, /* of sk_cpu_params.numa_nodes */
-    /* Of the kernel; its headers may be older, and libnuma's need not be there. */
+    /* The kernel's values; its headers may be older, and libnuma's may be missing. */
     MPOL_PREFERRED = 1,
     MPOL_PREFERRED_MANY = 5, /* Linux 5.15 */
 };
@@ -38,9 +38,9 @@ enum {
 #define MREMAP_DONTUNMAP 4 /* Linux 5.7 */
 #endif
 
-/* ---- how much there is ----------------------------------------------------------------------- */
+/* ---- available memory ------------------------------------------------------------------------ */
 
-/* The number in a control group's file; `otherwise` if there is none or it says "max". */
+/* Return the number in a control group's file; `otherwise` if there is none or it says "max". */
 static size_t cgroup_number(const char *directory, const char *file, size_t otherwise) {
     char path[PATH_BYTES];
     char line[LINE_BYTES];
@@ -56,7 +56,7 @@ static size_t cgroup_number(const char *directory, const char *file, size_t othe
     return end != line ? (size_t)number : otherwise;
 }
 
-/* Apply the limit of one control group directory and of all above it. */
+/* Apply the limit of one control group directory and of all its parents. */
 static void cgroup_apply(char *directory, size_t root_length, const char *limit_file,
                          const char *usage_file, sk_memory_info *info) {
     for (;;) {
@@ -72,7 +72,7 @@ static void cgroup_apply(char *directory, size_t root_length, const char *limit_
     }
 }
 
-/* A line of /proc/self/cgroup: "0::/path" (version 2) or "4:memory:/path" (version 1). */
+/* Apply a line of /proc/self/cgroup: "0::/path" (version 2) or "4:memory:/path" (version 1). */
 static void cgroup_line_apply(char *line, const char *root, sk_memory_info *info) {
     char *newline = strchr(line, '\n');
     if (newline != NULL) {
@@ -160,13 +160,13 @@ static sk_status map_failed(const char *what, size_t nbytes) {
 
 /* ---- whole segments -------------------------------------------------------------------------- */
 
-/* Huge pages make first touches several times cheaper. A hint: without them all works as well. */
+/* Huge pages make first touches several times cheaper. A hint: all works without them. */
 static void huge_pages_advise(void *address, size_t nbytes) {
     (void)madvise(address, nbytes, MADV_HUGEPAGE);
 }
 
-/* Prefer memory of the nodes asked for. A hint: a kernel or a control group that does not let us
- * choose, and nodes that do not exist, leave things as they are; full nodes give way to others. */
+/* Prefer memory of the requested nodes. A hint: it has no effect if a kernel or a control group
+ * does not let us choose, or if a node does not exist; when nodes are full, others are used. */
 static void nodes_prefer(const sk__cpu *cpu, void *address, size_t nbytes) {
     static const unsigned long policies[] = {MPOL_PREFERRED_MANY, MPOL_PREFERRED};
     const uint64_t nodes = cpu->params.numa_nodes;
@@ -176,8 +176,8 @@ static void nodes_prefer(const sk__cpu *cpu, void *address, size_t nbytes) {
     }
 }
 
-/* Touch every page now, if that is wanted. SK_OUT_OF_DEVICE_MEMORY: the machine has not so many.
- * Whatever else the kernel says, such as that it is too old, the first touch will do as well. */
+/* Touch every page now, if requested. SK_OUT_OF_DEVICE_MEMORY: the machine has too few pages. On
+ * any other error, for example of an older kernel, the pages come at the first touch. */
 static sk_status pages_populate(const sk__cpu *cpu, void *address, size_t nbytes) {
     if (cpu->params.populate && madvise(address, nbytes, MADV_POPULATE_WRITE) != 0 &&
         errno == ENOMEM) {
@@ -224,7 +224,7 @@ size_t sk__cpu_granule_bytes(void) {
 }
 
 sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out) {
-    /* Map more than is wanted, so that an aligned part can be cut out. */
+    /* Map more than requested, so that an aligned part can be cut out. */
     size_t mapped = nbytes + RANGE_ALIGNMENT;
     char *start = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) {
@@ -266,9 +266,8 @@ sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes) {
 }
 
 sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes) {
-    /* Inaccessible first: were the pages dropped first, a stray write could bring one back. */
-    /* ENOMEM: the process has no mappings left to cut (vm.max_map_count). The pages can go without.
-     */
+    /* Inaccessible first: if the pages were dropped first, a stray write could bring one back.
+     * ENOMEM: the process has no mappings left to cut (vm.max_map_count); drop the pages anyway. */
     if (mprotect(address, nbytes, PROT_NONE) != 0 && errno != ENOMEM) {
         sk_status status = map_failed("mprotect", nbytes);
         (void)mprotect(address, nbytes, PROT_READ | PROT_WRITE); /* it may have changed a part */
@@ -283,24 +282,24 @@ sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes) {
     return SK_OK;
 }
 
-/* Make addresses that lost their pages such as `sk__cpu_range_reserve` made them: what comes to lie
- * there later is one piece with its neighbours again. */
+/* Reset addresses that lost their pages to the state after `sk__cpu_range_reserve`, so that memory
+ * that comes to lie there later is one piece with its neighbours again. */
 static void addresses_renew(const sk__cpu *cpu, void *address, size_t nbytes) {
     if (nbytes == 0) {
         return;
     }
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (mmap(address, nbytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
-        (void)mprotect(address, nbytes, PROT_NONE); /* the old ones do as well */
+        (void)mprotect(address, nbytes, PROT_NONE); /* the old mappings serve as well */
         return;
     }
     huge_pages_advise(address, nbytes);
     nodes_prefer(cpu, address, nbytes);
 }
 
-/* Move pages to other addresses, up to the first that are refused; returns the bytes. They are
- * neither cleared nor touched anew, and no other thread's mapping can come to lie where they were.
- * The kernel moves only what is one piece; where the next one ends shows when it refuses more. */
+/* Move pages to other addresses, up to the first refusal; return the moved bytes. The pages are
+ * neither cleared nor touched again, and no other thread's mapping can take their old addresses.
+ * The kernel only moves a single piece; its refusal of more shows where the next piece ends. */
 static size_t pages_move(char *from, char *to, size_t nbytes) {
     const size_t granule = sk__cpu_granule_bytes();
     const int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
@@ -326,7 +325,7 @@ sk_status sk__cpu_range_move(void *self, void *from, void *to, size_t nbytes) {
         return sk__fail(SK_UNSUPPORTED, "cpu backend: %zu bytes are too few to move", nbytes);
     }
     size_t done = pages_move(from, to, nbytes);
-    if (done < nbytes) { /* what was there is nobody's: new pages will come to the first touch */
+    if (done < nbytes) { /* the pages moved so far are lost: new ones come at the first touch */
         sk_status status = map_failed("mremap", nbytes);
         addresses_renew(cpu, to, done);
         return status;

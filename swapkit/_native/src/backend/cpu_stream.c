@@ -1,12 +1,12 @@
 /* cpu_stream.c - worker threads as streams, with events and copies.
  *
- * One lock serves all streams of a backend. Work items may be small copies that come by the
- * hundred, so a thread is woken only for what it waits for: its stream's work, or the end of what
- * somebody waits for. A task stays at the head of its queue while it runs and is taken off when
- * done; a forked child, where the threads do not exist, therefore finds every unfinished task still
- * queued and runs it again (a copy may be repeated). Each recording of an event is a mark of its
- * own, kept alive by the tasks that refer to it: who waits, waits for the recording that was the
- * latest when the wait was queued, whatever is recorded later.
+ * One lock serves all streams of a backend. Work items may be hundreds of small copies, so a thread
+ * is woken only for work in its own stream, or for the end of work that it waits for. A task stays
+ * at the head of its queue while it runs and is removed when done. So a forked child, where the
+ * threads do not exist, finds every unfinished task still queued and runs it again (a copy may be
+ * repeated). Each recording of an event is a separate mark, kept alive by the tasks that refer to
+ * it: a wait is for the recording that was the latest when the wait was queued, regardless of later
+ * recordings.
  *
  * The NULL stream is the host's own program order: work on it is done before the call returns. */
 #include <errno.h>
@@ -21,12 +21,12 @@ enum { QUEUE_START = 16, QUICK_BYTES = 64 * 1024, NS_PER_S = 1000000000 };
 /* One recording of an event. Guarded by the backend's lock. */
 typedef struct mark {
     bool done;
-    unsigned holders; /* the event, every queued task, and who waits */
+    unsigned holders; /* the event, every queued task, and waiting threads */
     unsigned waiters; /* threads */
 } mark;
 
 struct sk_event {
-    mark *latest; /* NULL: never recorded, or recorded where all work was done already */
+    mark *latest; /* NULL: never recorded, or recorded when all work was done already */
     mark *spare;  /* for the next recording, so that recording usually allocates nothing */
 };
 
@@ -48,8 +48,8 @@ struct sk_stream {
     pthread_t thread;
     bool running; /* the thread exists */
     bool stopping;
-    pthread_cond_t work; /* something is queued, or the stream stops */
-    unsigned syncs;      /* threads that wait for what is queued */
+    pthread_cond_t work; /* a task is queued, or the stream stops */
+    unsigned syncs;      /* threads that wait for queued work */
     task *queue;         /* ring of `capacity` slots, `count` from `head` on */
     size_t capacity, head, count;
     uint64_t done; /* tasks ever finished; with `count`, their sequence numbers */
@@ -65,7 +65,7 @@ static void mark_drop(mark *mark) {
     }
 }
 
-/* Let the event forget its latest recording; the mark is kept for the next if nobody needs it. */
+/* Clear an event's latest recording; keep the mark for the next one if it has no other holders. */
 static void event_clear(sk_event *event) {
     mark *latest = event->latest;
     event->latest = NULL;
@@ -79,7 +79,7 @@ static void event_clear(sk_event *event) {
     }
 }
 
-/* A mark for the event's next recording, held once. */
+/* Return a mark for the event's next recording, held once. */
 static mark *event_mark(sk_event *event) {
     mark *fresh = event->spare;
     event->spare = NULL;
@@ -204,7 +204,7 @@ static void *stream_main(void *argument) {
 
 static sk_status stream_start(sk__cpu *cpu, sk_stream *stream) SK_REQUIRES(cpu->lock) {
     sk_assert(stream->cpu == cpu);
-    (void)cpu; /* named for the analysis of locks */
+    (void)cpu; /* named for the lock analysis */
     if (stream->running) {
         return SK_OK;
     }
@@ -250,7 +250,7 @@ static sk_status task_add(sk__cpu *cpu, sk_stream *stream, const task *work)
     if (work->mark != NULL) {
         work->mark->holders++;
     }
-    (void)pthread_cond_signal(&stream->work); /* only its thread waits for that */
+    (void)pthread_cond_signal(&stream->work); /* only its thread waits for it */
     return SK_OK;
 }
 
@@ -312,7 +312,7 @@ sk_status sk__cpu_stream_sync(void *self, sk_stream *stream) {
     }
     sk__lock(&cpu->lock);
     sk_status status = stream->count == 0 ? SK_OK : stream_start(cpu, stream);
-    uint64_t last = stream->done + stream->count; /* not what others queue meanwhile */
+    uint64_t last = stream->done + stream->count; /* without tasks queued meanwhile */
     stream->syncs++;
     while (status == SK_OK && stream->done < last) {
         sk__wait(&cpu->changed, &cpu->lock);
@@ -322,7 +322,7 @@ sk_status sk__cpu_stream_sync(void *self, sk_stream *stream) {
     return status;
 }
 
-/* Threads that a fork left behind start again where someone asks for their work. */
+/* Restart the threads that a fork left behind, when a caller needs their work. */
 static sk_status streams_resume(sk__cpu *cpu) SK_REQUIRES(cpu->lock) {
     sk_status status = SK_OK;
     for (sk_stream *stream = cpu->streams; stream != NULL; stream = stream->next) {
@@ -359,7 +359,7 @@ sk_status sk__cpu_event_sync(void *self, sk_event *event) {
     return status;
 }
 
-/* Queue a fresh mark in `stream`; the event's latest recording is replaced only if that works. */
+/* Queue a fresh mark in `stream`; replace the event's latest recording only if that succeeds. */
 static sk_status mark_queue(sk__cpu *cpu, sk_event *event, sk_stream *stream)
     SK_REQUIRES(cpu->lock) {
     mark *fresh = event_mark(event);
@@ -383,7 +383,7 @@ sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream) {
     sk__lock(&cpu->lock);
     if (stream != NULL && stream->count > 0) {
         status = mark_queue(cpu, event, stream);
-    } else { /* everything before it is done */
+    } else { /* all earlier work is done */
         event_clear(event);
     }
     sk__unlock(&cpu->lock);
@@ -405,8 +405,8 @@ sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event) {
     return status;
 }
 
-/* A small copy takes less time than waking a thread for it: where nothing is before it in the
- * stream it is done at once. */
+/* A small copy takes less time than waking a thread for it: if no work is before it in the stream,
+ * it is done at once. */
 static bool copy_is_quick(sk__cpu *cpu, const sk_stream *stream, size_t nbytes) {
     if (nbytes > QUICK_BYTES || cpu->params.copy_bytes_per_s != 0 ||
         cpu->params.copy_latency_ns != 0) {

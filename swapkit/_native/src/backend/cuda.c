@@ -1,15 +1,14 @@
-/* cuda.c - opening and closing an NVIDIA device, and what every call to its driver has in common.
- */
+/* cuda.c - opening and closing an NVIDIA device, and the frame around every call to its driver. */
 #include "backend/cuda.h"
 
 #include <stdlib.h>
 
-enum { HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides what starting it costs */
+enum { HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides the cost of its start */
 
 /* ---- a visit to the driver ------------------------------------------------------------------- */
 
-/* Whose context stays current on this thread, from the first call on, until its visit ends. A visit
- * to another device in the meantime is none: each of its calls sees for itself. */
+/* The backend whose context stays current on this thread, from its first call until its visit ends.
+ * Calls to another device in the meantime are outside the visit: each sets its own context. */
 static _Thread_local struct {
     const sk__cuda *cuda; /* NULL: none */
     unsigned depth;
@@ -72,7 +71,7 @@ static sk_status result_status(const sk__cuda *cuda, const char *what, sk__cu_re
         return sk__cuda_fail(cuda->driver, SK_OUT_OF_DEVICE_MEMORY, what, result);
     case SK_CU_DEINITIALIZED:
         if (sk__cuda_gone() == NULL) {
-            sk__cuda_shut_down(); /* its handler was called before ours */
+            sk__cuda_shut_down(); /* the driver's exit handler ran before ours */
         }
         return sk__fail(SK_BACKEND_FAILED, "cuda backend: %s was not called: %s", what,
                         sk__cuda_gone());
@@ -153,7 +152,7 @@ sk_status sk_cuda_device_count(int32_t *out) {
     return SK_OK;
 }
 
-/* The device and its primary context. */
+/* Open the device and its primary context. */
 static sk_status device_open(sk__cuda *cuda, int32_t number) {
     int32_t count = 0;
     sk_status status = sk_cuda_device_count(&count);

@@ -1,11 +1,11 @@
 /* cuda.h - an NVIDIA device: state shared by the backend's memory half and its stream half.
  *
- * A stream is the driver's own CUstream, an event its CUevent: those of others, such as torch's,
- * can be handed in. The NULL stream is the legacy default stream of the device's primary context.
+ * A stream is a CUstream of the driver, an event a CUevent: those of other code, such as torch, can
+ * be passed in. The NULL stream is the legacy default stream of the device's primary context.
  *
  * Every operation is a visit: enter, call the driver if that worked, leave with the result. Between
- * the backend's visit_begin and visit_end the context stays current, and only the first one asks.
- */
+ * the backend's visit_begin and visit_end the context stays current, and only the first call
+ * asks. */
 #ifndef SWAPKIT_BACKEND_CUDA_H
 #define SWAPKIT_BACKEND_CUDA_H
 
@@ -13,7 +13,7 @@
 #include "backend/cuda_driver.h"
 #include "base/thread.h"
 
-enum { SK_CUDA_DEVICES = 64 }; /* of one process, that may share memory */
+enum { SK_CUDA_DEVICES = 64 }; /* of one process, which may share memory */
 
 typedef struct sk__cuda {
     sk__mutex lock;
@@ -22,26 +22,26 @@ typedef struct sk__cuda {
     sk__cu_device device;
     size_t granule_bytes;                  /* 0: without virtual memory */
     sk__cu_allocation kind;                /* of physical memory */
-    sk__cu_access access[SK_CUDA_DEVICES]; /* who may use it; the device itself first */
+    sk__cu_access access[SK_CUDA_DEVICES]; /* devices that may use it; the own one first */
     size_t naccess;
     sk__fork_node fork_node;
     size_t locked_bytes SK_GUARDED_BY(lock); /* of host memory */
-    size_t cut_bytes SK_GUARDED_BY(lock);    /* the smallest piece locked; 0: none is */
+    size_t cut_bytes SK_GUARDED_BY(lock);    /* the smallest locked piece; 0: none is */
 } sk__cuda;
 
-/* Make the device's context current in this thread, if it is not: the caller's own stays what it
- * is. Calls no driver that is gone: the result is then SK_CU_DEINITIALIZED. */
+/* Make the device's context current on this thread, if it is not; sk__cuda_leave restores the
+ * caller's. Calls no driver that is gone: the result is then SK_CU_DEINITIALIZED. */
 sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed);
 void sk__cuda_visit_begin(void *self);
 void sk__cuda_visit_end(void *self);
-/* Undo that; `result` of the driver's function `what`, as a status with a text. */
+/* Undo sk__cuda_enter; return `result` of the driver's function `what` as a status with a text. */
 sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what, sk__cu_result result);
-/* The same for what releases something: if it went with the process or the context, it is gone. */
+/* The same for releases: an object that went with the process or the context counts as released. */
 sk_status sk__cuda_leave_released(const sk__cuda *cuda, bool pushed, const char *what,
                                   sk__cu_result result);
 
-/* Memory half: cuda_memory.c. Whether the device has virtual memory, in which granules, and who may
- * use it: `params` and the device decide. */
+/* Memory half: cuda_memory.c. Choose from `params` and the device whether there is virtual memory,
+ * its granules, and the devices that may use it. */
 sk_status sk__cuda_memory_open(sk__cuda *cuda, const sk_cuda_params *params);
 sk_status sk__cuda_memory_info(void *self, sk_memory_info *out);
 sk_status sk__cuda_memory_alloc(void *self, size_t nbytes, void **out);
@@ -53,7 +53,7 @@ sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes);
 sk_status sk__cuda_range_alias(void *self, void *from, void *to, size_t nbytes);
 sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes);
 sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes);
-/* At multiples of how many bytes of host memory a copy has to be cut; 0: nowhere. */
+/* Return the bytes of host memory at whose multiples a copy must be cut; 0: nowhere. */
 size_t sk__cuda_cut_bytes(sk__cuda *cuda);
 
 /* Stream half: cuda_stream.c. */

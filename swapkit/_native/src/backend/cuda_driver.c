@@ -1,8 +1,8 @@
 /* cuda_driver.c - opening libcuda.so.1, once per process; its errors; and when not to call it.
  *
- * The driver takes itself down at some point of the process's exit, and does not work in a forked
- * child. A handler for each, registered after the driver's own, notes that; from then on nothing
- * here calls it. */
+ * The driver shuts down at some point of the process's exit, and does not work in a forked child. A
+ * handler for each case, registered after the driver's own, notes it; from then on no code here
+ * calls the driver. */
 #include "backend/cuda_driver.h"
 
 #include <dlfcn.h>
@@ -28,7 +28,7 @@ static struct {
 
 static pthread_once_t process_once = PTHREAD_ONCE_INIT;
 
-/* ---- the end --------------------------------------------------------------------------------- */
+/* ---- the end of the driver ------------------------------------------------------------------- */
 
 const char *sk__cuda_gone(void) {
     switch (__atomic_load_n(&process.presence, __ATOMIC_RELAXED)) {
@@ -47,7 +47,7 @@ void sk__cuda_shut_down(void) { __atomic_store_n(&process.presence, EXITING, __A
 
 static SK_NO_ANALYSIS void driver_after_fork(void *owner) {
     (void)owner;
-    if (process.ready) { /* else the child may open a driver of its own */
+    if (process.ready) { /* otherwise the child may open a driver of its own */
         __atomic_store_n(&process.presence, FORKED, __ATOMIC_RELAXED);
     }
 }
@@ -56,10 +56,10 @@ static SK_NO_ANALYSIS void driver_after_fork(void *owner) {
 
 bool sk__cuda_is_sticky(sk__cu_result result) {
     static const sk__cu_result sticky[] = {
-        214, 220,                         /* memory or link errors that were not corrected */
+        214, 220,                         /* uncorrected memory or link errors */
         700, 702,                         /* an illegal address, a timeout */
         709, 710,                         /* the context was destroyed, an assertion in a kernel */
-        714, 715, 716, 717, 718, 719, 721 /* other ways for a kernel to go wrong */
+        714, 715, 716, 717, 718, 719, 721 /* other kernel failures */
     };
     for (size_t i = 0; i < sizeof sticky / sizeof sticky[0]; i++) {
         if (result == sticky[i]) {
@@ -105,7 +105,7 @@ static sk_status symbol_missing(void *library, const char *path, const char *sym
 }
 
 sk_status sk__cuda_driver_open(const char *path, sk__cuda_driver *out) {
-    /* Whoever sets the environment chooses the process's libraries anyway. */
+    /* A user who sets the environment chooses the process's libraries anyway. */
     /* NOLINTNEXTLINE(clang-analyzer-optin.taint.GenericTaint) */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -165,7 +165,7 @@ sk_status sk__cuda_driver_get(const sk__cuda_driver **out) {
         status = driver_start(&process.table);
         process.ready = status == SK_OK;
         if (process.ready) {
-            (void)atexit(sk__cuda_shut_down); /* after the driver's own: so it runs before that */
+            (void)atexit(sk__cuda_shut_down); /* registered after the driver's: runs before it */
         }
     }
     sk__unlock(&process.lock);

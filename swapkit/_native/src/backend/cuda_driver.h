@@ -1,8 +1,8 @@
 /* cuda_driver.h - the part of NVIDIA's driver interface that the cuda backend uses.
  *
  * The declarations are our own, of the driver's public binary interface; the library is opened at
- * run time, so nothing of CUDA is needed to build. SK_CUDA_CALLS lists every function once, by the
- * versioned name under which the library exports it; the table of pointers is made of it. */
+ * run time, so the build needs nothing of CUDA. SK_CUDA_CALLS lists every function once, by the
+ * versioned name under which the library exports it; the table of pointers is made from it. */
 #ifndef SWAPKIT_BACKEND_CUDA_DRIVER_H
 #define SWAPKIT_BACKEND_CUDA_DRIVER_H
 
@@ -14,7 +14,7 @@ typedef struct sk__cu_context sk__cu_context;
 typedef unsigned long long sk__cu_address; /* of device memory */
 typedef unsigned long long sk__cu_memory;  /* a handle of physical memory */
 
-/* Results that mean something to us; the driver names the others. */
+/* The results that this code interprets; the driver names the others. */
 enum {
     SK_CU_SUCCESS = 0,
     SK_CU_OUT_OF_MEMORY = 2,
@@ -32,7 +32,7 @@ enum {
     SK_CU_ACCESS_READ_WRITE = 3,
     SK_CU_HOST_PORTABLE = 1, /* locked for every context, not only the current one */
     SK_CU_STREAM_NON_BLOCKING = 1,
-    SK_CU_EVENT_BLOCKING_SYNC = 1, /* who waits sleeps */
+    SK_CU_EVENT_BLOCKING_SYNC = 1, /* waiting threads sleep */
     SK_CU_EVENT_NO_TIMING = 2,
 };
 
@@ -110,7 +110,7 @@ _Static_assert(sizeof(sk__cu_access) == 12, "the driver's CUmemAccessDesc");
 /* clang-format on */
 
 /* clang-format off */
-/* These may be NULL: what they are for is not done then. */
+/* These may be NULL: the features that need them are then off. */
 #define SK_CUDA_OPTIONAL_CALLS(X)                                                                  \
     X(cuMemRetainAllocationHandle, (sk__cu_memory *out, void *address)) /* CUDA 11.0 */
 /* clang-format on */
@@ -122,23 +122,23 @@ typedef struct sk__cuda_driver {
 } sk__cuda_driver;
 #undef SK_CUDA_MEMBER
 
-/* Open the library at `path` and find every function in it. SK_UNSUPPORTED: it is not there, or too
- * old; the text says what was looked for. The library stays open for good. */
+/* Open the library at `path` and find every function in it. SK_UNSUPPORTED: it is missing or too
+ * old; the text says what was looked for. The library stays open until the process ends. */
 sk_status sk__cuda_driver_open(const char *path, sk__cuda_driver *out);
-/* The process's driver, opened and initialised by the first call that succeeds.
- * out  borrowed for good.   SK_UNSUPPORTED: there is none, or no device. Threads: any. */
+/* Return the process's driver, opened and initialised by the first call that succeeds.
+ * out  borrowed forever.   SK_UNSUPPORTED: there is none, or no device. Threads: any. */
 sk_status sk__cuda_driver_get(const sk__cuda_driver **out);
 
-/* Why the driver can no longer be called: the process exits, or is a fork of the one that called
- * it. NULL: it can. Threads: any. */
+/* Return why the driver can no longer be called: the process exits, or is a fork of the one that
+ * called it. NULL: the driver can be called. Threads: any. */
 const char *sk__cuda_gone(void);
-/* The driver itself said that it has shut down: no more calls. */
+/* Note that the driver reported its own shutdown: no more calls. */
 void sk__cuda_shut_down(void);
 
-/* Fail with the name of the function, and what the driver says of `result`. */
+/* Fail with the name of the function, and the driver's text for `result`. */
 sk_status sk__cuda_fail(const sk__cuda_driver *driver, sk_status status, const char *what,
                         sk__cu_result result);
-/* Whether `result` stays: the context can do nothing any more, and its memory is lost. */
+/* Whether `result` is sticky: the context is unusable from now on, and its memory is lost. */
 bool sk__cuda_is_sticky(sk__cu_result result);
 
 #endif

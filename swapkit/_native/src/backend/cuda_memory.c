@@ -1,15 +1,14 @@
 /* cuda_memory.c - device memory, whole or in granules behind a range of addresses; host memory that
  * its copy engines may read and write.
  *
- * A granule is physical memory of its own, mapped where it is committed, and where it has aliases.
- * Its handle is released at once: the mappings keep the memory, and the last one's unmapping gives
- * it back. The driver does not wait for work on memory that is unmapped; whoever decommits has
- * waited.
+ * A granule is separate physical memory, mapped where it is committed, and where it has aliases.
+ * Its handle is released at once: the mappings keep the memory, and the last unmap gives it back.
+ * The driver does not wait for work on memory that is unmapped; the caller of decommit has waited.
  *
- * Why granules are created and mapped one by one, though a piece costs the host some 46 us on an
- * H100 whatever its size: cuMemMap takes a handle from its beginning only (its offset must be 0),
- * and cuMemUnmap whole mappings. Of several granules in one handle none could lie elsewhere while
- * another is in use, as if granules were larger; but with 8 MiB a Llama of 1b (1b_4k of
+ * Granules are created and mapped one by one, although a piece costs the host some 46 us on an H100
+ * whatever its size. The reason: cuMemMap maps a handle from its beginning only (its offset must be
+ * 0), and cuMemUnmap only removes whole mappings. Of several granules in one handle none could move
+ * while another is in use, as if granules were larger. But with 8 MiB a Llama of 1b (1b_4k of
  * benchmarks/virtual) at recompute's peak runs out of memory that is free in pieces, while 4 MiB
  * saves 0.2 s once: its first five steps map 9,600 granules of 2 MiB (0.45 s), those after the
  * sixth none. */
@@ -33,7 +32,7 @@ static void access_add(sk__cuda *cuda, sk__cu_device device) {
                         .flags = SK_CU_ACCESS_READ_WRITE};
 }
 
-/* Let the other devices that were named use the memory, too, where the machine has a way. */
+/* Let the other named devices use the memory, too, if the machine connects them. */
 static void access_open(sk__cuda *cuda, uint64_t peers) {
     access_add(cuda, cuda->device);
     for (int number = 0; number < SK_CUDA_DEVICES; number++) {
@@ -149,7 +148,7 @@ sk_status sk__cuda_range_release(void *self, void *address, size_t nbytes) {
     return sk__cuda_leave_released(cuda, pushed, "cuMemAddressFree", result);
 }
 
-/* Put physical memory behind one granule of addresses: new, or that at `twin`. */
+/* Map physical memory behind one granule of addresses: new memory, or the memory at `twin`. */
 static sk__cu_result granule_map(const sk__cuda *cuda, sk__cu_address address, sk__cu_address twin,
                                  const char **what) {
     sk__cu_memory memory = 0;
@@ -170,7 +169,7 @@ static sk__cu_result granule_map(const sk__cuda *cuda, sk__cu_address address, s
     return result;
 }
 
-/* Unmap granules from `address` on, up to the first that is refused; how many bytes went. */
+/* Unmap granules from `address` on, up to the first refusal; return the unmapped bytes. */
 static size_t granules_unmap(const sk__cuda *cuda, sk__cu_address address, size_t nbytes,
                              sk__cu_result *result) {
     size_t done = 0;
@@ -182,7 +181,7 @@ static size_t granules_unmap(const sk__cuda *cuda, sk__cu_address address, size_
     return done;
 }
 
-/* Whether the device has so much left: else a large request would map all that it has, in vain. */
+/* Fail if the device has too little left: otherwise a large request would map all of it in vain. */
 static sk__cu_result memory_require(const sk__cuda *cuda, size_t nbytes, const char **what) {
     size_t free_bytes = 0;
     size_t total_bytes = 0;
@@ -195,7 +194,7 @@ static sk__cu_result memory_require(const sk__cuda *cuda, size_t nbytes, const c
     return result;
 }
 
-/* All of `nbytes`, or nothing: new memory, or that from `twin` on. */
+/* Map all of `nbytes`, or nothing: new memory, or the memory from `twin` on. */
 static sk__cu_result granules_map(const sk__cuda *cuda, sk__cu_address address, sk__cu_address twin,
                                   size_t nbytes, const char **what) {
     const size_t granule = cuda->granule_bytes;
@@ -236,7 +235,7 @@ sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes) {
     sk__cu_result result = sk__cuda_enter(cuda, &pushed);
     if (result == SK_CU_SUCCESS) {
         size_t done = granules_unmap(cuda, device_address(address), nbytes, &result);
-        if (result != SK_CU_SUCCESS && done > 0) { /* none of it, then: they were free anyway */
+        if (result != SK_CU_SUCCESS && done > 0) { /* all or nothing: map free memory again */
             const char *what = NULL;
             (void)granules_map(cuda, device_address(address), 0, done, &what);
         }
@@ -289,7 +288,7 @@ sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes) {
     if (status == SK_OK) {
         locked_change(cuda, nbytes, true);
     } else if (result != SK_CU_DEINITIALIZED && !sk__cuda_is_sticky(result)) {
-        status = SK_OUT_OF_HOST_MEMORY; /* the system's limits, whatever it calls them */
+        status = SK_OUT_OF_HOST_MEMORY; /* the system's limits, under any error name */
     }
     return status;
 }

@@ -26,7 +26,7 @@ sk_status sk__cuda_stream_destroy(void *self, sk_stream *stream) {
     if (result == SK_CU_SUCCESS) {
         result = cuda->driver->cuStreamSynchronize(stream);
     }
-    if (result == SK_CU_SUCCESS || sk__cuda_is_sticky(result)) { /* then nothing runs any more */
+    if (result == SK_CU_SUCCESS || sk__cuda_is_sticky(result)) { /* no work runs any more */
         what = "cuStreamDestroy_v2";
         result = cuda->driver->cuStreamDestroy_v2(stream);
     }
@@ -71,7 +71,7 @@ sk_status sk__cuda_event_create(void *self, sk_event **out) {
     sk_event *event = NULL;
     bool pushed = false;
     sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) { /* threads that wait for copies would spin for milliseconds */
+    if (result == SK_CU_SUCCESS) { /* blocking: waiting threads would spin for milliseconds */
         result =
             cuda->driver->cuEventCreate(&event, SK_CU_EVENT_NO_TIMING | SK_CU_EVENT_BLOCKING_SYNC);
     }
@@ -150,8 +150,8 @@ static sk__cu_result piece_start(const sk__cuda *cuda, copy *copy, size_t offset
     return cuda->driver->cuMemcpyDtoDAsync_v2((uintptr_t)to, (uintptr_t)from, nbytes, copy->stream);
 }
 
-/* The driver takes no copy that goes from one locked piece of host memory into the next. If it
- * refuses one on the way, those before are over when this returns. */
+/* The driver refuses a copy that crosses from one locked piece of host memory into the next. If it
+ * refuses a piece, the earlier pieces are done when this returns. */
 static sk__cu_result pieces_start(const sk__cuda *cuda, copy *copy, size_t cut_bytes) {
     uintptr_t host = (uintptr_t)(copy->kind == SK_HOST_TO_DEVICE ? copy->from : copy->to);
     bool cut = cut_bytes != 0 && copy->kind != SK_DEVICE_TO_DEVICE;

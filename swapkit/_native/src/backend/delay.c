@@ -1,7 +1,7 @@
-/* delay.c - a backend whose asynchronous copies wait until they are let go. For tests.
+/* delay.c - a backend whose asynchronous copies wait until they are released. For tests.
  *
- * Before each copy a host call is queued in the same stream that blocks while the gate is shut, so
- * the order of everything else stays what it is. */
+ * Before each copy a host call is queued in the same stream. It blocks while the gate is shut, so
+ * the order of all other work stays the same. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -39,7 +39,7 @@ static void gate_open(delay *state, uint64_t ncopies) {
 
 static sk_status delay_before(sk__interposer *self, const sk__call *call) {
     if (!call->fallible &&
-        call->stream != NULL) { /* a stream is destroyed: it waits for its work */
+        call->stream != NULL) { /* stream_destroy, which waits for the stream's work */
         gate_open((delay *)self, UINT64_MAX);
     }
     if (call->stream == NULL || call->nbytes == 0) {

@@ -16,7 +16,7 @@ static sk_status leave(void *self, const sk__call *call, sk_status status) {
     return status;
 }
 
-/* before, the call itself unless refused, after. */
+/* Call `before`, then the operation unless refused, then `after`. */
 #define FORWARD(self, call, expression)                                                            \
     do {                                                                                           \
         sk_status status_ = enter((self), (call));                                                 \
@@ -192,5 +192,5 @@ sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out
 }
 
 sk__interposer *sk__interposer_of(sk_backend *backend, const char *name) {
-    return backend->ops.name == name ? backend->self : NULL; /* the very text, not an equal one */
+    return backend->ops.name == name ? backend->self : NULL; /* the same pointer, not equal text */
 }

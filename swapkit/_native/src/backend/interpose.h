@@ -1,33 +1,33 @@
-/* interpose.h - a backend around another one, with something done before and after every call. */
+/* interpose.h - a backend around another one, with code before and after every call. */
 #ifndef SWAPKIT_BACKEND_INTERPOSE_H
 #define SWAPKIT_BACKEND_INTERPOSE_H
 
 #include "backend/backend.h"
 #include "base/thread.h"
 
-/* One call on its way through. */
+/* One call that passes through a wrapper. */
 typedef struct sk__call {
     const char *name; /* the member of sk_backend_ops; static */
     size_t nbytes;    /* 0 where the call has none */
     sk_stream *stream;
-    bool fallible; /* false: it releases or only asks; it must go through */
+    bool fallible; /* false: it releases or only queries, and must go through */
 } sk__call;
 
-/* First member of a wrapper's state. `before` may refuse the call, whose status is then its own;
- * `after` sees the result. Either may be NULL. Threads: any, at once. */
+/* First member of a wrapper's state. `before` may refuse the call with its own status; `after` sees
+ * the result. Either may be NULL. Threads: any, concurrently. */
 typedef struct sk__interposer {
     sk_backend *inner; /* owned */
-    sk__mutex lock;    /* for what the wrapper remembers */
+    sk__mutex lock;    /* for the wrapper's state */
     sk__fork_node fork_node;
     sk_status (*before)(struct sk__interposer *self, const sk__call *call);
     void (*after)(struct sk__interposer *self, const sk__call *call, sk_status status);
     void (*destroy)(struct sk__interposer *self); /* frees the state; inner is closed after it */
-    void (*child)(void *self);                    /* after a fork, if there is more than the lock */
+    void (*child)(void *self);                    /* after a fork; NULL: the lock is all */
 } sk__interposer;
 
-/* self  transferred on success, with self->inner; its lock is made here.   name  static. */
+/* self  transferred on success, with self->inner; its lock is initialized here.   name  static. */
 sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out);
-/* The wrapper's state if `backend` is the wrapper `name`, else NULL. */
+/* Return the wrapper's state if `backend` is the wrapper `name`, else NULL. */
 sk__interposer *sk__interposer_of(sk_backend *backend, const char *name);
 
 #endif

@@ -1,8 +1,8 @@
 /* pinned.c - the cpu backend's memory, with every committed granule locked by a device.
  *
- * Committing makes the pages, then locks them; decommitting unlocks them first. Each granule is
- * locked by itself, once: locking costs about as much as writing the memory. Whatever fails on the
- * way is undone, so that a range is either locked and committed or neither. */
+ * A commit makes the pages, then locks them; a decommit unlocks them first. Each granule is locked
+ * separately, once: locking costs about as much as writing the memory. A failure undoes the earlier
+ * steps, so that a range is either locked and committed or neither. */
 #include <stdlib.h>
 
 #include "backend/interpose.h"
@@ -17,7 +17,7 @@ typedef struct pinned {
 
 /* ---- ranges ---------------------------------------------------------------------------------- */
 
-/* Reserve more than is wanted and cut an aligned part out: the cpu backend takes ranges back in
+/* Reserve more than requested and cut an aligned part out: the cpu backend takes ranges back in
  * parts. */
 static sk_status pinned_range_reserve(void *self, size_t nbytes, void **out) {
     pinned *state = self;
@@ -40,7 +40,7 @@ static sk_status pinned_range_reserve(void *self, size_t nbytes, void **out) {
     return SK_OK;
 }
 
-/* Unlock granule by granule up to the first that is refused; how many bytes were. */
+/* Unlock granule by granule up to the first refusal; return the unlocked bytes. */
 static size_t granules_unlock(const pinned *state, char *address, size_t nbytes,
                               sk_status *status) {
     sk_backend *device = state->device;
@@ -53,7 +53,7 @@ static size_t granules_unlock(const pinned *state, char *address, size_t nbytes,
     return done;
 }
 
-/* All of `nbytes`, or nothing. */
+/* Lock all of `nbytes`, or nothing. */
 static sk_status granules_lock(const pinned *state, char *address, size_t nbytes) {
     sk_backend *device = state->device;
     size_t done = 0;

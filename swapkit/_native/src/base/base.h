@@ -1,4 +1,4 @@
-/* base.h - what every floor of the core uses: failures, assertions, the clock.
+/* base.h - shared by every floor of the core: failures, assertions, the clock.
  *
  * Floor 0 of the C core: base <- backend <- pool <- entry; includes go only towards base. */
 #ifndef SWAPKIT_BASE_BASE_H
@@ -11,7 +11,7 @@
 #include "swapkit.h"
 
 /* Two levels of assertion: cheap ones in debug builds, walks over whole structures in test builds.
- * What a caller can get wrong is never asserted but returned as a status. */
+ * Mistakes of a caller are never asserted but returned as a status. */
 #ifdef SK_DEBUG
 #define sk_assert(condition)                                                                       \
     ((condition) ? (void)0 : sk__assert_failed(#condition, __FILE__, __LINE__))
@@ -24,7 +24,7 @@ _Noreturn void sk__assert_failed(const char *condition, const char *file, int li
 /* Set this thread's error text and return `status`, so that failing is one statement. */
 sk_status sk__fail(sk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* For failures that nobody can do anything about, such as in destroying. */
+/* For failures that no caller can handle, such as in destroy functions. */
 static inline void sk__ignore(sk_status status) { (void)status; }
 
 /* CLOCK_MONOTONIC. */

@@ -1,8 +1,8 @@
 /* thread.h - locks that clang's thread-safety analysis and debug builds can check.
  *
- * Lock order, outermost first: registry of forks, pool, backend wrapper, backend, ring. A debug
- * build asserts it by rank: a thread may take a lock only of a higher rank than those it holds.
- * Locks are private to one floor; callbacks and waits happen with none held. */
+ * Lock order, outermost first: registry of forks, scheduler, pool, backend wrapper, backend, ring.
+ * A debug build asserts it by rank: a thread may take a lock only of a higher rank than those it
+ * holds. Locks are private to one floor; callbacks and waits happen with none held. */
 #ifndef SWAPKIT_BASE_THREAD_H
 #define SWAPKIT_BASE_THREAD_H
 
@@ -46,10 +46,10 @@ void sk__wait(pthread_cond_t *condition, sk__mutex *mutex) SK_REQUIRES(*mutex);
  * of its memory has none to spare. Returns an errno. */
 int sk__thread_start(pthread_t *thread, void *(*start)(void *), void *argument);
 
-/* Surviving fork(): everything that owns a lock registers a node. Before a fork the locks of all
- * nodes are taken, in rank order, so that the child gets every structure in a consistent state;
- * afterwards both sides release them. `child` (may be NULL) then repairs what the threads that do
- * not exist there owned. Registered from create to destroy of the owner. Threads: any. */
+/* Surviving fork(): every owner of a lock registers a node. Before a fork the locks of all nodes
+ * are taken, in rank order, so that the child gets every structure in a consistent state;
+ * afterwards both sides release them. `child` (may be NULL) then repairs the state that belonged to
+ * threads that the child lacks. Registered from create to destroy of the owner. Threads: any. */
 typedef struct sk__fork_node {
     struct sk__fork_node *next;
     sk__mutex *lock;

@@ -1,11 +1,11 @@
-/* disk.c - the handle: space for extents within the limit, and what a fork leaves of it.
+/* disk.c - the handle: space for extents within the limit, and the state after a fork.
  *
- * Reserving looks for released space first, which needs nothing of the system. Else the file grows:
- * one thread at a time, with the lock released, asks for space where there is none yet. If that
- * would pass the limit, or the file system is full, released space that does not fit is given back
- * first. Offsets cost nothing, so only bytes count and nothing is lost to fragmentation.
+ * A reservation looks for released space first, which needs no system call. Otherwise the file
+ * grows: one thread at a time, with the lock released, asks for space where there is none yet. If
+ * that would exceed the limit, or the file system is full, released space that does not fit is
+ * given back first. Offsets cost nothing, so only bytes count and nothing is lost to fragmentation.
  *
- * Invariants (sk__disk_check): those of extents.h; bytes backed by the file system never pass the
+ * Invariants (sk__disk_check): those of extents.h; bytes backed by the file system never exceed the
  * limit; requests in a queue are for extents in use. */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ SK_NO_ANALYSIS static void disk_after_fork(void *owner) {
     sk__disk_forget(disk);
     (void)pthread_cond_init(&disk->work, NULL);
     (void)pthread_cond_init(&disk->grown, NULL);
-    sk__file_leave(&disk->file); /* or its space would stay taken until the child has gone, too */
+    sk__file_leave(&disk->file); /* or its space would stay taken until the child ends, too */
 }
 
 SK_NO_ANALYSIS sk_status sk__disk_open(const char *folder, size_t limit_bytes, sk__disk **out) {
@@ -42,7 +42,7 @@ SK_NO_ANALYSIS sk_status sk__disk_open(const char *folder, size_t limit_bytes, s
         goto free_extents;
     }
     disk->limit_bytes = limit_bytes == 0 ? SIZE_MAX : limit_bytes;
-    sk__mutex_init(&disk->lock, SK_RANK_BACKEND); /* a leaf: any rank above its callers' does */
+    sk__mutex_init(&disk->lock, SK_RANK_BACKEND); /* a leaf: any rank above its callers' works */
     (void)pthread_cond_init(&disk->work, NULL);
     (void)pthread_cond_init(&disk->grown, NULL);
     disk->fork_node = (sk__fork_node){.lock = &disk->lock, .child = disk_after_fork, .owner = disk};
@@ -114,7 +114,7 @@ static sk_status tile_allocate(sk__disk *disk, const sk__tile *tile) SK_REQUIRES
     sk__unlock(&disk->lock);
     sk_status status = sk__file_allocate(&disk->file, offset, nbytes);
     if (status != SK_OK) {
-        sk_status ignored = sk__file_give_back(&disk->file, offset, nbytes); /* what it did get */
+        sk_status ignored = sk__file_give_back(&disk->file, offset, nbytes); /* the part it got */
         (void)ignored;
     }
     sk__lock(&disk->lock);
@@ -135,7 +135,7 @@ static sk_status fail_full(sk__disk *disk, size_t nbytes) SK_REQUIRES(disk->lock
                     nbytes, in_use, disk->file.folder, sk__file_free_bytes(&disk->file));
 }
 
-/* Take a tile for an extent out of a state's list. SK_NOT_READY: none is large enough. */
+/* Take a tile for an extent from the list of a state. SK_NOT_READY: none is large enough. */
 static sk_status tile_take(sk__disk *disk, sk__tile_state state, size_t nbytes, sk__tile **out)
     SK_REQUIRES(disk->lock) {
     sk_status status = sk__extents_prepare(&disk->extents);
@@ -181,7 +181,7 @@ static sk_status disk_grow(sk__disk *disk, size_t nbytes, sk__tile **out) SK_REQ
     return SK_OK;
 }
 
-/* A tile from released space, or else a new one. */
+/* Return a tile from released space, or else a new one. */
 static sk_status disk_acquire(sk__disk *disk, size_t nbytes, sk__tile **out)
     SK_REQUIRES(disk->lock) {
     sk_assert(!disk->is_copy && nbytes > 0);
@@ -190,7 +190,7 @@ static sk_status disk_acquire(sk__disk *disk, size_t nbytes, sk__tile **out)
         return status;
     }
     growing_enter(disk);
-    /* Something may have been released while another thread was growing the file. */
+    /* Space may have been released while another thread was growing the file. */
     status = tile_take(disk, SK_TILE_KEPT, nbytes, out);
     if (status == SK_NOT_READY) {
         status = disk_grow(disk, nbytes, out);
@@ -247,7 +247,7 @@ sk_status sk__disk_trim(sk__disk *disk) {
     return status;
 }
 
-/* ---- what is known of it --------------------------------------------------------------------- */
+/* ---- alignment, statistics, checks ----------------------------------------------------------- */
 
 size_t sk__disk_alignment(const sk__disk *disk) { return disk->file.block_bytes; }
 

@@ -44,8 +44,8 @@ static void list_remove(sk__extents *extents, sk__tile *tile) {
     tile->prev = tile->next = NULL;
 }
 
-/* The smallest tile of a bin with at least `nbytes`. Sizes repeat, so the walk mostly ends early.
- */
+/* Return the smallest tile of a bin with at least `nbytes`. Sizes repeat: the walk mostly ends
+ * early. */
 static sk__tile *bin_best(sk__tile *head, size_t nbytes) {
     sk__tile *best = NULL;
     for (sk__tile *tile = head; tile != NULL; tile = tile->next) {
@@ -62,7 +62,7 @@ static sk__tile *bin_best(sk__tile *head, size_t nbytes) {
 static sk__tile *list_best(const sk__tile_bins *listed, size_t nbytes) {
     unsigned bin = bin_of(nbytes);
     sk__tile *best = bin_best(listed->bins[bin], nbytes);
-    /* Anything in a higher bin is large enough. */
+    /* Any tile in a higher bin is large enough. */
     uint64_t higher = listed->filled & ~((UINT64_C(2) << bin) - 1);
     if (best == NULL && higher != 0) {
         best = bin_best(listed->bins[__builtin_ctzll(higher)], nbytes);
@@ -175,7 +175,7 @@ sk__tile *sk__extents_take_kept(sk__extents *extents) {
     return tile;
 }
 
-/* Join `right`, in no list, to its left neighbour, in none either. */
+/* Join `right` to its left neighbour; neither is in a list. */
 static void tile_absorb(sk__extents *extents, sk__tile *left, sk__tile *right) {
     sk_assert(left->right == right && left->state == right->state);
     sk_assert(left->offset + left->nbytes == right->offset);

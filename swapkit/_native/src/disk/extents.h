@@ -1,4 +1,4 @@
-/* extents.h - which part of the file is whose. No locks, no files: numbers only.
+/* extents.h - the parts of the file and their states. No locks, no files: numbers only.
  *
  * The file's offsets from 0 to SK_MAX_BYTES are covered by *tiles*, in order, without gaps:
  *   VACANT   no space of the file system behind it
@@ -7,7 +7,7 @@
  *   USED     an extent
  * Invariants (sk__extents_check): neighbours that are both vacant, or both kept, are merged; every
  * vacant or kept tile is in the bin of its size; bytes[] are the sums. Offsets cost nothing, so
- * however scattered the tiles, what the limit has room for can be had.
+ * any bytes within the limit are available, however scattered the tiles are.
  *
  * A tile in use has its record, so releasing allocates nothing. Records are kept until the end:
  * there are never more than about twice as many as extents at once. Caller: disk->lock. */
@@ -35,7 +35,7 @@ typedef struct sk__tile {
 
 enum { SK_TILE_BINS = 64, SK_TILE_LISTED = SK_TILE_KEPT + 1 };
 
-/* Tiles of one state by the binary logarithm of their size. Bit i: bin i is not empty. */
+/* The tiles of one state by the binary logarithm of their size. Bit i: bin i is not empty. */
 typedef struct sk__tile_bins {
     uint64_t filled;
     sk__tile *bins[SK_TILE_BINS];
@@ -50,19 +50,20 @@ typedef struct sk__extents {
 
 sk_status sk__extents_init(sk__extents *extents);
 void sk__extents_free(sk__extents *extents);
-/* Make sure that the next take can cut a tile in two. */
+/* Ensure that the next take can cut a tile in two. */
 sk_status sk__extents_prepare(sk__extents *extents);
-/* The smallest tile of `state` (VACANT, KEPT) with `nbytes`, cut to that; TRANSIT. NULL: none. */
+/* Return the smallest tile of `state` (VACANT, KEPT) with `nbytes`, cut to size; TRANSIT. NULL:
+ * none. */
 sk__tile *sk__extents_take(sk__extents *extents, sk__tile_state state, size_t nbytes);
-/* One of the largest kept tiles, whole; TRANSIT. NULL: none. */
+/* Return one of the largest kept tiles, whole; TRANSIT. NULL: none. */
 sk__tile *sk__extents_take_kept(sk__extents *extents);
 /* Give a tile that is in no list its new state. It may be merged away if that is VACANT or KEPT. */
 void sk__extents_put(sk__extents *extents, sk__tile *tile, sk__tile_state state);
-/* Whether `extent` is one, now. */
+/* Whether `extent` exists now. */
 bool sk__extents_own(const sk__extents *extents, const sk__extent *extent);
 sk_status sk__extents_check(const sk__extents *extents, size_t block_bytes);
 
-/* Bytes of the file system that the file has, or is about to have. */
+/* Return the bytes that the file takes from the file system, or is about to take. */
 static inline size_t sk__extents_backed(const sk__extents *extents) {
     return extents->bytes[SK_TILE_KEPT] + extents->bytes[SK_TILE_TRANSIT] +
            extents->bytes[SK_TILE_USED];

@@ -1,10 +1,10 @@
 /* file.c - one file without a name.
  *
- * Direct I/O goes past the page cache and needs aligned memory, offsets and sizes; what is not
- * aligned goes through the caller's bounce buffer, its last block padded (extents are whole
- * blocks). Where direct I/O is refused, at the start or later, the file goes on through the page
- * cache for good, and each piece is flushed and dropped from there at once: the cache must not grow
- * at the expense of the memory that we are here to save. */
+ * Direct I/O bypasses the page cache and needs aligned memory, offsets and sizes. Unaligned parts
+ * go through the caller's bounce buffer, the last block padded (extents are whole blocks). If
+ * direct I/O is refused, at the start or later, the file uses the page cache from then on, and each
+ * piece is flushed and dropped from it at once: the cache must not grow at the expense of the
+ * memory that swapkit is meant to save. */
 #include "disk/file.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 enum { LEAST_BLOCK_BYTES = 4096, MOST_BLOCK_BYTES = 64 * 1024 };
 
-/* ---- making it ------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* For file systems without O_TMPFILE. A process killed between the two calls leaves an empty file.
  */
@@ -49,13 +49,13 @@ static int open_anonymous(const char *folder) {
     return fd < 0 && no_such_flag ? open_named(folder) : fd;
 }
 
-/* Go on through the page cache: direct I/O was refused, or stopped where it cannot go on. */
+/* Switch to the page cache: direct I/O was refused, or stopped where it cannot go on. */
 static void drop_direct(sk__file *file) {
     (void)sk__system_set_direct(file->fd, false);
     atomic_store(&file->is_direct, false);
 }
 
-/* What direct I/O needs here, or that there is none. */
+/* Find the alignment of direct I/O here, or that there is none. */
 static void find_alignment(sk__file *file) {
     file->block_bytes = file->memory_alignment = LEAST_BLOCK_BYTES;
     atomic_init(&file->is_direct, sk__system_set_direct(file->fd, true) == 0);
@@ -63,7 +63,7 @@ static void find_alignment(sk__file *file) {
     struct statx about = {0};
     if (statx(file->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &about) != 0 ||
         (about.stx_mask & STATX_DIOALIGN) == 0) {
-        return; /* not said: found out by the first request */
+        return; /* unknown: the first request will show it */
     }
     size_t needed = sk__max(about.stx_dio_offset_align, about.stx_dio_mem_align);
     if (about.stx_dio_offset_align == 0 || needed > MOST_BLOCK_BYTES) {
@@ -109,7 +109,7 @@ void sk__file_close(sk__file *file) {
     file->folder = NULL;
 }
 
-/* ---- its space ------------------------------------------------------------------------------- */
+/* ---- space ----------------------------------------------------------------------------------- */
 
 static bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
 
@@ -140,7 +140,7 @@ sk_status sk__file_allocate(sk__file *file, uint64_t offset, size_t nbytes) {
             return fail(file, errno, "setting aside", nbytes, offset);
         }
     }
-    /* Space cannot be set aside here: the best that is left is to look before writing. */
+    /* Space cannot be set aside here: the best alternative is a check before writing. */
     return nbytes <= sk__file_free_bytes(file) ? SK_OK
                                                : fail(file, ENOSPC, "writing", nbytes, offset);
 }
@@ -161,21 +161,21 @@ sk_status sk__file_give_back(sk__file *file, uint64_t offset, size_t nbytes) {
 
 /* ---- moving bytes ---------------------------------------------------------------------------- */
 
-/* Write or read all of a range that is fit for direct I/O, or need not be. */
+/* Write or read all of a range that is aligned for direct I/O, or need not be. */
 static sk_status range_move(sk__file *file, const sk__piece *range) {
     const char *what = range->way == SK_DISK_WRITE ? "writing" : "reading";
     size_t moved = 0;
     while (moved < range->nbytes) {
         size_t rest = range->nbytes - moved;
         uint64_t offset = range->offset + moved;
-        /* Looked at before the call: another thread may switch it off meanwhile. */
+        /* Read before the call: another thread may switch it off meanwhile. */
         bool was_direct = atomic_load(&file->is_direct);
         ssize_t n = sk__system_move(range->way, file->fd, range->memory + moved, rest, offset);
         if (n > 0) {
             sk_assert((size_t)n <= rest);
             moved += (size_t)n;
         } else if (n < 0 && errno == EINVAL && was_direct) {
-            drop_direct(file); /* also after a short call that left us between two blocks */
+            drop_direct(file); /* also after a short call that ended between two blocks */
         } else if (n == 0) {
             int error = range->way == SK_DISK_WRITE ? ENOSPC : ENODATA;
             return fail(file, error, what, rest, offset);
@@ -186,7 +186,7 @@ static sk_status range_move(sk__file *file, const sk__piece *range) {
     return SK_OK;
 }
 
-/* Write or read a range by way of the bounce buffer, in whole blocks. */
+/* Write or read a range through the bounce buffer, in whole blocks. */
 static sk_status range_bounce(sk__file *file, const sk__piece *range, char *bounce) {
     sk_assert((uintptr_t)bounce % file->block_bytes == 0);
     size_t moved = 0;
@@ -211,7 +211,7 @@ static sk_status range_bounce(sk__file *file, const sk__piece *range, char *boun
     return status;
 }
 
-/* Keep the page cache from growing. A write that fails only now is one that failed. */
+/* Keep the page cache from growing. A write that only fails at the flush counts as failed. */
 static sk_status cache_drop(sk__file *file, const sk__piece *piece) {
     sk_assert(!atomic_load(&file->is_direct));
     int flushed = 0;

@@ -1,4 +1,4 @@
-/* file.h - the anonymous file: making it, its space, moving bytes. */
+/* file.h - the anonymous file: opening it, its space, moving bytes. */
 #ifndef SWAPKIT_DISK_FILE_H
 #define SWAPKIT_DISK_FILE_H
 
@@ -6,7 +6,7 @@
 
 #include "disk/disk.h"
 
-enum { SK_BOUNCE_BYTES = 256 * 1024 }; /* of each thread's buffer for what is not aligned */
+enum { SK_BOUNCE_BYTES = 256 * 1024 }; /* of each thread's buffer for unaligned parts */
 
 typedef struct sk__file {
     int fd;                  /* -1: closed */
@@ -19,13 +19,13 @@ typedef struct sk__file {
 
 sk_status sk__file_open(sk__file *file, const char *folder);
 void sk__file_close(sk__file *file);
-/* In a forked child: close it, and no more than that. */
+/* Close the file in a forked child, and do no more. */
 void sk__file_leave(sk__file *file);
-/* Let the file system set space aside. SK_OUT_OF_DISK, SK_DISK_FAILED; part of it may be taken. */
+/* Set space aside in the file system. SK_OUT_OF_DISK, SK_DISK_FAILED; part of it may be taken. */
 sk_status sk__file_allocate(sk__file *file, uint64_t offset, size_t nbytes);
-/* Let the file system have space back. SK_UNSUPPORTED, SK_DISK_FAILED. */
+/* Give space back to the file system. SK_UNSUPPORTED, SK_DISK_FAILED. */
 sk_status sk__file_give_back(sk__file *file, uint64_t offset, size_t nbytes);
-/* Bytes that the file system has for us. */
+/* Return the bytes that the file system has left for us. */
 size_t sk__file_free_bytes(const sk__file *file);
 
 typedef struct sk__piece {

@@ -2,9 +2,9 @@
  *
  * Each direction has a queue. A thread takes the next piece of the request at the head of a queue,
  * the directions in turn, so neither starves the other and one large request occupies all threads.
- * A request leaves its queue when its last piece is taken, or when a piece has failed; whoever
- * brings back the last piece under way calls done(). Guarded by disk->lock; bytes are moved and
- * done() is called with it released. */
+ * A request leaves its queue when its last piece is taken, or when a piece has failed. The thread
+ * that ends the last piece under way calls done(). Guarded by disk->lock, which is released while
+ * bytes move and during done(). */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static bool is_idle(sk__disk *disk) SK_REQUIRES(disk->lock) {
     return disk->queues[SK_DISK_WRITE].first == NULL && disk->queues[SK_DISK_READ].first == NULL;
 }
 
-/* Take the next piece of some request; there is one. */
+/* Take the next piece of a request; the caller knows that there is one. */
 static sk__disk_request *piece_take(sk__disk *disk, sk__piece *out) SK_REQUIRES(disk->lock) {
     sk__disk_way way = disk->next_way;
     if (disk->queues[way].first == NULL) {
@@ -60,7 +60,7 @@ static sk__disk_request *piece_take(sk__disk *disk, sk__piece *out) SK_REQUIRES(
     return request;
 }
 
-/* A piece is back. True if it was the request's last: done() is to be called. */
+/* End a piece. True if it was the request's last: the caller must call done(). */
 static bool piece_settle(sk__disk *disk, sk__disk_request *request, size_t nbytes, sk_status status)
     SK_REQUIRES(disk->lock) {
     sk_assert(request->pieces > 0 && request->claimed_bytes <= request->nbytes);
@@ -101,7 +101,7 @@ static void *worker_main(void *argument) {
         if (piece_settle(disk, request, piece.nbytes, status)) {
             sk__unlock(&disk->lock);
             sk_assert(request->status == SK_OK || request->text[0] != '\0');
-            request->done(request, request->status); /* the caller's from here on */
+            request->done(request, request->status); /* the request is the caller's from here on */
             sk__lock(&disk->lock);
         }
     }
@@ -109,7 +109,7 @@ static void *worker_main(void *argument) {
     return NULL;
 }
 
-/* Signals are for the program's own threads. */
+/* Start a thread with all signals blocked: they are for the program's own threads. */
 static int thread_start(sk__disk_worker *worker) {
     sigset_t every;
     sigset_t before;
@@ -120,7 +120,7 @@ static int thread_start(sk__disk_worker *worker) {
     return error;
 }
 
-/* Start the threads that are missing. One is enough to go on with. */
+/* Start the missing threads. One thread is enough to go on. */
 static sk_status workers_start(sk__disk *disk) SK_REQUIRES(disk->lock) {
     int error = 0;
     while (disk->nworkers < SK_DISK_THREADS && error == 0) {

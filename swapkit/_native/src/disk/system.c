@@ -1,6 +1,6 @@
-/* system.c - the system's calls, counted, and failed where a test has asked for it.
+/* system.c - the system calls, counted, and failed on a test's request.
  *
- * The fault is one for the process, held in atomics: a call reads them without a lock, so that a
+ * There is one fault for the process, held in atomics: calls read them without a lock, so that a
  * fork at any moment leaves nothing locked. */
 #include "disk/system.h"
 
@@ -40,7 +40,7 @@ void sk_disk_fault_arm(uint32_t calls, uint64_t nth, bool forever, int error) {
 
 uint64_t sk_disk_fault_calls(void) { return sk__disk_fault_calls(); }
 
-/* Count a call; true if it is one that goes wrong. */
+/* Count a call; return whether it must go wrong. */
 static bool call_is_faulty(sk_disk_call call) {
     if ((atomic_load(&armed.calls) & (unsigned)call) == 0) {
         return false;
@@ -50,7 +50,7 @@ static bool call_is_faulty(sk_disk_call call) {
     return nth != 0 && (number == nth || (number > nth && atomic_load(&armed.forever)));
 }
 
-/* True if the call is to fail; errno is set. */
+/* Return whether the call must fail; errno is then set. */
 static bool call_fails(sk_disk_call call) {
     int error = call_is_faulty(call) ? atomic_load(&armed.error) : 0;
     if (error != 0) {

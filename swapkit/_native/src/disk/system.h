@@ -1,4 +1,4 @@
-/* system.h - the system's calls that this floor makes; each can be made to fail (disk.h). */
+/* system.h - the system calls of this floor; each can be made to fail (disk.h). */
 #ifndef SWAPKIT_DISK_SYSTEM_H
 #define SWAPKIT_DISK_SYSTEM_H
 
@@ -6,7 +6,7 @@
 
 #include "disk/disk.h"
 
-/* All return what the system's own do: -1 and errno on failure; EINTR is left to the caller. */
+/* All return the result of the system call: -1 and errno on failure; the caller handles EINTR. */
 int sk__system_open(const char *folder, int flags); /* mode 0600 */
 int sk__system_open_named(char *template);          /* mkostemp */
 int sk__system_set_direct(int fd, bool direct);

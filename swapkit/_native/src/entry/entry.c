@@ -1,8 +1,8 @@
-/* entry.c - the functions that stand below torch's allocator.
+/* entry.c - the functions below torch's allocator.
  *
- * Plain C without Python or torch: they may be called by any thread, also while the interpreter
- * shuts down, and outlive it. The text of a failure is kept per thread until the caller, a shim in
- * C++, has turned it into torch's own exception. */
+ * Plain C without Python or torch: any thread may call them, also while the interpreter shuts down,
+ * and they outlive it. The text of a failure is kept per thread until the caller, a C++ shim, has
+ * turned it into torch's own exception. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

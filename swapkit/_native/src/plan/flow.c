@@ -1,7 +1,7 @@
 /* flow.c - the three queues of a step, through time.
  *
- * Whatever ends next moves the clock; then each idle queue begins what it can: first computing, so
- * that a copy in never takes the memory of a slot that could have begun. */
+ * The work that ends next moves the clock; then each idle queue begins its next work if it can.
+ * Computing comes first, so a copy in never takes the memory of a slot that could have begun. */
 #include <math.h>
 #include <string.h>
 
@@ -12,13 +12,13 @@ typedef struct sk__flow {
     bool at_once;
     bool is_computing;
     double now;
-    double compute_end; /* INFINITY: idle, and so below */
+    double compute_end; /* INFINITY: idle; the same for the next two */
     double out_end;
     double in_end;
-    double compute_rate; /* seconds of work done in a second, as things are now */
+    double compute_rate; /* seconds of work done per second at present */
     double copy_rate;
     double last_end; /* of computing */
-    int32_t slot;    /* that runs or is to begin: how many have ended */
+    int32_t slot;    /* runs, or begins next; equals the number of ended slots */
     int32_t outs_begun;
     int32_t outs_done;
     int32_t ins_begun;
@@ -35,8 +35,8 @@ static void note_peak(sk__flow *flow, int64_t bytes) {
     }
 }
 
-/* Bytes beside those of items between the slot that ended last and the next; what surrounds the
- * step is the step before and the step after. */
+/* Return the bytes beside those of items between the slot that ended last and the next; the step
+ * before and the step after surround the step. */
 static int64_t held_between(const sk__plan *plan, int32_t slot) {
     const int64_t *bytes = plan->problem->slot_bytes;
     int64_t before = bytes[slot == 0 ? plan->problem->nslots - 1 : slot - 1];
@@ -195,7 +195,7 @@ static void end_in(sk__flow *flow) {
 
 /* ---- the clock ------------------------------------------------------------------------------- */
 
-/* What runs now takes as long as what runs beside it lets it. */
+/* Adapt the ends of running work to the slowdown by other work beside it. */
 static void adapt_rates(sk__flow *flow) {
     const sk_plan_machine *machine = flow->plan->machine;
     bool goes_out = flow->outs_begun > flow->outs_done;
@@ -215,7 +215,7 @@ static void adapt_rates(sk__flow *flow) {
     }
 }
 
-/* Returns whether anything was under way. */
+/* Move the clock to the next end; return whether anything was under way. */
 static bool advance(sk__flow *flow) {
     double next = flow->compute_end;
     next = flow->out_end < next ? flow->out_end : next;

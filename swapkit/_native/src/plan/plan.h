@@ -1,8 +1,8 @@
-/* plan.h - one simulation: what the actions come to, and its passes.
+/* plan.h - one simulation of a step under given actions, and its passes.
  *
  * prepare.c turns actions into sums for each slot and queues of copies; flow.c runs the three
- * queues through time; prefetch.c chooses when copies in start; release.c says by when copies out
- * have to be done. All arrays are parts of one allocation that lasts for one call. */
+ * queues through time; prefetch.c chooses when copies in start; release.c finds the slots by which
+ * copies out must be done. All arrays are parts of one allocation that lasts for one call. */
 #ifndef SWAPKIT_PLAN_PLAN_H
 #define SWAPKIT_PLAN_PLAN_H
 
@@ -15,7 +15,7 @@ typedef struct sk__plan {
     const sk_plan_request *request;
     sk_plan_run *run;
     /* For each slot: */
-    double *seconds;     /* with what is recomputed before it */
+    double *seconds;     /* including the recomputation before it */
     int64_t *held;       /* bytes beside those of items, while it runs */
     int64_t *taken;      /* of items, when it begins; without those that come back */
     int64_t *back;       /* of items that are needed in it and come back */
@@ -24,15 +24,15 @@ typedef struct sk__plan {
     int64_t *disk_given;
     int64_t *released;     /* of items whose copy out was done before the slot ended */
     int64_t *level;        /* in use when it begins, with every copy in at the last moment */
-    int32_t *awaited;      /* how many copies in have to be done before it begins */
-    int32_t *outs_awaited; /* and out: with copies in at once, for those; else for releases */
+    int32_t *awaited;      /* number of copies in that must be done before it begins */
+    int32_t *outs_awaited; /* the same for copies out: for copies in at once, else for releases */
     /* For each item: */
     int32_t *gone;      /* the first slot that begins without it */
     int32_t *prefetch;  /* the slot from which its copy in may start */
     int32_t *by_birth;  /* items, the later born first */
     int32_t *scratch;   /* nitems */
-    int32_t *outs;      /* those that are swapped, in the order of copies out */
-    int32_t *ins;       /* and in */
+    int32_t *outs;      /* the swapped items, in the order of copies out */
+    int32_t *ins;       /* the same, in the order of copies in */
     int32_t *out_place; /* of an item among `outs` */
     /* For each step: */
     int32_t *step_slot; /* the latest slot that it was counted for, or the earliest need */
@@ -45,10 +45,10 @@ typedef struct sk__plan {
 /* Fill everything but `prefetch`, `gone`, `level`, and the run's needs. */
 sk_status sk__plan_prepare(sk__plan *plan);
 
-/* Leave in `outs_awaited` what the request's releases ask for; nothing without any. */
+/* Set `outs_awaited` from the request's releases; without any, to 0. */
 void sk__plan_await_releases(const sk__plan *plan);
 
-/* Run the step; what happens when is left in plan->run. With `at_once` copies in take no time: then
+/* Run the step and leave the times in plan->run. With `at_once` copies in take no time: then
  * `level` and `gone` are filled, too. */
 void sk__plan_flow(sk__plan *plan, bool at_once);
 
@@ -70,7 +70,7 @@ static inline bool sk__is_recomputed(const sk__plan *plan, int32_t item) {
     return plan->request->actions[item] == SK_PLAN_RECOMPUTE;
 }
 
-/* Whether it is in memory when the step begins. */
+/* Whether an item is in memory when the step begins. */
 static inline bool sk__is_there_before(const sk_plan_problem *problem, int32_t item) {
     return problem->readies[item] < 0;
 }

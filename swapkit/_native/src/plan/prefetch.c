@@ -1,10 +1,10 @@
-/* prefetch.c - when copies in may start: as early as that costs computing nothing.
+/* prefetch.c - when copies in may start: as early as possible without slowing computing.
  *
- * A flow with copies in at the last moment, and in no time, knows how much each slot has in use
- * when it begins. In the order of their needs, items then take what is left of the budget, from the
- * slot before which they are needed backwards. Counted in slots, real copies in only make copies
- * out be done earlier, since computing waits for them: so no slot has to wait for the memory of a
- * copy in, and nothing can get stuck. */
+ * A flow with copies in at the last moment, and in no time, gives the bytes that each slot has in
+ * use when it begins. In the order of their needs, items then take the rest of the budget, from the
+ * slot of their need backwards. Counted in slots, real copies in can only end copies out earlier,
+ * since computing waits for them. So no slot has to wait for the memory of a copy in, and nothing
+ * can get stuck. */
 #include "plan/plan.h"
 
 static int32_t first_with_room(const sk__plan *plan, int32_t least, int32_t need, int64_t nbytes) {
@@ -28,7 +28,7 @@ void sk__plan_choose_prefetches(sk__plan *plan) {
         int32_t earliest = need > window ? need - window : 0;
         int32_t least = later(later(plan->gone[item], previous), earliest);
         int32_t first = first_with_room(plan, least, need, plan->problem->item_bytes[item]);
-        /* There may be room already in the course of the slot before. */
+        /* There may already be room during the slot before. */
         plan->prefetch[item] = later(first - 1, earliest);
         previous = first;
     }

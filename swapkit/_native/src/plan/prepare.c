@@ -1,10 +1,10 @@
-/* prepare.c - from actions to when items are needed, sums for each slot, and queues of copies. */
+/* prepare.c - from actions to the needs of items, sums for each slot, and queues of copies. */
 #include <limits.h>
 #include <string.h>
 
 #include "plan/plan.h"
 
-/* ---- what may be asked ----------------------------------------------------------------------- */
+/* ---- checks of a request --------------------------------------------------------------------- */
 
 static sk_status check_action(const sk__plan *plan, int32_t item) {
     const sk_plan_problem *problem = plan->problem;
@@ -39,13 +39,13 @@ static sk_status check_machine(const sk_plan_machine *machine) {
 
 /* ---- sorting --------------------------------------------------------------------------------- */
 
-/* Stable sort of `from` by `keys`, which are from -1 to nslots - 1. */
+/* Sort `from` by `keys`, which are from -1 to nslots - 1; stable. */
 static void sort_by_slot(const sk__plan *plan, const int32_t *keys, const int32_t *from,
                          int32_t count, int32_t *to) {
     int32_t *buckets = plan->buckets;
     memset(buckets, 0, ((size_t)plan->problem->nslots + 2) * sizeof buckets[0]);
     for (int32_t i = 0; i < count; i++) {
-        buckets[keys[from[i]] + 2]++; /* the last one's count is of no use */
+        buckets[keys[from[i]] + 2]++; /* the count of the last one is not used */
     }
     for (int32_t slot = 1; slot <= plan->problem->nslots; slot++) {
         buckets[slot] += buckets[slot - 1];
@@ -58,7 +58,7 @@ static void sort_by_slot(const sk__plan *plan, const int32_t *keys, const int32_
 static void sort_by_birth(const sk__plan *plan) {
     int32_t nitems = plan->problem->nitems;
     for (int32_t item = 0; item < nitems; item++) {
-        plan->outs[item] = item; /* free until the queues are made */
+        plan->outs[item] = item; /* unused until the queues are made */
     }
     sort_by_slot(plan, plan->problem->births, plan->outs, nitems, plan->scratch);
     for (int32_t i = 0; i < nitems; i++) {
@@ -68,8 +68,8 @@ static void sort_by_birth(const sk__plan *plan) {
 
 /* ---- needs ----------------------------------------------------------------------------------- */
 
-/* An item is made together with its siblings, and what it is made from is needed then. Something
- * that forward still needs at that time is there anyway. */
+/* Lower the need of an item to that of its siblings, which are made together with it, and the needs
+ * of its inputs to its own. Inputs that forward still needs at that time are there anyway. */
 static void find_need_of(const sk__plan *plan, int32_t item) {
     const sk_plan_problem *problem = plan->problem;
     int32_t *needs = plan->run->needs;
@@ -85,8 +85,8 @@ static void find_need_of(const sk__plan *plan, int32_t item) {
     }
 }
 
-/* Returns the end of the items, from `begin` on, that are born in the same slot, and notes in
- * `step_slot` when those that are made together are needed first; siblings have the same birth. */
+/* Return the end of the items, from `begin` on, that are born in the same slot; set `step_slot` to
+ * the first need of items that are made together. Siblings have the same birth. */
 static int32_t find_siblings(const sk__plan *plan, int32_t begin) {
     const sk_plan_problem *problem = plan->problem;
     int32_t birth = problem->births[plan->by_birth[begin]];
@@ -141,7 +141,7 @@ static void add_lives(const sk__plan *plan) {
     }
 }
 
-/* Siblings share their chain's memory, and items of the same slot the steps that they share. */
+/* Add a recomputation. Siblings share their chain's memory, and items of one slot common steps. */
 static void add_chain(const sk__plan *plan, int32_t item, int32_t *counted) {
     const sk_plan_problem *problem = plan->problem;
     int32_t slot = plan->run->needs[item];
@@ -194,7 +194,7 @@ static void queue_copies(sk__plan *plan) {
         plan->out_place[plan->outs[place]] = place;
     }
     int32_t place = 0;
-    int32_t out = 0; /* how many of the copies out are done once those of `ins` so far are back */
+    int32_t out = 0; /* copies out that must be done once the copies of `ins` so far are back */
     for (int32_t slot = 0; slot < problem->nslots; slot++) {
         for (; place < count && plan->run->needs[plan->ins[place]] <= slot; place++) {
             int32_t own = plan->out_place[plan->ins[place]] + 1;
@@ -205,8 +205,8 @@ static void queue_copies(sk__plan *plan) {
     }
 }
 
-/* Puts items that come back or are made again in the order of their needs, the later born first,
- * and leaves those that are swapped in `ins`. */
+/* Sort items that come back or are recomputed by their needs, the later born first, and leave the
+ * swapped ones in `ins`. */
 static void sort_by_need(sk__plan *plan) {
     int32_t count = 0;
     for (int32_t i = 0; i < plan->problem->nitems; i++) {
@@ -226,8 +226,8 @@ static void sort_by_need(sk__plan *plan) {
     }
 }
 
-/* An item is free with the last slot of forward that runs with it, its copy out being done: an
- * earlier release can't be kept. */
+/* Return the slot that waits for an item's release. The item is free at the end of the last slot of
+ * forward that uses it, when its copy out is done: an earlier release can't be kept. */
 static int32_t slot_of_release(const sk__plan *plan, int32_t item) {
     const int32_t *asked = plan->request->releases;
     int32_t first = plan->problem->releases[item] + 1;

@@ -1,21 +1,21 @@
-/* release.c - by when copies out have to be done.
+/* release.c - the slots by which copies out must be done.
  *
  * With nothing gone, slots would not fit; in the order of copies out, items then have to be gone
- * until they do. */
+ * until the slots fit. */
 #include <string.h>
 
 #include "plan/plan.h"
 
 typedef struct sk__walk {
     sk__plan *plan;
-    int32_t *waiting; /* swapped items of which no slot has asked yet that they are gone */
+    int32_t *waiting; /* swapped items that no slot has required to be gone yet */
     int32_t begin;
     int32_t end;
-    int64_t gone; /* bytes that earlier slots asked for, and that are not back */
+    int64_t gone; /* bytes that earlier slots required to be gone, and that are not back */
 } sk__walk;
 
-/* Leaves in `level` what slots would have in use were nothing swapped, and clears `back`: bytes
- * that were asked to be gone, and that are back when a slot begins. */
+/* Set `level` to the bytes in use in each slot if nothing were swapped, and clear `back`: the
+ * required bytes that are back when a slot begins. */
 static void find_levels(const sk__plan *plan) {
     int64_t bytes = 0;
     const sk_plan_problem *problem = plan->problem;
@@ -30,7 +30,7 @@ static void find_levels(const sk__plan *plan) {
     }
 }
 
-/* The first slot that begins with the item back. */
+/* Return the first slot that begins with the item back. */
 static int32_t slot_of_return(const sk__plan *plan, int32_t item) {
     const sk_plan_run *run = plan->run;
     int32_t slot = run->prefetch_slots[item];
@@ -44,13 +44,13 @@ static bool fits(const sk__walk *walk, int32_t slot) {
 static void ask(sk__walk *walk, int32_t slot) {
     sk__plan *plan = walk->plan;
     int32_t at = walk->begin;
-    int32_t kept = walk->begin; /* where those are put that forward still needs */
+    int32_t kept = walk->begin; /* the items that forward still needs go here */
     for (; at < walk->end && !fits(walk, slot); at++) {
         int32_t item = walk->waiting[at];
         int32_t back = slot_of_return(plan, item);
         if (plan->problem->releases[item] >= slot) {
             walk->waiting[kept++] = item;
-        } else if (back > slot) { /* else nobody ever asked for it */
+        } else if (back > slot) { /* otherwise no slot ever requires it to be gone */
             plan->run->release_slots[item] = slot;
             walk->gone += plan->problem->item_bytes[item];
             plan->back[back] += plan->problem->item_bytes[item];

@@ -91,7 +91,7 @@ sk_status sk_plan_check(const sk_plan_problem *problem) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct sk__cutter {
-    char *memory; /* NULL: only counting */
+    char *memory; /* NULL: only count */
     size_t used;
 } sk__cutter;
 
@@ -101,8 +101,8 @@ static void *cut(sk__cutter *cutter, size_t count, size_t size) {
     return cutter->memory == NULL ? NULL : cutter->memory + place;
 }
 
-/* Gives every array its part of `memory`, or with NULL none; returns how much they take. What has
- * to begin with zeros comes first, `*zeros` bytes of it. */
+/* Give every array its part of `memory` (NULL: only count); return the total size. Arrays that must
+ * begin with zeros come first, in `*zeros` bytes. */
 static size_t lay_out(sk__plan *plan, char *memory, size_t *zeros) {
     size_t nslots = (size_t)plan->problem->nslots;
     size_t nitems = (size_t)plan->problem->nitems;
@@ -150,7 +150,7 @@ static void run_free(sk__plan *plan) {
     sk__plan_await_releases(plan);
     sk__plan_flow(plan, false);
     if (plan->run->stuck_slot >= 0) {
-        /* Links that share their speed, and a host that is full: no copy in ahead of its need. */
+        /* Links share their speed and the host is full: no copy in ahead of its need. */
         prefetch_on_demand(plan);
         sk__plan_flow(plan, false);
     }

@@ -1,24 +1,24 @@
 /* alias.c - memory that is mapped at several addresses, and lies at one of them at a time.
  *
- * Mapping costs the host tens of microseconds a granule, so a step that repeats must not map. When
- * free granules are let lie elsewhere, the old mapping stays: those addresses are *dormant*. A
- * later request that finds every granule behind some addresses free, wherever these lie now, has
- * them back there for nothing.
+ * Mapping costs the host tens of microseconds a granule, so a repeated step must not map. When free
+ * granules move, the old mapping stays: those addresses are *dormant*. A later request that finds
+ * every granule behind some dormant addresses free, wherever the granules lie now, gets them back
+ * there at no cost.
  *
- * What a granule holds counts once, at its home; `reserved` knows nothing of aliases. Work at one
- * address is over for work at another under the rule for any free block: on the same stream it is
- * queued behind it, on another the host has waited. Mapping what was not mapped needs no waiting;
- * before unmapping, the host has waited for all that was ever queued there. */
+ * A granule counts once, at its home; `reserved` ignores aliases. Work at one address is ordered
+ * before work at another by the rule for any free block: on the same stream the later work is
+ * queued behind it, on another the host has waited. Mapping unmapped addresses needs no wait;
+ * before an unmap the host has waited for all work that was ever queued there. */
 #include <stdlib.h>
 
 #include "pool/alias.h"
 
 enum {
     SLAB_GRANULES = 512,
-    /* Of mappings for each granule on average. Each costs the driver some host memory and eight
-     * bytes of page table; a step needs about as many as it has different orders of its memory. */
+    /* Mappings for each granule on average. Each costs the driver some host memory and eight bytes
+     * of page table; a step needs about as many as it has different orders of its memory. */
     MOST_ALIASES = 8,
-    THIN_RATIO = 2,    /* most that go for one that is mapped, when they are too many */
+    THIN_RATIO = 2,    /* most aliases dropped for each new one, when there are too many */
     MOST_PAUSE = 1023, /* reclaims */
 };
 
@@ -121,7 +121,7 @@ static void slot_depart(sk_pool *pool, sk__slot *slot) SK_REQUIRES(pool->lock) {
     pool->departing = slot;
 }
 
-/* Nothing if its memory has never left. */
+/* Remove a slot from the order; do nothing if its memory has not left. */
 static void slot_return(sk_pool *pool, sk__slot *slot) SK_REQUIRES(pool->lock) {
     if (slot->left_at == 0) {
         return;
@@ -204,9 +204,9 @@ sk_status sk__aliases_settle(sk_pool *pool, size_t nbytes) {
     return status;
 }
 
-/* Unmap the oldest aliases if there are too many, now that `made` have been added. A take must not
- * pay for all that others have left behind: it unmaps twice as many as it has mapped, until half of
- * the most are left, or no old ones. */
+/* Unmap the oldest aliases if there are too many, after `made` were added. One take must not pay
+ * for the aliases of all others: it unmaps twice as many as it has mapped, until half of the limit
+ * or no old ones are left. */
 static void aliases_thin(sk_pool *pool, size_t made) SK_REQUIRES(pool->lock) {
     size_t most = most_aliases(pool);
     pool->is_thinning = pool->alias_count > (pool->is_thinning ? most / 2 : most);
@@ -290,9 +290,9 @@ sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vac
     return SK_OK;
 }
 
-/* ---- having memory back where it is mapped --------------------------------------------------- */
+/* ---- memory back where it is mapped ---------------------------------------------------------- */
 
-/* The free block that a granule lies in, if the lane may use it now. */
+/* Return the free block that holds a granule, if the lane may use it now; else NULL. */
 static sk__block *granule_block(const sk_pool *pool, const sk__granule *granule,
                                 const sk__lane *lane) SK_REQUIRES(pool->lock) {
     uintptr_t address = sk__slot_address(pool, granule->home);
@@ -303,14 +303,14 @@ static sk__block *granule_block(const sk_pool *pool, const sk__granule *granule,
     return usable ? block : NULL;
 }
 
-/* A range of addresses that is wanted. */
+/* A wanted range of addresses. */
 typedef struct range {
     sk__segment *segment;
     uintptr_t address, end;
 } range;
 
-/* Whether every slot from `address` to `end` has a granule that no other slot seen by this search
- * has, and that is free if it lies elsewhere. */
+/* Whether every slot from `address` to `end` has a granule that this search has not yet seen in
+ * another slot, and that is free if it lies elsewhere. */
 static bool slots_are_ready(sk_pool *pool, const range *part, const sk__lane *lane, bool dormant)
     SK_REQUIRES(pool->lock) {
     uintptr_t address = sk__round_down(part->address, pool->granule_bytes);
@@ -345,8 +345,8 @@ static bool range_is_ready(sk_pool *pool, const range *wanted, const sk__lane *l
     return ready;
 }
 
-/* Have the granules behind dormant slots from `address` on back, as many as lie in one piece; the
- * address behind them, 0: they are not free after all. */
+/* Move the granules behind dormant slots at `address` back, as many as lie in one piece; return the
+ * address behind them, or 0 if they are not free after all. */
 static uintptr_t piece_open(sk_pool *pool, const range *wanted, uintptr_t address, sk__lane *lane)
     SK_REQUIRES(pool->lock) {
     const size_t granule = pool->granule_bytes;
@@ -382,7 +382,7 @@ bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request
             continue;
         }
         if (sk__records_reserve(pool, (size_t)2 * SK_RECORDS_PER_TAKE) != SK_OK) {
-            return false; /* what was opened is free, and as good there as elsewhere */
+            return false; /* the opened part is free, and as good here as elsewhere */
         }
         address =
             piece_open(pool, &wanted, sk__round_down(address, pool->granule_bytes), request->lane);
@@ -390,8 +390,8 @@ bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request
     return address != 0;
 }
 
-/* The free block that the first granule behind a dormant one lies in which the lane may have back;
- * NULL: there is none. */
+/* Return the free block that holds the first granule behind a dormant block that the lane may have
+ * back, and its slot; NULL: there is none. */
 static sk__block *dormant_lender(const sk_pool *pool, const sk__block *dormant,
                                  const sk__lane *lane, const sk__slot **out)
     SK_REQUIRES(pool->lock) {

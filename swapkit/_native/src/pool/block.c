@@ -71,7 +71,7 @@ static void start_add(const sk_pool *pool, sk__block *block) SK_REQUIRES(pool->l
     }
 }
 
-/* `block` is about to become a part of its left neighbour. */
+/* Unlist the start of `block`, which is about to become a part of its left neighbour. */
 static void start_remove(const sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
     sk__segment *segment = block->segment;
     if (segment->slots == NULL) {
@@ -92,8 +92,7 @@ static void start_remove(const sk_pool *pool, const sk__block *block) SK_REQUIRE
 
 void sk__block_begin(sk_pool *pool, sk__block *block) { start_add(pool, block); }
 
-/* The last slot up to `index` that a block begins in; the segment's first block begins in slot 0.
- */
+/* Return the last slot up to `index` in which a block begins; one always begins in slot 0. */
 static size_t start_before(const sk__segment *segment, size_t index) {
     size_t word = index / SK_WORD_BITS;
     uint64_t bits =
@@ -146,12 +145,12 @@ sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
     return rest;
 }
 
-/* What became of a block, NULL: nothing. The parts are in no list, and in its state. */
+/* The parts of a block, in no list and in the block's state; NULL: there is no such part. */
 typedef struct cut {
     sk__block *left, *middle, *right;
 } cut;
 
-/* The middle has `nbytes` from `address` on. */
+/* Cut a block in up to three parts; the middle has `nbytes` at `address`. */
 static cut block_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock) {
     sk_assert(block->address <= address && nbytes > 0);

@@ -1,4 +1,4 @@
-/* check.c - what a pool looks like from outside, and whether it is sound. */
+/* check.c - descriptions of a pool for users, and checks of its invariants. */
 #include "pool/alias.h"
 
 /* ---- descriptions ---------------------------------------------------------------------------- */
@@ -81,7 +81,7 @@ size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity) {
 
 /* ---- soundness ------------------------------------------------------------------------------- */
 
-/* What the walk over all segments counted. */
+/* The counts of the walk over all segments. */
 typedef struct census {
     size_t blocks[SK_DORMANT + 1];
     size_t bytes[SK_DORMANT + 1];
@@ -125,7 +125,7 @@ static sk_status block_check(const sk_pool *pool, const sk__block *block) SK_REQ
     return SK_OK;
 }
 
-/* Whether what is mapped behind a slot goes with the block that covers its beginning. */
+/* Whether the mapping of a slot agrees with the block that covers its beginning. */
 static sk_status slot_check(const sk_pool *pool, const sk__slot *slot, const sk__block *block,
                             census *count) SK_REQUIRES(pool->lock) {
     void *at = (void *)sk__slot_address(pool, slot);
@@ -212,7 +212,7 @@ static sk_status freelist_check(const sk__lane *lane, int arena, size_t *listed)
     return SK_OK;
 }
 
-/* The departed are all aliases, the one that was left first before the others. */
+/* Check that departed slots are all aliases, the one that was left first at the front. */
 static sk_status departed_check(const sk_pool *pool, size_t aliases) SK_REQUIRES(pool->lock) {
     size_t count = 0;
     const sk__slot *before = NULL;

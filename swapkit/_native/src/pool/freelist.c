@@ -1,7 +1,7 @@
 /* freelist.c - free blocks by size, best fit.
  *
  * Bins are sixteenths of a doubling (two-level segregated fit, Masmano et al. 2004), found by a
- * bitmap; inside a bin the smallest block that fits is searched, so the fit is exact best fit. */
+ * bitmap; inside a bin the search finds the smallest block that fits, so this is exact best fit. */
 #include "pool/pool.h"
 
 enum { STEP_BITS = 4 };
@@ -67,7 +67,7 @@ static sk__block *bin_best(sk__block *block, size_t nbytes) {
     return best;
 }
 
-/* First filled bin from `bin` on, or SK_BIN_COUNT. */
+/* Return the first filled bin at or above `bin`, or SK_BIN_COUNT. */
 static size_t bin_above(const sk__freelist *list, size_t bin) {
     size_t word = bin / SK_WORD_BITS;
     if (word >= SK_BIN_WORDS) {

@@ -1,9 +1,9 @@
 /* lane.c - free blocks of several streams.
  *
  * A free block may be used at once only on the stream of its lane, in whose order it was given
- * back. It can change lanes in two ways: at no cost once its stream was waited for, or behind an
- * event that the other stream waits for (adoption). Lanes are never removed while the pool lives,
- * so walks over them survive unlocked waits. */
+ * back. It can change lanes in two ways: at no cost after a wait for its stream, or behind an event
+ * that the other stream waits for (adoption). Lanes are never removed while the pool lives, so
+ * loops over them survive waits without the lock. */
 #include <stdlib.h>
 
 #include "pool/pool.h"
@@ -81,7 +81,7 @@ void sk__lanes_join(sk_pool *pool, sk__lane *to) {
     }
 }
 
-/* The lane that has most free bytes: moving the others' to it moves least. */
+/* Return the lane with the most free bytes: moving the others' blocks to it moves least. */
 static sk__lane *lane_richest(const sk_pool *pool) SK_REQUIRES(pool->lock) {
     sk__lane *best = pool->lanes;
     for (sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
@@ -162,9 +162,9 @@ sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) {
     sk_assert(owner != request->lane && block->nbytes >= request->nbytes);
     sk__freelist_remove(&owner->free[request->arena], block);
     sk__stats_cached(pool, block, -1);
-    block->state = SK_PENDING;                       /* on its way between lanes */
+    block->state = SK_PENDING;                       /* in transit between lanes */
     block = sk__block_serve(pool, block, request);   /* the rest stays with its owner */
-    bool ordered = block->given_at <= owner->synced; /* nothing is left to wait for */
+    bool ordered = block->given_at <= owner->synced; /* no work is outstanding */
     if (!ordered) {
         sk__transit_enter(pool);
         status = streams_order(pool->backend, owner->stream, request->lane->stream);

@@ -1,9 +1,9 @@
-/* lend.c - which free memory is let lie at other addresses. */
+/* lend.c - choosing the free memory that moves to other addresses. */
 #include "pool/alias.h"
 
-/* Blocks that may lend: the bytes of their granules, and the one given back first, whose addresses
- * are the least likely to be asked for next. Memory of the request's own stream need not be waited
- * for, and small requests keep theirs while there is other. */
+/* Blocks that may lend: the bytes of their granules, and the block given back first, whose
+ * addresses are the least likely to be needed next. Memory of the request's own stream needs no
+ * wait, and small requests keep theirs while there is other memory. */
 typedef struct lenders {
     const sk__block *spared; /* lends nothing; NULL: no block is */
     sk__block *first;
@@ -42,7 +42,7 @@ sk__span sk__lender(const sk_pool *pool, const sk__request *request, const sk__b
     return found.first == NULL ? (sk__span){0} : sk__span_of(pool, found.first, nbytes);
 }
 
-/* The smallest vacancy for so many granules; NULL: there is none. */
+/* Return the smallest vacant block of at least `nbytes`; NULL: there is none. */
 static sk__block *vacant_fitting(const sk_pool *pool, sk__arena arena, size_t nbytes)
     SK_REQUIRES(pool->lock) {
     sk__block *best = NULL;
@@ -61,7 +61,7 @@ uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
         return 0;
     }
     size_t total = 0;
-    const sk__block *made = vacant->left; /* and what is free before it: not lent again */
+    const sk__block *made = vacant->left; /* may merge with the new memory: not lent again */
     (void)sk__lender(pool, request, made, nbytes, &total);
     sk__segment *segment = vacant->segment;
     uintptr_t start = vacant->address;

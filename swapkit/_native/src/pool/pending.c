@@ -1,8 +1,8 @@
 /* pending.c - blocks that were given back while other streams still work on them.
  *
  * They wait in the order in which they were given. A thread that waits for one takes it out of the
- * list and releases the lock: the block is then *in transit*, and whoever else is short of memory
- * waits for it to come back before giving up. */
+ * list and releases the lock: the block is then *in transit*, and other threads that are short of
+ * memory wait for it to come back before they give up. */
 #include <stdlib.h>
 
 #include "pool/pool.h"
@@ -51,14 +51,14 @@ static void uses_free(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     while (block->uses != NULL) {
         sk__use *use = block->uses;
         block->uses = use->next;
-        /* An event that cannot be destroyed is the backend's to report, no reason to stop here. */
+        /* Reporting an event that cannot be destroyed is the backend's task; go on. */
         sk_status status = sk_event_destroy(pool->backend, use->event);
         (void)status;
         free(use);
     }
 }
 
-/* Its events have come: `block`, in no list, is free. */
+/* Free `block`, in no list, after its events have completed. */
 static void pending_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     sk_assert(block->state == SK_PENDING && block->uses != NULL);
     uses_free(pool, block);
@@ -69,7 +69,7 @@ static void pending_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->l
 static bool uses_are_done(const sk_pool *pool, const sk__block *block) {
     for (const sk__use *use = block->uses; use != NULL; use = use->next) {
         if (sk_event_query(pool->backend, use->event) != SK_OK) {
-            return false; /* or it failed: whoever waits for the block is told */
+            return false; /* or the query failed: the thread that waits for the block gets it */
         }
     }
     return true;
@@ -140,7 +140,7 @@ sk_status sk__transit_wait(sk_pool *pool) {
 }
 
 sk_status sk__pending_wait(sk_pool *pool) {
-    /* Only for what is there now: others may go on giving for ever. */
+    /* Only for the present blocks: other threads may go on giving forever. */
     size_t waits = pool->in_transit;
     for (const sk__block *block = pool->pending; block != NULL; block = block->next) {
         waits++;

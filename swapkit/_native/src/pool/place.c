@@ -1,11 +1,11 @@
 /* place.c - where requests were served before.
  *
- * A step of training repeats its requests in the same order, though memory comes back from copies
- * at times of its own. A request that is served where the one of its size at the same turn was
- * served a step ago leaves the others' places as they were: in the end every place that a step
- * needs is mapped, and nothing is moved any more. If something lies in the way, any other place of
- * that size does. Only large requests have places, and only once memory was mapped twice (alias.c):
- * until then the free lists do as well. */
+ * A step of training repeats its requests in the same order, although memory comes back from copies
+ * at varying times. Each request is served where the request of its size at the same turn was
+ * served a step ago. This leaves the other places as they were: in the end every place that a step
+ * needs is mapped, and nothing moves any more. If that place is not free, any other place of the
+ * size serves. Only large requests have places, and only once memory was mapped twice (alias.c):
+ * until then the free lists serve as well. */
 #include "pool/alias.h"
 
 enum {
@@ -28,7 +28,7 @@ static void turn_note(sk_pool *pool, sk__size *size, uintptr_t address) SK_REQUI
     size->turn++;
 }
 
-/* Take exactly what is wanted out of the free block that has it. */
+/* Cut exactly the requested part out of the free block that holds it. */
 static sk__block *place_cut(sk_pool *pool, uintptr_t address, const sk__request *request)
     SK_REQUIRES(pool->lock) {
     const sk__segment *segment = sk__segment_find(pool, address);
@@ -37,7 +37,7 @@ static sk__block *place_cut(sk_pool *pool, uintptr_t address, const sk__request 
     sk_assert(block->address + block->nbytes >= address + request->nbytes);
     sk__freelist_remove(&block->lane->free[segment->arena], block);
     sk__stats_cached(pool, block, -1);
-    block->state = SK_PENDING; /* ours: neither free nor handed out yet */
+    block->state = SK_PENDING; /* held here: neither free nor handed out yet */
     return sk__block_carve(pool, block, address, request->nbytes);
 }
 
@@ -60,7 +60,7 @@ sk__block *sk__place_take(sk_pool *pool, const sk__request *request) {
         address = size->places.at[(size->nplaces - 1 - i) % MOST_PLACES];
         opened = place_open(pool, address, request);
     }
-    /* Who is told of memory that is made was told that some is at hand. */
+    /* Not with a `making` callback: a take that finds a free block must not make memory. */
     if (!opened && expected != 0 && pool->making == NULL && sk__aliases_are_few(pool)) {
         address = sk__lend_anew(pool, request);
         opened = address != 0 && sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK;

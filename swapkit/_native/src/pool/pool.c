@@ -1,7 +1,7 @@
 /* pool.c - the pool's life, and taking and giving blocks.
  *
- * The usual take is a lock, a bitmap search in the stream's own free list, and a table entry;
- * everything that can take longer is in segment.c (the backend) and reclaim.c (waiting, rescue). */
+ * The usual take is a lock, a bitmap search in the stream's own free list, and a table entry; all
+ * slower work is in segment.c (the backend) and reclaim.c (waiting, rescue). */
 #include "pool/alias.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ static _Thread_local uint32_t thread_tag;
 
 static _Thread_local bool thread_is_tentative;
 
-/* The pool that this thread makes memory for, which somebody was told. */
+/* The pool for which this thread is between two calls of `making`. */
 static _Thread_local const sk_pool *making_for;
 
 bool sk_tentative_set(bool on) {
@@ -30,15 +30,15 @@ uint32_t sk_tag_set(uint32_t tag) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* A forked child is the host's helper, not the process that trains: its copy of the pool works
- * without budget and never calls back. */
+/* Make the copy of a forked child usable: the child is the host's helper, not the trainer, so its
+ * pool works without budget and never calls back. */
 static void pool_after_fork(void *owner) {
     sk_pool *pool = owner;
     pool->budget_bytes = SIZE_MAX;
     pool->rescue = NULL;
     pool->making = NULL;
     pool->ring = NULL;
-    pool->lost_blocks += pool->in_transit; /* what other threads held is lost to the child */
+    pool->lost_blocks += pool->in_transit; /* blocks that other threads held are lost */
     pool->in_transit = 0;
     (void)pthread_cond_init(&pool->settled, NULL);
 }
@@ -112,7 +112,7 @@ sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_p
     return SK_OK;
 }
 
-static SK_NO_ANALYSIS void pool_free(sk_pool *pool) { /* nobody else has it any more */
+static SK_NO_ANALYSIS void pool_free(sk_pool *pool) { /* there are no other users any more */
     sk__fork_unregister(&pool->fork_node);
     while (pool->lanes != NULL) {
         sk__lane *lane = pool->lanes;
@@ -148,7 +148,7 @@ sk_status sk_pool_destroy(sk_pool *pool) {
     if (status == SK_OK) {
         (void)sk__segment_shrink(pool, SIZE_MAX);
         if (pool->reserved_bytes > 0) {
-            status = SK_BACKEND_FAILED; /* the text is the backend's; the pool stays as it is */
+            status = SK_BACKEND_FAILED; /* with the backend's text; the pool stays as it is */
         } else {
             sk__segments_free(pool);
         }
@@ -167,14 +167,14 @@ sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__requ
     if (block == NULL || block->nbytes <= pool->max_split_bytes) {
         return block;
     }
-    /* It stays whole, so it may be only so much larger. */
+    /* A block above the limit stays whole, so it may be only slightly larger. */
     bool serves = request->nbytes > pool->max_split_bytes &&
                   block->nbytes - request->nbytes < SK_MIDDLE_BYTES;
     return serves ? block : NULL;
 }
 
-/* Where in a free block a request is served: one of whole granules begins with one where it can, so
- * that free memory beside it is of whole granules, too, which can lie elsewhere. */
+/* Return the address in a free block for a request. A request of whole granules begins at a granule
+ * if possible, so that the free memory beside it is whole granules, too, which can move. */
 static uintptr_t address_in(const sk_pool *pool, const sk__block *block, const sk__request *request)
     SK_REQUIRES(pool->lock) {
     if (pool->granule_bytes == 0 || request->nbytes % pool->granule_bytes != 0) {
@@ -187,7 +187,7 @@ static uintptr_t address_in(const sk_pool *pool, const sk__block *block, const s
 sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *request) {
     sk_assert(block->nbytes >= request->nbytes);
     size_t rest = block->nbytes - request->nbytes;
-    /* A whole large segment keeps small rests: they could serve nothing, and split it for good. */
+    /* A whole large segment keeps small rests: they are too small to use, and split it forever. */
     bool keep =
         pool->granule_bytes == 0 && block->segment->arena == SK_LARGE && rest <= SK_SMALL_BYTES;
     if (keep || block->nbytes > pool->max_split_bytes) {
@@ -200,7 +200,7 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
     sk__freelist *list = &request->lane->free[request->arena];
     sk_status status = SK_OK;
     if (pool->collection_share > 0.0 && sk__fit(pool, list, request) == NULL) {
-        status = sk__collect(pool); /* may let others in: everything is looked up afterwards */
+        status = sk__collect(pool); /* may release the lock: look everything up again */
     }
     if (status == SK_OK) {
         status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
@@ -228,7 +228,7 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
     }
     sk__freelist_remove(list, block);
     sk__stats_cached(pool, block, -1);
-    block->state = SK_PENDING; /* ours: neither free nor handed out yet */
+    block->state = SK_PENDING; /* held here: neither free nor handed out yet */
     block = sk__block_serve(pool, block, request);
     sk_assert(block->lane == request->lane && block->nbytes >= request->nbytes);
     sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);
@@ -273,7 +273,7 @@ static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *str
     return SK_OK;
 }
 
-/* Who is to be told that memory is made for a request; NULL: nobody, or there is some at hand. */
+/* Return the callback for making memory; NULL: there is none, or a free block fits. */
 static sk_making_fn making_of(sk_pool *pool, sk__request *request, sk_stream *stream)
     SK_REQUIRES(pool->lock) {
     bool is_told = pool->making != NULL && making_for != pool && !sk__is_tentative();
@@ -306,7 +306,7 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
         sk__unlock(&pool->lock);
         making_for = pool;
         making(context, true);
-        sk__lock(&pool->lock); /* everything is looked up afresh */
+        sk__lock(&pool->lock); /* everything is looked up again */
     }
     sk_status status = take_locked(pool, &request, stream, &block);
     sk__unlock(&pool->lock);
@@ -322,9 +322,9 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
 
 /* ---- giving ---------------------------------------------------------------------------------- */
 
-/* Mark where the other streams' work on the block ends. A mark that cannot be made is replaced by
- * waiting for the stream, here and with the lock held: the device is in trouble, and a block that
- * could not be given back would be lost. */
+/* Record events behind the other streams' work on the block. If an event cannot be recorded, wait
+ * for the stream instead, with the lock held: the device is failing, and a block that could not be
+ * given back would be lost. */
 static sk_status uses_record(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
     for (const sk__use *use = block->uses; use != NULL; use = use->next) {
         sk_status status = sk_event_record(pool->backend, use->event, use->stream);
@@ -405,7 +405,7 @@ sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream) {
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
-/* Wait for what is pending, then give back cached memory until `reserved_bytes` are left. */
+/* Wait for pending blocks, then give back cached memory until `reserved_bytes` are left. */
 static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool->lock) {
     sk_status status = sk__pending_wait(pool);
     if (status == SK_OK) {

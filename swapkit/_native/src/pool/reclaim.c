@@ -1,10 +1,10 @@
-/* reclaim.c - what happens when a request does not fit.
+/* reclaim.c - making a request fit.
  *
- * Cheapest first, and from the start again after each step that changed anything: what needs no
- * waiting (blocks whose events have come, other streams' blocks behind an event, free memory that
- * can be given back and grown elsewhere); then waiting for one thing at a time; then the owner, who
- * is asked to rescue the request again and again until it frees nothing more. Waits and the rescue
- * callback run with the lock released, so everything is looked up afresh afterwards. */
+ * Cheapest first, and from the start again after each step that changed anything. First without
+ * waiting: blocks whose events have completed, other streams' blocks behind an event, free memory
+ * that can be given back and grown elsewhere. Then one wait at a time. Then the owner, whose rescue
+ * is called until it frees nothing more. Waits and the rescue callback run with the lock released,
+ * so everything is looked up again afterwards. */
 #include "pool/alias.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 /* The pool whose rescue callback runs on this thread: inside it an allocation simply fails. */
 static _Thread_local const sk_pool *rescuing;
 
-/* Bytes reserved above the share of the budget that is set. Without a budget, none are. */
+/* Return the bytes reserved above the set share of the budget. Without a budget: 0. */
 static size_t collection_excess(const sk_pool *pool) SK_REQUIRES(pool->lock) {
     size_t share = (size_t)(pool->collection_share * (double)pool->budget_bytes);
     return pool->reserved_bytes > share ? pool->reserved_bytes - share : 0;
@@ -35,8 +35,8 @@ sk_status sk__collect(sk_pool *pool) {
     return SK_OK;
 }
 
-/* Everything that needs no waiting. A memory failure: not enough; `*looked`: nor would there be if
- * the stream's own work was done. */
+/* Try everything that needs no wait. A memory failure: not enough; `*looked`: nor would it be
+ * enough if the stream's own work was done. */
 static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__block **out,
                              bool *looked) SK_REQUIRES(pool->lock) {
     *looked = false;
@@ -50,15 +50,15 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
         return adopted == SK_OK ? sk__acquire(pool, request, out) : adopted;
     }
     if (!sk__segment_make_room(pool, request, looked)) {
-        /* Neighbours of several lanes may share what none of them could give back alone. */
+        /* Neighbours in several lanes may share a granule that no lane could give back alone. */
         sk__lanes_join(pool, request->lane);
         (void)sk__segment_make_room(pool, request, looked);
     }
     return sk__acquire(pool, request, out);
 }
 
-/* Wait for one thing that may bring memory; not for what was `looked` at. SK_NOT_READY: there is
- * nothing to wait for. */
+/* Wait once for work that may free memory; skip the request's own lane if it was `looked` at.
+ * SK_NOT_READY: there is nothing to wait for. */
 static sk_status wait_once(sk_pool *pool, const sk__request *request, bool looked)
     SK_REQUIRES(pool->lock) {
     sk_status status = sk__pending_wait_first(pool);
@@ -71,8 +71,8 @@ static sk_status wait_once(sk_pool *pool, const sk__request *request, bool looke
     return status;
 }
 
-/* All that the pool can do by itself. Whatever fails otherwise than for want of memory met a broken
- * device, and that is what the caller is told. */
+/* Try everything that the pool can do by itself. Any failure other than lack of memory means a
+ * broken device; the caller gets its status. */
 static sk_status reclaim_own(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock) {
     bool looked = false;
@@ -87,7 +87,7 @@ static sk_status reclaim_own(sk_pool *pool, const sk__request *request, sk__bloc
     return status;
 }
 
-/* Ask the owner; returns what it freed. */
+/* Call the owner's rescue; return the bytes that it freed. */
 static size_t rescue_call(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     sk_rescue_fn rescue = pool->rescue;
     void *context = pool->rescue_context;
@@ -135,7 +135,7 @@ sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out
     }
     pool->stats.num_alloc_retries++;
     sk_status status = SK_OVER_BUDGET;
-    /* What is larger than the whole budget is not worth giving anything up for. */
+    /* A request larger than the whole budget is not worth giving anything up for. */
     bool asking = sk__segment_bytes(pool, request) <= pool->budget_bytes;
     if (asking) {
         status = reclaim_own(pool, request, out);
@@ -143,7 +143,7 @@ sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out
     }
     while (asking) {
         asking = rescue_call(pool, request) > 0;
-        /* Even after a last "nothing": another thread may have given something back meanwhile. */
+        /* Even after it returned 0: another thread may have given memory back meanwhile. */
         status = reclaim_own(pool, request, out);
         asking = asking && sk__is_memory_failure(status);
     }

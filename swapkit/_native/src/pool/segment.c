@@ -1,9 +1,9 @@
 /* segment.c - memory from and to the backend.
  *
  * With virtual memory a segment is a wide range of addresses in which granules are committed where
- * a request needs them; free granules are let lie elsewhere where memory is wanted, and decommitted
- * where the device wants it: free memory can thus serve any request, wherever it lies. Without,
- * segments are whole and are given back only when nothing in them is in use. */
+ * a request needs them. Free granules move where memory is wanted, and are decommitted where the
+ * device wants memory, so free memory can serve any request, wherever it lies. Without virtual
+ * memory, segments are whole and are given back only when no block in them is in use. */
 #include <stdlib.h>
 
 #include "pool/alias.h"
@@ -47,7 +47,7 @@ static void reserved_change(sk_pool *pool, sk__segment *segment, size_t nbytes, 
     sk__committed_change(pool, segment, nbytes, growing);
 }
 
-/* A segment with one block over all of it, in no list yet. */
+/* Add a segment with one block over all of it, in no list yet. */
 static sk__block *segment_add(sk_pool *pool, sk__segment *segment, void *address, size_t nbytes,
                               sk__arena arena) SK_REQUIRES(pool->lock) {
     sk__block *block = sk__block_new(pool);
@@ -64,7 +64,7 @@ static sk__block *segment_add(sk_pool *pool, sk__segment *segment, void *address
     return block;
 }
 
-/* Undo that, and give the addresses back. */
+/* Undo segment_add, and give the addresses back. */
 static void segment_remove(sk_pool *pool, sk__segment *segment) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
     sk_assert(pool->segments == segment && segment->committed_bytes == 0);
@@ -99,8 +99,8 @@ static size_t cached_bytes(const sk__block *block, const sk__lane *lane) {
     return usable ? block->nbytes : 0;
 }
 
-/* Bytes to commit from the start of `vacant` so that, with the lane's free neighbours, `nbytes` are
- * in one piece; SIZE_MAX if that is not possible. */
+/* Return the bytes to commit at the start of `vacant` so that it forms one piece of `nbytes` with
+ * the lane's free neighbours; SIZE_MAX if that is not possible. */
 static size_t commit_needed(const sk_pool *pool, const sk__block *vacant,
                             const sk__request *request, bool gathering) SK_REQUIRES(pool->lock) {
     size_t left = cached_bytes(vacant->left, request->lane);
@@ -115,7 +115,7 @@ static size_t commit_needed(const sk_pool *pool, const sk__block *vacant,
                                                                           : SIZE_MAX;
 }
 
-/* The vacant block that needs the fewest bytes committed, the smallest among equals. */
+/* Return the vacant block that needs the fewest bytes committed; on a tie the smallest. */
 static sk__block *vacant_best(const sk_pool *pool, const sk__request *request, bool gathering,
                               size_t *needed) SK_REQUIRES(pool->lock) {
     sk__block *best = NULL;
@@ -133,7 +133,7 @@ static sk__block *vacant_best(const sk_pool *pool, const sk__request *request, b
     return best;
 }
 
-/* Reserve a range of addresses for at least `nbytes`; less generous where the process's address
+/* Reserve a range of addresses for at least `nbytes`; a smaller one where the process's address
  * space is limited. */
 static sk_status range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
@@ -166,7 +166,7 @@ static sk_status range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQ
     return SK_OK;
 }
 
-/* Small requests come in numbers: commit for several at once where the budget has room. */
+/* Small requests come in numbers: commit for several at once if the budget has room. */
 static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size_t needed)
     SK_REQUIRES(pool->lock) {
     size_t wanted = vacant->segment->arena == SK_SMALL ? SK_SMALL_BYTES : 0;
@@ -176,7 +176,7 @@ static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size
     return room ? sk__max(needed, wanted) : needed;
 }
 
-/* Make the first bytes of a vacancy a free block, now that there is memory. Needs one spare
+/* Make the first bytes of a vacant block a free block after memory was mapped. Needs one spare
  * record. */
 static void vacant_fill(sk_pool *pool, sk__block *vacant, size_t nbytes, sk__lane *lane)
     SK_REQUIRES(pool->lock) {
@@ -252,12 +252,12 @@ void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) {
     (state == SK_VACANT ? sk__block_vacate : sk__block_lend)(pool, leaving);
 }
 
-/* Blocks that a search passes over; NULL: none. */
+/* Blocks that a search skips; NULL: none. */
 typedef struct spared {
     const sk__block *left, *right;
 } spared;
 
-/* The largest free block of one list that device work is done with and that holds a granule. */
+/* Return a list's largest free block without outstanding device work that holds a granule. */
 static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int arena, spared not)
     SK_REQUIRES(pool->lock) {
     sk__block *block = sk__freelist_next(&lane->free[arena], NULL);
@@ -298,7 +298,7 @@ static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
         if ((pool->has_aliases && sk__aliases_drop(pool, &gone) != SK_OK) ||
             backend->ops.range_decommit(backend->self, (void *)gone.address, gone.nbytes) !=
                 SK_OK) {
-            break; /* trying others would only repeat that */
+            break; /* other blocks would only fail the same way */
         }
         reserved_change(pool, block->segment, gone.nbytes, false);
         pool->stats.unmaps += (int64_t)(gone.nbytes / pool->granule_bytes);
@@ -313,15 +313,15 @@ static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
     return freed;
 }
 
-/* What comes of moving memory together. */
+/* The result of moving memory together. */
 typedef enum gathering {
     GATHERED,
     TOO_LITTLE, /* nothing more is free */
     REFUSED     /* the backend cannot */
 } gathering;
 
-/* Move up to `nbytes` of free memory into a vacancy, beside what is free and serves the request
- * there. */
+/* Move up to `nbytes` of free memory into a vacant block, beside the free memory that serves the
+ * request there. */
 static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request *request,
                             size_t nbytes) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
@@ -366,14 +366,14 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
     return GATHERED;
 }
 
-/* The vacancy to fill for a request; NULL: there is none, or nothing is needed. */
+/* Return the vacant block to fill for a request; NULL: there is none, or nothing is needed. */
 static sk__block *vacant_wanted(sk_pool *pool, const sk__request *request, size_t *needed)
     SK_REQUIRES(pool->lock) {
     *needed = 0;
     if (sk__fit(pool, &request->lane->free[request->arena], request) != NULL) {
         return NULL;
     }
-    /* With aliases there is always room for all of it: what is free on the right is not wanted. */
+    /* With aliases a vacant block can hold all of it: the right neighbour is not needed. */
     sk__block *vacant = vacant_best(pool, request, pool->has_aliases, needed);
     bool add = vacant == NULL && pool->has_aliases &&
                sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK &&
@@ -393,8 +393,8 @@ static bool aliases_are_ready(sk_pool *pool, const sk__request *request) SK_REQU
     return status == SK_OK;
 }
 
-/* Move free memory together until the request fits, or what it still needs has room in the budget.
- * Each move lets it need less. */
+/* Move free memory together until the request fits, or its remaining need has room in the budget.
+ * Each move reduces the need. */
 static gathering range_gather(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     if (pool->has_aliases && !aliases_are_ready(pool, request)) {
         return REFUSED;
@@ -405,14 +405,14 @@ static gathering range_gather(sk_pool *pool, const sk__request *request) SK_REQU
     size_t room = budget_room(pool);
     size_t needed = 0;
     sk__block *vacant = vacant_wanted(pool, request, &needed);
-    /* Where there is room, it is the device that has no memory. */
+    /* If there is room, it is the device that has no memory. */
     size_t grown = needed > room ? sk__round_down(room, pool->granule_bytes) : 0;
     gathering result = GATHERED;
     while (vacant != NULL && needed > grown && result == GATHERED) {
         result = range_move(pool, vacant, request, needed - grown);
         vacant = result == GATHERED ? vacant_wanted(pool, request, &needed) : NULL;
     }
-    return needed == SIZE_MAX ? REFUSED : result; /* there are no addresses for more */
+    return needed == SIZE_MAX ? REFUSED : result; /* there are no more addresses */
 }
 
 /* ---- whole segments -------------------------------------------------------------------------- */
@@ -425,7 +425,7 @@ static size_t whole_bytes(const sk_pool *pool, const sk__request *request) SK_RE
         return SK_MIDDLE_BYTES;
     }
     size_t rounded = sk__round_up(request->nbytes, SK_SEGMENT_BYTES);
-    /* A segment that is not to be split must not be made for a request that may not have it. */
+    /* A segment that must stay whole must not be made for a request that may not have it. */
     bool oversize = request->nbytes > pool->max_split_bytes;
     return oversize ? rounded : sk__min(rounded, pool->max_split_bytes);
 }
@@ -496,7 +496,7 @@ static size_t whole_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
     return freed;
 }
 
-/* ---- either ---------------------------------------------------------------------------------- */
+/* ---- both kinds ------------------------------------------------------------------------------ */
 
 size_t sk__segment_bytes(const sk_pool *pool, const sk__request *request) {
     bool whole = pool->granule_bytes == 0;
@@ -521,8 +521,8 @@ bool sk__segment_make_room(sk_pool *pool, const sk__request *request, bool *look
     if (gathered == GATHERED) {
         return true;
     }
-    /* What cannot be mapped together is not enough for the budget when given back either. The
-     * device may have more of its own to add. */
+    /* Memory that is too little to map together is also too little to give back for the budget. If
+     * the budget has room, the device may have more of its own to add. */
     bool is_short = sk__segment_bytes(pool, request) > budget_room(pool);
     *looked = gathered == TOO_LITTLE && pool->has_aliases && is_short;
     if (*looked) {

@@ -1,7 +1,7 @@
-/* size.c - what is remembered of requests, by their size: a table of the latest sizes.
+/* size.c - a table of the latest request sizes and their places.
  *
- * A program may ask for any number of different sizes. Beyond what the table holds, the one that
- * was not asked for the longest is forgotten; a size that is new costs no more than its record. */
+ * A program may ask for any number of different sizes. When the table is full, the least recently
+ * requested size is forgotten; a new size costs no more than its record. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ static void size_unlist(sk_pool *pool, sk__size *size) SK_REQUIRES(pool->lock) {
     *(size->older != NULL ? &size->older->newer : &pool->oldest_size) = size->newer;
 }
 
-/* Forget the size that was not asked for the longest: the record may be used for another. */
+/* Forget the least recently requested size; the caller may reuse or free the record. */
 static sk__size *size_evict(sk_pool *pool) SK_REQUIRES(pool->lock) {
     sk__size *size = pool->oldest_size;
     sk__size **link = size_bucket(pool, size->nbytes);

@@ -3,7 +3,7 @@
 
 #include "pool/pool.h"
 
-/* Of a budget: what operators ask for while something comes back ahead of its use. */
+/* The share of a budget that operators may need while a storage comes back ahead of its use. */
 #define SPARE_SHARE 64
 
 static void stat_add(sk_stat *stat, int64_t amount) {
@@ -17,7 +17,7 @@ static void stat_add(sk_stat *stat, int64_t amount) {
     sk_assert(stat->current >= 0);
 }
 
-/* Both the total and the entry of the kind of segment. */
+/* Add to the total and to the entry of the kind of segment. */
 static void stats_add(sk_stat stats[3], sk__arena arena, int64_t amount) {
     stat_add(&stats[0], amount);
     stat_add(&stats[1 + (int)arena], amount);

@@ -1,4 +1,4 @@
-/* check.c - every invariant of the scheduler, walked. */
+/* check.c - checks of every invariant of the scheduler. */
 #include "sched/sched.h"
 
 #define ENSURE(condition, ...)                                                                     \
@@ -21,7 +21,7 @@ static sk_status list_check(const sk__list *list, sk__way way, sk__phase phase, 
     return SK_OK;
 }
 
-/* The bytes that run, and the events behind them. */
+/* Check the bytes in flight, and the events behind them. */
 static sk_status running_check(const sk__lane_of_copies *lane) {
     size_t nbytes = 0;
     size_t unmarked_bytes = 0;
@@ -61,7 +61,7 @@ static sk_status lane_check(const sk_sched *sched, sk__way way) SK_REQUIRES(sche
     return status;
 }
 
-/* What a group holds, against the phase of its transfer. */
+/* Check the fields of a group against the phase of its transfer. */
 static sk_status transfer_check(const sk_group *group) {
     bool under_way = sk__is_under_way(group);
     bool copying = group->state == SK_GROUP_COPYING_OUT || group->state == SK_GROUP_COPYING_IN;
@@ -78,7 +78,7 @@ static sk_status transfer_check(const sk_group *group) {
     return SK_OK;
 }
 
-/* Where the copy is, against what the group holds. */
+/* Check the place of the copy against the fields of the group. */
 static sk_status place_check(const sk_group *group) {
     bool on_host = group->place == SK_ON_HOST || sk__in_transit(group);
     bool on_disk = group->place == SK_ON_DISK || sk__in_transit(group);

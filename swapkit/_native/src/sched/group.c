@@ -1,11 +1,11 @@
-/* group.c - a group's life: its states, and the transfers that its user asks for. */
+/* group.c - the life of a group: its states, and its transfers. */
 #include <stdlib.h>
 
 #include "sched/sched.h"
 
 static const char *const state_names[] = {"resident", "copying out", "clean", "out", "copying in"};
 
-/* Refuse what a group in another state is asked for. */
+/* Refuse an operation on a group in another state. */
 static sk_status state_require(const sk_group *group, sk_group_state wanted, const char *what) {
     if (group->state == wanted) {
         return SK_OK;
@@ -81,16 +81,16 @@ sk_group_state sk_group_state_get(const sk_group *group) { return group->state; 
 
 const sk_group_state *sk_group_state_at(const sk_group *group) { return &group->state; }
 
-/* ---- what a transfer comes to ---------------------------------------------------------------- */
+/* ---- results of transfers -------------------------------------------------------------------- */
 
-/* The text of a transfer that failed, as the status of the call that finds out. */
+/* Set the text of a failed transfer; return its status, for the call that reports it. */
 static sk_status failure_tell(const sk_group *group) {
     sk_assert(group->phase == SK_FAILED && group->failure != SK_OK);
     return sk__fail(group->failure, "copying %zu bytes %s failed: %s", group->nbytes,
                     group->way == SK_WAY_OUT ? "to the host" : "back to the device", group->why);
 }
 
-/* The previous transfer may still run although its user does not wait for it any more. */
+/* Wait for the previous transfer, which may still run although its user no longer waits for it. */
 static sk_status transfer_settle(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
     sk_status status = SK_OK;
     while (group->phase == SK_RUNNING && status == SK_OK) {
@@ -99,14 +99,14 @@ static sk_status transfer_settle(sk_sched *sched, sk_group *group) SK_REQUIRES(s
     return status;
 }
 
-/* A copy out that only a stream has waited for may have failed since: then there is none. */
+/* Refuse if the copy out failed after only a stream had waited for it: then there is no copy. */
 static sk_status copy_require(const sk_group *group) {
     return group->place == SK_NOWHERE ? failure_tell(group) : SK_OK;
 }
 
 bool sk_group_has_copy(sk_group *group) {
     sk_sched *sched = group->sched;
-    sk__lock(&sched->lock); /* others drop their owners: the caller may hold what that needs */
+    sk__lock(&sched->lock); /* not sk__leave: it drops owners, which may need locks of the caller */
     bool is_whole = group->place != SK_NOWHERE && !sk__is_under_way(group);
     sk__unlock(&sched->lock);
     return is_whole;
@@ -123,9 +123,9 @@ void *sk_group_host(sk_group *group) {
     return host;
 }
 
-/* ---- asking for a transfer ------------------------------------------------------------------- */
+/* ---- starting a transfer --------------------------------------------------------------------- */
 
-/* Note where `producer` is, unless its work is done when its calls return. */
+/* Record an event on `producer`, unless its work is done when its calls return. */
 static sk_status ready_record(sk_sched *sched, sk_group *group, sk_stream *producer)
     SK_REQUIRES(sched->lock) {
     if (producer == NULL && sched->backend->ops.null_stream_is_host) {
@@ -218,7 +218,7 @@ sk_status sk_group_copy_in(sk_group *group, void *device, void *owner, uint64_t 
     return status;
 }
 
-/* ---- waiting for it -------------------------------------------------------------------------- */
+/* ---- waiting for a transfer ------------------------------------------------------------------ */
 
 /* Start the transfer if it still waits, and let `consumer` wait for it. */
 static sk_status transfer_await(sk_sched *sched, sk_group *group, sk_stream *consumer)
@@ -245,10 +245,10 @@ static sk_status transfer_await(sk_sched *sched, sk_group *group, sk_stream *con
     return status;
 }
 
-/* Mark the transfer done if it is; never waits. A query that fails says nothing about the copy. */
+/* End the transfer if it is done; never wait. A query that fails says nothing about the copy. */
 static sk_status transfer_poll(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
     if (group->phase == SK_WAITING) {
-        sk__lanes_fill(sched); /* in a forked child nobody else does */
+        sk__lanes_fill(sched); /* a forked child has no pump to do so */
     }
     if (group->phase == SK_RUNNING && group->done == NULL && !sched->lanes[group->way].has_thread) {
         sk__lane_mark(sched, group->way); /* as its pump does */
@@ -276,10 +276,10 @@ static sk_status transfer_finish(sk_sched *sched, sk_group *group, sk_group_stat
         group->phase = SK_IDLE;
         return status;
     }
-    sk__owner_release(sched, group); /* whoever uses the memory next does so behind the copy */
+    sk__owner_release(sched, group); /* later uses of the memory are behind the copy */
     group->state = SK_GROUP_CLEAN;
     if (!poll && expected == SK_GROUP_COPYING_OUT) {
-        sk__drops_await(sched); /* the memory is the caller's alone again */
+        sk__drops_await(sched); /* afterwards only the caller holds the memory */
     }
     return SK_OK;
 }

@@ -10,7 +10,7 @@ enum {
     RETRY_NS = 1000000,
     PATIENCE_NS = NS_PER_S,
     MIB = 1024 * 1024,
-    /* Copies in flight: the least, so that one starts where another ends; the most; and the most
+    /* Copies in flight: the least, so that one starts when another ends; the most; and the most
      * bytes beyond the least, 0.2 ms of a link of 50 GB/s. */
     LEAST_IN_FLIGHT = 2,
     MOST_IN_FLIGHT = 64,
@@ -43,8 +43,8 @@ void sk__list_remove(sk__list *list, sk_group *group) {
 
 /* ---- the pump -------------------------------------------------------------------------------- */
 
-/* The copy to wait for: half of what runs is over with it, and the link has the other half while
- * this thread wakes. */
+/* Return the copy to wait for: when it ends, half of the running bytes are done, and the link is
+ * busy with the other half while this thread wakes. */
 static sk_group *running_middle(const sk__lane_of_copies *lane) {
     sk_group *middle = lane->running.first;
     size_t nbytes = middle->nbytes;
@@ -58,7 +58,7 @@ static sk_group *running_middle(const sk__lane_of_copies *lane) {
 static void *pump_main(void *argument) {
     sk__lane_of_copies *lane = argument;
     sk_sched *sched = lane->sched;
-    sk__visit_begin(sched->backend); /* a single one */
+    sk__visit_begin(sched->backend); /* a single visit */
     sk__enter(sched);
     for (;;) {
         while (lane->running.first == NULL && !lane->stopping) {
@@ -67,8 +67,8 @@ static void *pump_main(void *argument) {
         if (lane->running.first == NULL) {
             break;
         }
-        sk__ignore(sk__lane_await(sched, running_middle(lane))); /* it still runs: once more */
-        sk__leave(sched);                                        /* drops what copies needed */
+        sk__ignore(sk__lane_await(sched, running_middle(lane))); /* still running: retry */
+        sk__leave(sched);                                        /* drops the owners of copies */
         sk__enter(sched);
     }
     sk__leave(sched);
@@ -102,7 +102,7 @@ sk_status sk__lane_open(sk_sched *sched, sk__way way) {
     return status;
 }
 
-SK_NO_ANALYSIS void sk__lane_close(sk__lane_of_copies *lane) { /* nothing is queued any more */
+SK_NO_ANALYSIS void sk__lane_close(sk__lane_of_copies *lane) { /* the queue is empty */
     sk_assert(lane->queue.first == NULL && lane->running.first == NULL);
     sk__lock(&lane->sched->lock);
     lane->stopping = true;
@@ -119,8 +119,8 @@ SK_NO_ANALYSIS void sk__lane_close(sk__lane_of_copies *lane) { /* nothing is que
 
 /* ---- a transfer's life ----------------------------------------------------------------------- */
 
-/* On the way out the latest next use goes first, on the way back the soonest: both are the order in
- * which transfers usually come. */
+/* On the way out the latest next use goes first, on the way back the soonest: in both cases this is
+ * the order in which transfers usually arrive. */
 static bool goes_before(const sk_group *group, const sk_group *other) {
     return group->way == SK_WAY_OUT ? group->next_use > other->next_use
                                     : group->next_use < other->next_use;
@@ -152,7 +152,7 @@ static void queue_leave(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->loc
     lane->queued--;
 }
 
-/* The end of a transfer, started or not. `why` (of a failure) is for people. */
+/* End a transfer, started or not. `why` (of a failure) is a text for people. */
 static void transfer_end(sk_sched *sched, sk_group *group, sk_status status, const char *why)
     SK_REQUIRES(sched->lock) {
     sk_assert(sk__is_under_way(group) && group->done == NULL);
@@ -165,7 +165,7 @@ static void transfer_end(sk_sched *sched, sk_group *group, sk_status status, con
         (void)snprintf(group->why, sizeof group->why, "%s", why);
     }
     if (status != SK_OK && group->way == SK_WAY_OUT) {
-        sk__copy_drop(sched, group); /* nobody writes to the disk what has not arrived yet */
+        sk__copy_drop(sched, group); /* no write to the disk before the copy has arrived */
     }
     (void)pthread_cond_broadcast(&sched->changed);
 }
@@ -180,7 +180,7 @@ void sk__lane_fail(sk_sched *sched, sk_group *group, sk_status status, const cha
     transfer_end(sched, group, status, why);
 }
 
-/* Give the copy to the stream. Once that has it there is no way back. */
+/* Give the copy to the stream. It cannot be cancelled after that. */
 static sk_status copy_start(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
     sk_stream *stream = sched->lanes[group->way].stream;
     bool out = group->way == SK_WAY_OUT;
@@ -217,7 +217,7 @@ void sk__lane_mark(sk_sched *sched, sk__way way) {
     sk__mark_give(sched, &mark);
 }
 
-/* The end of a copy that ran. */
+/* End a copy that ran. */
 static void running_end(sk_sched *sched, sk_group *group, sk_status status)
     SK_REQUIRES(sched->lock) {
     sk__lane_of_copies *lane = &sched->lanes[group->way];
@@ -234,12 +234,12 @@ static void running_end(sk_sched *sched, sk_group *group, sk_status status)
     transfer_end(sched, group, status, sk_error_text());
     bool to_disk = group->way == SK_WAY_OUT && group->tier == SK_TIER_DISK && !group->orphan;
     if (status == SK_OK && to_disk) {
-        /* If it cannot be written, the copy just stays on the host. */
+        /* If the write cannot start, the copy stays on the host. */
         sk__ignore(sk__tier_write(sched, group));
     }
 }
 
-/* The end of the copies that run up to the one with this ticket: the stream is in order. */
+/* End the running copies up to ticket `last`: the stream is in order. */
 static void running_end_until(sk_sched *sched, sk__way way, uint64_t last, sk_status status)
     SK_REQUIRES(sched->lock) {
     sk__lane_of_copies *lane = &sched->lanes[way];
@@ -251,7 +251,7 @@ static void running_end_until(sk_sched *sched, sk__way way, uint64_t last, sk_st
     }
 }
 
-/* A copy has been started. Where the host copies it may be over: then no pump has to wake. */
+/* Mark a started copy. If the host copies, it may be over already: then no pump has to wake. */
 static void started_mark(sk_sched *sched, sk__lane_of_copies *lane) SK_REQUIRES(sched->lock) {
     bool on_host = sched->backend->ops.null_stream_is_host != 0;
     bool sharing = !on_host && sched->copies_in_flight == 0 && lane->unmarked < MOST_SHARING &&
@@ -266,7 +266,7 @@ static void started_mark(sk_sched *sched, sk__lane_of_copies *lane) SK_REQUIRES(
     }
 }
 
-/* Start a waiting transfer whose memory is there. */
+/* Start a waiting transfer that has its memory. */
 static void transfer_start(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
     sk__lane_of_copies *lane = &sched->lanes[group->way];
     sk_assert(group->phase == SK_WAITING && group->place != SK_READING);
@@ -293,7 +293,7 @@ static void transfer_start(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->
     (void)pthread_cond_broadcast(&sched->changed);
 }
 
-/* Get a waiting transfer its host memory, with its bytes in it on the way back. */
+/* Get host memory for a waiting transfer; on the way back, with its bytes in it. */
 static sk_status memory_prepare(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
     switch (group->place) {
     case SK_NOWHERE:
@@ -333,7 +333,7 @@ static bool is_full(const sk_sched *sched, const sk__lane_of_copies *lane, const
 
 static void lane_fill(sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock) {
     const sk__lane_of_copies *lane = &sched->lanes[way];
-    bool starved = false; /* those behind it do not take the memory that it waits for */
+    bool starved = false; /* transfers behind it do not take the memory that it waits for */
     sk_group *next = NULL;
     for (sk_group *group = lane->queue.first; group != NULL; group = next) {
         if (is_full(sched, lane, group)) {
@@ -361,12 +361,12 @@ void sk__lanes_fill(sk_sched *sched) {
     if (sched->left_orphans) {
         orphans_reap(sched);
     }
-    do { /* the end of one may be what another waited for */
+    do { /* the end of one transfer may be what another waits for */
         nended = sched->nended;
         for (int way = 0; way < SK_WAYS; way++) {
             sk__lane_of_copies *lane = &sched->lanes[way];
             if (lane->running.first != NULL) {
-                sk__ignore(pump_start(sched, (sk__way)way)); /* a fork has left it behind */
+                sk__ignore(pump_start(sched, (sk__way)way)); /* a fork left the pump behind */
             }
             lane_fill(sched, (sk__way)way);
         }
@@ -391,7 +391,7 @@ void sk__lane_complete(sk_sched *sched, sk__way way, uint64_t last, sk_status st
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* Whether a wait that failed is tried again. If so, some time has passed. */
+/* Return whether to repeat a failed wait: until the device has been silent for PATIENCE_NS. */
 static bool is_patient(sk_sched *sched, sk__way way) SK_REQUIRES(sched->lock) {
     sk__lane_of_copies *lane = &sched->lanes[way];
     uint64_t now_ns = sk__now_ns();
@@ -420,7 +420,7 @@ sk_status sk__lane_await(sk_sched *sched, sk_group *group) {
     }
     sk__lock(&sched->lock);
     sk__mark_drop(sched, mark);
-    /* Another thread may have been first, and the group may even be gone. */
+    /* Another thread may have been first, and the group may already be freed. */
     bool is_over = lane->running.first == NULL || lane->running.first->ticket > ticket;
     if (status != SK_OK && (is_over || is_patient(sched, way))) {
         return is_over ? SK_OK : status;

@@ -1,4 +1,4 @@
-/* sched.c - the scheduler's life, its statistics, and what its lock protects: owners and events. */
+/* sched.c - the scheduler's life, its statistics, and the owners and events under its lock. */
 #include "sched/sched.h"
 
 #include <stdlib.h>
@@ -6,19 +6,18 @@
 
 enum { ROOM_START = 16 };
 
-/* ---- the lock, and owners that are given up under it ------------------------------------------
- */
+/* ---- the lock, and dropping owners ----------------------------------------------------------- */
 
 SK_NO_ANALYSIS void sk__enter(sk_sched *sched) {
     sk__lock(&sched->lock);
     sk__visit_begin(sched->backend);
 }
 
-/* What this thread drops owners of. One that calls the scheduler in its turn does not drop those
- * behind it: they keep their order. */
+/* The scheduler whose owners this thread is dropping. If drop_owner calls the scheduler again, that
+ * call drops no further owners: they keep their order. */
 static _Thread_local const sk_sched *dropping;
 
-/* Drop the owners that are no longer needed, the first first, each with the lock released. */
+/* Drop the owners that are no longer needed, the oldest first, each with the lock released. */
 SK_NO_ANALYSIS static void drop_owners(sk_sched *sched) {
     if (dropping == sched) {
         return;
@@ -46,7 +45,7 @@ SK_NO_ANALYSIS void sk__leave(sk_sched *sched) {
 }
 
 void sk__drops_await(sk_sched *sched) {
-    while (sched->ndropping > 0) { /* and drops those behind, too */
+    while (sched->ndropping > 0) { /* that thread also drops the later ones */
         sk__wait(&sched->changed, &sched->lock);
     }
     drop_owners(sched);
@@ -57,7 +56,7 @@ void sk__drops_await(sk_sched *sched) {
 
 sk_status sk__owner_reserve(sk_sched *sched) {
     size_t ndrops = sched->end_drops - sched->first_drop;
-    if (sched->first_drop > 0) { /* those dropped leave room */
+    if (sched->first_drop > 0) { /* reuse the room of dropped owners */
         memmove(sched->drops, sched->drops + sched->first_drop, ndrops * sizeof *sched->drops);
         sched->first_drop = 0;
         sched->end_drops = ndrops;
@@ -161,8 +160,8 @@ static void marks_free(sk_sched *sched) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* In a forked child no pump runs; they start again where something is queued. The disk is the
- * parent's, and does not answer here. */
+/* Repair a forked child. It has no pumps; they start again when a transfer is queued. The disk
+ * belongs to the parent, and does not answer here. */
 static SK_NO_ANALYSIS void sched_after_fork(void *owner) {
     sk_sched *sched = owner;
     for (sk_group *group = sched->groups; group != NULL; group = group->below) {
@@ -177,7 +176,7 @@ static SK_NO_ANALYSIS void sched_after_fork(void *owner) {
     }
     sched->nreads = sched->nwrites = 0;
     sched->ndropping = 0;
-    sched->left_orphans = true; /* of what the disk's threads had in hand; see sk__lanes_fill() */
+    sched->left_orphans = true; /* groups that the disk's threads worked on; see sk__lanes_fill() */
     for (sk__mark *mark = sched->marks; mark != NULL; mark = mark->below) {
         bool was_held = mark->waiters > 0;
         mark->waiters = 0;
@@ -192,7 +191,7 @@ static SK_NO_ANALYSIS void sched_after_fork(void *owner) {
     }
 }
 
-/* Free what `sk_sched_create` made, as far as it came. */
+/* Free a scheduler, also one that `sk_sched_create` has only made in part. */
 static SK_NO_ANALYSIS void sched_free(sk_sched *sched) {
     for (int way = 0; way < SK_WAYS; way++) {
         if (sched->lanes[way].sched != NULL) {

@@ -1,24 +1,24 @@
-/* tier.c - where copies live: the host's memory, and the disk that takes what it has no room for.
+/* tier.c - where copies live: the host's memory, and the disk for copies that do not fit there.
  *
  * The host is a window onto the copies that are needed soonest. When a copy on its way out finds no
  * room, the copies with the latest next use are written to the disk; when copies come back, the
- * next ones are read ahead as far as the host has room. A part of the host's limit as large as the
- * largest copy on the disk is kept free from copies on their way out, so that what is on the disk
- * can always be read: what cannot be dropped never takes more than the rest. A copy that was read
- * keeps its extent, and costs nothing to drop again. */
+ * next ones are read ahead as far as the host has room. A reserve as large as the largest copy on
+ * the disk is kept free from copies on their way out, so that any copy on the disk can always be
+ * read: copies that cannot be dropped never take more than the rest. A copy that was read keeps its
+ * extent, and costs nothing to drop again. */
 #include "sched/sched.h"
 
 enum {
     READS_AHEAD = 2,
-    GRANULES_PER_LIMIT = 64,                  /* at least: at most so small a part goes unused */
+    GRANULES_PER_LIMIT = 64,                  /* at least; bounds the unused rest of the limit */
     MOST_GRANULE_WITH_DISK = 2 * 1024 * 1024, /* every copy is rounded up to it */
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* A device that locks host memory gets all of it locked, a granule of the host's memory at a time:
- * few and large ones, but many under a limit, since what does not fill one is lost to it. With a
- * disk they are smaller still: see below. */
+/* Return the granule of host memory for a device that locks host memory. All of it is locked, one
+ * granule at a time: few and large ones, but many under a limit, since a part of the limit smaller
+ * than a granule is unusable. With a disk they are smaller still: see below. */
 static size_t locked_granule_bytes(const sk_backend *device, const sk_sched_params *params,
                                    size_t least) {
     size_t most = params->disk_folder != NULL ? MOST_GRANULE_WITH_DISK : SIZE_MAX;
@@ -33,9 +33,9 @@ static size_t locked_granule_bytes(const sk_backend *device, const sk_sched_para
     return sk__max(granule, least);
 }
 
-/* Where the host copies, a lane's own thread touches the pages first, and the caller does not wait
- * for that; a device's copy engine gets pages that are there, and that stay. What the system does
- * not let us lock (`ulimit -l`) is not had: pageable memory would only be slow, and not say why. */
+/* If the host copies, a lane's own thread touches the pages first, and the caller does not wait for
+ * that. A device's copy engine gets populated pages that stay. If the system does not let us lock
+ * them (`ulimit -l`), there is no memory: pageable memory would be slow, and not say why. */
 static sk_status host_backend_open(sk_sched *sched, const sk_sched_params *params) {
     sk_backend *device = sched->backend;
     const sk_cpu_params host = {.populate = device->ops.null_stream_is_host == 0};
@@ -53,11 +53,11 @@ static sk_status host_backend_open(sk_sched *sched, const sk_sched_params *param
     return status;
 }
 
-/* A host limit of 0 is what the machine, or its control group, has: the cpu backend's capacity.
+/* A host limit of 0 means all memory of the machine, or its control group: the cpu backend's
+ * capacity.
  *
- * With a disk, copies are whole granules of the host's memory: then what is free under the limit
- * can always be had as one block, however it lies scattered, and reading cannot fail for want of
- * it. */
+ * With a disk, copies are whole granules of the host's memory: then the free memory under the limit
+ * can always form one block, however scattered it is, and reading cannot fail for lack of it. */
 sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params) {
     sched->host_rounding = 1;
     sched->host_limit_bytes = params->host_limit_bytes == 0
@@ -81,14 +81,14 @@ sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params) {
 
 void sk__host_close(sk_sched *sched) {
     sk__ignore(sk_pool_destroy(
-        sched->host)); /* in a forked child: what was being read then stays in use */
+        sched->host)); /* in a forked child, memory that was being read into stays in use */
     sk_backend_close(sched->host_backend);
     sk__disk_close(sched->disk);
 }
 
 void sk_sched_trim(sk_sched *sched) {
     sk__enter(sched);
-    sk__ignore(sk_pool_trim(sched->host)); /* what cannot be given back stays for later */
+    sk__ignore(sk_pool_trim(sched->host)); /* the rest stays for later */
     if (sched->disk != NULL) {
         sk__ignore(sk__disk_trim(sched->disk));
     }
@@ -127,18 +127,18 @@ static size_t room_bytes(const sk_sched *sched) SK_REQUIRES(sched->lock) {
     return sched->host_limit_bytes - sched->host_bytes;
 }
 
-/* Whether a group's copy may go to the disk for good. */
+/* Whether a group's copy may live on the disk alone. */
 static bool is_movable(const sk_group *group) {
     return group->sched->disk != NULL && group->tier != SK_TIER_HOST;
 }
 
-/* Whether the host's copy of a group may go: nobody needs it now, and it may live on the disk. */
+/* Whether the host's copy of a group may go: it is not in use, and it may live on the disk. */
 static bool is_spare(const sk_group *group) {
     return group->place == SK_ON_HOST && is_movable(group) && !group->orphan &&
            !sk__is_under_way(group);
 }
 
-/* The spare copy with the latest next use, of those that are on the disk, too, or of the others. */
+/* Return the spare copy with the latest next use, among those that are (not) on the disk, too. */
 static sk_group *spare_find(const sk_sched *sched, bool written) SK_REQUIRES(sched->lock) {
     sk_group *latest = NULL;
     for (sk_group *group = sched->groups; group != NULL; group = group->below) {
@@ -150,7 +150,7 @@ static sk_group *spare_find(const sk_sched *sched, bool written) SK_REQUIRES(sch
     return latest;
 }
 
-/* Drop copies that are on the disk, too, until `nbytes` fit under the limit. */
+/* Drop copies that are also on the disk until `nbytes` fit under the limit. */
 static void spares_drop(sk_sched *sched, size_t nbytes) SK_REQUIRES(sched->lock) {
     sk_group *group = NULL;
     while (room_bytes(sched) < nbytes && (group = spare_find(sched, true)) != NULL) {
@@ -160,8 +160,8 @@ static void spares_drop(sk_sched *sched, size_t nbytes) SK_REQUIRES(sched->lock)
     }
 }
 
-/* Write copies until those under way will make room for `nbytes`. SK_NOT_READY: some room will be
- * made. SK_OUT_OF_HOST_MEMORY: there is nothing to write. */
+/* Write copies until the writes under way will make room for `nbytes`. SK_NOT_READY: some room will
+ * come free. SK_OUT_OF_HOST_MEMORY: there is nothing to write. */
 static sk_status spares_write(sk_sched *sched, size_t nbytes) SK_REQUIRES(sched->lock) {
     size_t coming_bytes = 0;
     for (const sk_group *group = sched->groups; group != NULL; group = group->below) {
@@ -180,7 +180,7 @@ static sk_status spares_write(sk_sched *sched, size_t nbytes) SK_REQUIRES(sched-
     return coming_bytes > 0 ? SK_NOT_READY : status;
 }
 
-/* Whether host memory comes free, or becomes spare, when something ends that is under way now. */
+/* Whether work under way will free host memory or make it spare. */
 static bool is_room_coming(const sk_sched *sched, const sk_group *asking) SK_REQUIRES(sched->lock) {
     for (const sk_group *group = sched->groups; group != NULL; group = group->below) {
         if (group != asking && group->host != NULL &&
@@ -210,7 +210,7 @@ static sk_status host_refuse(const sk_sched *sched, size_t nbytes) SK_REQUIRES(s
                     nbytes, sched->host_bytes, sched->host_limit_bytes, sched->reserve_bytes);
 }
 
-/* Bring the room up to `nbytes`. SK_OK: it is, SK_NOT_READY: it may be when something has ended. */
+/* Bring the room up to `nbytes`. SK_NOT_READY: there may be room when work under way has ended. */
 static sk_status room_make(sk_sched *sched, sk_group *asking, size_t nbytes)
     SK_REQUIRES(sched->lock) {
     spares_drop(sched, nbytes);
@@ -227,7 +227,7 @@ static sk_status room_make(sk_sched *sched, sk_group *asking, size_t nbytes)
     return status == SK_OUT_OF_HOST_MEMORY ? host_refuse(sched, host_bytes_of(asking)) : status;
 }
 
-/* The reserve only grows while copies are written; here it gets what it has to be. */
+/* Compute the reserve. It only grows while copies are written; here it may shrink. */
 static void reserve_measure(sk_sched *sched) SK_REQUIRES(sched->lock) {
     sched->reserve_bytes = 0;
     for (const sk_group *group = sched->groups; group != NULL; group = group->below) {
@@ -237,7 +237,7 @@ static void reserve_measure(sk_sched *sched) SK_REQUIRES(sched->lock) {
     }
 }
 
-/* See to it that the limit allows a group's copy. */
+/* Make room for a group's copy under the limit. */
 static sk_status room_ensure(sk_sched *sched, sk_group *group, sk__way way)
     SK_REQUIRES(sched->lock) {
     size_t nbytes = host_bytes_of(group);
@@ -254,11 +254,11 @@ sk_status sk__host_take(sk_sched *sched, sk_group *group, sk__way way) {
     size_t nbytes = host_bytes_of(group);
     sk_assert(group->host == NULL);
     sk_status status = room_ensure(sched, group, way);
-    bool tentative = sk_tentative_set(false); /* that is for the device: here nothing waits */
+    bool tentative = sk_tentative_set(false); /* it is meant for the device; nothing waits here */
     while (status == SK_OK && group->host == NULL) {
         status = sk_pool_take(sched->host, nbytes, NULL, &group->host);
         if (status == SK_OVER_BUDGET || status == SK_OUT_OF_DEVICE_MEMORY) {
-            status = room_make(sched, group, room_bytes(sched) + 1); /* what is free is in pieces */
+            status = room_make(sched, group, room_bytes(sched) + 1); /* free memory is in pieces */
         }
     }
     (void)sk_tentative_set(tentative);
@@ -275,7 +275,7 @@ sk_status sk__host_take(sk_sched *sched, sk_group *group, sk__way way) {
 
 /* ---- the disk -------------------------------------------------------------------------------- */
 
-/* Both directions end here, on a thread of the disk. */
+/* End a read or a write, on a thread of the disk. */
 static void request_end(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
     sk_assert(group->sched == sched && !sk__in_transit(group));
     sk__group_reap(sched, group);
@@ -293,10 +293,10 @@ static void write_done(sk__disk_request *request, sk_status status) {
     if (status != SK_OK) {
         sk__disk_release(sched->disk, group->extent);
         group->has_extent = false;
-        group->tier = SK_TIER_HOST; /* the disk had its chance */
+        group->tier = SK_TIER_HOST; /* do not try the disk again */
     } else {
         sched->stats.written_bytes += group->nbytes;
-        if (is_spare(group)) { /* else it is wanted on the device just now */
+        if (is_spare(group)) { /* otherwise it is needed on the device just now */
             host_give(sched, group);
             group->place = SK_ON_DISK;
         }
@@ -373,7 +373,7 @@ sk_status sk__tier_read(sk_sched *sched, sk_group *group) {
     return SK_NOT_READY;
 }
 
-/* Whether a transfer waits for host memory: what is free is not for reading ahead then. */
+/* Whether a transfer waits for host memory: free memory is not for reading ahead then. */
 static bool is_starving(const sk_sched *sched) SK_REQUIRES(sched->lock) {
     for (int way = 0; way < SK_WAYS; way++) {
         for (const sk_group *group = sched->lanes[way].queue.first; group != NULL;
@@ -404,7 +404,7 @@ void sk__tier_read_ahead(sk_sched *sched) {
             return;
         }
         if (sk__tier_read(sched, soonest) != SK_NOT_READY) {
-            return; /* whoever needs it will see why */
+            return; /* the transfer that needs it reports the reason */
         }
     }
 }

@@ -1,4 +1,4 @@
-"""How long each operator of a recorded step takes, and what it takes of memory besides."""
+"""The time and the workspace memory of each operator of a recorded step."""
 
 from __future__ import annotations
 
@@ -27,74 +27,74 @@ if TYPE_CHECKING:
 
 _RING_EVENTS = 1 << 16
 _READ_EVERY = 1 << 11  # operators
-_OURS = 1  # in the place of bytes: not the mark of somebody else's operator
+_OURS = 1  # in the `nbytes` field: identifies our own operator marks
 NO_WORKSPACE = -1
 _EMPTY_PAIRS = 16
 
 
 class Timer:
-    """Takes the time of operators, each between `begin` and `end` or `abandon` on one thread.
+    """Times operators, each from `begin` to `end` or `abandon` on one thread.
 
-    A thread may begin another operator in between: a finalizer's. In between, `stop` and `go_on`
-    are called there around what is no part of the operator: memory is made for what it allocates.
-    No lock of the pool's is held, but whatever the thread itself holds, and nothing of what the
-    pool hands out may be needed.
+    In between, the thread may begin another operator, in a finalizer. The pool calls `stop` and
+    `go_on` there around work that is not part of the operator, such as making memory for an
+    allocation. It holds none of its locks then, but the thread may hold its own. The two must not
+    need memory from the pool.
     """
 
-    # Of the `seconds` asked for: those that may hold waiting, too.
+    # Indices into the latest `seconds`: times that may include waiting.
     doubtful: frozenset[int] = frozenset()
 
     def expect(self, function: Operator) -> None:
-        """This thread is about to run an operator."""
+        """Prepare for an operator that this thread is about to run."""
 
-    def begin(self) -> Any:  # noqa: ANN401 - its own
-        """Note that it begins."""
+    def begin(self) -> Any:  # noqa: ANN401 - the timer's own
+        """Note that an operator begins; return a handle for `end`."""
         raise NotImplementedError
 
     def end(self, begun: Any, call: tuple[Operator, Any, Any], result: object) -> Any:  # noqa: ANN401
-        """Note that it has ended; return what stands for its time."""
+        """Note that the operator has ended; return a handle to its time, for `seconds`."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Note that it has raised: the one that this thread has begun last."""
+        """Note that the operator this thread began last has raised."""
 
     def stop(self) -> None:
-        """This thread does something else from here on."""
+        """Pause the time of this thread's operators."""
 
     def go_on(self) -> None:
-        """It goes on with its operator, if it is in one."""
+        """Resume the time of this thread's operators, if any run."""
 
-    def nothing(self) -> Any:  # noqa: ANN401 - its own
-        """Return what stands for no time."""
+    def nothing(self) -> Any:  # noqa: ANN401 - the timer's own
+        """Return a handle to a time of zero."""
         raise NotImplementedError
 
     def seconds(self, taken: Sequence[Any]) -> list[float]:
-        """Return the times that some operators took."""
+        """Return the times of some operators, from their handles."""
         raise NotImplementedError
 
 
 class HostTimer(Timer):
-    """For a device that has computed when the call returns."""
+    """A timer for a device that has computed when the call returns."""
 
     def __init__(self) -> None:
-        """Begin with no time."""
-        self._stopped: dict[int, float] = {}  # by thread: how long it stood still, so far
+        """Start without pauses."""
+        self._stopped: dict[int, float] = {}  # by thread: total seconds paused so far
         self._since: dict[int, float] = {}
 
     def begin(self) -> float:
-        """Return this thread's time now."""
+        """Return this thread's clock, without pauses."""
         return time.perf_counter() - self._stopped.get(threading.get_ident(), 0.0)
 
     def end(self, begun: float, _call: object, _result: object) -> float:
-        """Return the seconds since."""
+        """Return the seconds since `begun`."""
         return self.begin() - begun
 
     def stop(self) -> None:
-        """Let this thread's time stand still."""
+        """Stop this thread's clock."""
         self._since[threading.get_ident()] = time.perf_counter()
 
     def go_on(self) -> None:
-        """Let it go on."""
+        """Restart this thread's clock."""
         thread = threading.get_ident()
         since = self._since.pop(thread, None)
         if since is not None:
@@ -102,16 +102,16 @@ class HostTimer(Timer):
             self._stopped[thread] = self._stopped.get(thread, 0.0) + seconds
 
     def nothing(self) -> float:
-        """Return no seconds."""
+        """Return 0 seconds."""
         return 0.0
 
     def seconds(self, taken: Sequence[float]) -> list[float]:
-        """Return them as they are."""
+        """Return the handles: they are the times."""
         return list(taken)
 
 
 class _TimedOperator:
-    """An operator that runs, or ran: events in its stream."""
+    """The events of one operator in its stream."""
 
     __slots__ = (
         "begun",
@@ -126,58 +126,58 @@ class _TimedOperator:
 
     def __init__(self, stream: Any, delay: float) -> None:  # noqa: ANN401 - of torch's module
         self.stream = stream
-        self.delay = delay  # in seconds: what the stream has to do when it began, or went on
-        self.since = 0.0  # by the host's clock: begun, or gone on
+        self.delay = delay  # seconds queued on the stream at the start, or at the last resume
+        self.since = 0.0  # host clock at the start, or at the last resume
         self.certain_seconds = (
             math.inf
-        )  # if it took longer, the stream may have waited for the call
+        )  # above this, the time may include the stream's wait for the call
         self.begun: Any = None
         self.ended: Any = None
-        self.pauses: list[tuple[Any, Any]] = []  # what lies between is not its time
+        self.pauses: list[tuple[Any, Any]] = []  # not part of its time
         self.stopped: Any = None  # the first event of a pause that has not ended
 
     def milliseconds(self) -> float:
-        """Return how long it took, once the device has computed."""
+        """Return the operator's time, once the device has computed."""
         paused = sum(first.elapsed_time(last) for first, last in self.pauses)
         return float(self.begun.elapsed_time(self.ended) - paused)
 
 
 class StreamTimer(Timer):
-    """For a device that computes in streams: by events on the one that an operator runs in.
+    """A timer for a device with streams: records events on the stream that an operator runs in.
 
-    Whoever records calls operators more slowly than a device computes them. A stream that waits for
-    the next would count that time, so it is kept busy (`torch_compat/stream_delays.py`). Where a
-    call takes longer than a delay because memory is made, two more events, the latter behind
-    another delay, tell how long the stream waited for that. A call that takes longer by itself is
-    doubtful, and its operator has a longer delay the next time; unless it is known by then that
-    this operator waits for the stream, and it takes no longer than such a call can. What is found
-    out later proves nothing about it: it may have been slow.
+    A recorder calls operators more slowly than the device computes them. If the stream waited for
+    the next call, the wait would count as operator time. So delays keep the stream busy
+    (`torch_compat/stream_delays.py`). Where a call outlasts its delay because memory is made, two
+    more events, the second behind another delay, measure that wait. A call that outlasts its delay
+    by itself is doubtful, and its operator gets a longer delay the next time. The call is not
+    doubtful if its operator is already known to wait for the stream, and it takes no longer than
+    such a wait. Later findings prove nothing about an earlier call, which may have been slow.
 
-    While a graph is captured nothing runs: events there would be the graph's, and so would delays.
-    A capture may begin or end anywhere, so each call looks.
+    While a graph is captured nothing runs, and events and delays would become part of the graph.
+    A capture may begin or end anywhere, so each method checks.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Record nothing yet."""
+        """Start without recorded events."""
         self.doubtful: frozenset[int] = frozenset()
         self.long_calls = LongCalls()
         self._device = device
         self._module: Any = getattr(torch, device.type)
         self._delays = Delays(device)
-        # By thread: those that it is in, the innermost last; None: begun while a graph is captured.
+        # By thread: its running operators, innermost last; None: begun while a graph is captured.
         self._running: dict[int, list[_TimedOperator | None]] = {}
         self._expected: dict[int, float] = {}  # by thread: the delay for the next operator
         self._empty: list[Any] = []  # events with nothing in between
 
     def expect(self, function: Operator) -> None:
-        """Keep the stream busy for as long as its call takes, if that is long."""
+        """Keep the stream busy for the length of the operator's call, if the call is long."""
         seconds = self.long_calls.seconds(function)
         self._expected[threading.get_ident()] = seconds
         if seconds and not is_capturing(self._device):
             self._delays.cover(self._module.current_stream(self._device), seconds)
 
     def begin(self) -> _TimedOperator | None:
-        """Record an event."""
+        """Record the operator's first event."""
         thread = threading.get_ident()
         expected = self._expected.pop(thread, 0.0)
         running = None
@@ -188,7 +188,7 @@ class StreamTimer(Timer):
 
     def _start(self, stream: Any, expected: float) -> _TimedOperator:  # noqa: ANN401 - torch's
         running = _TimedOperator(stream, expected or DELAY_SECONDS)
-        if not expected:  # another delay would hide how the call depends on the longer one
+        if not expected:  # a second delay would hide how the call depends on the longer one
             self._delays.cover(stream)
         if not self._empty:
             self._empty = [self._record(running) for _ in range(_EMPTY_PAIRS + 1)]
@@ -199,7 +199,7 @@ class StreamTimer(Timer):
     def end(
         self, begun: _TimedOperator | None, call: tuple[Operator, Any, Any], _result: object
     ) -> _TimedOperator | None:
-        """Record another."""
+        """Record the operator's last event."""
         self.abandon()
         if begun is None or is_capturing(self._device):
             return None
@@ -211,7 +211,7 @@ class StreamTimer(Timer):
         return begun
 
     def abandon(self) -> None:
-        """Forget the latest operator of this thread: what it does from here on is not its own."""
+        """Remove the latest operator of this thread, so that later pauses do not count for it."""
         thread = threading.get_ident()
         mine = self._running.get(thread)
         if mine:
@@ -220,12 +220,12 @@ class StreamTimer(Timer):
             self._running.pop(thread, None)
 
     def stop(self) -> None:
-        """Record where the stream may begin to wait for this thread."""
+        """Record an event where the stream may begin to wait for this thread."""
         for running in self._paused_now():
             running.stopped = self._record(running)
 
     def go_on(self) -> None:
-        """Record where it no longer does."""
+        """Record an event where the stream no longer waits for this thread."""
         for running in self._paused_now():
             if running.stopped is not None:
                 self._delays.cover(running.stream)
@@ -235,12 +235,12 @@ class StreamTimer(Timer):
                 running.since = time.perf_counter()
 
     def _paused_now(self) -> list[_TimedOperator]:
-        """Return what this thread is in: the outer ones wait for what an inner one waits for."""
+        """Return all operators of this thread: the outer ones wait with the innermost."""
         mine = [each for each in self._running.get(threading.get_ident(), ()) if each is not None]
         return [] if mine and is_capturing(self._device) else mine
 
     def nothing(self) -> None:
-        """Return no events."""
+        """Return None: no events."""
 
     def _record(self, running: _TimedOperator) -> Any:  # noqa: ANN401 - an event
         event = self._module.Event(enable_timing=True)
@@ -248,7 +248,7 @@ class StreamTimer(Timer):
         return event
 
     def seconds(self, taken: Sequence[_TimedOperator | None]) -> list[float]:
-        """Wait for the device; return the times between the events, without what these take."""
+        """Wait for the device; return the times between events, less the cost of an event."""
         self._delays.finish()
         between = [
             first.elapsed_time(last)
@@ -267,13 +267,13 @@ class StreamTimer(Timer):
 
 
 class ModelTimer(Timer):
-    """For tensors without memory: by a model of the hardware that they stand for."""
+    """A timer for tensors without memory: asks a model of the hardware that they stand for."""
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
 
     def begin(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no operator runs."""
 
     def end(self, _begun: None, call: tuple[Operator, Any, Any], result: object) -> float:
         """Return the seconds that the hardware would take."""
@@ -281,37 +281,37 @@ class ModelTimer(Timer):
         return self._hardware.seconds(function, args, kwargs, result)
 
     def nothing(self) -> float:
-        """Return no seconds."""
+        """Return 0 seconds."""
         return 0.0
 
     def seconds(self, taken: Sequence[float]) -> list[float]:
-        """Return them as they are."""
+        """Return the handles: they are the times."""
         return list(taken)
 
 
 class Workspaces:
-    """What the pool hands out while an operator runs and takes back before it ends.
+    """The memory that each operator takes from the pool and returns before it ends.
 
-    From the pool's ring of events; nothing is known where somebody else reads that.
+    Read from the pool's event ring; unknown if the pool already has a ring with another reader.
     """
 
     def __init__(self, pool: DevicePool | None) -> None:
         self._pool = pool if isinstance(pool, Pool) and not pool.has_ring else None
         self._ring: Ring | None = None
         self.after: list[int] = []  # by call of `end`: bytes in use then
-        self._workspaces: list[int] = []  # likewise
+        self._workspaces: list[int] = []  # by call of `end`: bytes
         self._most = self._before = 0
         self._begun = 0
         self._lost = False
 
     def start(self) -> None:
-        """Begin to record."""
+        """Attach a ring to the pool."""
         if self._pool is not None:
             self._ring = Ring(_RING_EVENTS)
             self._pool.attach(self._ring)
 
     def stop(self) -> None:
-        """End recording; calls after the first do nothing."""
+        """Detach the ring; calls after the first do nothing."""
         if self._ring is not None and self._pool is not None:
             self._pool.detach()
             self._read()
@@ -319,7 +319,7 @@ class Workspaces:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is recorded."""
+        """Whether workspaces are being recorded."""
         return self._ring is not None
 
     def begin(self) -> None:
@@ -331,20 +331,20 @@ class Workspaces:
         self._pool.note(RingKind.OP_BEGIN, _OURS)
 
     def end(self) -> int:
-        """Note that it has ended; return by what number `bytes_of` knows it."""
+        """Note that the operator has ended; return its number for `bytes_of`."""
         assert self._pool is not None
         self._pool.note(RingKind.OP_END, _OURS)
         return self._begun - 1
 
     def bytes_of(self, number: int) -> int:
-        """Return the workspace of an operator; 0 where nothing is known."""
+        """Return the workspace of an operator in bytes; 0: unknown."""
         is_known = not self._lost and 0 <= number < len(self._workspaces)
         return self._workspaces[number] if is_known else 0
 
     def _read(self) -> None:
         assert self._ring is not None
         events, lost = self._ring.read()
-        self._lost = self._lost or lost > 0  # then it is not known whose the others are
+        self._lost = self._lost or lost > 0  # then numbers no longer match
         for event in events:
             self._most = max(self._most, event.in_use_bytes)
             if event.nbytes != _OURS:

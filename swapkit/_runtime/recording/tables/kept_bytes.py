@@ -1,14 +1,14 @@
-"""Whether storages keep their bytes in a recorded step, but for what operators are seen to write.
+"""Detection of storages whose bytes change in a recorded step without an operator that writes them.
 
-A kernel that is no operator of torch (in Triton, of numpy, of a library) may write over a result,
-and nothing counts that. An operator whose result was changed so would be computed again to its old
-bytes, and one that read something that was changed afterwards would be from the new ones: neither
-may be repeated. So checksums are taken of what an operator has just made, of what one is about to
-read, and of what is saved and used. They stay on the device until the step has ended: nothing waits
-for one, and none keeps what it is of.
+A kernel that is not a torch operator (Triton, numpy, a library) may overwrite a result, and no
+version counter shows it. Recomputing an operator would then restore the result's old bytes, or
+would read the new bytes of an operand: neither operator may be repeated. So the recorder takes
+checksums of each operator's results and operands, and of tensors that are saved and used. The
+checksums stay on the device until the step has ended: nothing waits for them, and they keep no
+tensor alive.
 
-Not looked at are parameters and buffers (recipes copy statistics), and operators that
-run outside of modules, which no plan repeats.
+Parameters and buffers are not checked (recipes copy statistics), nor are operators outside of
+modules, which no plan repeats.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.storages import Storages
 
 _STATES = (Kind.STATE, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
-# Of a storage that views read apart, as the steps of a sequence: less of it is not looked at, since
-# all of it would be, each time.
+# A view of a smaller share of its storage (a step of a sequence) takes no new checksum: a checksum
+# always covers the whole storage.
 _LEAST_SHARE = 0.5
 
 
 class _Era:
-    """A storage between two writes that were seen. `last`: its latest checksum.
+    """A storage between two observed writes. `last`: its latest checksum.
 
-    `rows`: operators that made or read it, with its checksum then.
+    `rows`: the operators that made or read it, with its checksum at that time.
     """
 
     __slots__ = ("is_saved", "is_used", "last", "rows")
@@ -48,20 +48,20 @@ class _Era:
         self.is_saved = self.is_used = False
 
 
-# What an operator reads, with the checksums then.
+# The storages that an operator reads, with their checksums at that time.
 Read: TypeAlias = "Sequence[tuple[_Era, ChecksumSlot | None]]"
 
 
 class Bytes:
-    """The bytes of storages in one recorded step. Calls take the recorder's lock if they need it.
+    """The bytes of storages in one recorded step. Methods take the recorder's lock where needed.
 
-    Checksums are taken without it: the memory for them may have to be made by a rescue.
+    Checksums are taken without the lock: their memory may need a rescue.
     """
 
     def __init__(self, storages: Storages, lock: threading.RLock, *, is_on: bool) -> None:
-        """Know nothing. `is_on`: there is memory to look at."""
+        """Start empty. `is_on`: tensors have memory."""
         self.is_on = is_on
-        self.changed: frozenset[int] = frozenset()  # operators that cannot be repeated, at the end
+        self.changed: frozenset[int] = frozenset()  # operators that cannot be repeated; by `stop`
         self._storages = storages
         self._lock = lock
         self._checksums = Checksums()
@@ -69,7 +69,7 @@ class Bytes:
         self._over: list[_Era] = []
 
     def before(self, given: Sequence[torch.Tensor]) -> Read:
-        """Look at what an operator is about to read; `ran` takes what this returns."""
+        """Take checksums of an operator's operands; return them for `ran`."""
         found: dict[int, tuple[_Era, ChecksumSlot | None]] = {}
         for tensor in given:
             number = self._number(tensor)
@@ -89,7 +89,7 @@ class Bytes:
         read: Read,
         made: Sequence[torch.Tensor],
     ) -> None:
-        """Note an operator that could be repeated, and look at what it has made."""
+        """Note an operator that could be repeated, and take checksums of its results."""
         for era, slot in read:
             era.rows.append((row, slot))
         for tensor in made:
@@ -99,27 +99,27 @@ class Bytes:
                 era.rows.append((row, era.last))
 
     def written(self, number: int) -> None:
-        """Note that an operator was seen to write to a storage. The lock is held."""
+        """Note an observed write to a storage. The lock is held."""
         era = self._eras.pop(number, None)
         if era is not None:
             self._over.append(era)
 
     def saved(self, number: int, tensor: torch.Tensor) -> None:
-        """Look at what is saved; once is enough, since what is used is looked at as well."""
+        """Take the checksum of a saved tensor; once is enough, since `used` checks, too."""
         era = self._eras.get(number)
         if era is not None and not era.is_saved and has_bytes(tensor):
             era.is_saved = True
             era.last = self._checksums.take(tensor)
 
     def used(self, number: int, tensor: torch.Tensor) -> None:
-        """Look at what autograd is given back first."""
+        """Take the checksum of a saved tensor on its first use in backward."""
         era = self._eras.get(number)
         if era is not None and not era.is_used and has_bytes(tensor):
             era.is_used = True
             era.last = self._checksums.take(tensor)
 
     def stop(self) -> None:
-        """Find the operators that cannot be repeated; the device has computed."""
+        """Find the operators that cannot be repeated, once the device has computed."""
         values = self._checksums.read()
         eras = [*self._over, *self._eras.values()]
         self._over, self._eras = [], {}
@@ -131,7 +131,7 @@ class Bytes:
         )
 
     def _number(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of a storage that is looked at; None: it is not."""
+        """Return the number of a tensor's storage; None: it is not checked."""
         if not has_bytes(tensor):
             return None
         with self._lock:

@@ -1,4 +1,4 @@
-"""In which call of which module the operators of a recorded step run."""
+"""The module call in which each operator of a recorded step runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _RunningCall:
-    """One call of a module, and how often each operator has run in it."""
+    """One call of a module, with a count of each operator that ran in it."""
 
     __slots__ = ("counts", "module")
 
@@ -29,14 +29,14 @@ class _RunningCall:
 
 
 class _ThreadCalls(threading.local):
-    """The calls that run on a thread, innermost last; at the bottom none of a module."""
+    """The calls that run on a thread, innermost last; the bottom entry stands for no module."""
 
     def __init__(self) -> None:
         self.calls = [_RunningCall(None)]
 
 
 class Calls:
-    """The calls of modules while a step is recorded, on the threads that are recorded."""
+    """The module calls of a recorded step, on the recorded threads."""
 
     may_rest = False
 
@@ -47,33 +47,33 @@ class Calls:
         meet: Callable[[torch.nn.Module], None],
         is_here: Callable[[], bool],
     ) -> None:
-        """Know no call.
+        """Start without calls.
 
         Args:
             tracker: names modules.
             root: the model; None: the first module that is called.
-            meet: called with each module that is called for the first time.
-            is_here: whether the running thread is recorded; the others train something else.
+            meet: called with each module on its first call.
+            is_here: whether the current thread is recorded; other threads train other models.
         """
         self.tracker = tracker
         self.root = root
-        self.root_calls = 0  # so far, where autograd saw them
+        self.root_calls = 0  # so far, in forward with gradients enabled
         self._meet: Callable[[torch.nn.Module], None] | None = meet
         self._is_here: Callable[[], bool] | None = is_here
         self._met: set[int] = set()
         self._thread = _ThreadCalls()
-        self._user = object()  # of the tracker, which must not keep what this refers to
+        self._user = object()  # the tracker holds this, not `self`, and so keeps nothing alive
 
     def start(self) -> None:
-        """Begin to name modules, and to see their calls."""
+        """Start to name modules and to see their calls."""
         self.tracker.start(self._user)
-        global_hooks.calls.add(self)  # after the tracker, which has named the module by then
+        global_hooks.calls.add(self)  # after the tracker, so that the module has a name
 
     def stop(self) -> None:
         """Undo `start`."""
         global_hooks.calls.remove(self)
         self.tracker.stop(self._user)
-        self._meet = self._is_here = None  # of who has this
+        self._meet = self._is_here = None  # break the cycle with the owner
 
     @property
     def is_inside(self) -> bool:
@@ -81,7 +81,7 @@ class Calls:
         return len(self._thread.calls) > 1
 
     def count(self, name: str, phase: Phase) -> tuple[int, int]:
-        """Count an operator; return its module's tag, and how many of it ran before in the call."""
+        """Count an operator; return its module's tag and its number of earlier runs in the call."""
         tag = self.tracker.current()
         counts = self._thread.calls[-1].counts
         key = phase, tag, name
@@ -90,13 +90,13 @@ class Calls:
         return tag, occurrence
 
     def site(self) -> tuple[str, int]:
-        """Return where something is saved for the first time now, as the tracker names it."""
+        """Return the site of a tensor that is saved for the first time now (module, index)."""
         tag, index = self.tracker.site()
         return ("" if tag == NO_MODULE else self.tracker.name(tag)), index
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Note that a module's forward runs on this thread, be it that it began earlier."""
-        meet, is_here = self._meet, self._is_here  # once: another thread may stop this
+        """Note that a module's forward runs on this thread; it may have begun earlier."""
+        meet, is_here = self._meet, self._is_here  # read once: another thread may call `stop`
         if meet is None or is_here is None or not is_here():
             return
         if id(module) not in self._met:

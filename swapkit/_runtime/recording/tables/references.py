@@ -1,8 +1,8 @@
-"""Until when forward holds what autograd saved: giving it up before would free nothing.
+"""How long forward itself holds saved tensors: moving one earlier would free nothing.
 
-A saved tensor is dropped by those who hold it beside autograd's graph when their functions return,
-which may be long after the last operator that reads it. So each is asked, before every operator,
-whether only the graph has it left.
+Python code that holds a saved tensor besides autograd's graph drops its reference when its function
+returns. That may be long after the last operator that reads the tensor. So before every operator,
+the recorder checks for each saved storage whether only the graph still holds it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from swapkit._runtime.torch_compat.internals import storage_id, storage_use_coun
 if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.storages import StorageLife
 
-OURS = 1  # Python's object for a storage, by which the recorder knows it, holds it too
-NOBODY = -1  # the last operator during which somebody held what nobody was seen to hold
+OURS = 1  # the reference of the storage's Python object, through which the recorder watches it
+NOBODY = -1  # `held` of a storage that nothing but the graph was seen to hold
 
 
 class Holds:
-    """The saved storages that others than a graph hold now. The recorder's lock is held."""
+    """The saved storages that more than a graph holds now. Callers hold the recorder's lock."""
 
     def __init__(self, lives: list[StorageLife]) -> None:
-        """Know of none. `lives` are those of all storages, by number."""
+        """Start empty. `lives`: the lives of all storages, by number."""
         self._lives = lives
-        self._held: dict[int, list[weakref.ref[Any]]] = {}  # what stands for its saved tensors
-        self._tasks: dict[int, int] = {}  # the backward passes that saved these, likewise
+        self._held: dict[int, list[weakref.ref[Any]]] = {}  # by storage: its packed tensors
+        self._tasks: dict[int, int] = {}  # by storage: the backward pass that saved it
 
     def add(self, number: int, packed: object, task: int) -> None:
         """Note that a backward pass (NO_TASK: forward) saved a storage.
 
-        `packed` stands for the saved tensor.
+        `packed`: the object that the graph keeps in place of the tensor.
         """
         if self._lives[number].held == NOBODY:
             self._held.setdefault(number, []).append(weakref.ref(packed))
             self._tasks[number] = task
 
     def look(self, operator: int) -> None:
-        """Note which storages nobody holds any more when an operator is about to run."""
+        """Note which storages only the graph still holds, before an operator runs."""
         if not self._held:
             return
         for number, packs in list(self._held.items()):
@@ -48,9 +48,9 @@ class Holds:
                 self._lives[number].held = operator - 1
 
     def finish(self, operator: int, task: int) -> None:
-        """A backward pass runs an operator: what is still held is not the graph's to give up.
+        """Rule out moving the storages that are still held when a backward pass runs an operator.
 
-        But for what this pass has saved itself, with `create_graph`: a later one uses that.
+        Storages that this pass saved itself (with `create_graph`) stay: a later pass uses them.
         """
         for number, packs in list(self._held.items()):
             if self._tasks[number] == task:
@@ -67,7 +67,7 @@ def _alive(packs: list[weakref.ref[Any]]) -> list[Any]:
 
 
 def _is_held(packs: list[weakref.ref[Any]]) -> bool:
-    """Return whether others than what stands for saved tensors hold their storage."""
+    """Return whether anything but the packed saved tensors holds their storage."""
     alive = _alive(packs)
     if not alive:
         return False
@@ -78,7 +78,7 @@ def _is_held(packs: list[weakref.ref[Any]]) -> bool:
 
 
 def _is_copied(packs: list[weakref.ref[Any]]) -> bool:
-    """Return whether a copy of a session is under way, which holds the storage as well."""
+    """Return whether a session is copying the storage out; the copy holds the storage, too."""
     alive = _alive(packs)
     group = getattr(alive[0], "group", None) if alive else None
     return group is not None and group.state == COPYING_OUT

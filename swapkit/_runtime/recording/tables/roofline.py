@@ -1,8 +1,8 @@
-"""How long operators take on hardware that is not there: for planning before it is rented.
+"""Operator times on hardware that is not at hand, for planning before you rent it.
 
-A roofline: an operator takes as long as its arithmetic or as its memory traffic, whichever is
-longer, and a launch. Counts of arithmetic are torch's own (`torch.utils.flop_counter`); of causal
-attention half. Figures are in the documentation of `Hardware`.
+A roofline model: an operator takes the longer of its arithmetic and its memory traffic, plus one
+launch. FLOP counts come from `torch.utils.flop_counter`; causal attention counts half. The figures
+for known devices are in `HARDWARE`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.operators.names import Operator
 
 _aten = torch.ops.aten
-_HALF_BYTES = 2  # rates are of numbers of this size; those of twice the size take twice as long
+_HALF_BYTES = 2  # rates are for elements of this size; elements twice as large take twice as long
 _FOR_CPU = _aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
 _FOR_CPU_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 _ATTENTION = "attention"
@@ -31,15 +31,15 @@ _ATTENTION = "attention"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a device can do: of what is reached in training, not of what its data sheet says.
+    """The speed of a device, as training reaches it, not as the data sheet gives it.
 
-    Rates are of numbers of two bytes. `device`: as what torch calls it.
+    Rates are for two-byte elements. `device`: torch's name for the device type.
     """
 
-    flops_per_second: float  # of products of matrices
+    flops_per_second: float  # of matrix products
     attention_flops_per_second: float
     memory_bytes_per_second: float
-    launch_seconds: float = 0.0  # what each operator takes besides
+    launch_seconds: float = 0.0  # added to each operator
     name: str = ""
     device: str = "cuda"
 
@@ -47,7 +47,7 @@ class Hardware:
         """Check the figures.
 
         Raises:
-            InvalidArgument: one is not possible.
+            InvalidArgument: a figure is out of range.
         """
         for field in ("flops", "attention_flops", "memory_bytes"):
             value = getattr(self, f"{field}_per_second")
@@ -59,7 +59,7 @@ class Hardware:
     def seconds(
         self, function: Operator, args: Sequence[Any], kwargs: dict[str, Any], result: object
     ) -> float:
-        """Return how long an operator takes with these arguments and results."""
+        """Return the time that an operator takes with these arguments and results."""
         given: list[torch.Tensor] = []
         tensors_in((*args, *kwargs.values()), given)
         made: list[torch.Tensor] = []
@@ -75,13 +75,13 @@ class Hardware:
         return seconds + self.launch_seconds
 
 
-# What is reached in training; memory at 90 % of the data sheets.
+# Rates that training reaches; memory at 90 % of the data sheets.
 # H100 SXM: 989 TFLOP/s dense in bfloat16, 3.35 TB/s (NVIDIA H100 data sheet). H200: the same
 # arithmetic, 4.8 TB/s (NVIDIA H200 data sheet). A100 SXM 80 GB: 312 TFLOP/s, 2.04 TB/s (NVIDIA
-# A100 data sheet). Large products reach about 70 % of that. Attention forward and backward:
-# FlashAttention-3 on an H100 about 540 TFLOP/s, FlashAttention-2 on an A100 about 190 (figures
-# of both papers). Ascend 910B: 313 TFLOP/s in half precision and 1.6 TB/s, as published for
-# the 910B3 by those who rent it out; its maker has no public data sheet.
+# A100 data sheet). Large matrix products reach about 70 % of the arithmetic. Attention forward and
+# backward: FlashAttention-3 on an H100 about 540 TFLOP/s, FlashAttention-2 on an A100 about 190
+# (figures of both papers). Ascend 910B: 313 TFLOP/s in half precision and 1.6 TB/s, as cloud
+# providers publish for the 910B3; the manufacturer has no public data sheet.
 HARDWARE: dict[str, Hardware] = {
     each.name: each
     for each in (
@@ -119,10 +119,10 @@ HARDWARE: dict[str, Hardware] = {
 
 
 def hardware_named(hardware: Hardware | str) -> Hardware:
-    """Return hardware by its name.
+    """Return hardware by its name, in any case; return a `Hardware` unchanged.
 
     Raises:
-        InvalidArgument: there is none of this name.
+        InvalidArgument: no hardware has this name.
     """
     if isinstance(hardware, Hardware):
         return hardware
@@ -137,7 +137,7 @@ def hardware_named(hardware: Hardware | str) -> Hardware:
 def count_flops(
     function: Operator, args: Sequence[Any], kwargs: dict[str, Any], result: object
 ) -> float:
-    """Return the arithmetic of a product of matrices, a convolution or attention; else 0."""
+    """Return the FLOPs of a matrix product, a convolution or attention; 0 for other operators."""
     packet = getattr(function, "overloadpacket", function)
     if packet is _FOR_CPU:
         packet = _aten._scaled_dot_product_flash_attention  # noqa: SLF001
@@ -165,7 +165,7 @@ def _causal_argument(function: Operator) -> int | None:
 
 
 def _touched_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor that are in memory: of what is expanded, once."""
+    """Return the bytes of a tensor in memory; expanded dimensions count once."""
     if tensor.layout is not torch.strided:
         return 0
     count = 1

@@ -1,8 +1,8 @@
-"""The storages that a recorded step meets: numbers for them, their births and their deaths.
+"""The storages that a recorded step meets: their numbers, births and deaths.
 
-A storage is known by its address while it lives, whatever tensors view it. A weak reference to it
-tells when it goes, on any device, fake ones included. Where saved tensors are moved a storage goes
-and its bytes come back in another one: both have one number.
+The table finds a live storage by its address, whatever tensors view it. A weak reference reports
+its death, on any device, fake tensors included. When a saved tensor is moved, its storage is freed
+and its bytes come back in a new one: both share one number.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.saved.device import DevicePool
 
-ALIVE = -2  # the death of what is still there
+ALIVE = -2  # the `death` of a storage that still exists
 _Tensor = torch.Tensor
 _SEQUENCES = (list, tuple)
 
 
 class StorageLife:
-    """What is known of one storage."""
+    """The record of one storage."""
 
     __slots__ = ("birth", "death", "held", "index", "is_saved", "kind", "module", "nbytes")
 
@@ -35,7 +35,7 @@ class StorageLife:
         self.birth = birth
         self.death = ALIVE
         self.kind = kind
-        self.held = BEFORE  # until this operator, by others than a graph that saved it
+        self.held = BEFORE  # the last operator during which more than the graph held it
         self.is_saved = False
         self.module = ""
         self.index = 0
@@ -46,27 +46,27 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
 
     __slots__ = ("address", "nbytes", "number")
     address: int
-    nbytes: int  # when an operator was last seen to write to it, or it was met
+    nbytes: int  # at the last observed write, or when it was met
     number: int
 
     def is_emptied(self) -> bool:
-        """Return whether its owner has taken memory away since, as FSDP does."""
+        """Return whether its owner has shrunk it since `nbytes` was noted, as FSDP does."""
         storage = self()
         if storage is None:
             return False
-        fix_weak_storage(storage)  # or it goes with this reference
+        fix_weak_storage(storage)  # else the storage may be freed while in use here
         return bool(storage.nbytes() < self.nbytes)
 
 
 class Storages:
-    """Numbers for storages. What calls it holds the recorder's lock; deaths come at any time."""
+    """Numbers for storages. Callers hold the recorder's lock; deaths come at any time."""
 
     def __init__(
         self, device: torch.device, pool: DevicePool | None, now: Callable[[], int]
     ) -> None:
-        """Begin without any. `now` returns the first operator that would run without a storage."""
+        """Start empty. `now` returns the first operator that runs without a storage freed now."""
         self.lives: list[StorageLife] = []
-        self._numbers: dict[int, int] = {}  # by the addresses of those that are there
+        self._numbers: dict[int, int] = {}  # by the addresses of live storages
         self._watches: dict[int, _Watch] = {}  # by number
         self._device = device
         self._pool = pool
@@ -77,15 +77,15 @@ class Storages:
         try:
             return self._numbers.get(storage_id(tensor))
         except (NotImplementedError, RuntimeError):
-            return None  # a sparse one has no storage of its own
+            return None  # a sparse tensor has no storage of its own
 
     def number(self, tensor: torch.Tensor, birth: int, kind: Kind = Kind.ACTIVATION) -> int | None:
-        """Return the number of a tensor's storage, a new one's too; None: it has no storage."""
+        """Return the number of a tensor's storage; add a new storage. None: it has no storage."""
         number = self.known(tensor)
         return self.add(tensor, birth, kind) if number is None else number
 
     def add(self, tensor: torch.Tensor, birth: int, kind: Kind = Kind.ACTIVATION) -> int | None:
-        """Return the number of a tensor's storage if that is new; None: it is not, or is none."""
+        """Add a tensor's storage and return its number; None: it is not new, or there is none."""
         try:
             address = storage_id(tensor)
         except (NotImplementedError, RuntimeError):
@@ -99,14 +99,14 @@ class Storages:
         return number
 
     def state(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Note that a tensor of the device is of some kind; a parameter's stays a parameter's."""
+        """Note the kind of a tensor's storage; a storage of kind STATE keeps its kind."""
         is_here = tensor.device.type == self._device.type
         number = self.number(tensor, BEFORE, kind) if is_here else self.known(tensor)
         if number is not None and self.lives[number].kind is not Kind.STATE:
             self.lives[number].kind = kind
 
     def move(self, number: int, tensor: torch.Tensor) -> None:
-        """Note that a storage's bytes are in a tensor's storage now."""
+        """Note that a storage's bytes are now in a tensor's storage."""
         if self.known(tensor) is None:
             self.lives[number].death = ALIVE
             self._watch(tensor.untyped_storage(), storage_id(tensor), number)
@@ -120,7 +120,7 @@ class Storages:
             self._watches[number].nbytes = storage.nbytes()
 
     def emptied(self) -> tuple[int, ...]:
-        """Return the storages whose memory was taken away since they were written to, or met."""
+        """Return the storages that were shrunk since they were last written to, or met."""
         watches = list(self._watches.values())
         found = tuple(sorted(each.number for each in watches if each.is_emptied()))
         for number in found:
@@ -128,12 +128,12 @@ class Storages:
         return found
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's memory is what a budget would count."""
+        """Return whether a budget would count a tensor's memory."""
         return self._is_counted(tensor.untyped_storage(), tensor.device)
 
     def stop(self) -> None:
-        """Note no more deaths."""
-        self._now = None  # who has this
+        """Stop recording deaths."""
+        self._now = None  # break the cycle with the owner
         self._watches.clear()
         self._numbers.clear()
 
@@ -144,8 +144,8 @@ class Storages:
         self._watches[number] = watch
 
     def _died(self, watch: _Watch) -> None:
-        # In the middle of whatever lets go of it, on any thread: nothing here may wait.
-        now = self._now  # once: another thread may stop this
+        # Runs inside the code that drops the last reference, on any thread: must not block.
+        now = self._now  # read once: another thread may call `stop`
         if now is None or self._watches.get(watch.number) is not watch:
             return
         self._watches.pop(watch.number, None)
@@ -156,21 +156,21 @@ class Storages:
         return storage.nbytes() if self._is_counted(storage, device) else 0
 
     def _is_counted(self, storage: torch.UntypedStorage, device: torch.device) -> bool:
-        """Whether it is the device's memory and, where a pool is below torch, the pool's."""
+        """Return whether the memory is on the device and, if torch uses a pool, in that pool."""
         if device.type != self._device.type:
             return False
         if self._pool is None:
             return True
         if storage.device.type != device.type:
-            return False  # a fake tensor's: it has no address, and torch warns who asks
+            return False  # a fake tensor's: it has no address, and `data_ptr` would warn
         try:
             return self._pool.owns(storage.data_ptr())
         except RuntimeError:
-            return False  # of a tensor that is made of others, and has no memory itself
+            return False  # a wrapper subclass has no memory of its own
 
 
 def tensors_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:
-    """Add the tensors among an operator's arguments or results to a list."""
+    """Append the tensors among an operator's arguments or results to `found`."""
     for value in values:
         if isinstance(value, _Tensor):
             found.append(value)

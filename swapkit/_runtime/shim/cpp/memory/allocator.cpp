@@ -1,7 +1,7 @@
 // allocator.cpp - swapkit's pool as torch's CPU allocator.
 //
-// It turns the core's entry into a c10::Allocator and a failed request into torch's own
-// OutOfMemoryError. The entry and the core outlive every tensor: neither is ever unloaded.
+// Wraps the core's entry in a c10::Allocator, and turns a failed request into torch's own
+// OutOfMemoryError. The entry and the core are never unloaded, so they outlive every tensor.
 #include "memory/streams.hpp"
 #include "python/links.hpp"
 
@@ -55,8 +55,8 @@ PoolAllocator allocator;
 
 extern "C" {
 
-// Put a pool below every CPU tensor made from now on. False: another allocator was registered with
-// a higher priority, and torch keeps that.
+// Allocate every CPU tensor made from now on in a pool. False: another allocator was registered
+// with a higher priority, and torch keeps it.
 bool swapkit_shim_install(sk_entry *pool_entry) {
     entry = pool_entry;
     if (c10::GetCPUAllocator() != &allocator) {
@@ -66,7 +66,7 @@ bool swapkit_shim_install(sk_entry *pool_entry) {
     return c10::GetCPUAllocator() == &allocator;
 }
 
-// Go back to the allocator that was there before; tensors in the pool stay valid.
+// Restore the previous allocator; tensors in the pool stay valid.
 void swapkit_shim_uninstall() {
     if (previous != nullptr && c10::GetCPUAllocator() == &allocator) {
         c10::SetCPUAllocator(previous);

@@ -1,4 +1,4 @@
-// copy_owners.cpp - memory that a storage and the owners of its copies share.
+// copy_owners.cpp - memory shared by a storage and the owners of its copies.
 #include "memory/copy_owners.hpp"
 
 #include "python/links.hpp"
@@ -13,10 +13,10 @@ namespace {
 
 std::atomic<std::uint64_t> serials{0};
 
-// Stands in a storage for the memory that it had; each copy under way holds it, too.
+// Replaces the storage's own memory in the storage; each copy under way also holds a reference.
 struct Shared {
     c10::DataPtr memory;
-    std::uint64_t serial; // below all addresses
+    std::uint64_t serial; // smaller than any address
     std::atomic<std::size_t> holders;
 };
 
@@ -27,7 +27,7 @@ void drop(void *context) {
     }
 }
 
-// The context of an owner.
+// The context of an owner's memory.
 struct Held {
     Shared *shared;
     c10::intrusive_ptr<c10::StorageImpl> storage;
@@ -39,9 +39,9 @@ void end(void *context) {
     delete held;
 }
 
-// Whether nobody looks for a context of its own behind memory. What is mapped from a file or
-// another process is asked for the map, and cannot be exchanged: torch neither resizes it nor
-// shares it once more.
+// Return whether torch does not read the context of this memory. Torch reads the context of memory
+// mapped from a file or another process to find the map. Such memory cannot be exchanged: torch
+// neither resizes it nor shares it again.
 bool may_share(const c10::DataPtr &memory) {
     static const c10::DeleterFnPtr of_blobs =
         c10::InefficientStdFunctionContext::makeDataPtr(
@@ -51,7 +51,7 @@ bool may_share(const c10::DataPtr &memory) {
     return memory.get() != nullptr && (is_simple || memory.get_deleter() == of_blobs);
 }
 
-// What stands in a storage for its memory; null: it has to keep that itself.
+// Return the shared memory of a storage, made if needed; null: the storage has to keep its memory.
 Shared *share(c10::StorageImpl *storage) {
     c10::DataPtr &memory = storage->_mutable_data_ptr_no_checks();
     if (memory.get_deleter() == &drop) {
@@ -60,7 +60,7 @@ Shared *share(c10::StorageImpl *storage) {
     if (!may_share(memory)) {
         return nullptr;
     }
-    void *data = memory.get(); // which others may read meanwhile: it stays the same
+    void *data = memory.get(); // unchanged: other threads may read it meanwhile
     auto *shared = new Shared{.memory = std::move(memory), .serial = ++serials, .holders = 1};
     memory = c10::DataPtr(data, shared, &drop, shared->memory.device());
     return shared;

@@ -1,8 +1,8 @@
 // cuda.cpp - swapkit's pools as torch's CUDA allocator.
 //
-// Torch's own class for that (CUDAPluggableAllocator) gets these functions by address, so no header
-// of CUDA is needed: a stream is a pointer. One pool a device; a device gets its pool when torch
-// first allocates on it, since opening a device takes some of its memory.
+// Torch's class for this purpose (CUDAPluggableAllocator) takes these functions by address, so no
+// CUDA header is needed: a stream is a pointer. Each device has one pool, made when torch first
+// allocates on the device, since opening a device takes some of its memory.
 #include "memory/streams.hpp"
 #include "python/links.hpp"
 
@@ -23,9 +23,9 @@ using swapkit::WithPython;
 constexpr int most_devices = 64;
 
 std::atomic<sk_entry *> entries[most_devices];
-PyObject *owner = nullptr; // in Python: opens devices, and sets their limits
+PyObject *owner = nullptr; // a Python object: opens devices and sets their limits
 
-// The text of the exception that is set, which is cleared.
+// Return the text of the current Python exception, and clear the exception.
 std::string take_error() {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -57,7 +57,7 @@ sk_entry *entry_of(int device) {
 
 } // namespace
 
-// What torch calls; see torch/csrc/cuda/CUDAPluggableAllocator.h.
+// Called by torch; see torch/csrc/cuda/CUDAPluggableAllocator.h.
 extern "C" {
 
 void *swapkit_cuda_alloc(std::size_t nbytes, int device, void *stream) {
@@ -127,7 +127,7 @@ void swapkit_cuda_begin_pool(
                 "own allocator in place.");
 }
 
-// Who opens devices, borrowed for good.
+// Set the object that opens devices: borrowed, and alive until the process ends.
 void swapkit_cuda_owner(PyObject *object) { owner = object; }
 
 } // extern "C"

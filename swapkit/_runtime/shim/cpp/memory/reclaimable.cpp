@@ -1,5 +1,4 @@
-// reclaimable.cpp - the list of storages that were set aside, and taking them when torch wants
-// memory.
+// reclaimable.cpp - the list of storages set aside, and freeing them when torch needs memory.
 #include "memory/reclaimable.hpp"
 
 #include "memory/storages.hpp"
@@ -26,9 +25,9 @@ namespace swapkit {
 
 namespace {
 
-// A copy under way that does not end in so long a time will not help.
+// How long to wait for a copy under way; a slower copy will not help.
 constexpr auto patience = std::chrono::seconds(10);
-// Of a request, with what torch rounds it up to.
+// The least expected request, including torch's rounding.
 constexpr std::size_t least_request_bytes = std::size_t{20} << 20;
 constexpr int most_devices = 64;
 
@@ -36,25 +35,25 @@ struct Aside {
     c10::StorageImpl *storage;
     sk_group *native;
     c10::Device device;
-    bool has_arrived; // its copy is done, and the list holds the storage
+    bool has_arrived; // the copy is done, and the list holds the storage
 };
 
-// Leaked: storages go at exit, too, after what is static has gone.
+// Leaked: storages are freed at exit, too, after the static objects.
 struct List {
     std::mutex mutex;
     std::condition_variable arrived;
-    std::list<Aside> entries; // the oldest first
+    std::list<Aside> entries; // oldest first
     std::unordered_map<c10::StorageImpl *, std::list<Aside>::iterator> index;
-    // Of graphs that went while they were copied; the last ones may need Python to go.
+    // Storages whose graph was freed during the copy; the second pile may need Python to be freed.
     std::vector<c10::StorageImpl *> garbage, garbage_of_python;
 };
 List &list = *new List;
-// Of what the list holds or expects; for a look without the mutex.
+// Storages that the list holds or expects; can be read without the mutex.
 std::atomic<std::size_t> expected{0};
-// How many storages both piles hold; changed with the mutex held, likewise.
+// Storages on both piles. Both counters change only with the mutex held.
 std::atomic<std::size_t> garbage_count{0};
 
-// A fork gets the list whole: it is locked before the core, whose handlers are older.
+// A fork gets a consistent list: it is locked before the core, whose handlers are older.
 [[maybe_unused]] const int fork_handlers = pthread_atfork(
     [] { list.mutex.lock(); }, [] { list.mutex.unlock(); }, [] { list.mutex.unlock(); });
 
@@ -77,15 +76,15 @@ Pressure &pressure_of(std::int8_t index) {
     return pressures[index];
 }
 
-// Whether somebody may hold the lock of torch's allocator while waiting for the copies' thread,
-// which may not wait for it, then.
+// Return whether a thread may hold the lock of torch's allocator while it waits for the copy
+// thread. The copy thread must not wait for that lock then.
 bool is_watched(c10::Device device) {
     return device.is_cuda() && pressure_of(device.index()).is_on.load(std::memory_order_relaxed);
 }
 
 std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
     std::vector<c10::StorageImpl *> garbage;
-    if (garbage_count == 0) { // nearly always, and every release asks
+    if (garbage_count == 0) { // the common case: each release checks this
         return 0;
     }
     {
@@ -102,19 +101,19 @@ std::size_t sweep(std::vector<c10::StorageImpl *> &pile) {
     return freed;
 }
 
-// Put a storage on a pile; the mutex is held.
+// Add a storage to a pile; the mutex is held.
 void pile_up(std::vector<c10::StorageImpl *> &pile, c10::StorageImpl *storage) {
     pile.push_back(storage);
     garbage_count++;
     SWAPKIT_ASSERT(list_is_sound());
 }
 
-// Whether nobody else holds a storage, and it goes without Python.
+// Return whether this is the only reference and Python is not needed to free the storage.
 bool is_ours_alone(c10::StorageImpl *storage) {
     return c10::raw::intrusive_ptr::use_count(storage) == 1 && !is_known_to_python(storage);
 }
 
-// The first storage that can be taken; `*is_coming`: one may be when a copy has ended.
+// Remove and return the first storage that can be freed. `*is_coming`: a copy may free one.
 c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
     *is_coming = false;
     for (auto each = list.entries.begin(); each != list.entries.end(); ++each) {
@@ -189,7 +188,7 @@ std::size_t aside_take(c10::Device device, std::size_t needed_bytes) {
         }
         freed += sweep(list.garbage);
         if (storage != nullptr) {
-            bool is_last = is_ours_alone(storage); // nobody has found it since
+            bool is_last = is_ours_alone(storage); // no group has revived it since
             freed += is_last ? storage->nbytes() : 0;
             swapkit_storage_drop(storage);
         }
@@ -197,7 +196,7 @@ std::size_t aside_take(c10::Device device, std::size_t needed_bytes) {
     return freed;
 }
 
-// ---- torch's own allocator in want of memory ----------------------------------------------------
+// ---- torch's own allocator runs out of memory ---------------------------------------------------
 
 void rescue_limit(std::int8_t index, std::size_t limit_bytes) {
     pressure_of(index).limit_bytes = limit_bytes;
@@ -229,7 +228,7 @@ void swapkit_storage_arrived(void *address) {
         std::lock_guard lock(list.mutex);
         auto found = list.index.find(storage);
         if (found != list.index.end() && !found->second->has_arrived) {
-            found->second->has_arrived = true; // with the copy's hold on it
+            found->second->has_arrived = true; // the list takes over the copy's reference
             list.arrived.notify_all();
             return;
         }
@@ -239,7 +238,7 @@ void swapkit_storage_arrived(void *address) {
                 list.arrived.notify_all();
                 return;
             }
-            if (swapkit::is_known_to_python(storage) && // and perhaps to nobody else
+            if (swapkit::is_known_to_python(storage) && // perhaps only by Python
                 c10::raw::intrusive_ptr::use_count(storage) <= 2) {
                 swapkit::pile_up(list.garbage_of_python, storage);
                 return;
@@ -249,7 +248,7 @@ void swapkit_storage_arrived(void *address) {
     swapkit_storage_drop(storage);
 }
 
-// As c10/cuda/CUDACachingAllocator.h declares it; that header needs those of CUDA.
+// Declared as in c10/cuda/CUDACachingAllocator.h; that header needs the CUDA headers.
 namespace c10 {
 class FreeMemoryCallback { // NOLINT(misc-use-internal-linkage): torch's own
   public:
@@ -264,8 +263,8 @@ namespace {
 
 using Callbacks = c10::Registry<std::string, std::unique_ptr<c10::FreeMemoryCallback>>;
 
-// Called with torch's allocator locked, whenever no cached block fits: mostly there is room to
-// grow.
+// Torch calls this with its allocator locked, whenever no cached block fits. Mostly the allocator
+// can still reserve more.
 class Rescue final : public c10::FreeMemoryCallback {
   public:
     bool Execute() override {
@@ -294,7 +293,7 @@ class Rescue final : public c10::FreeMemoryCallback {
 
 void rescue_register() {
     static const bool is_registered = [] {
-        // Its name has the tag of the strings that it returns: with the old ones it has none.
+        // The mangled name has an ABI tag for std::string; with the old string ABI there is none.
         void *found =
             torchs_function(cuda_library, "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev");
         if (found == nullptr) {

@@ -1,10 +1,10 @@
-// storages.cpp - looking at a tensor in one call, giving an alias another storage, and storages of
-// our own.
+// storages.cpp - inspecting a tensor in one call, exchanging an alias's storage, and our own
+// storages.
 //
 // An alias is a detached tensor that shares the saved tensor's version counter. Its storage is
-// exchanged for an empty one while the bytes are elsewhere, and for a new one when they are back;
-// sizes, strides, offset, conjugate and negative bits stay with it all the while. Nobody but the
-// saved tensor's handle sees an alias, so nobody reads one without memory.
+// exchanged for an empty one while the bytes are elsewhere, and for a new one when they are back.
+// Sizes, strides, offset, conjugate and negative bits stay on the alias. Only the saved tensor's
+// handle sees an alias, so no code reads one without memory.
 #include "memory/storages.hpp"
 
 #include "memory/streams.hpp"
@@ -22,7 +22,7 @@ namespace {
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
-// By functionality, whatever the device. Kinds of tensors whose bytes are not simply those of their
+// By functionality, for any device. Kinds of tensors whose bytes are not simply the bytes of their
 // storage:
 constexpr DispatchKeySet foreign({
     DispatchKey::Python,
@@ -38,7 +38,7 @@ constexpr DispatchKeySet foreign({
     DispatchKey::MkldnnCPU,
 });
 
-// What stands between an operator of ours and the device: modes and function transforms.
+// Keys between an operator of ours and the device: modes and function transforms.
 constexpr DispatchKeySet modes({
     DispatchKey::Python,
     DispatchKey::PythonTLSSnapshot,
@@ -55,8 +55,9 @@ bool is_plain(c10::TensorImpl &tensor) {
            !tensor.is_inference() && tensor.has_storage() && !tensor.has_symbolic_sizes_strides();
 }
 
-// Newer torch keeps a storage's wrapper in Python for as long as the storage lives, and it counts
-// as a holder; in older torch it does so only while somebody in Python has it.
+// Return whether no Python code uses a storage's wrapper, though the wrapper counts as a reference.
+// Newer torch keeps the wrapper as long as the storage lives; older torch only while Python uses
+// it.
 template <class Storage> bool is_wrapped_for_nobody(Storage *storage) {
     if constexpr (requires { storage->pyobj_slot()->has_unique_reference(); }) {
         return storage->pyobj_slot()->has_unique_reference();
@@ -64,7 +65,7 @@ template <class Storage> bool is_wrapped_for_nobody(Storage *storage) {
     return false;
 }
 
-// Whether there is a wrapper, under either torch's name for the question.
+// Return whether there is a wrapper; the method's name depends on torch's version.
 template <class Slot> bool has_object(Slot *slot) {
     if constexpr (requires { slot->load_pyobj(); }) {
         return slot->load_pyobj() != nullptr;
@@ -73,7 +74,7 @@ template <class Slot> bool has_object(Slot *slot) {
     }
 }
 
-// One for all aliases of a thread: whose they are is told by nothing of theirs.
+// Return an empty storage, one for all aliases of a thread: no code finds an alias by its storage.
 c10::Storage empty_storage(c10::Device device) {
     thread_local c10::Storage latest;
     if (!latest || latest.device() != device) {

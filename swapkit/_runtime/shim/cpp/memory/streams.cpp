@@ -1,4 +1,4 @@
-// streams.cpp - the streams of a device, by way of what torch registers for its kind.
+// streams.cpp - the streams of a device, through the interfaces that torch registers for its type.
 #include "memory/streams.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -19,8 +19,8 @@ c10::Stream stream_of(c10::Device device, std::int64_t stream) {
     return c10::Stream(c10::Stream::UNSAFE, device, stream);
 }
 
-// The driver's own stream. Torch 2.10 tells it only of its CUDA class, which is a stream and
-// nothing else.
+// Return the driver's stream. Torch 2.10 has it only on its CUDA class, which holds a c10::Stream
+// and nothing else.
 template <class Stream> void *handle_of(const Stream &stream) {
     if constexpr (requires { stream.native_handle(); }) {
         return stream.native_handle();
@@ -43,7 +43,7 @@ c10::Allocator *allocator_of(c10::DeviceType type) {
     switch (type) {
     case c10::DeviceType::CPU:
         return c10::GetCPUAllocator();
-    case c10::DeviceType::CUDA: // the registered one is that of the start, not the present one
+    case c10::DeviceType::CUDA: // the registered allocator is the initial one, not the current one
         return at::detail::getCUDAHooks().getCUDADeviceAllocator();
     default:
         return c10::GetAllocator(type);

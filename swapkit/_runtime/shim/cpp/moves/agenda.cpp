@@ -1,4 +1,4 @@
-// agenda.cpp - the list out and the list back.
+// agenda.cpp - the lists of groups that leave and that come back.
 #include "moves/agenda.hpp"
 
 #include "memory/streams.hpp"
@@ -12,20 +12,20 @@ namespace swapkit {
 
 namespace {
 
-// Back ahead of use: at least so many groups, and at most so many more while they are small.
+// Prefetch `ahead_groups` groups, or up to `ahead_most` while their sum is below `ahead_bytes`.
 constexpr std::size_t ahead_groups = 2;
 constexpr std::size_t ahead_most = 16;
 constexpr std::size_t ahead_bytes = std::size_t{64} << 20;
 
-// On a device with streams the host is far ahead of the copies, so that waiting for those would
-// keep everything saved: with more than this on its way out, a stream waits for the oldest copy
-// instead. A copy that starts after that waits with the stream, so there have to be others until
-// then: 10 ms of a link of 50 GB/s.
+// On a device with streams the host runs far ahead of the copies. Releasing groups only when their
+// copies are done would keep all saved tensors alive. With more than this on its way out, the
+// stream waits for the oldest copy instead. Later copies then wait with the stream, so enough
+// copies must already be queued: 10 ms on a 50 GB/s link.
 constexpr std::size_t stash_groups = 64;
 constexpr std::size_t stash_least_groups = 2;
 constexpr std::size_t stash_bytes = std::size_t{512} << 20;
 
-// So many of those whose copies wait are looked at whenever another one is saved.
+// Number of waiting groups that each save checks.
 constexpr std::size_t looks = 64;
 
 // ---- lists --------------------------------------------------------------------------------------
@@ -59,14 +59,14 @@ bool is_planned(const Group *group) {
     return group->arrival.when != ComeAt::room && group->arrival.at.clock == plan_clock;
 }
 
-// Let a group stay, and not come either.
+// Cancel a group's departure and arrival.
 void stay(Mover *mover, Group *group) {
     agenda_remain(mover, group);
     drop_arrival(mover->books->agenda, group);
     group->departure.copy = CopyAt::never;
 }
 
-// For assertions: whether the lists hold what groups say.
+// For assertions: whether the lists agree with the groups.
 [[maybe_unused]] bool is_sound(const Agenda &agenda) {
     std::size_t on_stash = 0, coming = 0, lost = 0;
     for (std::size_t which = 0; which < line_count; which++) {
@@ -81,26 +81,27 @@ void stay(Mover *mover, Group *group) {
     return lost == 0 && on_stash == agenda.stash_bytes && coming == agenda.coming_bytes;
 }
 
-// ---- out ----------------------------------------------------------------------------------------
+// ---- leaving ------------------------------------------------------------------------------------
 
-// Whether nothing saves a group once more, as far as a plan knows.
+// Whether the plan expects no further save of a group.
 bool is_settled(const Agenda &agenda, const Group *group) {
     return group->departure.last_save < agenda.events;
 }
 
-// Whether the copy of a group that waits can start.
+// Whether the copy of a waiting group can start.
 bool may_start(const Agenda &agenda, const Group *group) {
     const bool is_partial = group_is_partial(group);
     if (group->departure.copy == CopyAt::once) {
         return !is_partial || is_settled(agenda, group);
     }
-    // Others that hold its storage may write to it yet: to pieces with versions of their own, or in
-    // the operator that saved it. Its neighbours first: they may be of the same storage.
+    // Other holders of the storage may still write to it: to pieces with their own versions, or in
+    // the operator that saved it. A partial group waits for the next save, which may be of the same
+    // storage.
     const bool is_newest = group->turn == agenda.newest_turn;
     return group_is_exclusive(group) && !(is_newest && is_partial);
 }
 
-// Start the copy of a group that waited for it.
+// Start the copy of a waiting group.
 bool start(Mover *mover, Group *group) {
     Agenda &agenda = mover->books->agenda;
     int started = group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
@@ -108,7 +109,7 @@ bool start(Mover *mover, Group *group) {
         return started >= 0;
     }
     if (started == 0) {
-        leave_line(agenda, group); // it stays, but for the end of its departure
+        leave_line(agenda, group); // no room: it stays until the end of its departure
         return true;
     }
     const Departure &departure = group->departure;
@@ -120,7 +121,7 @@ bool start(Mover *mover, Group *group) {
     return true;
 }
 
-// Start the copies of all that scopes have sent.
+// Start the copies of all groups that scopes have sent.
 bool start_all(Mover *mover) {
     Agenda &agenda = mover->books->agenda;
     std::uint64_t turn = 0;
@@ -137,7 +138,7 @@ bool start_all(Mover *mover) {
     }
 }
 
-// Start the copies of those that can, of a few in their turn.
+// Check the next few waiting groups in turn, and start the copies that can start.
 bool start_some(Mover *mover) {
     Agenda &agenda = mover->books->agenda;
     const BySerial &starts = agenda.line(Line::starts);
@@ -165,14 +166,14 @@ bool is_stash_full(const Mover *mover) {
             (count > stash_least_groups && agenda.stash_bytes > stash_bytes));
 }
 
-// Let the memory of a group go if its copy is there.
+// Release a group if its copy is complete.
 bool release_copied(Mover *mover, Group *group) {
     agenda_remain(mover, group);
     return group_state(group) != SK_GROUP_CLEAN || group->storage == nullptr ||
            release(mover, group);
 }
 
-// Release groups in their turn as far as their copies are done.
+// Release groups in turn until one whose copy is not done.
 bool release_all_copied(Mover *mover) {
     Agenda &agenda = mover->books->agenda;
     std::uint64_t turn = 0;
@@ -196,7 +197,7 @@ bool release_all_copied(Mover *mover) {
     }
 }
 
-// The first of those that may leave now; null: there is none.
+// The first group that may leave now; null: there is none.
 Group *next_to_leave(const Agenda &agenda) {
     Group *first = nullptr;
     for (Line line : {Line::leaves, Line::bound}) {
@@ -210,19 +211,19 @@ Group *next_to_leave(const Agenda &agenda) {
     return first;
 }
 
-// Give up the memory of the first that leaves if its copy is done. 0: it is not, or none leaves.
+// Release the first group that may leave if its copy is done. 0: it is not, or there is none.
 int release_next_copied(Mover *mover) {
     auto group = Ref<Group>::share(next_to_leave(mover->books->agenda));
     int is_done = group ? poll_out(mover, group.get()) : 0;
     return is_done == 1 && !release_copied(mover, group.get()) ? -1 : is_done;
 }
 
-// ---- back ---------------------------------------------------------------------------------------
+// ---- coming back --------------------------------------------------------------------------------
 
-// Start bringing a group back, which does not leave any more then; what was copied by now makes
-// room for it. 0: there is none yet.
+// Start bringing a group back and cancel its departure. Release groups whose copies are done to
+// make room. 0: there is no room yet.
 int bring(Mover *mover, Group *group) {
-    // What is computed again has no copy that could come.
+    // A recomputed group has no copy to bring back.
     int started = group->storage != nullptr || is_recomputed(group) ? 1 : 0, is_released = 1;
     const bool is_room_planned = is_planned(group);
     while (started == 0 && is_released == 1) {
@@ -235,9 +236,9 @@ int bring(Mover *mover, Group *group) {
     return is_released < 0 ? -1 : started;
 }
 
-// Take what backward has reached, at `serial`, off what is on its way.
+// Remove the groups that backward has reached, at `serial`, from those that are coming.
 void count_arrived(Agenda &agenda, std::uint64_t serial) {
-    if (serial >= agenda.pass_serial) { // another pass: what the last one did not use stays there
+    if (serial >= agenda.pass_serial) { // a new pass: groups that the last one did not use stay
         agenda.pass_serial = serial;
         agenda.coming_bytes = 0;
         agenda.coming.clear();
@@ -250,7 +251,7 @@ void count_arrived(Agenda &agenda, std::uint64_t serial) {
 
 } // namespace
 
-// ---- filling it in ------------------------------------------------------------------------------
+// ---- setting departures and arrivals ------------------------------------------------------------
 
 void agenda_move(Agenda &agenda, Group *group, Line line) {
     std::uint64_t turn = group->turn != 0 ? group->turn : ++agenda.turns;
@@ -341,14 +342,14 @@ void agenda_note_out(Mover *mover, Group *group) {
 
 bool send(Mover *mover, Group *group) {
     if (is_in_backward()) {
-        return true; // recomputed: it is needed in a moment
+        return true; // saved by a recomputation: needed in a moment
     }
     Departure departure = {.copy = CopyAt::exclusive, .release = ReleaseAt::copied};
     Arrival arrival = {};
     if (group->terms.prefetch != no_prefetch && !timing_saved(mover, group, &departure, &arrival)) {
         return false;
     }
-    // A plan's group leaves as the scope says from now on, and no more as the plan does.
+    // A group that the plan moves follows the scope from now on.
     const bool is_leaving =
         !is_planned(group) &&
         (group->line == Line::starts || group->line == Line::leaves || group->line == Line::bound);
@@ -356,13 +357,13 @@ bool send(Mover *mover, Group *group) {
     if (!is_leaving && !agenda_depart(mover, group, departure)) {
         return false;
     }
-    if (is_leaving && departure.has_end) { // it was saved again
+    if (is_leaving && departure.has_end) { // saved again
         agenda_end_by(mover, group, departure.end);
     }
     return agenda_attend(mover, false);
 }
 
-// ---- what is due --------------------------------------------------------------------------------
+// ---- doing due moves ----------------------------------------------------------------------------
 
 bool agenda_attend(Mover *mover, bool is_end) {
     SWAPKIT_ASSERT(has_python() && is_sound(mover->books->agenda));
@@ -377,7 +378,7 @@ bool agenda_is_idle(const Mover *mover) {
 bool agenda_release_now(Mover *mover, Group *group) {
     agenda_remain(mover, group);
     if (group_state(group) == SK_GROUP_RESIDENT && copy_out(mover, group) < 0) {
-        return false; // else it has waited for neighbours, or for others to let go
+        return false; // otherwise: it was still waiting for its copy to start
     }
     if (group_state(group) == SK_GROUP_COPYING_OUT && finish_out(mover, group) < 0) {
         return false;
@@ -395,7 +396,7 @@ bool agenda_release_due(Mover *mover, std::uint64_t clock, std::int64_t number) 
         const bool waits_for_others = group->departure.copy == CopyAt::exclusive &&
                                       group_state(group.get()) == SK_GROUP_RESIDENT &&
                                       !group_is_exclusive(group.get());
-        if (waits_for_others) { // who may write to it yet, and would keep its memory
+        if (waits_for_others) { // other holders may still write to it and keep its memory alive
             Point end = group->departure.end;
             end.number = number + 1;
             agenda_end_by(mover, group.get(), end);

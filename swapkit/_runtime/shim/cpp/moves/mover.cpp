@@ -1,4 +1,4 @@
-// mover.cpp - finding groups, and moving them.
+// mover.cpp - finding groups and moving them.
 #include "moves/mover.hpp"
 
 #include "memory/copy_owners.hpp"
@@ -13,15 +13,15 @@
 
 namespace swapkit {
 
-// Next uses count down from here: what was saved last is needed first.
+// Next uses count down from here: the group that was saved last is needed first.
 static constexpr std::uint64_t last_use = std::uint64_t{1} << 63;
 
-// A part begins where vector instructions see the same alignment as in the whole.
+// Vector instructions must see the same alignment in a part as in the whole storage.
 static constexpr std::size_t part_alignment = 64;
 
-// ---- the books ----------------------------------------------------------------------------------
+// ---- indexes ------------------------------------------------------------------------------------
 
-// Let a group's storage no longer lead to it: another one may get its address.
+// Remove a group from the index: another storage may get its address.
 static void forget_key(Mover *mover, Group *group) {
     auto found = mover->books->index.find(group->key);
     if (found != mover->books->index.end() && found->second == group) {
@@ -38,7 +38,7 @@ void enroll(Mover *mover, Group *group) {
     }
     books.agenda.out.erase(group->serial);
     books.resident[group->serial] = group;
-    if (!is_of_region(group)) { // which finds it itself
+    if (!is_of_region(group)) { // the region finds its own groups
         books.index[group->key] = group;
     }
 }
@@ -111,17 +111,17 @@ static void note(Mover *mover, sk_ring_kind kind, std::size_t nbytes) {
 
 // ---- transfers ----------------------------------------------------------------------------------
 
-// The stream that a group's bytes are valid on.
+// The stream on which a group's bytes are valid.
 static sk_stream *stream_of(const Mover *mover, const Group *group) {
     return stream_handle(mover->device(), group->stream);
 }
 
-// Why a copy out is not made or fails without harm: the storage stays where it is.
+// Whether a copy out failed only for lack of room (or the disk): the storage stays where it is.
 static bool is_no_room(sk_status status) {
     return status == SK_OUT_OF_HOST_MEMORY || status == SK_OUT_OF_DISK || status == SK_DISK_FAILED;
 }
 
-// Make the native group to copy out with, unless it is there.
+// Create the native group for the copy out, if there is none yet.
 static bool begin(Mover *mover, Group *group) {
     if (group->native != nullptr) {
         return true;
@@ -173,7 +173,7 @@ int copy_out(Mover *mover, Group *group) {
         return is_no_room(status) ? 0 : -1;
     }
     if (group->standby == Standby::spare) {
-        recipe_leave(group); // whose operands need not be kept any more
+        recipe_leave(group); // its operands need not be kept any more
     }
     note(mover, SK_RING_COPY_OUT, group->nbytes);
     return 1;
@@ -190,7 +190,7 @@ int poll_out(Mover *, Group *group) {
     return is_no_room(status) || !raises(status) ? 1 : -1;
 }
 
-// Wait for a transfer, and count what that took for the group's site.
+// Wait for a transfer, and add the seconds to the group's site.
 static sk_status wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_out) finish) {
     sk_status status = SK_OK;
     auto started = std::chrono::steady_clock::now();
@@ -210,7 +210,7 @@ int finish_out(Mover *mover, Group *group) {
     if (group->native == nullptr) {
         return 0;
     }
-    if (links.sk_group_has_copy(group->native)) { // only who drops what it needed is waited for
+    if (links.sk_group_has_copy(group->native)) { // whole: only its cleanup is waited for
         WithoutPython others;
         status = links.sk_group_finish_out(group->native, stream_of(mover, group), false);
     } else {
@@ -230,7 +230,7 @@ bool finish_in(Mover *mover, Group *group) {
     if (status == SK_NOT_READY) {
         status = wait_for(mover, group, links.sk_group_finish_in);
     }
-    if (group_state(group) == SK_GROUP_OUT) { // it failed
+    if (group_state(group) == SK_GROUP_OUT) { // the copy failed
         if (group->storage != nullptr) {
             swapkit_storage_drop(std::exchange(group->storage, nullptr));
         }
@@ -239,8 +239,8 @@ bool finish_in(Mover *mover, Group *group) {
     return !raises(status);
 }
 
-// Start bringing a group that is out back. 0: only effort could get the memory, and it is
-// `tentative`.
+// Start copying a group back that is out. 0: the call is `tentative`, and getting the memory would
+// need waiting or a rescue.
 static int copy_in(Mover *mover, Group *group, bool tentative) {
     SWAPKIT_ASSERT(group->native != nullptr);
     c10::StorageImpl *storage = nullptr;
@@ -268,8 +268,8 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
         return -1;
     }
     group_restore(group, storage);
-    group->stream = current_stream(mover->device()); // which it was allocated on
-    swapkit_storage_hold(storage);                   // the copy's
+    group->stream = current_stream(mover->device()); // it was allocated there
+    swapkit_storage_hold(storage);                   // for the copy
     sk_status status = SK_OK;
     {
         WithoutPython others;
@@ -312,26 +312,26 @@ int set_aside(Mover *mover, Group *group) {
     return 1;
 }
 
-// Let a group that was set aside be resident again, or else really out.
+// Make a group that was set aside resident again if its storage is still there, or else evict it.
 static bool end_aside(Mover *mover, Group *group) {
     if (group->is_aside == 0) {
         return true;
     }
-    if (group_revive(group)) { // before the list lets go of it
+    if (group_revive(group)) { // before the list drops the storage
         enroll_again(mover, group);
         return true;
     }
     group->is_aside = 0;
-    if (group_state(group) == SK_GROUP_COPYING_OUT && // and done, or nobody had taken it
+    if (group_state(group) == SK_GROUP_COPYING_OUT && // done: a rescue takes storages only then
         poll_out(mover, group) < 0) {
         return false;
     }
     return !raises(links.sk_group_evict(group->native));
 }
 
-// Whether a copy has the bytes of the group's storage. The program may have exchanged the memory
-// inside of it while others than autograd held it (`share_memory_`, `resize_`): no version counts
-// that. Then they are copied once more, if they can be; -1: an exception is set.
+// Make sure that the copy has the bytes of the group's storage. The program may have exchanged the
+// memory in the storage (`share_memory_`, `resize_`), which no version counts. If so, copy it
+// again. 0: there is no room for the copy; -1: an exception is set.
 static int make_copy_sound(Mover *mover, Group *group) {
     if (group->storage == nullptr || memory_of(group->storage) == group->copied_from) {
         return 1;
@@ -352,18 +352,18 @@ bool release(Mover *mover, Group *group) {
         return false;
     }
     if (group->storage != nullptr) {
-        note_use(group->storage, mover->device(), group->stream); // which waits for the copy
+        note_use(group->storage, mover->device(), group->stream); // that stream waits for the copy
     }
-    aside_sweep(); // or what the copy held of it would keep its memory
+    aside_sweep(); // otherwise the copy's reference would keep the memory alive
     group_strip(group);
     agenda_remain(mover, group);
     enroll_out(mover, group);
     return true;
 }
 
-// ---- back ---------------------------------------------------------------------------------------
+// ---- coming back --------------------------------------------------------------------------------
 
-// Whether so many bytes may come back; if it `spares`, beside what operators need. -1: an exception
+// Return whether `nbytes` may come back. `spares`: keep a reserve for operators. -1: an exception
 // is set.
 static int has_room(Mover *mover, std::size_t nbytes, bool spares) {
     if (mover->pool != 0) {
@@ -413,7 +413,7 @@ bool bring_back(Mover *mover, Group *group) {
     }
     c10::StorageImpl *storage = group->storage;
     SWAPKIT_ASSERT(storage != nullptr);
-    swapkit_storage_hold(storage); // so that no rescue meanwhile takes it for nobody's
+    swapkit_storage_hold(storage); // no rescue may drop it meanwhile
     bool is_back = agenda_bring_before(mover, group->serial) && finish_in(mover, group);
     swapkit_storage_drop(storage);
     return is_back;

@@ -1,10 +1,10 @@
-// mover.hpp - who finds groups, and moves them.
+// mover.hpp - finding groups and moving them.
 //
 // A *mover* (`Mover`) finds groups by storage and version, and by the order in which they were
-// saved. Its hooks run for every saved tensor, so what they do most often is here; what is a matter
-// of policy they ask of its owner in Python (`saved/swapper.py`).
+// saved. Its hooks run for every saved tensor, so the common paths are in C++. Policy decisions go
+// to the mover's owner in Python (`saved/swapper.py`).
 //
-// Functions that may fail return bool with false, or int with -1, and an exception is set then.
+// Functions that may fail set an exception and return false (bool) or -1 (int).
 #ifndef SWAPKIT_MOVER_HPP
 #define SWAPKIT_MOVER_HPP
 
@@ -28,17 +28,17 @@ struct KeyHash {
 };
 
 struct Books {
-    std::unordered_map<Key, Group *, KeyHash> index; // of those that a tensor may join
-    BySerial resident;                               // storage on the device
+    std::unordered_map<Key, Group *, KeyHash> index; // groups that a tensor may join
+    BySerial resident;                               // groups with a storage on the device
     Agenda agenda;                                   // when groups leave and come back
-    std::size_t recomputed = 0;                      // groups that a recipe makes
-    Carried captured;                                // and that no plan has named (`standby.hpp`),
-    const void *retained_run = nullptr;              // the region that was computed again last,
-    std::int64_t retained_task = -1;                 // in which backward pass,
-    std::vector<Ref<Group>> retained; // and what a pass that retains its graph has of it
-    bool has_dropped = false;         // some of which may need others in this step
+    std::size_t recomputed = 0;                      // groups that have a recipe
+    Carried captured;                                // captured without a plan (`standby.hpp`)
+    const void *retained_run = nullptr;              // the region that was recomputed last,
+    std::int64_t retained_task = -1;                 // the backward pass that did so,
+    std::vector<Ref<Group>> retained; // and its recomputed groups, if it retains its graph
+    bool has_dropped = false;         // a rescue dropped spare groups: recipes may be needed
     std::uint64_t serials = 0;
-    std::map<std::pair<std::uint32_t, std::uint32_t>, double> stalls; // seconds waited, by site
+    std::map<std::pair<std::uint32_t, std::uint32_t>, double> stalls; // seconds waited, per site
 };
 
 inline constexpr unsigned long long no_limit = std::numeric_limits<unsigned long long>::max();
@@ -46,27 +46,27 @@ inline constexpr unsigned long long no_limit = std::numeric_limits<unsigned long
 struct Mover {
     PyObject ob_base;
     PyObject *weakrefs;
-    PyObject *policy;    // what decides
-    PyObject *tracker;   // names of modules
-    PyObject *scheduler; // which has to outlive its groups
+    PyObject *policy;    // the owner, which decides (`saved/swapper.py`)
+    PyObject *tracker;   // knows the current module
+    PyObject *scheduler; // has to outlive its groups
     Lock *lock;          // owned: the runtime's
     sk_sched *sched;
-    unsigned long long pool; // address of the one that its storages are in; 0: none of ours
+    unsigned long long pool; // address of the pool of its storages; 0: not one of our pools
     Books *books;
-    struct Timing *timing; // owned: whose operators time moves; null: nobody's
-    Follower *follower;    // owned: who carries out a plan (`plan_cursor.hpp`); null: there is none
-    double waited_seconds; // for copies, since the mover was made
+    struct Timing *timing; // owned: moves timed by operators (`prefetch.hpp`); null: none
+    Follower *follower;    // owned: carries out a plan (`plan_cursor.hpp`); null: no plan
+    double waited_seconds; // for copies, since the mover was created
     unsigned long long waits;
-    unsigned long long repeated; // operators that ran again
+    unsigned long long repeated; // recomputed operators, and regions
     c10::DeviceType device_type;
     c10::DeviceIndex device_index;
-    // Copying ahead (`write_behind.hpp`): from so many bytes in use on, at most so many at once,
-    // and so many bytes in this step.
+    // Write-behind (`write_behind.hpp`): the bytes in use at which it starts, the copies at once,
+    // and the bytes left to copy in this step.
     unsigned long long watermark_bytes, most_copying, ahead_bytes;
-    char holds_copies; // nothing is copied ahead
-    char sets_aside;   // but set aside (`reclaimable.hpp`)
-    char hears_saves;  // the policy is told what is saved under the budget
-    char host_is_full; // a copy out found no room since this was last unset
+    char holds_copies; // write-behind is paused
+    char sets_aside;   // write-behind sets groups aside (`reclaimable.hpp`)
+    char hears_saves;  // notify the policy of each group saved under the budget
+    char host_is_full; // a copy out found no room since this was last reset
     char has_disk;
 
     c10::Device device() const { return {device_type, device_index}; }
@@ -74,7 +74,7 @@ struct Mover {
 
 extern PyTypeObject mover_type, packer_type;
 
-// Holds the runtime's lock; false: the wait was interrupted.
+// Holds the runtime's lock. False: the wait was interrupted.
 class Locked {
   public:
     explicit Locked(const Mover *mover)
@@ -95,40 +95,40 @@ class Locked {
 
 // ---- finding groups -----------------------------------------------------------------------------
 
-// The group of this storage and version, if one more view of it can join: this tensor.
+// Return the group of this storage and version, if `tensor` can join it.
 Ref<Group> find_group(Mover *mover, const c10::TensorImpl *tensor, Key key, Span span);
-// The group of this storage and version, if its bytes are computed again.
+// Return the group of this storage and version, if its bytes are recomputed.
 Ref<Group> find_recomputed(Mover *mover, Key key);
-// Make a group whose storage is on the device found: by its storage, and by its age.
+// Index a group whose storage is on the device, by storage and by age.
 void enroll(Mover *mover, Group *group);
-// The same of one that has a storage again.
+// Index a group that has a storage again.
 void enroll_again(Mover *mover, Group *group);
-// Note that a group has none any more.
+// Note that a group has no storage any more.
 void enroll_out(Mover *mover, Group *group);
-// Make a group found that a recipe makes, and that has no storage.
+// Index a group that has a recipe and no storage.
 void enroll_recomputed(Mover *mover, Group *group);
-// Let a group whose bytes can be computed again have no copy any more.
+// Drop the copy of a group that has a recipe.
 void forget_copy(Mover *mover, Group *group);
-// Let a group that goes have no place in the books any more.
+// Remove a group that is being destroyed from all indexes.
 void mover_forget(Mover *mover, Group *group);
 
 // ---- moving them --------------------------------------------------------------------------------
 
-// Start copying a resident group out. 1: it is under way; 0: there is no room for the copy.
+// Start copying a resident group out. 1: the copy is under way; 0: there is no room for it.
 int copy_out(Mover *mover, Group *group);
-// Whether no copy out is under way any more, without waiting for it.
+// Return whether no copy out is under way. Does not wait.
 int poll_out(Mover *mover, Group *group);
-// Wait for a copy out. 0: there is none, or it failed without harm.
+// Wait for a copy out. 0: there is none, or it failed for lack of room, and the storage stays.
 int finish_out(Mover *mover, Group *group);
-// As copy_out; and leave the storage to whoever wants its memory once the copy is done.
+// As copy_out; once the copy is done, a rescue may take the storage.
 int set_aside(Mover *mover, Group *group);
-// Give up the memory of a clean group.
+// Release the memory of a clean group.
 bool release(Mover *mover, Group *group);
-// Start bringing a group back if there is room for it. 0: there is none.
+// Start bringing a group back if there is room. 0: there is no room.
 int bring_early(Mover *mover, Group *group);
-// The same of one that a plan brings back, whose room the plan has seen to.
+// As bring_early, for a group whose room the plan has accounted for.
 int bring_planned(Mover *mover, Group *group);
-// Give a group its bytes again, waiting if need be, and start those needed next.
+// Give a group its bytes again, waiting if necessary. Start prefetching the groups needed next.
 bool bring_back(Mover *mover, Group *group);
 // Wait for a copy back, if one is under way.
 bool finish_in(Mover *mover, Group *group);
@@ -137,13 +137,13 @@ bool finish_in(Mover *mover, Group *group);
 
 // Read a `Choice`. The terms own a reference to it.
 bool terms_read(PyObject *choice, Terms *out);
-// The hooks of a scope: methods `pack` and `unpack`, and an `observer` that is told of each call of
-// them: `saved(tensor, packed)`, `used(packed, tensor)`.
+// Create the hooks of a scope: methods `pack` and `unpack`, and an `observer` that each call
+// notifies: `saved(tensor, packed)`, `used(packed, tensor)`.
 PyObject *packer_new(Mover *mover, PyObject *choice);
-// rest_at(tag): where this thread saves what it does from now on, whatever runs; 0: the tracker of
-// modules is asked.
+// rest_at(tag): set the module that this thread's saves belong to from now on. 0: ask the tracker
+// of modules again.
 PyObject *rest_at(PyObject *module, PyObject *tag);
-// What every scope's unpack hook does; its argument is a handle, or has an `unpack` of its own.
+// The unpack hook of every scope. Its argument is a handle, or has its own `unpack` method.
 PyObject *unpack(PyObject *module, PyObject *handle);
 
 } // namespace swapkit

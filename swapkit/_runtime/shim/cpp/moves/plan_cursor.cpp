@@ -1,4 +1,4 @@
-// plan_cursor.cpp - carrying a plan out, event by event.
+// plan_cursor.cpp - carrying out a plan, event by event.
 #include "moves/plan_cursor.hpp"
 
 #include "moves/plan_tables.hpp"
@@ -7,9 +7,9 @@ namespace swapkit {
 
 namespace {
 
-constexpr std::int64_t none = -1; // for Python: nothing was found there
+constexpr std::int64_t none = -1; // for Python: not found
 
-// The group of this mover that autograd's object stands for.
+// The group of autograd's object, if it belongs to this mover; null otherwise.
 Group *group_of(const Follower *follower, PyObject *packed) {
     if (Py_TYPE(packed) != &handle_type) {
         return nullptr;
@@ -26,14 +26,14 @@ bool is_recipe(PyObject *packed) {
     return group != nullptr && is_recomputed(group);
 }
 
-// Whether it stays as it is, whatever a plan says.
+// Whether the saved tensor stays where it is, whatever the plan says.
 bool is_kept(PyObject *packed) {
     return Py_TYPE(packed) == &handle_type && reinterpret_cast<Handle *>(packed)->group == nullptr;
 }
 
-// ---- who is in the plan -------------------------------------------------------------------------
+// ---- groups in the plan -------------------------------------------------------------------------
 
-// For assertions: whether every group knows its place in the plan.
+// For assertions: whether every group knows its number in the plan.
 [[maybe_unused]] bool places_are_sound(const Body &body) {
     std::size_t number = 0, lost = 0;
     for (const Progress &each : body.progress) {
@@ -43,7 +43,7 @@ bool is_kept(PyObject *packed) {
     return lost == 0;
 }
 
-// Let a group be one that memory decides about.
+// Remove a group from the plan: memory pressure decides about it from now on.
 void part(Follower *follower, Progress &progress) {
     Group *group = std::exchange(progress.group, nullptr);
     if (group == nullptr) {
@@ -62,13 +62,13 @@ void part_all(Follower *follower) {
     body.carried.drop();
 }
 
-// False: it has been in it before.
+// Put a group into the plan. False: it already was there as this storage.
 bool join(Follower *follower, std::int64_t storage, Group *group) {
     Progress &progress = follower->body->progress[static_cast<std::size_t>(storage)];
     if (progress.group == group) {
         return false;
     }
-    part(follower, progress); // of a former version
+    part(follower, progress); // the group of an earlier version
     if (group->followed != 0) {
         part(follower, follower->body->progress[group->followed - 1]);
     }
@@ -79,8 +79,8 @@ bool join(Follower *follower, std::int64_t storage, Group *group) {
     return true;
 }
 
-// Tell the owner that the event at `position` was not as expected, and let everything be as without
-// a plan. Waiting for the lock lets other threads' events be counted, so the position comes along.
+// Notify the owner that the event at `position` was unexpected, and end the plan. The position is
+// passed in, because other threads may count events while this one waits for the lock.
 bool deviate(Follower *follower, std::size_t position, bool is_save, PyObject *packed) {
     Locked lock(follower->mover);
     if (!lock || follower->is_on == 0) {
@@ -102,7 +102,7 @@ bool deviate(Follower *follower, std::size_t position, bool is_save, PyObject *p
 
 // ---- whether an event is as expected ------------------------------------------------------------
 
-// Count an event; `position` is its own.
+// Count an event and return the expected one; null: none. `position_out`: the event's position.
 const Expected *next_event(Follower *follower, std::size_t *position_out) {
     const Body &body = *follower->body;
     std::size_t position = follower->position++;
@@ -111,7 +111,7 @@ const Expected *next_event(Follower *follower, std::size_t *position_out) {
     return position < body.events.size() ? &body.events[position] : nullptr;
 }
 
-// Whether a storage of the plan is one that is too small to be moved in inputs of this length.
+// Whether a storage of the plan is too small to move at this input length.
 bool is_small(const Body &body, std::int64_t storage) {
     while (storage != no_storage && !body.progress[static_cast<std::size_t>(storage)].is_small) {
         storage = body.storages[static_cast<std::size_t>(storage)].former;
@@ -119,7 +119,7 @@ bool is_small(const Body &body, std::int64_t storage) {
     return storage != no_storage;
 }
 
-// Whether what stays where it is stays for that reason, as far as can be told.
+// Whether a saved tensor stays where it is because it is too small, as far as can be told.
 bool is_expected_kept(const Follower *follower, const Expected &event, PyObject *packed) {
     if (!is_kept(packed)) {
         return false;
@@ -176,16 +176,16 @@ bool is_expected_use(const Follower *follower, const Expected &event, PyObject *
     return group != nullptr && group->followed == storage + 1;
 }
 
-// ---- what is due; the lock is held --------------------------------------------------------------
+// ---- due moves; the lock is held ----------------------------------------------------------------
 
-// Let a storage that is saved now leave and come back as the plan says.
+// Set the departure and arrival of a storage that is saved now, as planned.
 bool send_out(Follower *follower, std::int64_t storage) {
     Mover *mover = follower->mover;
     const Terminal &terminal = follower->body->storages[static_cast<std::size_t>(storage)];
     auto group =
         Ref<Group>::share(follower->body->progress[static_cast<std::size_t>(storage)].group);
     if (group->terms.action != Action::automatic) {
-        return true; // a user's choice, which holds
+        return true; // a user's choice takes precedence
     }
     group->terms.tier = static_cast<sk_tier>(terminal.tier);
     follower->moved_bytes += group->nbytes;
@@ -194,7 +194,7 @@ bool send_out(Follower *follower, std::int64_t storage) {
             .clock = plan_clock, .number = event, .order = static_cast<std::uint64_t>(order)};
     };
     const bool has_end = terminal.goes != no_event;
-    // Without a pool nothing can be given up where memory is asked for: it goes as early as it can.
+    // Without a pool, memory requests cannot trigger a release: release as early as possible.
     const bool can_wait = has_end && mover->pool != 0;
     agenda_arrive(mover, group.get(),
                   {.when = terminal.comes != no_event ? ComeAt::point : ComeAt::use,
@@ -207,26 +207,26 @@ bool send_out(Follower *follower, std::int64_t storage) {
                           .last_save = terminal.last_save});
 }
 
-// Let a storage have the group of the one that it continues; it may leave once more.
+// Hand a storage the group of the storage that it continues. The group may leave once more.
 bool carry_on(Follower *follower, std::int64_t storage) {
     Body &body = *follower->body;
     const Terminal &terminal = body.storages[static_cast<std::size_t>(storage)];
     std::int64_t former = terminal.former;
-    // One in between that autograd neither saved nor used has never got the group.
+    // A storage in between that autograd neither saved nor used never got the group.
     while (former != no_storage &&
            body.progress[static_cast<std::size_t>(former)].group == nullptr) {
         former = body.storages[static_cast<std::size_t>(former)].former;
     }
     if (former == no_storage) {
-        return true; // it is gone
+        return true; // the group is gone
     }
     Progress &progress = body.progress[static_cast<std::size_t>(storage)];
     part(follower, progress);
     progress = std::exchange(body.progress[static_cast<std::size_t>(former)], Progress{});
     progress.group->followed = static_cast<std::uint32_t>(storage) + 1;
-    agenda_needed(follower->mover, progress.group); // what it was to do is over
+    agenda_needed(follower->mover, progress.group); // its former moves are over
     if (terminal.action == Action::recompute && is_recomputed(progress.group)) {
-        forget_computed(follower->mover, progress.group); // between backward passes, too
+        forget_computed(follower->mover, progress.group); // recompute for each backward pass
     }
     return terminal.action != Action::swap || send_out(follower, storage);
 }
@@ -237,12 +237,12 @@ bool continues_now(const Follower *follower) {
            body.continuing[body.next_due].event < static_cast<std::int64_t>(follower->position);
 }
 
-// The last event that has been.
+// The number of the latest event.
 std::int64_t last_event(const Follower *follower) {
     return static_cast<std::int64_t>(follower->position) - 1;
 }
 
-// Do what has to be done before anything else happens.
+// Do the moves that must come first: continue storages, then release.
 bool release_due(Follower *follower) {
     while (follower->is_on != 0 && continues_now(follower)) {
         if (!carry_on(follower, follower->body->continuing[follower->body->next_due++].storage)) {
@@ -266,7 +266,7 @@ bool has_release_due(const Follower *follower) {
     return continues_now(follower) || is_due(follower->mover->books->agenda.plan.ends, follower);
 }
 
-// What every event ends with.
+// Finish an event.
 bool end_event(Follower *follower) {
     Mover *mover = follower->mover;
     if (follower->is_on == 0 || (agenda_is_idle(mover) && !has_release_due(follower) &&
@@ -285,7 +285,7 @@ bool is_following(const Mover *mover) {
     return mover->follower != nullptr && mover->follower->is_on != 0;
 }
 
-// Do with a group that was saved at an expected event what the plan says. As `follow_save`.
+// Apply the plan to a group saved at an expected event. Returns as `follow_save`.
 static int take_save(Follower *follower, const Expected &event, Group *group) {
     std::int64_t storage = event.storage;
     Locked lock(follower->mover);
@@ -293,7 +293,7 @@ static int take_save(Follower *follower, const Expected &event, Group *group) {
         return lock ? 0 : -1;
     }
     const bool is_first = join(follower, storage, group);
-    if (is_recomputed(group) && event.kind == Event::first_save) { // nobody has named its site
+    if (is_recomputed(group) && event.kind == Event::first_save) { // it has no site yet
         group->tag = static_cast<std::uint32_t>(event.tag);
     }
     auto action = follower->body->storages[static_cast<std::size_t>(storage)].action;
@@ -324,7 +324,7 @@ bool follow_use(Mover *mover, PyObject *packed) {
     if (event == nullptr || !is_expected_use(follower.get(), *event, packed)) {
         return deviate(follower.get(), position, false, packed);
     }
-    if (follower->body->has_carried) { // since the last use
+    if (follower->body->has_carried) {
         Locked lock(mover);
         if (!lock) {
             return false;
@@ -360,7 +360,7 @@ bool follower_is_at(const Follower *follower, const CaptureTable *table, std::ui
 void follower_carry(Follower *follower, const CaptureTable *table, std::size_t row,
                     std::vector<Ref<Group>> groups) {
     if (follower == nullptr || follower->is_on == 0 || follower->body->captures.get() != table) {
-        return; // another plan's by now: what nobody has goes
+        return; // the plan has changed: drop the groups
     }
     Body &body = *follower->body;
     body.captured[row]++;

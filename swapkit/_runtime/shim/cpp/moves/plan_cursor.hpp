@@ -1,21 +1,21 @@
-// plan_cursor.hpp - carrying a plan out: what is due at each event of a step.
+// plan_cursor.hpp - carrying out a plan, event by event.
 //
-// A plan says of every storage of a step whether it stays, moves, or is computed again, and at
-// which operators it has to be gone and may come back. What the runtime sees of a step are its
-// *events*, the calls of the session's two hooks; a recorded step says in which order they come. A
-// *follower* counts them. While each is as it was recorded, that is a comparison, and what is due
-// is done:
+// A plan says for every storage of a step whether it stays, moves, or is recomputed. For those that
+// move it also says by which operator they must be gone and from which one on they may come back.
+// The runtime sees a step as *events*: the calls of the session's two hooks. A recorded step gives
+// their order. A *follower* counts the events and compares each with the recorded one. While they
+// match, it does what is due:
 //
-// - a storage that is to be swapped gets its departure and its arrival where it is saved first
-//   (`agenda.hpp`): it is released at the event that is named, or when its copy is done if none is,
-//   and comes back at the event that is named, as soon as there is room;
-// - what is to be computed again has a recipe by then (`capturing.hpp`).
+// - At its first save, a storage to be swapped gets its departure and arrival (`agenda.hpp`). It is
+//   released at the event that the plan names, or, if there is none, when its copy is done. It
+//   comes back at the event that the plan names, as soon as there is room.
+// - A storage to be recomputed already has a recipe at that point (`capturing.hpp`).
 //
-// The first event that is not as expected ends following until the next step begins: everything is
-// as if there were no plan, and the owner decides what becomes of what is saved from then on.
+// The first unexpected event ends following until the next step begins. From then on everything
+// runs as without a plan, and the owner decides about new saved tensors.
 //
-// All of it needs the interpreter; groups are touched under the runtime's lock, which is taken here
-// where it is not said otherwise. Functions that may fail return bool with false, or int with -1.
+// All functions need the GIL. Groups are guarded by the runtime's lock, which the functions take
+// themselves unless noted. Functions that may fail return false (bool) or -1 (int).
 #ifndef SWAPKIT_PLAN_CURSOR_HPP
 #define SWAPKIT_PLAN_CURSOR_HPP
 
@@ -25,32 +25,33 @@ namespace swapkit {
 
 extern PyTypeObject follower_type;
 
-// Whether a mover's follower has seen nothing unexpected in this step.
+// Return whether a mover's follower has seen nothing unexpected in this step.
 bool is_following(const Mover *mover);
 
-// Something was saved; `packed` is what autograd keeps. 1: as expected; 0: the step is not followed
-// any more, and nothing was done.
+// Handle a save; `packed` is the object that autograd keeps. 1: as expected; 0: the step is not
+// followed any more, and nothing was done.
 int follow_save(Mover *mover, PyObject *packed, bool is_new);
-// Something is about to be used: check it, and give up what has to be gone by now.
+// Handle the start of a use: check the event, and release the groups that are due.
 bool follow_use(Mover *mover, PyObject *packed);
-// It was used: bring back what is due. `has_waited`: for its copy.
+// Handle the end of a use: start the prefetches that are due. `has_waited`: the use waited for its
+// copy.
 bool follow_used(Mover *mover, bool has_waited);
 
-// Let this thread capture what the plan computes again of what runs now, until its next event.
+// Capture on this thread, until its next event, the operators that the plan recomputes.
 void follower_capture(Follower *follower);
-// Whether a follower's step has had so many events, and captures by this table.
+// Return whether a follower's step has had `position` events and captures by this table.
 bool follower_is_at(const Follower *follower, const CaptureTable *table, std::uint64_t position);
-// Keep what a row of a table has captured until it is saved, its storage is gone, or the step
-// ends.
+// Keep the groups that a row of a table has captured until they are saved, their storages are gone,
+// or the step ends.
 void follower_carry(Follower *follower, const CaptureTable *table, std::size_t row,
                     std::vector<Ref<Group>> groups);
 
-// Let a group that goes have no place in the plan any more.
+// Remove a group that is being destroyed from the plan.
 void follower_forget(Follower *follower, const Group *group);
-// Note where a group is saved, if nobody hears of modules on this thread and the plan expects a
-// save; false: one of these is not so. The event has not been counted yet.
+// If modules are not tracked on this thread and the plan expects a first save now, set the group's
+// site and return true. The event has not been counted yet.
 bool follower_finds_site(const Follower *follower, Group *group);
-// Let there be no plan until the next step. The lock is held.
+// Stop following until the next step. The lock is held.
 void follower_end(Follower *follower);
 
 } // namespace swapkit

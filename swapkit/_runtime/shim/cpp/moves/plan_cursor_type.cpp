@@ -1,4 +1,4 @@
-// plan_cursor_type.cpp - Python's type of a follower, and the tables that it is made of.
+// plan_cursor_type.cpp - the Python type `Follower`, and reading the tables of a plan.
 #include "moves/plan_cursor.hpp"
 
 #include "moves/plan_tables.hpp"
@@ -11,7 +11,7 @@ namespace {
 
 Follower *as_follower(PyObject *self) { return reinterpret_cast<Follower *>(self); }
 
-// Copy a table that Python has made; false: an exception is set.
+// Copy a table that Python has built. False: an exception is set.
 template <class Row> bool read_rows(const Py_buffer &bytes, std::vector<Row> *out) {
     static_assert(sizeof(Row) % sizeof(std::int64_t) == 0);
     auto length = static_cast<std::size_t>(bytes.len);
@@ -29,7 +29,7 @@ template <class Row> bool read_rows(const Py_buffer &bytes, std::vector<Row> *ou
 bool is_sound(const Body &body) {
     auto count = static_cast<std::int64_t>(body.storages.size());
     auto is_one = [count](std::int64_t storage) { return 0 <= storage && storage < count; };
-    bool are_older = true; // or looking for the first of those that continue each other never ends
+    bool are_older = true; // otherwise `former` chains could be endless
     for (std::int64_t storage = 0; storage < count; storage++) {
         std::int64_t former = body.storages[static_cast<std::size_t>(storage)].former;
         are_older = are_older && no_storage <= former && former < storage;
@@ -80,7 +80,7 @@ PyObject *follower_make(PyTypeObject *type, PyObject *args, PyObject *) {
     return is_read ? made.release() : nullptr;
 }
 
-// capture(rows): which operators are computed again, from the next step on.
+// capture(rows): set which operators are recomputed, from the next step on.
 PyObject *follower_capture_rows(PyObject *self, PyObject *argument) {
     Body *body = as_follower(self)->body;
     Py_buffer rows = {};
@@ -97,7 +97,7 @@ PyObject *follower_capture_rows(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-// captured(): how often each of these was captured.
+// captured(): return the number of captures of each row.
 PyObject *follower_captured(PyObject *self, PyObject *) {
     const std::vector<std::uint64_t> &counts = as_follower(self)->body->captured;
     Ref<> list = Ref<>::steal(PyList_New(static_cast<Py_ssize_t>(counts.size())));
@@ -111,7 +111,7 @@ PyObject *follower_captured(PyObject *self, PyObject *) {
     return list.release();
 }
 
-// reset(): a step begins. Here and below the lock is held.
+// reset(): begin a step. Here and below the lock is held.
 PyObject *follower_reset(PyObject *self, PyObject *) {
     Follower *follower = as_follower(self);
     follower_end(follower);
@@ -123,13 +123,13 @@ PyObject *follower_reset(PyObject *self, PyObject *) {
     Py_RETURN_NONE;
 }
 
-// end(): nothing is followed until a step begins.
+// end(): stop following until a step begins.
 PyObject *follower_stop(PyObject *self, PyObject *) {
     follower_end(as_follower(self));
     Py_RETURN_NONE;
 }
 
-// rest(is_resting): whether nobody hears of modules on this thread; of others nothing is known.
+// rest(is_resting): set whether modules are not tracked on this thread. Only one thread can rest.
 PyObject *follower_rest(PyObject *self, PyObject *argument) {
     Follower *follower = as_follower(self);
     if (argument == Py_True) {
@@ -140,7 +140,7 @@ PyObject *follower_rest(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-// site(): what the event that comes now saves first, as (tag, index); None: nothing.
+// site(): return (tag, index) of the next event if it is a first save, else None.
 PyObject *follower_site(PyObject *self, PyObject *) {
     const Follower *follower = as_follower(self);
     const std::vector<Expected> &events = follower->body->events;

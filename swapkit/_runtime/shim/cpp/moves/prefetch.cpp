@@ -1,4 +1,4 @@
-// prefetch.cpp - the operators at which swaps are due, by thread.
+// prefetch.cpp - the operators at which moves are due, by thread.
 #include "moves/prefetch.hpp"
 
 #include <ATen/SequenceNumber.h>
@@ -14,19 +14,19 @@ namespace swapkit {
 
 namespace {
 
-// A release follows its copy by so many times the distance of the copy back.
+// The distance from save to release, as a multiple of the prefetch distance.
 constexpr std::int64_t release_factor = 3;
-// What is remembered at most: of threads, and the most recent shapes of backward passes.
+// Limits: threads, and the most recent shapes of backward passes per thread.
 constexpr std::size_t threads_kept = 64, shapes_kept = 16;
 
-// What a backward pass looks like at its start: groups, and how far back they begin and end.
+// A backward pass at its start: the number of groups, and the distances to the newest and oldest.
 struct Shape {
     std::size_t groups;
     std::int64_t newest, oldest;
     bool operator==(const Shape &) const = default;
 };
 
-// The operators of a backward pass in their order, counted back from its start.
+// The operators of a backward pass in order, as distances from its start.
 struct Order {
     Shape shape;
     std::vector<std::int64_t> deltas;
@@ -37,9 +37,9 @@ struct Order {
 struct Thread {
     BySerial saved;
     std::vector<Order> orders;  // the latest last
-    std::optional<Shape> shape; // of the pass under way
+    std::optional<Shape> shape; // of the current pass
     std::int64_t start = 0;
-    std::int64_t forward = never_forward, backward = never_backward; // where to be rung
+    std::int64_t forward = never_forward, backward = never_backward; // alarms
 };
 
 } // namespace
@@ -51,13 +51,13 @@ struct Timing {
 
 namespace {
 
-// Of all movers. Guarded by the interpreter.
+// The timings of all movers. Guarded by the GIL.
 std::vector<Timing *> &timings() {
-    static auto *all = new std::vector<Timing *>; // for good: threads may outlive what is static
+    static auto *all = new std::vector<Timing *>; // never freed: threads may outlive statics
     return *all;
 }
 
-// Let a thread's clock ring where the first of those that share it wants it to.
+// Set a clock to ring at the earliest alarm of all threads that share it.
 void set_alarms(std::uint64_t number) {
     std::int64_t forward = never_forward, backward = never_backward;
     for (const Timing *timing : timings()) {
@@ -86,21 +86,21 @@ Thread &thread_of(Timing &timing, std::uint64_t number) {
     return timing.threads[number];
 }
 
-// When a group comes back that operators time, before it is known which.
+// The arrival of a group timed by operators, before its operator is known.
 Arrival used_by(std::uint64_t number) {
     return {.when = ComeAt::use, .at = {.clock = number, .number = 0, .order = 0}};
 }
 
-// Whether somebody wants a trace of planned moves. -1: an exception is set.
+// Whether planned moves are traced. -1: an exception is set.
 int is_traced(const Mover *mover) {
     Ref<> shared = attribute<"shared">(mover->policy);
     Ref<> trace = shared ? attribute<"trace">(shared.get()) : Ref<>();
     return trace ? static_cast<int>(trace.get() != Py_None) : -1;
 }
 
-// ---- out ----------------------------------------------------------------------------------------
+// ---- leaving ------------------------------------------------------------------------------------
 
-// Release what forward did not come to, unless it is needed before it would have gone.
+// Release the groups whose release forward did not reach, except those that are due back already.
 bool release_late(Timing &timing, std::uint64_t number, std::int64_t start) {
     Mover *mover = timing.mover;
     std::vector<Ref<Group>> late;
@@ -120,7 +120,7 @@ bool release_late(Timing &timing, std::uint64_t number, std::int64_t start) {
     return true;
 }
 
-// ---- back ---------------------------------------------------------------------------------------
+// ---- coming back --------------------------------------------------------------------------------
 
 const Order *order_of(const Thread &thread) {
     auto found = std::find_if(thread.orders.begin(), thread.orders.end(),
@@ -128,7 +128,7 @@ const Order *order_of(const Thread &thread) {
     return found == thread.orders.end() ? nullptr : &*found;
 }
 
-// The operator at which a group's copy back starts; none: it is not used.
+// The operator at which a group's copy back starts; none: backward does not use the group.
 std::optional<std::int64_t> come_at(const Thread &thread, const Order *order, const Group *group) {
     std::int64_t distance = std::max<std::int64_t>(0, group->terms.prefetch);
     if (order == nullptr) {
@@ -136,13 +136,13 @@ std::optional<std::int64_t> come_at(const Thread &thread, const Order *order, co
     }
     auto position = order->positions.find(thread.start - group->operation);
     if (position == order->positions.end()) {
-        return std::nullopt; // in the pass before, no operator needed it
+        return std::nullopt; // its operator did not run in the previous pass
     }
     std::size_t ahead = std::min(position->second, static_cast<std::size_t>(distance));
     return thread.start - order->deltas[position->second - ahead];
 }
 
-// Plan the copies back of a backward pass that begins at an operator.
+// Schedule the copies back for a backward pass that begins at operator `start`.
 void plan_arrivals(Timing &timing, Thread &thread, std::uint64_t number, std::int64_t start) {
     thread.start = start;
     thread.shape.reset();
@@ -166,14 +166,14 @@ void plan_arrivals(Timing &timing, Thread &thread, std::uint64_t number, std::in
     const Order *order = order_of(thread);
     for (Group *group : window) {
         std::optional<std::int64_t> due = come_at(thread, order, group);
-        if (due) { // of those that are due at once the latest comes first
+        if (due) { // at one operator, the group saved last comes first
             Point at = {.clock = number, .number = -*due, .order = ~group->serial};
             agenda_arrive(timing.mover, group, {.when = ComeAt::point, .at = at});
         }
     }
 }
 
-// Keep the order of the pass that ran last, instead of the one before that started alike.
+// Keep the order of the last pass. It replaces the order of a pass with the same shape.
 void learn(std::uint64_t number, Thread &thread) {
     if (!thread.shape) {
         return;
@@ -193,9 +193,9 @@ void learn(std::uint64_t number, Thread &thread) {
     }
 }
 
-// ---- when ---------------------------------------------------------------------------------------
+// ---- alarms -------------------------------------------------------------------------------------
 
-// Do what is due on a thread.
+// Do the moves that are due on a thread.
 bool ring(Timing &timing, std::uint64_t number, Thread &thread, std::int64_t at, Phase phase) {
     Mover *mover = timing.mover;
     bool is_done = true;
@@ -210,7 +210,7 @@ bool ring(Timing &timing, std::uint64_t number, Thread &thread, std::int64_t at,
         is_done = is_done && agenda_bring_due(mover, number, -at) >= 0;
     }
     const Schedule &schedule = mover->books->agenda.schedule(number);
-    if (phase != Phase::forward) { // what found no room tries again at the next operator
+    if (phase != Phase::forward) { // groups that found no room try again at the next operator
         thread.backward = schedule.arrivals.empty()
                               ? never_backward
                               : std::min(at, -schedule.arrivals.begin()->first.first);
@@ -221,7 +221,7 @@ bool ring(Timing &timing, std::uint64_t number, Thread &thread, std::int64_t at,
     return is_done;
 }
 
-// The mover, if its alarms are among those that ring; it cannot go meanwhile.
+// The mover of a timing, kept alive; null: it is being destroyed.
 Ref<Mover> mover_at(std::size_t at) {
     Mover *mover = timings()[at]->mover;
     return Ref<Mover>::share(mover->policy == nullptr ? nullptr : mover);
@@ -295,7 +295,7 @@ bool timing_ring(std::uint64_t thread, std::int64_t number, Phase phase) {
         Locked lock(mover.get());
         is_done = static_cast<bool>(lock);
         if (is_done &&
-            mover->timing != nullptr) { // nobody has ended it while the lock was waited for
+            mover->timing != nullptr) { // it may have ended while this thread waited for the lock
             auto found = mover->timing->threads.find(thread);
             is_done = found == mover->timing->threads.end() ||
                       ring(*mover->timing, thread, found->second, number, phase);

@@ -1,11 +1,11 @@
-// prefetch.hpp - when planned swaps are released and come back: at operators that the scope names.
+// prefetch.hpp - evicting and prefetching at operators: scopes with `prefetch=n`.
 //
-// With a distance of n operators, the memory of a saved tensor is released 3n operators after it
-// was saved, waiting for its copy if need be, or later if others than the graph still have it then;
-// and the copy back starts n operators before the first use in backward. An operator is an autograd
-// node; its number rises in forward and falls in backward (`operator_clock.hpp`). Not every node of
-// forward runs in backward, so which ones are n before a use is learned: from the pass before that
-// started alike, and counted by numbers until there was one.
+// With a distance of n operators, a saved tensor is released 3n operators after it was saved. The
+// release waits for the copy, and is delayed while something besides the graph holds the storage.
+// The copy back starts n operators before the first use in backward. An operator is an autograd
+// node; its number rises in forward and falls in backward (`operator_clock.hpp`). Not every forward
+// node runs in backward, so the node n before a use is learned from the previous pass with the same
+// start. Until there is such a pass, the distance is counted in node numbers.
 //
 // Source: MindFormers, fine-grained activation swap: `backward_prefetch`.
 #ifndef SWAPKIT_PREFETCH_HPP
@@ -16,21 +16,21 @@
 
 namespace swapkit {
 
-// Of a mover, when operators wake it; guarded by the runtime's lock and the interpreter.
+// The operators at which a mover acts. Guarded by the runtime's lock and the GIL.
 struct Timing;
 
-// An operator has just saved a group: say when it leaves, and how it comes back. The lock is held.
+// Set when a group leaves and comes back; an operator has just saved it. The lock is held.
 bool timing_saved(Mover *mover, Group *group, Departure *departure, Arrival *arrival);
-// Tell who traces planned moves of one that was due on a thread's clock.
+// Add a move that was due on a thread's clock to the trace, if there is one.
 bool timing_note(const Mover *mover, std::uint64_t clock, PyObject *kind, Group *group,
                  std::int64_t number);
-// A group goes.
+// Forget a group that is being destroyed.
 void timing_forget(Group *group);
-// A mover goes, and its alarms with it.
+// Remove the alarms of a mover that is being destroyed.
 void timing_end(Mover *mover);
-// Do what is due at an operator, for every mover. Takes the lock; false: an exception is set.
+// Do the moves due at an operator, for every mover. Takes the lock. False: an exception is set.
 bool timing_ring(std::uint64_t thread, std::int64_t number, Phase phase);
-// What is remembered, for tests: of each thread how many saves, releases to come and orders.
+// Return, for tests, the numbers of saves, pending releases and orders of each thread.
 PyObject *timing_counts(const Mover *mover);
 
 } // namespace swapkit

@@ -1,4 +1,4 @@
-// write_behind.cpp - copying ahead while memory fills up.
+// write_behind.cpp - copying groups out before memory runs out.
 #include "moves/write_behind.hpp"
 
 #include <algorithm>
@@ -6,13 +6,13 @@
 
 namespace swapkit {
 
-// Groups looked at per save, so that one stays cheap when all of them are still held elsewhere.
+// Groups checked per save: a save must stay cheap when all of them are still held elsewhere.
 static constexpr std::size_t looks_per_save = 8;
 
 static constexpr Departure under_pressure = {.copy = CopyAt::pressure,
                                              .release = ReleaseAt::pressure};
 
-// What is in use on the device; false: an exception is set.
+// Get the bytes in use on the device. False: an exception is set.
 static bool find_in_use(const Mover *mover, std::uint64_t *nbytes_out) {
     if (mover->pool != 0) {
         sk_pool_stats stats;
@@ -25,7 +25,7 @@ static bool find_in_use(const Mover *mover, std::uint64_t *nbytes_out) {
     return PyErr_Occurred() == nullptr;
 }
 
-// Let a group be the last on a line.
+// Move a group to the end of a line.
 static void put_last(Mover *mover, Group *group, Line line) {
     agenda_remain(mover, group);
     agenda_move(mover->books->agenda, group, line);
@@ -44,7 +44,7 @@ bool behind_settle(Mover *mover) {
     return true;
 }
 
-// Start copying the oldest that waits, if it still is of use and can be dropped afterwards.
+// Start copying the oldest waiting group, if it is still resident and could be dropped afterwards.
 static bool copy_oldest(Mover *mover) {
     auto group = Ref<Group>::share(mover->books->agenda.line(Line::ahead).begin()->second);
     agenda_remain(mover, group.get());

@@ -1,10 +1,9 @@
-// write_behind.hpp - copying ahead while memory fills up (*write-behind*).
+// write_behind.hpp - copying groups out before memory runs out (*write-behind*).
 //
-// What is saved under a budget waits in the order of saving. While more is in use than a watermark,
-// the oldest are copied out and stay on the device: a rescue then finds storages to drop at once.
-// `saved/eviction.py` says from which watermark on, how many copies may be under way, and how many
-// bytes are worth it in a step. The runtime's lock is held, and the interpreter, in all that is
-// here.
+// Groups saved under a budget wait in the order of saving. While the bytes in use exceed a
+// watermark, the oldest groups are copied out but stay on the device, so a rescue finds storages
+// that it can drop at once. `saved/eviction.py` sets the watermark, the number of copies at once
+// and the bytes per step. Callers hold the runtime's lock and the GIL.
 #ifndef SWAPKIT_WRITE_BEHIND_HPP
 #define SWAPKIT_WRITE_BEHIND_HPP
 
@@ -12,14 +11,14 @@
 
 namespace swapkit {
 
-// Note that something was saved under the budget, and copy ahead. `is_new`: nothing was saved of
-// the group before. False: an exception is set.
+// Note that a group was saved under the budget, and run write-behind. `is_new`: this is the group's
+// first save. False: an exception is set.
 bool behind_saved(Mover *mover, Group *group, bool is_new);
-// Copy ahead if memory fills up.
+// Copy some of the oldest groups out if memory use is above the watermark.
 bool behind_copy(Mover *mover);
-// Note which of these copies are done.
+// Note which write-behind copies are done.
 bool behind_settle(Mover *mover);
-// Let every group that is on the device, and that nobody has chosen for, wait to be copied.
+// Queue every group on the device that has no user's choice and no copy.
 bool behind_resume(Mover *mover);
 
 } // namespace swapkit

@@ -1,6 +1,6 @@
-// assertions.hpp - what has to hold, checked in debug builds (SWAPKIT_DEBUG=1).
+// assertions.hpp - invariants, checked in debug builds (SWAPKIT_DEBUG=1).
 //
-// As in the core: what a caller can get wrong is never asserted but raised.
+// As in the core, a caller's mistake is never asserted: it raises.
 #ifndef SWAPKIT_ASSERTIONS_HPP
 #define SWAPKIT_ASSERTIONS_HPP
 
@@ -13,7 +13,7 @@
 
 namespace swapkit {
 
-// Say what does not hold, and end the process.
+// Print the condition that failed, and abort the process.
 [[noreturn]] void assertion_failed(const char *condition, const char *file, int line);
 
 } // namespace swapkit

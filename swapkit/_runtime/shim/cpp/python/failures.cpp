@@ -1,4 +1,4 @@
-// failures.cpp - exceptions that nobody can be handed.
+// failures.cpp - exceptions that cannot be raised in any caller.
 #include "python/failures.hpp"
 
 #include "python/links.hpp"
@@ -11,7 +11,7 @@ namespace swapkit {
 
 namespace {
 
-// The exception that is set, which is not any more.
+// Return the current exception, and clear it.
 Ref<> take_exception() {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -29,20 +29,20 @@ void report(const Named *named, const Ref<> &error) {
     PyErr_WriteUnraisable(named->function);
 }
 
-// A pending call of Python, which the main thread makes, as it runs handlers.
+// A pending call of Python: the main thread runs it when it runs signal handlers.
 int raise_next(void *) { return raise_interruption() ? 0 : -1; }
 
-// Raise it where Python goes on: on the main thread, if it is kept for that; else here.
+// Raise an exception where Python continues: on the main thread if it `is_kept`, else here.
 void raise_later(const Ref<> &error, bool is_kept) {
     if (is_kept) {
-        (void)Py_AddPendingCall(&raise_next, nullptr); // if they are too many: at the next hook
-    } else {                                           // by its class, as another thread has set it
+        (void)Py_AddPendingCall(&raise_next, nullptr); // if too many are pending: at the next hook
+    } else {                                           // by its class, as the other thread set it
         (void)PyThreadState_SetAsyncExc(PyThread_get_thread_ident(),
                                         as_object(Py_TYPE(error.get())));
     }
 }
 
-// Let the exception that is set be nobody's. `is_foreign`: no code of ours can have raised it.
+// Handle the current exception without raising it. `is_foreign`: our code did not raise it.
 void dispose(const Named *named, bool is_foreign) {
     struct Left {
         Ref<> error;
@@ -52,14 +52,14 @@ void dispose(const Named *named, bool is_foreign) {
     if (PyErr_Occurred() == nullptr) {
         return;
     }
-    std::vector<Left> left, later; // whether it is foreign; whether it is kept for the main thread
+    std::vector<Left> left, later; // flags: is foreign; is kept for the main thread
     left.push_back({.error = take_exception(), .flag = is_foreign});
     std::vector<Ref<>> failures;
     for (int tries = 0; !left.empty() && tries < most_tries; tries++) {
         Ref<> is_sure = Ref<>::steal(PyBool_FromLong(left.back().flag));
         Ref<> is_kept = Ref<>::steal(PyObject_CallFunctionObjArgs(
             links.note_interruption, left.back().error.get(), is_sure.get(), nullptr));
-        if (!is_kept) { // a signal handler has raised in there
+        if (!is_kept) { // a signal handler raised in the call
             left.push_back({.error = take_exception(), .flag = true});
             continue;
         }
@@ -77,7 +77,7 @@ void dispose(const Named *named, bool is_foreign) {
     for (const Ref<> &each : failures) {
         report(named, each);
     }
-    for (const Left &each : later) { // last: Python that reports would be interrupted
+    for (const Left &each : later) { // last: they would interrupt the reports
         raise_later(each.error, each.flag);
     }
 }

@@ -1,4 +1,4 @@
-// failures.hpp - exceptions that nobody can be handed.
+// failures.hpp - exceptions that cannot be raised in any caller.
 #ifndef SWAPKIT_FAILURES_HPP
 #define SWAPKIT_FAILURES_HPP
 
@@ -6,12 +6,13 @@
 
 namespace swapkit {
 
-// Let an exception that is set be nobody's: torch runs an operator whose capture failed as if it
-// had not been named. What a signal handler raised waits for the main thread's next instruction of
-// Python.
+// Handle the current exception without raising it: torch runs an operator whose capture failed as
+// if the operator were not named. A signal handler's exception waits for the main thread's next
+// Python instruction.
 void swallow(const Named *named);
-// Likewise where no code of ours raises: a signal handler has, or another thread has set it for
-// this one (`PyThreadState_SetAsyncExc`), where it waits for the next instruction of Python, too.
+// Like `swallow`, where no code of ours raises: the exception comes from a signal handler, or
+// another thread set it for this one (`PyThreadState_SetAsyncExc`). The latter waits for this
+// thread's next Python instruction.
 void put_off(const Named *named);
 
 } // namespace swapkit

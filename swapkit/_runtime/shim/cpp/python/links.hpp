@@ -1,4 +1,4 @@
-// links.hpp - what the shim calls and is not linked with: the native core, and Python.
+// links.hpp - functions that the shim calls but does not link: the native core's, and Python's.
 #ifndef SWAPKIT_LINKS_HPP
 #define SWAPKIT_LINKS_HPP
 
@@ -79,10 +79,10 @@ struct Links {
 
 extern Links links;
 
-// Raise what a failed call of the core stands for; false: it did not fail. Right after the call:
-// the text is the thread's latest.
+// Raise the error of a failed call of the core; false: the call did not fail. Call this right after
+// the failed call: the error text is the thread's latest.
 bool raises(sk_status status);
-// Raise what a signal handler raised where nothing may be raised; false: it did.
+// Raise an exception that a signal handler raised where none may be raised; false: one is set.
 bool raise_interruption();
 
 } // namespace swapkit

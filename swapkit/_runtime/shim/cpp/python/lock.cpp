@@ -13,7 +13,7 @@ bool is_owned(const Lock *lock) {
     return lock->depth > 0 && lock->owner == PyThread_get_thread_ident();
 }
 
-// Take it if that needs no waiting.
+// Take the lock if that needs no waiting.
 bool try_acquire(Lock *lock) {
     if (is_owned(lock)) {
         lock->depth++;
@@ -27,8 +27,8 @@ bool try_acquire(Lock *lock) {
     return true;
 }
 
-// Wait until its owner gives it up; another thread may be quicker then. False: a signal handler
-// raised.
+// Wait until the owner releases the lock; another thread may then take it first. False: a signal
+// handler raised.
 bool wait_for_owner(Lock *lock) {
     PyLockStatus status = PY_LOCK_FAILURE;
     lock->waiting++;
@@ -56,7 +56,7 @@ void lock_release(Lock *lock) {
     SWAPKIT_ASSERT(has_python() && is_owned(lock));
     lock->depth--;
     if (lock->depth == 0 && lock->waiting > 0) {
-        (void)PyThread_acquire_lock(lock->gate, NOWAIT_LOCK); // it may be open
+        (void)PyThread_acquire_lock(lock->gate, NOWAIT_LOCK); // the gate may be open
         PyThread_release_lock(lock->gate);
     }
 }

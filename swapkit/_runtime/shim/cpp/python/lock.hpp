@@ -1,5 +1,4 @@
-// lock.hpp - the runtime's lock, which a hook takes for every saved tensor: `threading.RLock` with
-// less ado.
+// lock.hpp - the runtime's lock, a leaner `threading.RLock`: hooks take it for every saved tensor.
 #ifndef SWAPKIT_LOCK_HPP
 #define SWAPKIT_LOCK_HPP
 
@@ -7,21 +6,20 @@
 
 namespace swapkit {
 
-// Reentrant. All of it needs the interpreter, which guards the fields: a lock that is free is taken
-// by saying so.
+// Reentrant. Needs the GIL, which guards the fields: taking a free lock only sets them.
 struct Lock {
     PyObject ob_base;
-    unsigned long owner;     // a thread's number
-    unsigned long depth;     // how often the owner has taken it; 0: nobody has
-    unsigned long waiting;   // threads that want it
-    PyThread_type_lock gate; // which these pass one by one, to look again
+    unsigned long owner;     // a thread's id
+    unsigned long depth;     // how often the owner has taken it; 0: it is free
+    unsigned long waiting;   // threads that wait for it
+    PyThread_type_lock gate; // waiting threads pass it one by one, and try again
 };
 
 extern PyTypeObject lock_type;
 
-// Take a lock, letting others run Python while that takes long. False: a signal handler raised.
+// Take a lock; release the GIL while waiting for it. False: a signal handler raised.
 bool lock_acquire(Lock *lock);
-// Undo one `lock_acquire`, on the same thread; an exception that is set stays.
+// Undo one `lock_acquire`, on the same thread. The current exception stays set.
 void lock_release(Lock *lock);
 
 } // namespace swapkit

@@ -1,4 +1,4 @@
-// module.cpp - the shim as a module of Python: movers, and the links to the core.
+// module.cpp - the shim as a Python module: movers, and the links to the core.
 #include "memory/reclaimable.hpp"
 #include "memory/streams.hpp"
 #include "moves/plan_cursor.hpp"
@@ -53,7 +53,7 @@ namespace {
 
 Mover *as_mover(PyObject *self) { return reinterpret_cast<Mover *>(self); }
 
-// The argument of a method, which has to be a group of this mover; null: an exception is set.
+// Return a method's argument as a group of this mover; null: an exception is set.
 Group *as_group(PyObject *self, PyObject *argument) {
     auto *group = reinterpret_cast<Group *>(argument);
     if (Py_TYPE(argument) != &group_type || group->mover != as_mover(self)) {
@@ -177,7 +177,7 @@ PyObject *mover_packer(PyObject *self, PyObject *choice) {
     return packer_new(as_mover(self), choice);
 }
 
-// Read an attribute that is a whole number; false: an exception is set.
+// Read an integer attribute; false: an exception is set.
 bool read_number(PyObject *object, const char *name, unsigned long long *out) {
     Ref<> value = Ref<>::steal(PyObject_GetAttrString(object, name));
     *out = value ? PyLong_AsUnsignedLongLong(value.get()) : 0;
@@ -359,12 +359,12 @@ PyObject *link(PyObject *, PyObject *args) {
     }
     SWAPKIT_PYTHON(SWAPKIT_FILL)
 #undef SWAPKIT_FILL
-    Py_INCREF(python); // for good: tensors keep pointers into the shim
+    Py_INCREF(python); // never released: tensors keep pointers into the shim
     links = made;
     Py_RETURN_NONE;
 }
 
-// The device that a type and an index name; false: an exception is set.
+// Read a device from its type and index; false: an exception is set.
 bool read_device(PyObject *args, c10::Device *out) {
     int type, index;
     if (PyArg_ParseTuple(args, "ii", &type, &index) == 0) {
@@ -412,7 +412,7 @@ PyObject *native_rescues(PyObject *, PyObject *argument) {
     return Py_BuildValue("KK", rescues, nbytes);
 }
 
-// A GPU's number and an amount of memory; false: an exception is set.
+// Read a GPU's index and a number of bytes; false: an exception is set.
 bool read_amount(PyObject *args, std::int8_t *index, std::size_t *nbytes) {
     int number;
     Py_ssize_t amount;

@@ -1,4 +1,4 @@
-// python.hpp - the little that the shim needs around Python's C interface.
+// python.hpp - helpers for Python's C API.
 #ifndef SWAPKIT_PYTHON_HPP
 #define SWAPKIT_PYTHON_HPP
 
@@ -18,7 +18,7 @@
 
 namespace swapkit {
 
-// A reference of one's own to a Python object, or to none.
+// An owned reference to a Python object, or to none.
 template <class Object = PyObject> class Ref {
   public:
     Ref() = default;
@@ -44,7 +44,7 @@ template <class Object = PyObject> class Ref {
     Object *object_ = nullptr;
 };
 
-// Has the interpreter, on any thread: torch calls from its own, and may have let go of it.
+// Holds the GIL, on any thread: torch calls from its own threads, and may have released the GIL.
 class WithPython {
   public:
     WithPython() : state_(PyGILState_Ensure()) {}
@@ -56,7 +56,7 @@ class WithPython {
     PyGILState_STATE state_;
 };
 
-// Lets other threads run Python meanwhile.
+// Releases the GIL, so that other threads can run Python.
 class WithoutPython {
   public:
     WithoutPython() : state_(PyEval_SaveThread()) {}
@@ -64,7 +64,7 @@ class WithoutPython {
         try {
             PyEval_RestoreThread(state_);
         } catch (...) {
-            // Python ends, and unwinds the thread: what is below may not run any more.
+            // Python is finalizing and unwinds this thread: the outer frames must not run.
             for (;;) {
                 pause();
             }
@@ -77,16 +77,15 @@ class WithoutPython {
     PyThreadState *state_;
 };
 
-// For assertions: whether this thread has the interpreter.
+// For assertions: whether this thread holds the GIL.
 inline bool has_python() { return PyGILState_Check() != 0; }
 
 inline PyObject *as_object(void *object) { return static_cast<PyObject *>(object); }
 
-// Let the C++ exception that is handled be Python's: the one that it came from, or what torch makes
-// of it.
+// Turn the current C++ exception into a Python exception: its original one, or torch's translation.
 void raise_current();
 
-// A function that Python calls, whose C++ exceptions become Python's.
+// A function that Python calls; its C++ exceptions become Python exceptions.
 template <PyObject *(*function)(PyObject *, PyObject *)>
 PyObject *shielded(PyObject *self, PyObject *argument) {
     try {
@@ -99,7 +98,7 @@ PyObject *shielded(PyObject *self, PyObject *argument) {
     }
 }
 
-// A name that is written in the source; made once.
+// A name literal; its Python string is made once.
 template <std::size_t size> struct Text {
     char text[size];
     // NOLINTNEXTLINE(misc-explicit-constructor): a literal is written in its place
@@ -110,18 +109,18 @@ template <Text name> PyObject *interned() {
     return made;
 }
 
-// An attribute; none: an exception is set.
+// Return an attribute; none: an exception is set.
 template <Text name> Ref<> attribute(PyObject *object) {
     return Ref<>::steal(PyObject_GetAttr(object, interned<name>()));
 }
 
-// Whether an attribute is true. -1: an exception is set.
+// Return whether an attribute is true. -1: an exception is set.
 template <Text name> int is_true(PyObject *object) {
     Ref<> value = attribute<name>(object);
     return value ? PyObject_IsTrue(value.get()) : -1;
 }
 
-// What a method returns; none: it raised.
+// Call a method and return its result; none: it raised.
 template <Text name, class... Args> Ref<> call_method(PyObject *object, Args... args) {
     PyObject *stack[] = {nullptr, object, args...};
     std::size_t count = sizeof...(args) + 1;

@@ -1,4 +1,4 @@
-// capturing.cpp - kernels that see the operators that somebody names.
+// capturing.cpp - kernels that see the runs of named operators.
 #include "recompute/capturing.hpp"
 
 #include "moves/plan_cursor.hpp"
@@ -25,15 +25,15 @@ int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
 namespace swapkit {
 
 struct CaptureTable {
-    // One run of an operator that is captured.
+    // A captured run of an operator.
     struct Row {
         const Named *named;
-        std::uint32_t run;     // among those of this operator since the event
-        std::uint32_t results; // of them each that is wanted, as a bit,
-        std::uint32_t count;   // if it makes so many; else all
+        std::uint32_t run;     // number among this operator's runs since the event
+        std::uint32_t results; // bit mask of the results to capture,
+        std::uint32_t count;   // if there are so many; else all
     };
 
-    std::vector<std::size_t> first; // by event: of the rows after so many events; and their end
+    std::vector<std::size_t> first; // by event: the first row after so many events; and the end
     std::vector<Row> rows;
 };
 
@@ -49,7 +49,7 @@ struct Count {
     std::uint32_t runs;
 };
 
-// Only its thread touches it; what it refers to may be gone, but for the table.
+// Used by its own thread only. It owns the table; `follower` may dangle.
 struct Cursor {
     std::shared_ptr<const CaptureTable> table;
     const Follower *follower = nullptr;
@@ -58,13 +58,13 @@ struct Cursor {
     std::vector<Count> counts; // of runs since the event
 
     void stop() { row = end = 0; }
-    // The row that is for this run of an operator, which is counted; the end: there is none.
+    // Count a run of an operator and return its row; the end: there is none.
     std::size_t count(const Named *named);
 };
 
 thread_local Cursor cursor;
 
-// How many operators this thread has run that fill what autograd has saved by then.
+// Operators that this thread has run and that write to tensors autograd has already saved.
 thread_local std::uint64_t fills = 0;
 
 std::size_t Cursor::count(const Named *named) {
@@ -85,7 +85,7 @@ std::size_t Cursor::count(const Named *named) {
 
 // ---- one run ------------------------------------------------------------------------------------
 
-// The hooks whose follower has set the cursor and expects what comes now, borrowed; null: none.
+// The hooks whose follower has set the cursor and still is at its event, borrowed; null: none.
 Packer *expecting() {
     Packer *packer = innermost_packer();
     if (packer == nullptr || !packer->is_following() ||
@@ -95,20 +95,20 @@ Packer *expecting() {
     const Follower *follower = packer->mover->follower;
     if (follower != cursor.follower ||
         !follower_is_at(follower, cursor.table.get(), cursor.position)) {
-        cursor.stop(); // another step, or another thread's
+        cursor.stop(); // another step, or another thread's events
         return nullptr;
     }
     return packer;
 }
 
-// Who captures a run.
+// On whose behalf a run is captured.
 struct Claim {
     Captor captor;
-    std::size_t row = 0;      // of the cursor's table, if a plan does
-    Region *region = nullptr; // if one does
+    std::size_t row = 0;      // for a plan: of the cursor's table
+    Region *region = nullptr; // for a region
 };
 
-// One run of an operator that is captured, from before it to after it.
+// The capture of one operator run, from before the run until after it.
 class Capture {
   public:
     Capture(const Named *named, Claim claim, c10::DispatchKeySet keys, const Stack &stack)
@@ -165,7 +165,7 @@ class Capture {
     Capture &operator=(const Capture &) = delete;
 
   private:
-    // The hooks of whoever captures it; null: it does not after all.
+    // The hooks that the run is captured for; null: it is not captured after all.
     Packer *asked() const {
         switch (claim_.captor) {
         case Captor::region:
@@ -184,7 +184,7 @@ class Capture {
                            .terms = &packer_->terms,
                            .captor = claim_.captor,
                            .region = claim_.region};
-        Ref<Mover> mover; // of the device that it runs on
+        Ref<Mover> mover; // for the operator's device
         if (claim_.captor == Captor::user) {
             mover = prepare_chosen(named, packer_->mover, stack);
             if (!mover) {
@@ -195,7 +195,7 @@ class Capture {
         recipe_ = recipe_begin(named, keys, stack, keeping);
     }
 
-    // What holds for the results once they are there again. What nobody moves stays.
+    // The terms of recomputed results. Those of users' choices stay unless there is a budget.
     Terms terms() const {
         Terms found = packer_->terms;
         if (claim_.captor == Captor::user && found.action != Action::automatic) {
@@ -220,7 +220,7 @@ class Capture {
         }
     }
 
-    // Which of so many results are.
+    // Which of `count` results to capture.
     std::vector<bool> wanted(std::size_t count) const {
         std::vector<bool> results(count, true);
         if (table_ != nullptr && table_->rows[claim_.row].count == count) {
@@ -232,7 +232,7 @@ class Capture {
     }
 
     Claim claim_;
-    std::shared_ptr<const CaptureTable> table_; // null: of no plan
+    std::shared_ptr<const CaptureTable> table_; // null: not for a plan
     RecipeRef recipe_;
     Ref<Packer> packer_;
 };
@@ -255,7 +255,7 @@ void add_storages(const c10::IValue &value, std::vector<c10::StorageImpl *> *out
     }
 }
 
-// Settle the recipes of what an operator is about to change. Throws what that raises.
+// Settle the recipes of the storages that an operator is about to change. Throws on failure.
 void settle_written(const Named *named, const c10::IValue *arguments) {
     std::vector<c10::StorageImpl *> changed;
     for (std::size_t at : named->declared) {
@@ -289,7 +289,7 @@ class Kernel final : public c10::OperatorKernel {
     explicit Kernel(const Named *named) : named_(named) {}
 
     void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
-        if (op.schema().arguments().size() != named_->arguments) { // it was defined anew
+        if (op.schema().arguments().size() != named_->arguments) { // redefined
             op.redispatchBoxed(keys & below_select, stack);
             return;
         }
@@ -331,7 +331,7 @@ class Kernel final : public c10::OperatorKernel {
         fills += named_->fills_saved ? 1 : 0;
     }
 
-    // Run it where no user has chosen anything for it.
+    // Run an operator that no user's choice applies to.
     void run_unchosen(c10::DispatchKeySet keys, Stack *stack) const {
         if (named_->can_repeat && cursor.row != cursor.end) {
             std::size_t row = cursor.count(named_);
@@ -348,9 +348,9 @@ class Kernel final : public c10::OperatorKernel {
         named_->run(keys, stack);
     }
 
-    // Run it, and mark what it makes.
+    // Run the operator, and mark its results.
     void run_marked(const Chosen &chosen, c10::DispatchKeySet keys, Stack *stack) const {
-        std::vector<at::Tensor> viewed; // by what it makes
+        std::vector<at::Tensor> viewed; // by the results
         if (named_->gives_view) {
             viewed = tensors_given(named_, *stack);
         }
@@ -362,7 +362,7 @@ class Kernel final : public c10::OperatorKernel {
     void capture(Claim claim, c10::DispatchKeySet keys, Stack *stack) const {
         Capture capture(named_, claim, keys, *stack);
         if (claim.captor == Captor::region || claim.captor == Captor::user) {
-            count_run(); // after what its operands are: events
+            count_run(); // after packing the operands, which are events
         }
         {
             Deeper inside;
@@ -371,14 +371,14 @@ class Kernel final : public c10::OperatorKernel {
         capture.end(*stack);
     }
 
-    // Count a run that a plan does not capture, since a user has it captured.
+    // Count a run in the plan's cursor that is captured for the user instead.
     void count_run() const {
         if (named_->can_repeat && cursor.row != cursor.end) {
             (void)cursor.count(named_);
         }
     }
 
-    // Run it in a user's region.
+    // Run the operator in a user's region.
     void run_inside(Region *region, c10::DispatchKeySet keys, Stack *stack) const {
         bool is_kept = region_keeps(region, named_);
         if (!is_kept && named_->can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
@@ -406,7 +406,7 @@ class Silent : public c10::WarningHandler {
     void process(const c10::Warning &warning) override { (void)warning; }
 };
 
-// Guarded by the interpreter; kept for good, like the kernels.
+// Guarded by the GIL. Never freed, like the kernels.
 auto &names = *new std::deque<Named>;
 
 bool returns_alias(const c10::OperatorHandle &op) {
@@ -423,8 +423,8 @@ bool read_places(PyObject *tuple, std::vector<std::size_t> *out) {
 }
 
 // name_operator(function, (name, overload), (can_repeat, may_be_random, fills_saved), (declared,
-// undeclared, barred, flag, chance)): see the runs of an operator from now on; its number. Once for
-// each.
+// undeclared, barred, flag, chance)): see the runs of an operator from now on, and return its
+// number. Call it only once per operator.
 PyObject *name_operator(PyObject *, PyObject *args) {
     PyObject *function, *declared, *undeclared, *barred;
     const char *name, *overload;
@@ -461,10 +461,10 @@ PyObject *name_operator(PyObject *, PyObject *args) {
         named.former.emplace(op->getComputedKernelForDispatchKey(c10::DispatchKey::BackendSelect));
     }
     const Named &kept = names.emplace_back(std::move(named));
-    // Torch warns of a kernel in another one's place; that one is called by ours.
+    // Torch warns when a kernel replaces another one. Our kernel calls the former one.
     Silent silent;
     c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    // Never taken back: other threads may be inside.
+    // Never unregistered: other threads may be inside a kernel.
     static auto &registered = *new std::deque<c10::RegistrationHandleRAII>;
     registered.push_back(dispatcher.registerImpl(
         {name, overload}, c10::DispatchKey::BackendSelect,
@@ -473,12 +473,12 @@ PyObject *name_operator(PyObject *, PyObject *args) {
     return PyLong_FromSize_t(names.size() - 1);
 }
 
-// fills_run(): how many operators that fill what autograd has saved by then, as rrelu its noise,
-// this thread has run so far, of those that are seen.
+// fills_run(): return how many named operators this thread has run that write to tensors autograd
+// has already saved, as rrelu does to its noise.
 PyObject *fills_run(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(fills); }
 
-// settle(tensors, is_over, only_chosen): settle the recipes of what lies in these tensors' memory;
-// or of these only those that users have chosen for operators.
+// settle(tensors, is_over, only_chosen): settle the recipes that read or make the memory of these
+// tensors. `only_chosen`: only recipes of users' choices for operators.
 PyObject *settle_tensors(PyObject *, PyObject *args) {
     PyObject *argument;
     int is_over, only_chosen;

@@ -1,4 +1,4 @@
-// operands.cpp - what stands for the operands of what is computed again.
+// operands.cpp - how recipes keep their operands.
 #include "memory/streams.hpp"
 #include "recompute/recomputed.hpp"
 #include "recompute/regions.hpp"
@@ -14,8 +14,8 @@
 
 namespace swapkit {
 
-// Statistics that a norm elsewhere may update, of which torch counts no version: numbers without
-// gradients, one for each channel. None: it is none such.
+// Copy the operand if it may be the running statistics of a norm: floating point, no gradient, one
+// number per channel. Norms update these without a change of version. None: it cannot be that.
 static Ref<> copy_statistics(c10::TensorImpl *impl) {
     constexpr std::size_t most_bytes = std::size_t{1} << 16;
     std::int64_t largest = 1;
@@ -32,16 +32,16 @@ static Ref<> copy_statistics(c10::TensorImpl *impl) {
         at::Tensor(
             c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl))
             .clone();
-    // Strides may decide how an operator computes: those of an expanded tensor are not kept.
+    // Strides can change how an operator computes, and the clone of an expanded tensor has others.
     return copy.strides() == impl->strides()
                ? Ref<>::steal(as_object(handle_new(copy.unsafeGetTensorImpl(), nullptr)))
                : Ref<>();
 }
 
-// A handle in the group of an operand's storage, or of its own if it stays where it is.
+// A handle in the group of the operand's storage, or without a group if the operand is not moved.
 static Ref<> keep_in_group(const Keeping &keeping, c10::TensorImpl *impl, Key key, Span span) {
     Mover *mover = keeping.mover;
-    // Only a budget may move what nobody has chosen to move.
+    // Without a budget, operands of users' choices are not moved.
     bool may_move = keeping.captor != Captor::user || keeping.terms->action == Action::automatic;
     bool is_moved = may_move && impl->device() == mover->device() &&
                     key.storage->nbytes() >= keeping.terms->min_bytes;

@@ -1,4 +1,4 @@
-// operator_choices.cpp - users' choices for the operators of the module that runs.
+// operator_choices.cpp - users' choices for the operators of the current module.
 #include "recompute/operator_choices.hpp"
 
 #include "python/failures.hpp"
@@ -24,55 +24,55 @@ namespace swapkit {
 
 namespace {
 
-constexpr std::size_t few_carried = 64; // groups that are looked at for each operator
+constexpr std::size_t few_carried = 64; // sweep at each operator up to this many groups
 
 struct ChoiceTable {
     std::vector<Chosen> kinds;
     std::unordered_map<const Named *, std::size_t> kind_of;
 };
 
-// Nothing of it changes but the counts.
+// Immutable, except for the counts.
 struct Choices {
     PyObject ob_base;
     ChoiceTable *table;
 };
 
-// What a thread has open, on its own list, which only that thread changes. Others may end it: then
-// it is over, and the thread takes it out where it next looks.
+// An open table or carrier, on the list of its thread. Only that thread changes the list. Another
+// thread may set `is_over`; the owner then removes the entry when it next checks the list.
 struct Open {
-    Choices *choices;  // owned; null: it only carries
-    PyObject *tracker; // owned: who knows which module runs
+    Choices *choices;  // owned; null: only a carrier
+    PyObject *tracker; // owned: knows the current module
     Open *outer;       // of the same thread
     long tag;          // of the module
     bool may_recompute;
-    std::atomic<bool> is_over; // set with the interpreter, read without
+    std::atomic<bool> is_over; // set with the GIL, read without it
 };
 
 struct Choosing {
     PyObject ob_base;
-    Choices *choices;  // owned; null: it only carries
+    Choices *choices;  // owned; null: only a carrier
     PyObject *tracker; // owned
-    Open *open;        // null: it is not, or no more
+    Open *open;        // null: not entered, or already exited
     bool may_recompute;
 };
 
-// What was captured on a thread since its outermost carrier began.
+// The groups captured on a thread since its outermost carrier began.
 struct Carrier {
     unsigned depth = 0;
-    Ref<Mover> mover; // of some of it: all have the same lock
+    Ref<Mover> mover; // of one of the groups: all movers have the same lock
     Carried groups{true};
 };
 
-// The thread's own. Not objects: a thread may end where there is no interpreter.
+// Pointers, not objects with destructors: a thread may end without the interpreter.
 thread_local Open *open_here = nullptr;     // all
-thread_local Open *choosing_here = nullptr; // the innermost that has a table
+thread_local Open *choosing_here = nullptr; // the innermost with a table
 thread_local Carrier *carrier = nullptr;
-thread_local unsigned uses = 0; // of what is open here, by kernels
+thread_local unsigned uses = 0; // kernels that use the list now
 
 Choices *as_choices(PyObject *self) { return reinterpret_cast<Choices *>(self); }
 Choosing *as_choosing(PyObject *self) { return reinterpret_cast<Choosing *>(self); }
 
-// The tag of the module that runs here. -1: an exception is set.
+// The tag of the current module. -1: an exception is set.
 long current_tag(PyObject *tracker) {
     Ref<> tag = call_method<"current">(tracker);
     return tag ? PyLong_AsLong(tag.get()) : -1;
@@ -148,7 +148,7 @@ PyObject *choices_make(PyTypeObject *type, PyObject *args, PyObject *) {
     return is_read ? made.release() : nullptr;
 }
 
-// seen(): how many operators of each kind ran.
+// seen(): return the number of operator runs of each kind.
 PyObject *choices_seen(PyObject *self, PyObject *) {
     Ref<> counts = Ref<>::steal(PyList_New(0));
     for (const Chosen &kind : as_choices(self)->table->kinds) {
@@ -165,7 +165,7 @@ PyMethodDef choices_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-// ---- where it holds -----------------------------------------------------------------------------
+// ---- where a table holds ------------------------------------------------------------------------
 
 void carry_begin() {
     if (carrier == nullptr) {
@@ -186,7 +186,7 @@ bool carry_end() {
         return true;
     }
     Locked lock(mover.get());
-    if (!lock) { // what nobody has saved goes later, with another carrier's
+    if (!lock) { // interrupted: drop the groups with the next carrier's
         carrier = ended;
         carrier->mover = std::move(mover);
         return false;
@@ -203,7 +203,7 @@ void find_choosing() {
     }
 }
 
-// Take the innermost that is over off this thread's list; null: none is.
+// Remove the innermost entry that is over from this thread's list and return it; null: none.
 Open *take_over() {
     Open **at = &open_here;
     while (*at != nullptr && !(*at)->is_over) {
@@ -217,8 +217,8 @@ Open *take_over() {
     return over;
 }
 
-// Let what is over hold no more on this thread, unless a kernel uses it: then where one next looks.
-// False: an exception is set.
+// Remove all entries that are over from this thread's list. If a kernel uses the list, the next
+// check removes them. False: an exception is set.
 bool clear_over() {
     if (uses > 0) {
         return true;
@@ -234,7 +234,7 @@ bool clear_over() {
     return is_done;
 }
 
-// Let it hold no more, at once if this thread has it open. False: an exception is set.
+// End an open table; if it is on this thread's list, remove it at once. False: an exception is set.
 bool close_choosing(Choosing *choosing) {
     if (Open *open = std::exchange(choosing->open, nullptr)) {
         open->is_over = true;
@@ -270,7 +270,7 @@ PyObject *choosing_enter(PyObject *self, PyObject *) {
     }
     bool has_table = choosing->choices != nullptr;
     long tag =
-        has_table ? current_tag(choosing->tracker) : 0; // of the module, which has just begun
+        has_table ? current_tag(choosing->tracker) : 0; // of the module that has just started
     if (PyErr_Occurred() != nullptr || !clear_over()) {
         return nullptr;
     }
@@ -295,7 +295,7 @@ PyObject *choosing_exit(PyObject *self, PyObject *) {
 
 void choosing_free(PyObject *self) {
     Choosing *choosing = as_choosing(self);
-    if (choosing->open != nullptr) { // an interruption may have been why nobody has left it
+    if (choosing->open != nullptr) { // an interruption may have skipped `__exit__`
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         if (!close_choosing(choosing)) {
@@ -308,7 +308,7 @@ void choosing_free(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-// runs(): whether the module's own operators run here, and not those of one inside.
+// runs(): return whether the module's own operators run here, not those of a submodule.
 PyObject *choosing_runs(PyObject *self, PyObject *) {
     Choosing *choosing = as_choosing(self);
     if (!clear_over()) {
@@ -329,10 +329,10 @@ PyMethodDef choosing_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-// Whether a tensor stands for one in a trace, as of a compiler: such operators are no runs.
+// Whether a tensor only stands for one while a graph is traced: such operators are no real runs.
 bool has_no_bytes(const at::Tensor &tensor) { return tensor.is_meta(); }
 
-// ---- operators that are defined -----------------------------------------------------------------
+// ---- operator definitions -----------------------------------------------------------------------
 
 std::atomic<std::uint64_t> definitions{0};
 
@@ -349,9 +349,9 @@ class DefinitionCounter final : public c10::OpRegistrationListener {
     }
 };
 
-// operators_known(): a number that is another one after an operator was defined.
+// operators_known(): return a number that changes whenever an operator is defined or removed.
 PyObject *operators_known(PyObject *, PyObject *) {
-    // For good, like the kernels.
+    // Never freed, like the kernels.
     static auto &listener =
         *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
             std::make_unique<DefinitionCounter>()));
@@ -429,7 +429,7 @@ Ref<Mover> prepare_chosen(const Named *named, Mover *mover, const Stack &stack) 
         return {};
     }
     if (carrier != nullptr && carrier->groups.count() <= few_carried) {
-        carrier->groups.sweep(); // what nobody can save any more keeps no operands
+        carrier->groups.sweep(); // results that can no longer be saved must not keep operands
     }
     return given.empty() ? Ref<Mover>::share(mover) : mover_for(mover, given.front().device());
 }
@@ -450,7 +450,7 @@ void mark_chosen(const Chosen &chosen, const Named *named, const std::vector<at:
             made.push_back(key_of(*each.unsafeGetTensorImpl()));
         }
     }
-    if (named->gives_view) { // which does not yet have its tensor's count
+    if (named->gives_view) { // a view does not yet share its tensor's version counter
         std::vector<Key> views = std::exchange(made, {});
         for (const at::Tensor &each : viewed) {
             Key key = key_of(*each.unsafeGetTensorImpl());
@@ -462,7 +462,7 @@ void mark_chosen(const Chosen &chosen, const Named *named, const std::vector<at:
     }
     for (Key key : made) {
         if (key.storage != nullptr) {
-            key.version += named->declared.empty() ? 0 : 1; // which is counted later
+            key.version += named->declared.empty() ? 0 : 1; // torch bumps the version later
             add_mark(key, chosen.terms);
         }
     }

@@ -1,16 +1,16 @@
-// operator_choices.hpp - users' choices for the operators of the module that runs.
+// operator_choices.hpp - users' choices for the operators of the current module.
 //
-// While a module's own `forward` runs, its thread has a table of what users have chosen for which
-// operators. What such an operator makes is marked, so that it is swapped wherever it is saved
-// (`storage_choices.hpp`); or it is captured, as what a plan computes again is, and found by
-// storage and version wherever that is saved, also in other modules, until the outermost *carrier*
-// on the thread ends. Then what nobody has saved goes, with its operands.
+// While a module's own `forward` runs, its thread has a table with the user's choices by operator.
+// To swap, the results of a chosen operator are marked: they are swapped wherever they are saved
+// (`storage_choices.hpp`). To recompute, the run is captured, as for a plan. Its results are found
+// by storage and version wherever they are saved, also in other modules, until the outermost
+// *carrier* on the thread ends. Then results that were not saved are dropped, with their operands.
 //
-// The operators of a module inside are none of its own; nor does anything hold in backward, where
-// gradients are off, in regions, and where hooks of others see what is saved.
+// The table does not hold for operators of submodules. No choice holds in backward, where gradients
+// are off, in regions, and where hooks of another library see the saved tensors.
 //
-// What a thread has open is its own, and what another thread ends, as a generator's that it closes,
-// it takes down itself. The counts of a table are guarded by the interpreter.
+// Each thread has its own list of open tables. If another thread ends one (by closing a generator,
+// for example), the owner removes it from its list later. The GIL guards a table's counts.
 #ifndef SWAPKIT_OPERATOR_CHOICES_HPP
 #define SWAPKIT_OPERATOR_CHOICES_HPP
 
@@ -21,21 +21,21 @@
 
 namespace swapkit {
 
-// What was chosen for some operators of a module.
+// A user's choice for some operators of a module.
 struct Chosen {
-    Terms terms; // how what they make moves, if it does; the choice is owned
+    Terms terms; // how the results are swapped, if they are; owns the choice
     bool recomputes, swaps;
-    std::uint64_t seen; // operators that ran
+    std::uint64_t seen; // operator runs
 };
 
-// `Choices(kinds, places)`: a table; and `Choosing(table, tracker, may_recompute)`: a context
-// manager in which it holds, or which, without a table, only carries.
+// `Choices(kinds, places)`: a table. `Choosing(table, tracker, may_recompute)`: a context manager
+// in which the table holds. Without a table it is only a carrier.
 extern PyTypeObject choices_type, choosing_type;
 
-// Whether anything may be chosen for what this thread runs. Without the interpreter.
+// Return whether a table is open on this thread. Does not need the GIL.
 bool is_anything_chosen();
-// While a kernel has one of these, what holds here stays where it is: Python that runs meanwhile,
-// of signal handlers or finalizers, may end it. Where something may be chosen.
+// Keeps this thread's open tables alive while a kernel uses them: Python code that runs meanwhile
+// (signal handlers, finalizers) may end them. Only where `is_anything_chosen`.
 class UsingChosen {
   public:
     explicit UsingChosen(const Named *named);
@@ -44,21 +44,21 @@ class UsingChosen {
     UsingChosen &operator=(const UsingChosen &) = delete;
 };
 
-// What holds for an operator that runs now, which is counted; null: nothing. Lives as long as its
-// `UsingChosen`. Takes the interpreter only if the operator is in the table.
+// Count an operator that runs now, and return the choice for it; null: none. Valid as long as the
+// `UsingChosen` lives. Takes the GIL only if the operator is in the table.
 const Chosen *chosen_for(const Named *named, const Stack &stack);
 
-// All of these need the interpreter.
+// The functions below need the GIL.
 
-// The hooks that what is saved now meets; null: those of others, or none.
+// The hooks that see what is saved now; null: there are none of ours, or no choice holds here.
 Packer *choosing_packer();
-// Get ready for an operator that is captured: nothing that it needs in backward is swapped because
-// of a mark. Who moves the tensors of its device; null: nobody, or an exception is set. The lock is
+// Prepare the capture of an operator: make sure that no mark swaps its operands, which backward
+// needs. Returns the mover for its device; null: there is none, or an exception is set. The lock is
 // held.
 Ref<Mover> prepare_chosen(const Named *named, Mover *mover, const Stack &stack);
-// Let what was captured be found until the carrier ends. The lock is held.
+// Keep captured groups findable until the carrier ends. The lock is held.
 void carry_chosen(std::vector<Ref<Group>> groups);
-// Mark what an operator has made. `viewed`: what it was given, if it gives views of that.
+// Mark the results of an operator. `viewed`: its operands, if the results may be views of them.
 void mark_chosen(const Chosen &chosen, const Named *named, const std::vector<at::Tensor> &viewed,
                  const Stack &stack);
 

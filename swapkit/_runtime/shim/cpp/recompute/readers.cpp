@@ -1,4 +1,4 @@
-// readers.cpp - recipes by the storages that they read, or make.
+// readers.cpp - finding recipes by the storages that they read or make.
 #include "recompute/recipes.hpp"
 
 #include <atomic>
@@ -10,13 +10,13 @@ namespace swapkit {
 
 namespace {
 
-// By the storages of operands. Kept for good, like all that has no end in which to let go of it.
+// Recipes by storage. Never freed: there is no safe point at which to free them.
 auto &readers = *new std::unordered_multimap<const c10::StorageImpl *, Recipe *>;
-auto &readers_lock = *new std::mutex; // besides the interpreter: for a look without it
+auto &readers_lock = *new std::mutex; // in addition to the GIL: lookups go without that
 std::atomic<std::size_t> readers_count{0};
 
-// A forked child runs operators, too, and looks here: it finds the lock free. Nothing else is
-// locked while this is held.
+// A forked child runs operators and looks recipes up, too: it must find the lock free. No other
+// lock is taken while this one is held.
 [[maybe_unused]] const int readers_at_fork = pthread_atfork(
     [] { readers_lock.lock(); }, [] { readers_lock.unlock(); }, [] { readers_lock.unlock(); });
 
@@ -56,8 +56,8 @@ std::vector<RecipeRef> find_readers(const std::vector<c10::StorageImpl *> &stora
     return found;
 }
 
-// A recipe that this thread's operators made is counted; one that another thread makes meanwhile
-// begins after the change, or without order to it.
+// Recipes of this thread's operators are counted already. A recipe that another thread makes now
+// begins after the change, or is unordered with it.
 bool may_settle_any() { return readers_count.load(std::memory_order_relaxed) != 0; }
 
 bool may_settle(const c10::StorageImpl *changed) {

@@ -1,4 +1,4 @@
-// recipes.cpp - computing a group's bytes again.
+// recipes.cpp - recomputing a group's bytes.
 #include "recompute/recipes.hpp"
 
 #include "memory/streams.hpp"
@@ -18,7 +18,7 @@ namespace swapkit {
 
 namespace {
 
-// The storage that an operand lay in when its operator ran; null: nobody else knows that.
+// The storage that an operand had when its operator ran; null: unknown, or freed.
 const c10::StorageImpl *storage_of(const Operand &operand) {
     const Handle *handle = handle_in(operand);
     if (handle == nullptr) {
@@ -31,9 +31,9 @@ const c10::StorageImpl *storage_of(const Operand &operand) {
                                         : nullptr;
 }
 
-std::size_t recomputed_count = 0; // groups, of all movers. Guarded by the interpreter
+std::size_t recomputed_count = 0; // groups with a recipe, of all movers. Guarded by the GIL
 
-// ---- lives --------------------------------------------------------------------------------------
+// ---- lifetimes ----------------------------------------------------------------------------------
 
 // The state of the generators before an operator that may draw random numbers.
 Ref<> random_state(const Recipe *recipe) {
@@ -42,14 +42,14 @@ Ref<> random_state(const Recipe *recipe) {
         PyObject_CallFunction(links.random_state, "Os", recipe->named->function, device.c_str()));
 }
 
-// Let go of what a recipe computes from.
+// Drop the operands of a recipe.
 void drop_operands(Recipe *recipe) {
     remove_reader(recipe);
     std::vector<Operand> operands = std::exchange(recipe->operands, {});
     recipe->arguments.clear();
 }
 
-// Recipes end each other, along chains of any length: not in calls of each other.
+// Ending a recipe can end others, in chains of any length: use a list instead of recursion.
 void end_recipe(Recipe *recipe) {
     static thread_local std::vector<Recipe *> *ending = nullptr;
     if (ending != nullptr) {
@@ -67,7 +67,7 @@ void end_recipe(Recipe *recipe) {
     ending = nullptr;
 }
 
-// Let a group need its recipe no more.
+// Detach a group from its recipe.
 void leave(Group *group) {
     Recipe *recipe = std::exchange(group->recipe, nullptr);
     if (group->standby != Standby::captured) {
@@ -78,13 +78,13 @@ void leave(Group *group) {
     RecipeRef::drop(recipe);
 }
 
-// ---- taking arguments apart ---------------------------------------------------------------------
+// ---- taking operands out of arguments -----------------------------------------------------------
 
 bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
     return std::find(arguments.begin(), arguments.end(), argument) != arguments.end();
 }
 
-// Take one tensor out; false: an exception is set, or it cannot be.
+// Take one tensor out of the arguments. False: it cannot be kept, or an exception is set.
 bool take_operand(Recipe *recipe, const Keeping &keeping, const at::Tensor &tensor,
                   std::size_t argument, std::ptrdiff_t place, bool is_scratch) {
     c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
@@ -103,7 +103,7 @@ bool take_operand(Recipe *recipe, const Keeping &keeping, const at::Tensor &tens
     return true;
 }
 
-// Take the tensors out of a list, which is made anew without them.
+// Take the tensors out of a list argument, and keep a list without them.
 bool take_list(Recipe *recipe, const Keeping &keeping, const c10::IValue &value,
                std::size_t argument) {
     c10::List<c10::IValue> given = value.toList();
@@ -146,7 +146,7 @@ bool take_arguments(Recipe *recipe, const Keeping &keeping, const Stack &stack) 
     return true;
 }
 
-// Whether what is scratch for a repetition is read as another operand.
+// Whether a scratch operand shares its storage with another argument.
 bool shares_scratch(const Recipe *recipe, const Stack &stack) {
     const Named &named = *recipe->named;
     std::size_t count = named.op.schema().arguments().size();
@@ -169,7 +169,7 @@ bool shares_scratch(const Recipe *recipe, const Stack &stack) {
 
 // ---- settling -----------------------------------------------------------------------------------
 
-// Whether a storage is one of these. By now another one may have the address of one that is gone.
+// Whether a storage is one of these. Checked because the index may hold addresses that were reused.
 bool is_among(const c10::StorageImpl *storage, const std::vector<c10::StorageImpl *> &some) {
     return storage != nullptr && std::find(some.begin(), some.end(), storage) != some.end();
 }
@@ -180,7 +180,7 @@ bool reads_any(const Recipe *recipe, const std::vector<c10::StorageImpl *> &chan
         [&](const Operand &operand) { return is_among(storage_of(operand), changed); });
 }
 
-// Let results that are written be what is written, as in plain autograd, which has their storages.
+// Detach written results from their recipe. As in plain autograd, the saved tensors then change.
 void release_results(Recipe *recipe, const std::vector<c10::StorageImpl *> &changed) {
     for (Group *result : std::vector<Group *>(recipe->results)) {
         auto group = Ref<Group>::share(result);
@@ -190,7 +190,7 @@ void release_results(Recipe *recipe, const std::vector<c10::StorageImpl *> &chan
         bool is_revived =
             is_missing(group.get()) && group->nhandles > 0 && group_revive(group.get());
         recipe_leave(group.get());
-        if (is_revived) { // and found by others from now on
+        if (is_revived) { // others can find the group from now on
             enroll_again(recipe->mover.get(), group.get());
         }
     }
@@ -204,18 +204,18 @@ void enroll_all(Mover *mover, const std::vector<Ref<Group>> &groups) {
 
 bool settle_one(Recipe *recipe, bool is_over) {
     RecipeRef hold(recipe);
-    std::vector<Ref<Group>> revived; // these are found by others once they need no recipe
+    std::vector<Ref<Group>> revived; // others can find them once they need no recipe
     for (std::size_t at = 0; at < recipe->results.size(); at++) {
         Group *group = recipe->results[at];
         if (group == nullptr || group->nhandles == 0 || !is_missing(group)) {
             continue;
         }
-        if (group_revive(group)) { // it has not been written to yet, or is kept as it is now
+        if (group_revive(group)) { // not written to yet, or kept as it is now
             revived.push_back(Ref<Group>::share(group));
             continue;
         }
         bool is_needed = !recipe->is_spare || recipe->mover->books->has_dropped;
-        if (is_over || !is_needed) { // nothing is to be had from it any more
+        if (is_over || !is_needed) { // it cannot, or need not, run any more
             recipe->is_over = true;
             drop_operands(recipe);
             enroll_all(recipe->mover.get(), revived);
@@ -231,16 +231,16 @@ bool settle_one(Recipe *recipe, bool is_over) {
     return true;
 }
 
-// The storages of what an operator made. Empty: it cannot be told from what it was given.
+// The storages of an operator's results. Empty: a run whose results cannot be recomputed.
 std::vector<Key> result_keys(const Recipe *recipe, const std::vector<at::Tensor> &made) {
     std::vector<Key> keys;
     for (const at::Tensor &tensor : made) {
         Key key = key_of(*tensor.unsafeGetTensorImpl());
-        // Some operators give a view of an operand and do not say so.
+        // Some operators return a view of an operand that their schema does not declare.
         bool is_view = std::find(recipe->reads.begin(), recipe->reads.end(), key.storage) !=
                        recipe->reads.end();
         bool is_plain = key.storage == nullptr ? tensor.numel() == 0 : tensor.storage_offset() == 0;
-        // Settings and random numbers are those of the mover's device.
+        // Settings and random numbers are recorded for the mover's device.
         bool is_bound = recipe->run || recipe->is_chosen;
         bool is_here = !is_bound || tensor.device() == recipe->mover->device();
         if (is_view || !is_plain || !is_here) {
@@ -251,7 +251,7 @@ std::vector<Key> result_keys(const Recipe *recipe, const std::vector<at::Tensor>
     return keys;
 }
 
-// Note, when the operator has run, whether it has drawn random numbers. False: an exception is set.
+// Note, after the run, whether the operator has drawn random numbers. False: an exception is set.
 bool note_random(Recipe *recipe) {
     if (!recipe->random) {
         return true;
@@ -315,7 +315,7 @@ bool Named::is_training(const c10::IValue *arguments) const {
     return flag < 0 || !arguments[flag].isBool() || arguments[flag].toBool();
 }
 
-// The keys of this thread. `alone`: as where no mode of Python is.
+// The dispatch keys of this thread. `alone`: without those of Python modes.
 static c10::impl::LocalDispatchKeySet local_keys(bool alone) {
     c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
     if (alone) {
@@ -407,7 +407,7 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
             continue;
         }
         if (recipe->is_spare && keys[at].storage->nbytes() < terms.min_bytes) {
-            continue; // dropping it would free nothing, and other recipes keep it
+            continue; // too small to drop, and recipes that read it keep it
         }
         auto group = Ref<Group>::steal(group_new_recomputed(recipe->mover.get(), terms, keys[at]));
         if (!group) {
@@ -417,7 +417,7 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
         recipe->results[at] = group.get();
         recipe->layouts[at] = layout_of(made[at]);
         group->stream = current_stream(recipe->mover->device());
-        add_reader(recipe, keys[at].storage); // as one who may lose what it has made
+        add_reader(recipe, keys[at].storage); // so that writes to the result settle the recipe
         enroll_recomputed(recipe->mover.get(), group.get());
         recomputed_count++;
         groups_out->push_back(std::move(group));
@@ -469,7 +469,7 @@ bool settle(const std::vector<c10::StorageImpl *> &changed, bool is_over, Settle
     if (which == Settled::chosen) {
         std::erase_if(found, [](const RecipeRef &each) { return !each->is_chosen; });
     }
-    // Who reads them first: a result that is written may be another one's operand.
+    // Readers first: a result that is written may be another recipe's operand.
     for (const RecipeRef &each : found) {
         Locked lock(each->mover.get());
         if (!lock || (reads_any(each.get(), changed) && !settle_one(each.get(), is_over))) {

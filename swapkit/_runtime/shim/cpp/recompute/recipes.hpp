@@ -1,18 +1,17 @@
-// recipes.hpp - computing a group's bytes again, from what an operator was given.
+// recipes.hpp - recomputing a group's bytes from the operands of an operator.
 //
-// A *recipe* is one run of an operator: its arguments, with its operands as saved tensors. It is a
-// second source of a group's bytes, beside a copy: such a group has no storage from the moment its
-// operator has run, and gets one by running the operator again, below autograd, with the keys that
-// the dispatcher had then, the settings, and the random numbers. The groups that a recipe makes own
-// it.
+// A *recipe* is one run of an operator: its arguments, with its operands as saved tensors. It is
+// the alternative to a copy as the source of a group's bytes. Such a group has no storage once its
+// operator has run. It gets one by running the operator again below autograd, with the same
+// dispatch keys, settings and random numbers. The groups that a recipe makes own the recipe.
 //
-// Operands may change later in ways that plain autograd would not mind, since it keeps the result.
-// So a recipe is *settled* before an operator that is seen changes one of its operands: its groups
-// take their storages, or are computed now, and need it no more. A change that nobody sees is
-// noticed by the operand's version.
+// Operands may change later. Plain autograd would not mind, since it keeps the result. So a recipe
+// is *settled* before a named operator changes one of its operands: its groups take their storages
+// or are recomputed now, and do not need the recipe any more. A change by any other code is noticed
+// by the operand's version.
 //
-// All of it needs the interpreter and the runtime's lock, where nothing else is said. Functions
-// that may fail return bool with false, and an exception is set.
+// All functions need the GIL and the runtime's lock unless noted. Functions that may fail set an
+// exception and return false.
 #ifndef SWAPKIT_RECIPES_HPP
 #define SWAPKIT_RECIPES_HPP
 
@@ -34,39 +33,39 @@ struct Region;
 
 using Stack = torch::jit::Stack;
 
-// An operator whose runs are seen (`capturing.hpp`). Kept for good.
+// An operator whose runs are seen (`capturing.hpp`). Never freed.
 struct Named {
     c10::OperatorHandle op;
-    PyObject *function;    // the same in Python
-    std::size_t arguments; // so many: a user's operator may be defined anew
-    // What torch registered where our kernel is now: it chooses the backend by other arguments.
+    PyObject *function;    // the operator in Python
+    std::size_t arguments; // their number: a user's operator may be redefined
+    // The kernel of torch that ours replaces: it chooses the backend by other arguments.
     std::optional<c10::SafeKernelFunction> former;
-    std::vector<std::size_t> declared;   // arguments that it changes,
-    std::vector<std::size_t> undeclared; // and does not say so: if the flag is on
+    std::vector<std::size_t> declared;   // arguments that it changes by its schema
+    std::vector<std::size_t> undeclared; // and in spite of it, if the flag is on
     std::vector<std::size_t> barred;     // arguments with which it cannot be repeated
-    std::ptrdiff_t flag;                 // the argument; -1: there is none
-    std::ptrdiff_t chance;               // the argument without which nothing is random; likewise
+    std::ptrdiff_t flag;                 // the training flag's argument; -1: none
+    std::ptrdiff_t chance;               // the argument that is 0 if nothing is random; -1: none
     bool can_repeat, may_be_random;
-    bool fills_saved; // it may fill what autograd has saved by then
-    bool gives_view;  // a result is memory of an argument
+    bool fills_saved; // it may write to tensors that autograd has already saved
+    bool gives_view;  // a result is a view of an argument
 
-    // Run it as if it were not seen.
+    // Run the operator without our kernel.
     void run(c10::DispatchKeySet keys, Stack *stack) const;
     bool may_write() const { return !declared.empty() || !undeclared.empty(); }
-    // Whether a call with these may draw random numbers.
+    // Return whether a call with these arguments may draw random numbers.
     bool is_random(const c10::IValue *arguments) const;
-    // Whether a call with these changes what is undeclared, too.
+    // Return whether a call with these arguments changes the undeclared ones.
     bool is_training(const c10::IValue *arguments) const;
 };
 
 struct Operand {
-    std::uint32_t argument; // of the operator,
-    std::int32_t place;     // and where in its list; -1: it is the argument
-    Ref<> packed;           // a handle, or what a recorder has instead
-    bool is_scratch;        // it is written and not read: any memory will do
+    std::uint32_t argument; // position among the operator's arguments
+    std::int32_t place;     // position in a list argument; -1: not in a list
+    Ref<> packed;           // a handle, or a recorder's object
+    bool is_scratch;        // written and not read: any memory will do
 };
 
-// How a result looked.
+// The layout of a result.
 struct Layout {
     std::vector<std::int64_t> sizes, strides;
     std::int64_t offset;
@@ -77,31 +76,31 @@ struct Layout {
 // One run of a user's region (`regions.hpp`), as its recipes know it.
 struct Run {
     std::shared_ptr<Run> outer; // null: it is the outermost
-    std::uint32_t depth;        // of which is 1
-    std::int64_t task;          // the backward pass that has computed something of it again last
+    std::uint32_t depth;        // 1: the outermost
+    std::int64_t task;          // the last backward pass that recomputed part of it
 };
 
 struct Recipe {
     const Named *named;
     Ref<Mover> mover;
-    std::shared_ptr<Run> run; // null: no region's
+    std::shared_ptr<Run> run; // null: not in a region
     c10::DispatchKeySet keys;
     c10::impl::LocalDispatchKeySet local;
     bool wants_gradients;
-    bool is_spare;   // what it makes is kept as long as there is memory (`standby.hpp`)
+    bool is_spare;   // results are kept as long as there is memory (`standby.hpp`)
     bool is_chosen;  // a user has chosen it (`operator_choices.hpp`)
-    bool is_over;    // an operand's bytes were overwritten unseen
+    bool is_over;    // an operand was overwritten: it cannot run any more
     Stack arguments; // without tensors
     std::vector<Operand> operands;
-    std::vector<const c10::StorageImpl *> reads; // of operands whose changes are seen
+    std::vector<const c10::StorageImpl *> reads; // storages under which `readers.cpp` has it
     std::uint64_t settings_word;
-    Ref<> settings, random;       // in Python; random: none if no numbers were drawn
-    std::vector<Group *> results; // borrowed; null: not wanted, or gone
+    Ref<> settings, random;       // Python objects; random: none if no numbers were drawn
+    std::vector<Group *> results; // borrowed; null: not wanted, or destroyed
     std::vector<Layout> layouts;
-    std::size_t owners = 0; // of the results, and whoever works with it
+    std::size_t owners = 0; // the results' groups and `RecipeRef`s
 };
 
-// A hold on a recipe, or on none.
+// A counted reference to a recipe, or to none.
 class RecipeRef {
   public:
     RecipeRef() = default;
@@ -120,14 +119,14 @@ class RecipeRef {
     Recipe *operator->() const { return recipe_; }
     explicit operator bool() const { return recipe_ != nullptr; }
 
-    // One owner less.
+    // Remove one owner.
     static void drop(Recipe *recipe);
 
   private:
     Recipe *recipe_ = nullptr;
 };
 
-// While there is one of these, this thread's operators are parts of another one, or our own:
+// While one of these lives, this thread's operators are parts of another operator, or our own:
 // nothing is captured.
 class Deeper {
   public:
@@ -138,33 +137,33 @@ class Deeper {
     static int &depth();
 };
 
-// Begin a recipe before its operator runs: take the tensors out of its arguments. None without an
+// Begin a recipe before its operator runs: take the tensors out of the arguments. None without an
 // exception: this run cannot be repeated.
 RecipeRef recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
                        const Keeping &keeping);
-// The tensors among what an operator is given, which has not run, and what it returned.
+// The tensors among the arguments of an operator before it runs, and among its results afterwards.
 std::vector<at::Tensor> tensors_given(const Named *named, const Stack &stack);
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);
-// Let groups have what the operator made, which has run now: those of `wanted`.
+// Finish a recipe after its operator has run: make groups for the results in `wanted`.
 bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
                 const std::vector<bool> &wanted, const Terms &terms,
                 std::vector<Ref<Group>> *groups_out);
 
-// The handle of an operand that is read. Null: something else stands for it.
+// The handle of an operand that is read. Null: scratch, or a recorder's object.
 const Handle *handle_in(const Operand &operand);
 Layout layout_of(const at::Tensor &tensor);
-// Let a recipe's groups need it no more.
+// Detach a recipe from all its groups, and drop its operands.
 void consume(Recipe *recipe);
-// Whether a group has no storage until its recipe runs. Not even one that somebody has kept: what
-// torch does not see may have written to that since.
+// Return whether a group has no storage until its recipe runs. A storage that is still alive
+// elsewhere does not count: code that torch does not see may have written to it.
 inline bool is_missing(const Group *group) {
     return is_recomputed(group) && group->storage == nullptr;
 }
 
-// Let a recipe be found by a storage that it reads, or makes; and by none any more.
+// Index a recipe by a storage that it reads or makes; remove a recipe from the index.
 void add_reader(Recipe *recipe, const c10::StorageImpl *storage);
 void remove_reader(Recipe *recipe);
-// The recipes of some storages. By now another storage may have the address of one that is gone.
+// The recipes of some storages. Some may be wrong: a new storage can have a freed one's address.
 std::vector<RecipeRef> find_readers(const std::vector<c10::StorageImpl *> &storages);
 
 } // namespace swapkit

@@ -1,4 +1,4 @@
-// regions.cpp - hooks of a region, and what it has made.
+// regions.cpp - the hooks of a region, and its groups.
 #include "recompute/regions.hpp"
 
 #include "memory/streams.hpp"
@@ -20,11 +20,11 @@ namespace {
 
 constexpr std::size_t least_sweep = 64;
 
-// A storage that a region has not made, and keeps.
+// A storage that a region keeps but has not made.
 struct Kept {
-    std::size_t holds; // of the region's
-    bool is_chosen;    // the user wants it kept
-    bool is_grouped;   // a group holds it, too
+    std::size_t holds; // the region's references
+    bool is_chosen;    // the user chose to keep it
+    bool is_grouped;   // a group also holds it
 };
 
 using Made = std::unordered_map<Key, Ref<Group>, KeyHash>;
@@ -32,10 +32,10 @@ using Made = std::unordered_map<Key, Ref<Group>, KeyHash>;
 struct Body {
     std::shared_ptr<Run> run;
     std::unordered_set<const Named *> chosen;
-    std::unordered_set<const c10::StorageImpl *> inputs; // who calls the region holds them
+    std::unordered_set<const c10::StorageImpl *> inputs; // the caller holds these
     Made made;
     std::size_t next_sweep = least_sweep;
-    std::unordered_map<c10::StorageImpl *, Kept> kept; // referred to weakly
+    std::unordered_map<c10::StorageImpl *, Kept> kept; // weak references
 };
 
 } // namespace
@@ -43,12 +43,12 @@ struct Body {
 struct Region {
     PyObject ob_base;
     Packer *rest;     // owned: the hooks for what is kept
-    PyObject *around; // owned: the pack hook around; None: there is none
-    PyObject *others; // owned: a pack hook for what it was not handed; None: that stays
+    PyObject *around; // owned: the enclosing pack hook; None: there is none
+    PyObject *others; // owned: pack hook for tensors that are no inputs; None: keep them
     Region *outer;    // owned while it is open
     Body *body;
     char is_open, holds;
-    char is_inert, rests; // as of other hooks; never
+    char is_inert, rests; // as in `Packer`; always false
 };
 
 namespace {
@@ -62,13 +62,13 @@ bool is_gone(const Group *group) {
     return group->nhandles == 0 && !is_there && group->storage == nullptr;
 }
 
-// Whether a storage is the one that a group's bytes lie in, or lay in when their operator had run.
-// Not by its key: what was computed again lies elsewhere, and another one may have that address.
+// Whether a group's bytes are in this storage, or were when the operator had run. Does not use the
+// key: recomputed bytes are in another storage, and the old address may have been reused.
 bool is_of(const c10::StorageImpl *storage, const Group *group) {
     return storage == (group->storage != nullptr ? group->storage : group->weak);
 }
 
-// Forget what nobody can save any more. What goes may end others, and run Python: last.
+// Drop groups that can no longer be saved. Last, since this may end other groups and run Python.
 void sweep(Body &body) {
     std::vector<Ref<Group>> gone;
     for (auto each = body.made.begin(); each != body.made.end();) {
@@ -90,7 +90,7 @@ Kept &note(Region *region, c10::StorageImpl *storage) {
     return found->second;
 }
 
-// The bytes that only the region keeps, though nobody has chosen that; and lets go of the notes.
+// Count the bytes that only the region keeps without a user's choice, and drop the records of them.
 std::size_t count_kept(Body &body) {
     std::size_t nbytes = 0;
     for (auto [storage, kept] : std::exchange(body.kept, {})) {
@@ -109,13 +109,13 @@ bool is_kept_here(const Region *region) {
     return action == Action::keep || action == Action::pass;
 }
 
-// Whether a tensor is a weight, or a view of one: that stays where it is, and no plan knows of it.
+// Whether a tensor is a weight or a view of one: it stays where it is, and is in no plan.
 bool is_weight(c10::TensorImpl *impl) {
     return gathers_gradients(impl) || (views_leaf(impl) && views_parameter(impl));
 }
 
-// What a pack hook makes of a tensor. Where that is the one of hooks that a session, or a recorder,
-// sees events by, they are told of its use, too, though autograd asks the region for it.
+// Pack a tensor with a pack hook. If the hook belongs to those by which a session or a recorder
+// sees events, make them the teller: they must see the use, but autograd calls the region's unpack.
 PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
     Ref<> packed = Ref<>::steal(PyObject_CallOneArg(pack, tensor));
     Packer *teller = region->others == Py_None ? nullptr : packer_of(region->others);
@@ -127,7 +127,7 @@ PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
     return packed.release();
 }
 
-// What stands for a tensor that no region has made.
+// Pack a tensor that no region has made.
 PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bool is_input) {
     if (region->others != Py_None && is_weight(impl)) {
         return as_object(handle_keep(tensor, false));
@@ -157,13 +157,13 @@ PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bo
     return call_method<"pack">(as_object(region->rest), tensor).release();
 }
 
-// A handle of what was made in a region.
+// A handle for a tensor that was made in a region.
 Ref<> handle_made(Region *region, c10::TensorImpl *impl, Group *group) {
     bool is_held = region->holds != 0 && group->recipe != nullptr && group->storage == nullptr;
     if (is_held && group_revive(group)) {
         group->standby = Standby::held;
         if (group->terms.action == Action::automatic) {
-            enroll_again(group->mover, group); // a rescue may move it meanwhile
+            enroll_again(group->mover, group); // a rescue may move it until the region ends
         }
     }
     return Ref<>::steal(as_object(handle_new(impl, group)));
@@ -197,8 +197,8 @@ PyObject *region_pack(PyObject *self, PyObject *tensor) {
     return pack_other(region, tensor, impl, region->body->inputs.contains(key.storage));
 }
 
-// Let what a region has made be nobody else's: whoever changes the storage that has escaped, or its
-// version, changes another one.
+// Separate a region's group from the storage that escapes, and from its version counter: later
+// changes there must not affect the group.
 void part(Group *group) {
     if (group->weak != nullptr) {
         c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
@@ -212,11 +212,11 @@ void part(Group *group) {
 }
 
 struct Sums {
-    std::size_t kept_bytes, dropped_bytes, moved; // the last: groups that a rescue has moved
+    std::size_t kept_bytes, dropped_bytes, moved; // moved: groups that a rescue has moved
 };
 
-// Let a group that is held be computed again; or be kept, and its recipe go. So is what a rescue
-// has moved: nobody has looked at its bytes since.
+// At the end of a region that holds: release a group and recompute it later, or keep it and drop
+// its recipe. Always keep a group that a rescue has moved: its bytes have not been checked since.
 void settle_held(Group *group, bool drops, Sums *sums) {
     bool is_moved = group->digest != nullptr || group->native != nullptr;
     sums->moved += is_moved ? 1 : 0;
@@ -237,12 +237,12 @@ void settle_held(Group *group, bool drops, Sums *sums) {
 void count_group(const Group *group, Sums *sums) {
     if (group->recipe != nullptr) {
         sums->dropped_bytes += group->nhandles > 0 ? group->nbytes : 0;
-    } else if (group_is_exclusive(group)) { // it was settled
+    } else if (group_is_exclusive(group)) { // its recipe was settled
         sums->kept_bytes += group->nbytes;
     }
 }
 
-// Let go of what was made. The lock is held.
+// End a region: settle its groups, and pass on those the outer region may need. The lock is held.
 Sums end(Region *region, bool drops) {
     Body &body = *region->body;
     sweep(body);
@@ -269,7 +269,7 @@ Sums end(Region *region, bool drops) {
 // ---- for Python ---------------------------------------------------------------------------------
 
 // Region(rest, around, others, chosen, inputs, holds). `chosen`: numbers of operators whose results
-// are kept; `inputs`: the tensors that it is handed.
+// are kept; `inputs`: the region's input tensors.
 bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(chosen); at++) {
         const Named *named = named_at(PyLong_AsSize_t(PyTuple_GET_ITEM(chosen, at)));
@@ -329,8 +329,8 @@ PyObject *region_begin(PyObject *self, PyObject *) {
     Py_RETURN_NONE;
 }
 
-// end(drops): nothing more runs in it; what it holds is given up, or kept. The bytes that it keeps
-// though nobody has chosen that, and those that it computes again; what a rescue moved of it.
+// end(drops): close the region; drop or keep what it holds. Returns the bytes that it keeps without
+// a user's choice, the bytes that it recomputes, and the number of groups that a rescue has moved.
 PyObject *region_end(PyObject *self, PyObject *argument) {
     auto own = Ref<>::share(self);
     Region *region = as_region(self);
@@ -341,7 +341,7 @@ PyObject *region_end(PyObject *self, PyObject *argument) {
     Sums sums = {};
     if (region->is_open != 0) {
         SWAPKIT_ASSERT(innermost == region);
-        Locked lock(region->rest->mover); // if it is interrupted nothing else comes of it
+        Locked lock(region->rest->mover); // close the region even if this is interrupted
         region->is_open = 0;
         innermost = region->outer;
         sums = end(region, drops == 1);
@@ -356,7 +356,7 @@ PyObject *region_end(PyObject *self, PyObject *argument) {
 }
 
 PyObject *region_unpack(PyObject *, PyObject *packed) {
-    auto kept = Ref<>::share(packed); // a thread may let go of the graph
+    auto kept = Ref<>::share(packed); // another thread may free the graph
     Packer *teller = teller_of(packed);
     return teller == nullptr ? unpack(nullptr, packed) : packer_use(as_object(teller), packed);
 }
@@ -451,13 +451,13 @@ Group *region_find(Region *region, Key key) {
 
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) {
     Mover *mover = region->rest->mover;
-    if (region->others != Py_None) { // each is an event, whatever else there is of it
+    if (region->others != Py_None) { // each operand is an event, even if it has a group
         bool is_kept = is_weight(impl);
         Ref<> tensor = is_kept ? Ref<>() : Ref<>::steal(wrap(impl));
         if (!is_kept && !tensor) {
             return {};
         }
-        // Others than plain tensors know how they are detached, though not here.
+        // Tensor subclasses have their own `detach`, which cannot run here.
         return is_kept || as_object(Py_TYPE(tensor.get())) != links.tensor
                    ? Ref<>::steal(as_object(handle_new(impl, nullptr)))
                    : Ref<>::steal(pack_other(region, tensor.get(), impl,

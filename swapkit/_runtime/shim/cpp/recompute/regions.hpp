@@ -1,23 +1,23 @@
-// regions.hpp - a user's regions: what their operators make is computed again in backward.
+// regions.hpp - users' regions, which are recomputed in backward.
 //
-// While a *region* is open on a thread, every operator there that can be repeated is captured, but
-// for those whose results the user keeps. What autograd saves of that meets the region's hooks,
-// which keep no storage; what else is saved goes where it would go without the region, if the
-// region was handed it, and is kept if not. A region finds what was made in it, or in one around
-// it, by storage and version; nobody else does. When it ends, what it has made escapes as it is:
-// whoever changes that later changes nothing of what the region computes again.
+// While a *region* is open on a thread, all its repeatable operators are captured, except those
+// whose results the user keeps. If autograd saves a captured result, the region's hooks keep no
+// storage. Other saved tensors go where they would go without the region if they are inputs of the
+// region; otherwise they are kept. Only the region finds the results made in it or in an enclosing
+// region, by storage and version. When it ends, its results escape unchanged: later changes to them
+// do not affect what the region recomputes.
 //
-// What is made in a region inside is of the one around, too, if that needs it. Where something is
-// computed again, what is of neither its region nor one around that is given up once more behind
-// it: it is needed when its own region is.
+// Results of an inner region also belong to the outer region if that needs them. A recomputation
+// may need results of a region that is neither its own nor an enclosing one. These are released
+// again right afterwards; they are recomputed when their own region needs them.
 //
-// A region that *holds* gives nothing up before its end, where it is said whether it may. What it
-// holds a rescue may move meanwhile.
+// A region that *holds* keeps its results until its end, and only then is it decided whether to
+// release them. Meanwhile a rescue may move them.
 //
-// In a session's step, or one that is recorded, events are the same each time: what a region saves
-// of others', and each operand, meets the hooks that count them, and these are told of its use in
-// backward (`Handle::teller`). What the region computes again is no event. A rescue may move it
-// while it is there, but it is computed once more where it would be without one.
+// Sessions and recorders need the same events in each step. So tensors from outside that a region
+// saves, and all operands, go through the hooks that count events, and these hooks are notified of
+// each use in backward (`Handle::teller`). What the region recomputes is no event. A rescue may
+// move recomputed results while they exist, but they are recomputed at the same points as without.
 #ifndef SWAPKIT_REGIONS_HPP
 #define SWAPKIT_REGIONS_HPP
 
@@ -34,27 +34,26 @@ struct Region;
 
 extern PyTypeObject region_type;
 
-// The region that this thread's operators run in, borrowed; null: they run in none. Without the
-// interpreter.
+// The innermost open region of this thread, borrowed; null: there is none. Does not need the GIL.
 Region *open_region();
-// Whether a region keeps what an operator makes.
+// Return whether a region keeps the results of an operator.
 bool region_keeps(const Region *region, const Named *named);
-// Note what such an operator has made. Needs the interpreter.
+// Note the results of such an operator. Needs the GIL.
 void region_note_kept(Region *region, const std::vector<at::Tensor> &made);
 
-// Whether what a region saves of others' is an event of a session, or of a recorder.
+// Return whether tensors from outside that a region saves are events of a session or a recorder.
 bool region_tells(const Region *region);
-// The hooks that stand for what is kept in a region; borrowed.
+// The hooks for what a region keeps; borrowed.
 Packer *region_rest(const Region *region);
 std::shared_ptr<Run> region_run(const Region *region);
 
-// All of these need the interpreter and the runtime's lock.
+// The functions below need the GIL and the runtime's lock.
 
-// Let a region find what was captured.
+// Let a region find captured groups.
 void region_carry(Region *region, std::vector<Ref<Group>> groups);
-// What was made in a region, or in one around it, and is needed there now; null: nothing.
+// Find a group made in a region, or in an enclosing one, that this region needs now; null: none.
 Group *region_find(Region *region, Key key);
-// What stands for an operand that no region has made. None: an exception is set.
+// Pack an operand that no region has made. None: an exception is set.
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span);
 
 } // namespace swapkit

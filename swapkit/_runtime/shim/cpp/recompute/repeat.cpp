@@ -1,4 +1,4 @@
-// repeat.cpp - what decides which bits an operator makes besides its arguments.
+// repeat.cpp - torch's settings that affect the bits of an operator's result.
 #include "recompute/repeat.hpp"
 
 #include <ATen/Context.h>
@@ -18,7 +18,7 @@ namespace swapkit {
 
 namespace {
 
-// Values side by side, a fixed number of bits for each kind: no two settings have the same word.
+// Packs values into one word, each with a fixed number of bits: different settings, different word.
 class SettingsWord {
   public:
     template <class Value> void add(Value value) {
@@ -36,7 +36,7 @@ class SettingsWord {
     unsigned used_ = 0;
 };
 
-// What holds for an operator, whether it was said of it, of its backend, or of all.
+// Add the precision in effect per operator, whether set for it, for its backend, or globally.
 template <class Context>
 void add_precisions(SettingsWord &word, const Context &context, at::Float32Backend backend) {
     using at::Float32Op;
@@ -45,11 +45,11 @@ void add_precisions(SettingsWord &word, const Context &context, at::Float32Backe
     }
 }
 
-// Whether this thread takes numbers below the normal ones for zero: torch can set that, not tell.
-// For each operator that is captured, so by the register: to compare one takes 100 cycles.
+// Whether this thread flushes denormals to zero: torch can set this, but not read it. Reads the
+// register, since this runs for each captured operator and comparing a denormal takes 100 cycles.
 bool flushes_denormals() {
 #if defined(__SSE__)
-    constexpr unsigned to_zero = 0x8040; // what is made, and what is read
+    constexpr unsigned to_zero = 0x8040; // flush results, and treat operands as zero
     return (_mm_getcsr() & to_zero) != 0;
 #else
     static const volatile double denormal = std::numeric_limits<double>::denorm_min();
@@ -57,7 +57,7 @@ bool flushes_denormals() {
 #endif
 }
 
-// On the CPU a sum has as many parts as there are threads.
+// On the CPU a sum is split into as many parts as there are threads.
 void add_thread(SettingsWord &word) {
     constexpr unsigned bits = 16;
     constexpr int most = (1 << bits) - 1;
@@ -65,7 +65,7 @@ void add_thread(SettingsWord &word) {
     word.add(flushes_denormals());
 }
 
-// What only other devices than the CPU have. Some of it only newer releases of torch have.
+// Settings of accelerators. Some exist only in newer releases of torch.
 template <class Context> void add_accelerator(SettingsWord &word, Context &context) {
     static const bool has_cuda = at::hasCUDA();
     word.add(context.userEnabledCuDNN());

@@ -1,4 +1,4 @@
-// repeat.hpp - what decides which bits an operator makes besides its arguments, then and again.
+// repeat.hpp - settings and generator states that a repetition must restore to get the same bits.
 #ifndef SWAPKIT_REPEAT_HPP
 #define SWAPKIT_REPEAT_HPP
 
@@ -10,15 +10,15 @@
 
 namespace swapkit {
 
-// Torch's settings that decide which bits an operator makes on a device, as one number. The
-// thread's own count for the CPU only: autograd's threads, which run the backward of other devices,
-// often have another one. `operators/settings.py` reads and sets them, and names the same ones.
+// Return torch's settings that affect the bits of an operator's result on a device, as one number.
+// Per-thread settings are included for the CPU only: for other devices backward runs on autograd's
+// threads, where they often differ. `operators/settings.py` reads and sets the same settings.
 std::uint64_t settings_word(c10::Device device);
-// The settings of this moment in Python, whose number this is: one object for as long as they stay.
-// None: an exception is set.
+// Return the current settings, whose number is `word`, as a Python object. It is the same object
+// until the settings change. None: an exception is set.
 Ref<> settings_now(std::uint64_t word);
 
-// Lets settings, or the state of generators, be as they were, and in the end as they are now.
+// Restores former settings or generator states while it lives, and then the current ones again.
 class Again {
   public:
     // False: an exception is set.

@@ -1,4 +1,4 @@
-// repeating.cpp - running recipes again.
+// repeating.cpp - running recipes.
 #include "recompute/recipes.hpp"
 
 #include "memory/streams.hpp"
@@ -23,8 +23,7 @@ namespace swapkit {
 
 namespace {
 
-// What a session's hooks give for an operand, as they would to autograd. Undefined: an exception is
-// set.
+// Unpack an operand with the session's hooks, as autograd would. Undefined: an exception is set.
 at::Tensor told_now(const Recipe *recipe, Handle *handle) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
     Ref<> given = Ref<>::steal(packer_use(as_object(handle->teller), as_object(handle)));
@@ -40,7 +39,7 @@ at::Tensor told_now(const Recipe *recipe, Handle *handle) {
     return at::Tensor(Impl::reclaim_copy(impl));
 }
 
-// A tensor that is an operand of a repetition. Undefined: an exception is set.
+// The tensor of an operand, for running the recipe. Undefined: an exception is set.
 at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
     if (Py_TYPE(operand.packed.get()) == &handle_type) {
@@ -67,7 +66,7 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
                 links.refuse_emptied, handle, recipe->named->function, nullptr));
             return {};
         }
-        // Not the alias: while the operator runs, a rescue may strip that.
+        // Not the alias itself: a rescue may strip it while the operator runs.
         return at::Tensor(Impl::reclaim(detached(handle->alias)));
     }
     Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
@@ -115,7 +114,7 @@ bool run_again(const Recipe *recipe, Stack *stack) {
     return true;
 }
 
-// One run of a recipe, for whoever runs it from Python.
+// One run of a recipe, to be called from Python.
 struct Rerun {
     const Recipe *recipe;
     const Stack *given;
@@ -155,8 +154,7 @@ void add_tensors(const c10::IValue &value, std::vector<at::Tensor> *out) {
     }
 }
 
-// Run a recipe again where a recorder may see it: what a region computes again is a part of the
-// step.
+// Run a recipe. A recorder must see the run of a region's recipe, since it is a part of the step.
 bool run_seen(const Recipe *recipe, Stack *stack) {
     if (!recipe->run || !is_observed()) {
         return run_again(recipe, stack);
@@ -201,14 +199,14 @@ bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t re
         group->standby = recipe->is_spare ? Standby::spare : Standby::none;
     }
     group->stream = current_stream(recipe->mover->device());
-    if (!recipe->run || group->terms.action != Action::keep) { // nobody else looks for it
+    if (!recipe->run || group->terms.action != Action::keep) { // otherwise nothing looks it up
         enroll_again(recipe->mover.get(), group);
     }
     return true;
 }
 
-// Let what was computed again be given up where the pass ends, which retains its graph: what no
-// plan has named.
+// Have recomputed groups released at the end of a backward pass that retains its graph. Used for
+// recipes that no plan controls.
 bool retain(const Recipe *recipe) {
     Books &books = *recipe->mover->books;
     bool is_first = books.retained.empty();
@@ -221,7 +219,7 @@ bool retain(const Recipe *recipe) {
            Ref<>::steal(PyObject_CallOneArg(links.pass_retains, as_object(recipe->mover.get())));
 }
 
-// Count what ran again: an operator, or a region once in a backward pass.
+// Count a recomputation: each operator, but a region only once per backward pass.
 void count_run(const Recipe *recipe) {
     std::int64_t task = torch::autograd::get_current_graph_task_id();
     if (!recipe->run || std::exchange(recipe->run->task, task) != task || task == -1) {
@@ -229,7 +227,7 @@ void count_run(const Recipe *recipe) {
     }
 }
 
-// The run of a region that a group is of: its recipe's, or one around that; null: of none.
+// The region's run that a group belongs to: its recipe's run or an enclosing one; null: none.
 const Run *run_of(const Group *group) {
     const Run *run = group->recipe == nullptr ? nullptr : group->recipe->run.get();
     while (run != nullptr && run->depth > group->depth) {
@@ -238,7 +236,7 @@ const Run *run_of(const Group *group) {
     return run;
 }
 
-// Whether what is of one run is needed for another one only to compute something from it.
+// Whether groups of `run` are only intermediates when `needing` is recomputed.
 bool is_passing(const Run *run, const Run *needing) {
     while (needing != nullptr && run != nullptr && needing->depth > run->depth) {
         needing = needing->outer.get();
@@ -246,7 +244,7 @@ bool is_passing(const Run *run, const Run *needing) {
     return run != nullptr && run != needing;
 }
 
-// Give up what only this recipe of another region has needed.
+// Release operands of other regions that only this recipe needed.
 void forget_operands(const Recipe *recipe, const Run *needing) {
     for (const Operand &operand : recipe->operands) {
         const Handle *handle = handle_in(operand);
@@ -257,7 +255,7 @@ void forget_operands(const Recipe *recipe, const Run *needing) {
     }
 }
 
-// Let those of a recipe's groups have storages that lack them.
+// Give storages to those of a recipe's groups that have none.
 bool give_all(Recipe *recipe, const std::vector<at::Tensor> &made, const Run *needing,
               std::vector<Ref<Group>> *passing) {
     for (std::size_t at = 0; at < recipe->results.size(); at++) {
@@ -275,8 +273,8 @@ bool give_all(Recipe *recipe, const std::vector<at::Tensor> &made, const Run *ne
     return true;
 }
 
-// Run an operator again for a group of a region's run, and let those of its groups have storages
-// that lack them. `passing`: those of other regions.
+// Run a recipe's operator for a group of the run `needing`, and give storages to those of the
+// recipe's groups that have none. `passing`: collects groups of other regions.
 bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing) {
     RecipeRef hold(recipe);
     if (recipe->is_over) {
@@ -294,10 +292,10 @@ bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing
         return false;
     }
     bool is_passed = passing->size() != passed;
-    // Another pass over the same graph computes it again.
+    // If the graph is retained, another pass recomputes it.
     bool is_last = torch::autograd::get_current_graph_task_id() == -1 ||
                    !torch::autograd::get_current_graph_task_keep_graph();
-    if (is_last && !recipe->is_spare && !is_passed) { // a rescue may drop it once more
+    if (is_last && !recipe->is_spare && !is_passed) { // a rescue may drop spare groups again
         consume(recipe);
     } else if (!is_last && (recipe->run || recipe->is_chosen)) {
         return retain(recipe);
@@ -308,7 +306,7 @@ bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing
     return true;
 }
 
-// The first of a recipe's operands that has to be computed before; null: there is none.
+// The first operand that must be recomputed before a recipe can run; null: none.
 Group *first_missing(Mover *mover, const Recipe *recipe) {
     for (const Operand &operand : recipe->operands) {
         const Handle *handle = handle_in(operand);
@@ -326,7 +324,7 @@ void forget(Mover *mover, const std::vector<Ref<Group>> &groups) {
     }
 }
 
-// Note that something of a region's run is computed again.
+// Note that a group of a region's run is recomputed.
 void begin_run(Mover *mover, const Run *run) {
     while (run != nullptr && run->outer) {
         run = run->outer.get();
@@ -335,7 +333,7 @@ void begin_run(Mover *mover, const Run *run) {
     std::int64_t task = torch::autograd::get_current_graph_task_id();
     bool is_other = run != nullptr && run != books.retained_run;
     if (is_other || task != books.retained_task) {
-        forget_retained(mover); // of another region, or of a pass that has raised
+        forget_retained(mover); // of another region, or of a pass that raised
         books.retained_run = is_other ? run : books.retained_run;
         books.retained_task = task;
     }
@@ -346,8 +344,8 @@ void begin_run(Mover *mover, const Run *run) {
 bool compute_again(Mover *mover, Group *group) {
     const Run *needing = run_of(group);
     begin_run(mover, needing);
-    // Each needs the next one: chains may be of any length. What was computed for one is held until
-    // that one is, or a rescue would drop it for another operand.
+    // A stack: each entry needs the next one, and chains can have any length. An operand's storage
+    // is held until its recipe has run, or a rescue could drop it to recompute another operand.
     struct Due {
         Ref<Group> group;
         std::vector<c10::Storage> held;
@@ -373,7 +371,7 @@ bool compute_again(Mover *mover, Group *group) {
         if (!repeat(next->recipe, needing, &passing)) {
             return false;
         }
-        if (!is_passed) { // what another region has made for it
+        if (!is_passed) { // release the intermediates of other regions
             forget(mover, std::exchange(passing, {}));
         }
     }
@@ -386,7 +384,7 @@ void sweep_retained(Mover *mover) {
     if (std::all_of(retained.begin(), retained.end(), is_used)) {
         return;
     }
-    // What goes may end others, which come here.
+    // Dropping a group may end others and call this function again.
     std::vector<Ref<Group>> former = std::exchange(retained, {});
     for (Ref<Group> &each : former) {
         if (is_used(each)) {
@@ -398,7 +396,7 @@ void sweep_retained(Mover *mover) {
 void forget_retained(Mover *mover) { forget(mover, std::exchange(mover->books->retained, {})); }
 
 void forget_computed(Mover *mover, Group *group) {
-    // What a rescue has moved is computed again all the same: a step goes as recorded.
+    // Recompute even what a rescue has moved: a step must run as recorded.
     if (is_of_region(group) && group->recipe != nullptr && group->native != nullptr) {
         forget_copy(mover, group);
     }

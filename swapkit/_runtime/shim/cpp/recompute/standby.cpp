@@ -1,4 +1,4 @@
-// standby.cpp - recipes for the case that memory runs out.
+// standby.cpp - spare recipes, in case memory runs out.
 #include "recompute/standby.hpp"
 
 #include "moves/agenda.hpp"
@@ -22,10 +22,10 @@ namespace {
 
 constexpr std::size_t little_bytes = std::size_t{1} << 16;
 
-std::atomic<std::size_t> standing{0}; // hooks that stand by
+std::atomic<std::size_t> standing{0}; // number of hooks that stand by
 
-// Whether an operand's memory is where it was; `next`: what has to be computed for it, if that is
-// so.
+// Whether an operand has its memory or can get it back. `next`: collects the recipe that must run
+// before, if there is one.
 bool is_there(const Operand &operand, std::vector<const Recipe *> *next) {
     if (Py_TYPE(operand.packed.get()) != &handle_type || operand.is_scratch) {
         return true;
@@ -41,8 +41,8 @@ bool is_there(const Operand &operand, std::vector<const Recipe *> *next) {
     return has_memory(*handle->alias);
 }
 
-// Whether all that a recipe computes from, in the end, is there. Whoever manages storages (FSDP)
-// may have taken memory away.
+// Whether a recipe can run, with all recipes that it depends on. Code that manages storages itself
+// (FSDP) may have freed an operand's memory.
 bool can_compute(const Recipe *recipe) {
     std::unordered_set<const Recipe *> seen = {recipe};
     std::vector<const Recipe *> due = {recipe};
@@ -134,7 +134,7 @@ bool drop_spare(Mover *mover, Group *group, PyObject *digest) {
     Py_XDECREF(std::exchange(group->digest, Py_NewRef(digest)));
     group->standby = is_held ? Standby::region : Standby::captured;
     mover->books->has_dropped = mover->books->has_dropped || !is_held;
-    timing_forget(group); // it has no copy that could come back early
+    timing_forget(group); // there is no copy to prefetch
     agenda_forget(mover, group);
     forget_computed(mover, group);
     return true;

@@ -1,13 +1,13 @@
-// standby.hpp - recipes for the case that memory runs out.
+// standby.hpp - spare recipes, in case memory runs out.
 //
-// While hooks *stand by*, every operator that can be repeated is captured, though no plan names it.
-// What autograd saves of that keeps its storage; its recipe is *spare*: where neither the device
-// nor the host has room, a rescue drops the storage, and backward computes it again. What autograd
-// does not save has no storage in its group, as if a plan computed it again: other recipes may need
-// it. Such recipes keep no memory alive that plain autograd would not.
+// While hooks *stand by*, every repeatable operator is captured, without a plan. Saved results keep
+// their storage, and their recipe is *spare*: if neither the device nor the host has room, a rescue
+// drops the storage, and backward recomputes it. The group of a result that is not saved has no
+// storage, as if planned for recomputation: other recipes may need it. Spare recipes keep no memory
+// alive that plain autograd would free.
 //
-// What is dropped leaves a digest of its bytes: what is computed again has to be the same. So a
-// kernel that torch does not see, and that has written to an operand meanwhile, is noticed.
+// A rescue that drops a storage keeps a digest of the bytes, and the recomputed bytes must match
+// it. This detects kernels that write to an operand without torch seeing it.
 #ifndef SWAPKIT_STANDBY_HPP
 #define SWAPKIT_STANDBY_HPP
 
@@ -17,29 +17,28 @@
 
 namespace swapkit {
 
-// Whether any hooks stand by; on any thread, and without the interpreter.
+// Return whether any hooks stand by, on any thread. Does not need the GIL.
 bool stands_anyone_by();
-// Let hooks stand by, or not any more: then what was captured and is not saved is forgotten. The
-// lock is held, also here:
+// Start or stop standing by. Stopping drops captured groups that were not saved. The lock is held,
+// as in `end_captures`.
 void stand_by(Packer *packer, bool is_on);
-// A step has ended: likewise, and nothing that was dropped in it needs the operands of others.
+// End a step: drop captured groups that were not saved. Groups that a rescue has dropped in this
+// step need no recipes of others any more.
 void end_captures(Mover *mover);
 
-// The hooks that what this thread's operator makes meets, if they stand by; borrowed. Null: none.
+// The hooks that see the results of this thread's operator, if they stand by, borrowed; else null.
 Packer *standing_by();
-// Whether an operand's recipe may keep it, which no group does yet: little is. -1: an exception is
-// set.
+// Return whether a recipe may keep an operand that has no group: small tensors and the model's
+// state. -1: an exception is set.
 int may_keep(const Mover *mover, const c10::StorageImpl *storage);
-// Let groups that were captured just now be found until a backward pass begins.
+// Keep newly captured groups findable until a backward pass begins.
 void carry_captured(Mover *mover, std::vector<Ref<Group>> groups);
 
-// Forget what was captured and is not saved, where a backward pass begins. False: an exception is
-// set.
+// If a backward pass begins, drop captured groups that were not saved. False: an exception is set.
 bool backward_begins(Mover *mover);
 
-// Give up the storage of a group whose recipe is spare. `digest`: of its bytes, for
-// `compare_digest` of the links. False: it has none, others hold the storage, or an operand's
-// memory was taken away.
+// Drop the storage of a group with a spare recipe. `digest`: of its bytes, for `compare_digest` of
+// the links. False: it has no spare recipe, others hold the storage, or an operand has no memory.
 bool drop_spare(Mover *mover, Group *group, PyObject *digest);
 
 } // namespace swapkit

@@ -1,6 +1,6 @@
-// hidden_operators.cpp - where no mode, subclass or transform of the user's sees operators, as a
-// context manager that runs no Python: a signal handler that raises between two lines of one would
-// leave torch's guards to a traceback, and what they put back later is the state of that time.
+// hidden_operators.cpp - a context manager that hides operators from the user's modes, subclasses
+// and transforms. It runs no Python code: if a signal handler raised between two lines of a Python
+// version, the traceback would keep torch's guards, and they would later restore an outdated state.
 #include "running/hidden_operators.hpp"
 
 #include "python/links.hpp"
@@ -14,12 +14,12 @@ namespace {
 
 struct Hidden {
     PyObject ob_base;
-    std::array<PyObject *, 3> guards; // owned, each entered; null: not, or left
+    std::array<PyObject *, 3> guards; // owned and entered; null: not entered, or exited
 };
 
 Hidden *as_hidden(PyObject *self) { return reinterpret_cast<Hidden *>(self); }
 
-// Leave the guards, the innermost first. False: an exception is set.
+// Exit the guards, innermost first. False: an exception is set.
 bool leave(Hidden *hidden) {
     bool is_done = true;
     for (auto each = hidden->guards.rbegin(); each != hidden->guards.rend(); ++each) {

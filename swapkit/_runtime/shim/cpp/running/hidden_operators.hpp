@@ -1,4 +1,4 @@
-// hidden_operators.hpp - operators that no mode, subclass or transform of the user's sees
+// hidden_operators.hpp - hiding operators from the user's modes, subclasses and transforms
 // (`torch_compat/isolation.py`).
 #ifndef SWAPKIT_HIDDEN_OPERATORS_HPP
 #define SWAPKIT_HIDDEN_OPERATORS_HPP

@@ -1,12 +1,11 @@
-// operator_clock.cpp - the clock of operators: autograd's nodes, as they are made and as they run
-// back.
+// operator_clock.cpp - the clock of operators: autograd nodes, as they are made and as they run in
+// backward.
 //
-// An operator is an autograd node, and its number the node's sequence number: counted per thread,
-// rising through forward, and falling through backward, whichever thread that runs on. Whoever
-// wants to act at an operator sets an alarm; torch's observers call in at every operator, compare
-// two numbers, and only an alarm that is due takes the interpreter. Backward passes also leave a
-// record of the order in which their nodes ran: nodes of branches that get no gradient do not run
-// at all.
+// An operator is an autograd node, and its number is the node's sequence number: counted per
+// thread, rising in forward and falling in backward, on whichever thread backward runs. Code that
+// acts at an operator sets an alarm. Torch's observers run at every operator and compare two
+// numbers; only an alarm that is due takes the GIL. A backward pass also records the order in which
+// its nodes ran: nodes of branches without a gradient do not run at all.
 #include "running/operator_clock.hpp"
 
 #include "moves/prefetch.hpp"
@@ -27,21 +26,21 @@ namespace swapkit {
 
 namespace {
 
-constexpr std::size_t clocks_count = 32; // more threads than that share alarms: no harm done
+constexpr std::size_t clocks_count = 32; // more threads share alarms, which is harmless
 constexpr std::size_t record_limit = 1 << 20;
-constexpr int most_tries = 8; // of what signal handlers keep interrupting
+constexpr int most_tries = 8; // of a ring that signal handlers keep interrupting
 
 struct Clock {
     std::atomic<std::int64_t> forward{never_forward};   // rings from this number on
     std::atomic<std::int64_t> backward{never_backward}; // rings from this number down
-    std::atomic<std::int64_t> latest{-1};               // of backward
+    std::atomic<std::int64_t> latest{-1};               // in backward
     std::mutex lock;
-    std::vector<std::int64_t> record; // of the backward pass under way, or the last one
+    std::vector<std::int64_t> record; // of the current backward pass, or the last one
 };
 
 std::array<Clock, clocks_count> clocks;
 
-// A forked child's backward passes find the locks free. Nothing else is locked while one is held.
+// A forked child's backward passes find the locks free. No other lock is taken while one is held.
 void lock_clocks() {
     for (Clock &clock : clocks) {
         clock.lock.lock();
@@ -58,12 +57,12 @@ void unlock_clocks() {
     pthread_atfork(&lock_clocks, &unlock_clocks, &unlock_clocks);
 
 thread_local int own_operators = 0;
-at::CallbackHandle handle = 0; // of our observer; 0: there is none. Guarded by the interpreter
+at::CallbackHandle handle = 0; // our observer; 0: there is none. Guarded by the GIL
 std::atomic<std::uint64_t> rings{0};
 
 Clock &clock_of(std::uint64_t thread) { return clocks[thread % clocks_count]; }
 
-// Whether what failed is to be tried again: a signal handler had interrupted it.
+// Note a failed ring. Return whether to try again: a signal handler interrupted the ring.
 bool note_failure() {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -81,7 +80,7 @@ bool note_failure() {
     return is_handled.get() == Py_True;
 }
 
-// As `timing_ring`; what torch raised is an exception of Python.
+// Like `timing_ring`, but an exception of torch becomes a Python exception.
 bool ring_once(std::uint64_t thread, std::int64_t number, Phase phase) {
     try {
         return timing_ring(thread, number, phase);
@@ -91,7 +90,7 @@ bool ring_once(std::uint64_t thread, std::int64_t number, Phase phase) {
     }
 }
 
-// Below C++ frames of torch: nothing may be raised through them.
+// Runs below C++ frames of torch: no exception may propagate through them.
 void ring_now(std::uint64_t thread, std::int64_t number, Phase phase) {
     if (Py_IsInitialized() == 0) {
         return;
@@ -108,7 +107,7 @@ void ring_now(std::uint64_t thread, std::int64_t number, Phase phase) {
 void see_backward(const at::RecordFunction &operation) {
     std::int64_t number = operation.seqNr();
     if (number < 0) {
-        return; // accumulates a gradient: no operator of the forward pass
+        return; // accumulates a gradient: not an operator of forward
     }
     std::uint64_t thread = operation.forwardThreadId();
     Clock &clock = clock_of(thread);

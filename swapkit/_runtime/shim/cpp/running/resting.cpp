@@ -1,4 +1,4 @@
-// resting.cpp - threads that rest from hearing of modules.
+// resting.cpp - threads that rest from module hooks.
 #include "running/resting.hpp"
 
 #include "python/links.hpp"
@@ -13,34 +13,34 @@ namespace swapkit {
 
 namespace {
 
-// All of it is guarded by the interpreter.
+// The GIL guards everything here.
 
 struct RestState {
-    std::uint64_t period; // of the rest; 0: it has ended
-    const void *root;     // the module in whose call it is
+    std::uint64_t period; // in which the rest began; 0: the rest has ended
+    const void *root;     // the module in whose call the thread rests
 };
 
 struct Rest {
     PyObject ob_base;
-    std::shared_ptr<RestState> state; // shared with its thread, which may go first
+    std::shared_ptr<RestState> state; // shared with its thread, which may end first
 };
 
-std::uint64_t period = 1; // another one with each change of who hears of modules
+std::uint64_t period = 1; // changes with every change of the module hooks' listeners
 thread_local std::shared_ptr<RestState> latest_rest;
 
 bool is_resting() { return latest_rest && latest_rest->period == period; }
 
-// ---- what torch asks ----------------------------------------------------------------------------
+// ---- torch's check ------------------------------------------------------------------------------
 
 bool runs(PyFrameObject *frame, PyObject *code) {
     Ref<PyCodeObject> own = Ref<PyCodeObject>::steal(PyFrame_GetCode(frame));
     return as_object(own.get()) == code;
 }
 
-// Whether the call of a module that a frame runs is one of the module in whose call the rest is:
-// inside of its own, or after one that was interrupted unseen. -1: an exception is set.
+// Return whether a frame runs a call of the root, the module in whose call the thread rests: a
+// nested call, or one after a call that was interrupted unnoticed. -1: an exception is set.
 int is_of_root(Ref<PyFrameObject> frame) {
-    // The locals of who calls it are fewer: they are copied to be read.
+    // The caller's frame has fewer locals, and reading locals copies them.
     Ref<PyFrameObject> caller = Ref<PyFrameObject>::steal(PyFrame_GetBack(frame.get()));
     if (caller && runs(caller.get(), links.call_around)) {
         frame = std::move(caller);
@@ -51,7 +51,7 @@ int is_of_root(Ref<PyFrameObject> frame) {
     return module ? static_cast<int>(module.get() == latest_rest->root) : -1;
 }
 
-// Whether torch is to look into a table. -1: an exception is set.
+// Return whether torch checks the hooks of a table. -1: an exception is set.
 template <bool is_last> int table_bool(PyObject *self) {
     Py_ssize_t count = PyDict_Size(self);
     if (!is_resting() || count != 1) {

@@ -1,5 +1,5 @@
-// resting.hpp - threads that rest from hearing of modules (`model/resting.py`), as torch asks for
-// them: at every call of a module, whether there are hooks for all.
+// resting.hpp - threads that *rest* from module hooks (`model/resting.py`): torch checks at every
+// call of a module whether there are global hooks, and finds none on a thread that rests.
 #ifndef SWAPKIT_RESTING_HPP
 #define SWAPKIT_RESTING_HPP
 
@@ -8,8 +8,8 @@
 namespace swapkit {
 
 extern PyTypeObject rest_type;
-// Torch's tables of hooks for all modules, with ours in them: they are false for a thread that
-// rests. Torch looks into the last one only where the first was false.
+// Torch's tables of global module hooks, with ours in them. A table is false for a thread that
+// rests. Torch checks the last table only if the first one is false.
 extern PyTypeObject first_table_type, last_table_type;
 
 // prepare_rest(root), begin_rest(rest), end_rest(), interrupt_rests(), is_resting()

@@ -1,8 +1,8 @@
-// thread_stacks.cpp - what runs on the stacks of threads.
+// thread_stacks.cpp - reading the stacks of other threads.
 //
-// Up to Python 3.11 making the object of a frame may start the collector, whose finalizers let
-// other threads run: the frame may be gone when its object is made. So the collector is off here,
-// frames are read in one go, and no object of one is handed out.
+// Up to Python 3.11, making a frame object may start the garbage collector, whose finalizers let
+// other threads run: the frame may be gone once its object is made. So the collector is off here,
+// all frames are read in one go, and no frame object is returned.
 #include "running/thread_stacks.hpp"
 
 #include <frameobject.h>
@@ -28,7 +28,7 @@ class WithoutCollector {
     bool was_enabled_;
 };
 
-// The innermost frames of all threads, by the number of the thread; none: an exception is set.
+// Return the innermost frames of all threads, by thread id; none: an exception is set.
 Ref<> innermost_frames() {
     PyObject *current_frames = PySys_GetObject("_current_frames");
     if (current_frames == nullptr) {
@@ -38,7 +38,7 @@ Ref<> innermost_frames() {
     return Ref<>::steal(PyObject_CallNoArgs(current_frames));
 }
 
-// Call `see` with a frame and those below it until it returns false: an exception is set.
+// Call `see` with a frame and then its callers, until it returns false: an exception is set.
 template <class See> bool walk(PyObject *innermost, See &&see) {
     auto frame = Ref<PyFrameObject>::share(reinterpret_cast<PyFrameObject *>(innermost));
     while (frame) {

@@ -1,4 +1,4 @@
-// carried.cpp - groups that were captured and may be saved yet.
+// carried.cpp - captured groups that may still be saved.
 #include "saved/carried.hpp"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace swapkit {
 
-// What goes may end others, which come back here: so the list is another one meanwhile.
+// Destroying a group may destroy others and call back here, so the list is swapped out first.
 
 void Carried::add(std::vector<Ref<Group>> groups) {
     std::move(groups.begin(), groups.end(), std::back_inserter(groups_));
@@ -16,7 +16,7 @@ void Carried::add(std::vector<Ref<Group>> groups) {
 }
 
 void Carried::sweep() {
-    if (groups_.empty() || is_sweeping_) { // what goes may come here
+    if (groups_.empty() || is_sweeping_) { // destroying groups may call back here
         return;
     }
     is_sweeping_ = true;

@@ -1,7 +1,8 @@
-// carried.hpp - groups that were captured and may be saved yet.
+// carried.hpp - captured groups that may still be saved.
 //
-// Nobody else has them before autograd saves what they stand for, or another recipe needs it. Where
-// that recipe may go while the result is still there to be saved, they are kept until that is gone.
+// Nothing else holds these groups until autograd saves their tensors or another recipe needs them.
+// If that recipe may be freed while the result can still be saved, saved groups are kept until the
+// result is gone (`keeps_used`).
 #ifndef SWAPKIT_CARRIED_HPP
 #define SWAPKIT_CARRIED_HPP
 
@@ -12,14 +13,14 @@
 
 namespace swapkit {
 
-// Needs the interpreter and the runtime's lock.
+// Needs the GIL and the runtime's lock.
 class Carried {
   public:
     explicit Carried(bool keeps_used = false) : keeps_used_(keeps_used) {}
     void add(std::vector<Ref<Group>> groups);
-    // Let go of what is gone, or was saved, unless that is kept.
+    // Drop groups whose storage or recipe is gone, and saved groups unless `keeps_used`.
     void sweep();
-    // Let go of all.
+    // Drop all groups.
     void drop();
     bool is_empty() const { return groups_.empty(); }
     std::size_t count() const { return groups_.size(); }

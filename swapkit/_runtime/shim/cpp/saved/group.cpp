@@ -1,4 +1,4 @@
-// group.cpp - handles and groups: who holds a storage, and how a tensor is rebuilt bit for bit.
+// group.cpp - handles and groups: references to storages, and rebuilding tensors bit for bit.
 #include "memory/copy_owners.hpp"
 #include "memory/reclaimable.hpp"
 #include "moves/mover.hpp"
@@ -11,17 +11,17 @@ namespace swapkit {
 
 namespace {
 
-// Saved views that cover at least this share of their storage move all of it.
+// If the saved views cover at least this share of their storage, all of it moves.
 constexpr double coverage = 0.5;
 
-// Of what has no native group.
+// The states of a group without a native group.
 constexpr sk_group_state resident = SK_GROUP_RESIDENT, computed_again = SK_GROUP_OUT;
 
 std::uint32_t version_of(c10::TensorImpl *impl) {
     return impl->is_inference() ? 0 : impl->version_counter().current_version();
 }
 
-// For assertions: whether a group knows its handles, and they their group.
+// For assertions: whether a group's list of handles is consistent.
 [[maybe_unused]] bool handles_are_sound(const Group *group) {
     std::size_t count = 0;
     const Handle *previous = nullptr;
@@ -60,7 +60,7 @@ void handle_part(Handle *handle) {
     SWAPKIT_ASSERT(handles_are_sound(group));
 }
 
-// Let go of the storage; the alias stays as a tracker of the version.
+// Drop the storage; the alias still tracks the version.
 void handle_strip(Handle *handle) {
     if (!handle->is_stripped) {
         exchange_storage(handle->alias, nullptr, 0);
@@ -72,7 +72,7 @@ void handle_strip(Handle *handle) {
 
 // ---- handles ------------------------------------------------------------------------------------
 
-// A handle that takes the caller's alias. Null: an exception is set.
+// Return a new handle that takes over the caller's alias. Null: an exception is set.
 static Handle *handle_of(c10::TensorImpl *alias) {
     auto *handle = reinterpret_cast<Handle *>(handle_type.tp_alloc(&handle_type, 0));
     if (handle == nullptr) {
@@ -94,7 +94,7 @@ Handle *handle_keep(PyObject *tensor, bool itself) {
         plain_storage(*impl, 0) != nullptr) {
         return handle_of(detached(impl));
     }
-    // Other kinds know how they are detached.
+    // Other kinds of tensors have their own `detach`.
     Ref<> alias = itself ? Ref<>::share(tensor) : call_method<"detach">(tensor);
     if (!alias || !impl_of(alias.get(), &impl)) {
         return nullptr;
@@ -160,7 +160,7 @@ Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key) {
     Group *group = group_new(mover, terms, key);
     if (group != nullptr) {
         group->cover = {.begin_bytes = 0, .end_bytes = group->nbytes};
-        // Who runs the operator holds the storage.
+        // The caller that runs the operator holds the storage.
         group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
         group_strip(group);
     }
@@ -176,7 +176,7 @@ bool group_is_partial(const Group *group) {
 }
 
 bool group_has_storage(const Group *group) {
-    // Those who manage storages themselves (FSDP) change their size behind autograd's back.
+    // Code that manages storages itself (FSDP) resizes them without autograd's knowledge.
     return group->storage != nullptr &&
            group->storage->nbytes() + group->shift_bytes >= group->cover.end_bytes;
 }
@@ -187,7 +187,7 @@ bool group_is_exclusive(const Group *group) {
     }
     std::size_t holders = count_holders(group->storage);
     if (holders > 1 + group->nhandles) {
-        return false; // whichever of the handles have it; a weight may have thousands
+        return false; // whichever handles have it; a weight may have thousands of handles
     }
     std::size_t ours = 1;
     for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
@@ -200,12 +200,12 @@ bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span
     if (group->native == nullptr) {
         return true;
     }
-    // In the first storage, where the copy is of [part, part + nbytes).
+    // Offsets in the first storage, of which the copy has [part, part + nbytes).
     bool has_bytes = group->part_bytes <= span.begin_bytes + group->shift_bytes &&
                      span.end_bytes + group->shift_bytes <= group->part_bytes + group->nbytes;
     const Handle *handle = has_bytes ? group->handles : nullptr;
     while (handle != nullptr && !shares_versions(handle->alias, tensor)) {
-        handle = handle->next; // it may have been changed since the copy, as often as that one was
+        handle = handle->next; // under another counter, an equal version may hide later changes
     }
     return handle != nullptr;
 }
@@ -248,7 +248,7 @@ void group_strip(Group *group) {
         return;
     }
     SWAPKIT_ASSERT(has_python());
-    if (group->native == nullptr) { // its recipe makes the bytes again
+    if (group->native == nullptr) { // its recipe recomputes the bytes
         group->state_at = &computed_again;
     }
     if (group->weak == nullptr && (group->is_aside != 0 || !group_is_exclusive(group))) {
@@ -303,7 +303,7 @@ PyObject *handle_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
     return reinterpret_cast<PyObject *>(handle_keep(tensor, itself != 0));
 }
 
-// Both leave every list first: what refers to them weakly may look there.
+// Both frees remove the object from every list first: weakref callbacks may look there.
 
 void handle_free(PyObject *self) {
     auto *handle = reinterpret_cast<Handle *>(self);
@@ -335,7 +335,7 @@ void group_free(PyObject *self) {
         PyObject_ClearWeakRefs(self);
     }
     if (group->is_aside != 0) {
-        aside_forget(group->key.storage); // the weak reference keeps its address
+        aside_forget(group->key.storage); // the weak reference still reserves its address
     }
     if (group->native != nullptr) {
         links.sk_group_destroy(group->native);
@@ -380,7 +380,7 @@ PyObject *get_storage(PyObject *self, void *) {
     if (storage == nullptr) {
         Py_RETURN_NONE;
     }
-    swapkit_storage_hold(storage); // the wrapper takes a hold of its own from a weak reference
+    swapkit_storage_hold(storage); // the wrapper takes its own reference, from a weak one
     Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
     PyObject *wrapper = address ? PyObject_CallOneArg(links.wrap_storage, address.get()) : nullptr;
     swapkit_storage_drop(storage);
@@ -388,7 +388,7 @@ PyObject *get_storage(PyObject *self, void *) {
 }
 
 bool is_kept_by_others(const Group *group) { return group->weak != nullptr; }
-// Whether a rescue may drop it.
+// Return whether a rescue may drop the storage.
 bool is_spare(const Group *group) {
     return group->standby == Standby::spare ||
            (group->standby == Standby::held && group->native == nullptr);

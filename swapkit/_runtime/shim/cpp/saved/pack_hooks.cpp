@@ -1,4 +1,4 @@
-// pack_hooks.cpp - the hooks of autograd: what happens where a tensor is saved, and where it is
+// pack_hooks.cpp - the saved-tensor hooks: pack where autograd saves a tensor, unpack where it is
 // used.
 #include "saved/pack_hooks.hpp"
 #include "memory/streams.hpp"
@@ -21,7 +21,7 @@ namespace swapkit {
 
 namespace {
 
-// What a word of the `Action` in Python stands for; false: an exception is set.
+// Parse the value of an `Action` in Python; false: an exception is set.
 bool action_read(PyObject *word, Action *out) {
     constexpr std::pair<std::string_view, Action> actions[] = {{"keep", Action::keep},
                                                                {"swap", Action::swap},
@@ -82,15 +82,15 @@ bool Packer::is_following() const {
 
 namespace {
 
-// Whether what this thread's pack saved last was new: the first of its group.
+// Whether this thread's last pack saved the first tensor of a new group.
 thread_local bool saved_new = false;
 
-// Whether a tensor's memory may be moved, as far as the tensor says. -1: an exception is set.
+// Return whether a tensor's memory may move, judging by the tensor. -1: an exception is set.
 int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
     if (gathers_gradients(impl)) {
         return 0;
     }
-    // Weights are a kind of tensor of their own, and what autocast makes of them is of half size.
+    // A view of a leaf may be a weight. A tensor with 2-byte items may be autocast's cast of one.
     bool may_be_cast = terms.action == Action::swap && impl->itemsize() == sizeof(c10::Half);
     if (!views_leaf(impl) && !may_be_cast) {
         return 1;
@@ -107,7 +107,7 @@ int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
     return is_weight < 0 ? -1 : 1 - is_weight;
 }
 
-// Whether a budget counts a storage, of which nobody needs Python to take it back.
+// Return whether a budget counts a storage, and freeing the storage does not need Python.
 bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
     if (!is_of_allocator(mover->device(), storage)) {
         return false;
@@ -117,15 +117,15 @@ bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
                            : links.sk_pool_owns(pool, storage.data()) != 0;
 }
 
-// Whether it holds a module's parameter or buffer. -1: an exception is set.
+// Return whether a storage holds a module's parameter or buffer. -1: an exception is set.
 int is_state(Mover *mover, c10::StorageImpl *storage) {
     Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
     Ref<> found = address ? call_method<"is_state">(mover->tracker, address.get()) : Ref<>();
     return found ? PyObject_IsTrue(found.get()) : -1;
 }
 
-// Whether a graph of the device is being recorded, whose replays would not copy what is saved now.
-// -1: an exception is set.
+// Return whether a CUDA graph is being captured: its replays would not repeat copies of tensors
+// that are saved now. -1: an exception is set.
 int is_recording(const Mover *mover) {
     if (mover->device_type != c10::DeviceType::CUDA) {
         return 0;
@@ -134,8 +134,8 @@ int is_recording(const Mover *mover) {
     return found ? PyObject_IsTrue(found.get()) : -1;
 }
 
-// Whether a storage that is saved for the first time at this version may move. -1: an exception is
-// set.
+// Return whether a storage that is saved for the first time at this version may move. -1: an
+// exception is set.
 int admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
     int may = may_move(mover, impl, terms);
     if (may == 1) {
@@ -151,13 +151,13 @@ int admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
     return state < 0 ? -1 : 1 - state;
 }
 
-// The module in whose call this thread rests (`model/tracker.py`), and how much it has saved there.
+// The module in whose call this thread rests (`model/tracker.py`), and the number of saves there.
 thread_local std::uint32_t coarse_tag = 0, coarse_saves = 0;
 
-// Note where a group is saved; false: an exception is set.
+// Set the site where a group is saved; false: an exception is set.
 bool find_site(Mover *mover, Group *group) {
     if (follower_finds_site(mover->follower, group)) {
-        (void)links.sk_tag_set(group->tag); // as whoever hears of modules does
+        (void)links.sk_tag_set(group->tag); // as the module hooks do
         return true;
     }
     if (coarse_tag != 0) {
@@ -169,7 +169,8 @@ bool find_site(Mover *mover, Group *group) {
     return site && PyArg_ParseTuple(site.get(), "II", &group->tag, &group->index) != 0;
 }
 
-// The group of such a storage, `captured` or new. Null without an exception: it stays where it is.
+// Return the group of such a storage, `captured` or new. Null without an exception: the tensor
+// stays where it is.
 Ref<Group> add_group(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms,
                      Ref<Group> captured) {
     if (admit(mover, impl, key, terms) != 1) {
@@ -199,7 +200,7 @@ Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const
         return {add_group(mover, impl, key, terms, std::move(group)), true};
     }
     if (terms.action != Action::automatic && group->terms.action == Action::automatic) {
-        // Saved before, outside of the scope: this one holds.
+        // The group was saved before, outside of this scope: the scope's terms replace its terms.
         Py_INCREF(terms.choice);
         Py_DECREF(std::exchange(group->terms, terms).choice);
     }
@@ -208,36 +209,36 @@ Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const
 
 namespace {
 
-// Do with a group that was just saved what its terms, a mark's or the scope's, say.
+// Apply a group's terms, from a mark or the scope, after a save.
 bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool is_marked) {
     Group *group = joined.group.get();
     saved_new = joined.is_new;
     if (group->terms.action == Action::keep) {
-        return true; // the swap that was chosen for it is void
+        return true; // the chosen swap is void
     }
-    if (is_marked || packer->terms.spares) { // which an operator that is recomputed may make void
+    if (is_marked || packer->terms.spares) { // a recomputed operator may make it void
         return send_marked(mover, group, packer->terms, joined.is_new);
     }
     if (packer->terms.action != Action::automatic) {
         return send(mover, group);
     }
     if (mover == packer->mover && packer->is_following()) {
-        return agenda_attend(mover, false); // else a plan decides
+        return agenda_attend(mover, false); // the plan decides about the group
     }
     return behind_saved(mover, group, joined.is_new) && agenda_attend(mover, false);
 }
 
 PyObject *keep(PyObject *tensor) { return as_object(handle_keep(tensor, false)); }
 
-// The handle of a tensor that a mover serves; `terms` are the mark's if it `is_marked`, or else
-// those of the scope.
+// Return the handle of a tensor that a mover manages. `terms`: the mark's if it `is_marked`, else
+// the scope's.
 PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::TensorImpl *impl,
                       const Terms &terms, bool is_marked) {
     Locked lock(mover);
     if (!lock) {
         return nullptr;
     }
-    // Again: while the lock was waited for, the tensor may have been given another storage.
+    // Look again: while this thread waited for the lock, the tensor may have got another storage.
     Span span = {};
     auto storage =
         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(look(*impl, terms.min_bytes, &span));
@@ -253,7 +254,7 @@ PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::Tenso
     group_cover(group, span);
     std::int64_t here = current_stream(mover->device());
     if (!joined.is_new && here != group->stream) {
-        note_use(key.storage, mover->device(), group->stream); // which may still read it
+        note_use(key.storage, mover->device(), group->stream); // that stream may still read it
     }
     group->stream = here;
     Ref<> handle = Ref<>::steal(as_object(handle_new(impl, group)));
@@ -261,7 +262,8 @@ PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::Tenso
     return is_done ? handle.release() : nullptr;
 }
 
-// The handle of a tensor whose bytes are computed again. None without an exception: they are not.
+// Return the handle of a tensor whose bytes are recomputed. None without an exception: they are
+// not.
 Ref<> pack_recomputed(Mover *around, c10::TensorImpl *impl) {
     Ref<Mover> mover = mover_for(around, impl->device());
     if (!mover || mover->books->recomputed == 0) {
@@ -274,7 +276,7 @@ Ref<> pack_recomputed(Mover *around, c10::TensorImpl *impl) {
                : Ref<>();
 }
 
-// The handle of a tensor, where no mode sees what is done.
+// Return the handle of a tensor, while operators are hidden from modes.
 PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     OwnOperators ours;
     c10::TensorImpl *impl = nullptr;
@@ -302,7 +304,7 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     return pack_served(packer, mover, tensor, impl, terms, is_marked);
 }
 
-// What a function (none: an exception is set) returns where no mode sees what it does.
+// Call a function with operators hidden from modes. `function` none: an exception is set.
 PyObject *call_hidden(Ref<> function, PyObject *argument) {
     PyObject *args[] = {function.get(), argument};
     return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
@@ -326,12 +328,12 @@ PyObject *pack_now(PyObject *self, PyObject *tensor) {
                          : pack_plain(packer, tensor);
 }
 
-// Tell the observer, if there is one, what came of an event; false: it raised.
+// Notify the observer, if there is one, of the result of an event; false: it raised.
 template <Text name> bool tell(const Packer *packer, PyObject *first, PyObject *second) {
     if (packer->observer == nullptr || packer->observer == Py_None || packer->is_inert != 0) {
         return true;
     }
-    auto observer = Ref<>::share(packer->observer); // which it may take away
+    auto observer = Ref<>::share(packer->observer); // the call may replace it
     OwnOperators ours;
     if (!is_observed()) {
         return static_cast<bool>(call_method<name>(observer.get(), first, second));
@@ -341,7 +343,7 @@ template <Text name> bool tell(const Packer *packer, PyObject *first, PyObject *
     return method && Ref<>::steal(PyObject_Vectorcall(links.hide, args, 3, nullptr));
 }
 
-// What a plan says of something that was saved now; nothing unless there is one.
+// Follow the plan, if there is one, for a tensor that was just saved.
 bool follow(const Packer *packer, PyObject *packed) {
     if (!packer->is_following()) {
         return true;
@@ -351,7 +353,7 @@ bool follow(const Packer *packer, PyObject *packed) {
     if (is_expected != 0 || Py_TYPE(packed) != &handle_type) {
         return is_expected >= 0;
     }
-    // What the plan would have decided about.
+    // The plan would have decided about this group.
     auto group = Ref<Group>::share(reinterpret_cast<Handle *>(packed)->group);
     if (!group || group->mover != packer->mover || group->terms.action != Action::automatic) {
         return true;
@@ -365,7 +367,7 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     if (!raise_interruption()) {
         return nullptr;
     }
-    auto own = Ref<>::share(self); // as for `unpack`
+    auto own = Ref<>::share(self); // as in `packer_use`
     auto *packer = reinterpret_cast<Packer *>(self);
     saved_new = false;
     if (packer->follows != 0 && is_in_backward()) {
@@ -381,7 +383,7 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     return packed && tell<"saved">(packer, tensor, packed.get()) ? packed.release() : nullptr;
 }
 
-// Label what this thread takes from now on with the module that saved a group.
+// Tag this thread's allocations from now on with the module that saved a group.
 bool label(Mover *mover, const Group *group) {
     constexpr std::uint32_t backward = std::uint32_t{1} << 31;
     int labels = is_true<"is_on">(mover->tracker);
@@ -395,7 +397,7 @@ bool label(Mover *mover, const Group *group) {
     return labels >= 0;
 }
 
-// Let this thread's stream use what came back, perhaps on another one.
+// Let this thread's stream use memory that was copied back, perhaps on another stream.
 void use_here(const Mover *mover, const Group *group) {
     std::int64_t here = current_stream(mover->device());
     if (here != group->stream) {
@@ -492,7 +494,7 @@ PyObject *packer_use(PyObject *self, PyObject *packed) {
     if (!backward_begins(mover)) {
         return nullptr;
     }
-    auto own = Ref<>::share(self), kept = Ref<>::share(packed); // a thread may let go of the graph
+    auto own = Ref<>::share(self), kept = Ref<>::share(packed); // another thread may drop the graph
     bool is_followed = packer->is_following();
     unsigned long long waits = mover->waits;
     if (is_followed && !follow_use(mover, packed)) {
@@ -544,7 +546,7 @@ PyObject *unpack(PyObject *, PyObject *argument) {
         }
         return call_method<"unpack">(argument).release(); // a recorder's
     }
-    // Autograd may let go of it on another thread while this one waits.
+    // Autograd may drop the handle on another thread while this one waits.
     auto handle = Ref<Handle>::share(reinterpret_cast<Handle *>(argument));
     Group *group = handle->group;
     OwnOperators ours;
@@ -562,7 +564,7 @@ PyObject *unpack(PyObject *, PyObject *argument) {
     if (!handle_bytes(handle.get())) {
         return nullptr;
     }
-    // Not the alias: another thread may strip it before autograd has looked at it.
+    // Do not return the alias: another thread may strip it before autograd has read it.
     c10::TensorImpl *view = detached(handle->alias);
     PyObject *tensor = wrap(view);
     c10::raw::intrusive_ptr::decref(view);

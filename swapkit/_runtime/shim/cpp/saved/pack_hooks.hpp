@@ -1,4 +1,4 @@
-// pack_hooks.hpp - the hooks of a scope, as what runs below them sees them.
+// pack_hooks.hpp - the hooks of a scope, for the code below them.
 #ifndef SWAPKIT_PACK_HOOKS_HPP
 #define SWAPKIT_PACK_HOOKS_HPP
 
@@ -12,59 +12,59 @@ struct Packer {
     PyObject ob_base;
     Mover *mover; // owned
     Terms terms;
-    PyObject *observer;  // owned: who is told of every event; null or None: nobody
+    PyObject *observer;  // owned: notified of every event; null or None: there is none
     char follows;        // its calls are the events of the mover's follower
-    char is_inert;       // its session has ended: everything that is saved is kept
-    char has_saved_late; // something was saved in a backward pass
-    char rests;     // nothing is saved in backward passes: they go without it (`saved/hooks.py`)
+    char is_inert;       // its session has ended: every saved tensor is kept
+    char has_saved_late; // a tensor was saved in a backward pass
+    char rests;     // backward passes save nothing and run without the hooks (`saved/hooks.py`)
     char stands_by; // every operator that can be repeated is captured (`standby.hpp`)
 
     bool is_following() const;
 };
 
-// The hooks that what this thread saves meets first, if a scope's are these; borrowed. Null: there
-// are none, or others.
+// Return the hooks that a tensor saved on this thread meets first, if they are a scope's; borrowed.
+// Null: there are none, or they are not a scope's.
 Packer *innermost_packer();
 
 struct Joined {
     Ref<Group> group; // null without an exception: the tensor stays where it is
     bool is_new;
 };
-// Let a tensor that is saved join the group of its storage. The lock is held.
+// Let a saved tensor join the group of its storage. The lock is held.
 Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const Terms &terms);
 
-// Who captures a run of an operator.
+// The reason why the run of an operator is captured.
 enum class Captor : std::uint8_t { plan, standby, region, user };
 
-// How the operands of what is captured are kept.
+// How the operands of a captured operator are kept.
 struct Keeping {
     Mover *mover; // both borrowed
     const Terms *terms;
     Captor captor;
-    Region *region; // null: it is no region's
+    Region *region; // null: the operator is in no region
 };
 
-// What stands for an operand of what is computed again: in its storage's group, as if autograd had
-// saved it. None without an exception: it has no plain memory; or, for hooks that stand by, nobody
-// else would keep it. The lock is held.
+// Return the object that stands for an operand of a recomputed operator: in its storage's group, as
+// if autograd had saved the operand. None without an exception: the operand has no plain memory;
+// or, for hooks that stand by, nothing else would keep it alive. The lock is held.
 Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *tensor);
-// What stands for memory of a tensor's form, whatever its bytes.
+// Return a handle for memory with a tensor's layout; its bytes do not matter.
 Ref<> scratch_of(c10::TensorImpl *tensor);
 
-// Who moves the tensors of a device; null: nobody, or an exception is set.
+// Return the mover for the tensors of a device; null: there is none, or an exception is set.
 Ref<Mover> mover_for(Mover *mover, c10::Device device);
 
 // The unpack hook of a `Packer`.
 PyObject *packer_use(PyObject *packer, PyObject *packed);
-// The hooks whose pack hook this is, borrowed; null: it is no scope's.
+// Return the hooks that have this pack hook, borrowed; null: it is not a scope's.
 Packer *packer_of(PyObject *pack);
 
-// Who is told where somebody else than its hooks gives out what was saved, borrowed; null: nobody.
+// Return the hooks to notify when other code unpacks a saved tensor, borrowed; null: none.
 inline Packer *teller_of(PyObject *packed) {
     return Py_TYPE(packed) == &handle_type ? reinterpret_cast<Handle *>(packed)->teller : nullptr;
 }
 
-// Let a handle have its bytes, whatever that takes; the lock is held. False: an exception is set.
+// Bring a handle's bytes back by any means; the lock is held. False: an exception is set.
 bool handle_bytes(Handle *handle);
 
 } // namespace swapkit

@@ -1,20 +1,20 @@
-// saved_tensors.hpp - saved tensors, and the storages under them; Python's types for them.
+// saved_tensors.hpp - saved tensors and the storages under them, and their Python types.
 //
-// A *handle* (`SavedTensor`) stands for one saved tensor in autograd's graph; its *group*
+// A *handle* (`SavedTensor`) stands for one saved tensor in autograd's graph. Its *group*
 // (`StorageGroup`) stands for the storage, at one version, that all saved views of it share: one
-// copy, one transfer, whatever the number of views. The handle keeps an alias of the tensor
-// (`detach()`: same storage, same version counter, not the tensor itself, which would tie the graph
-// into a cycle). When the group's memory is given up the alias gets an empty storage and stays as a
-// tracker of the version, so that a change in place is noticed in every state; when the bytes are
-// back it gets the new one. A group whose saved views cover less than half of their storage moves
-// only the part that they cover: a slice of a large tensor then gives up the whole tensor for the
-// price of the slice.
+// copy and one transfer for any number of views. The handle keeps an alias of the tensor
+// (`detach()`: same storage, same version counter; the tensor itself would make the graph a
+// reference cycle). When the group's memory is released, the alias gets an empty storage and still
+// tracks the version, so that an in-place change is detected in every state. When the bytes are
+// back, the alias gets the new storage. A group whose saved views cover less than half of their
+// storage moves only the part that they cover: a slice of a large tensor then frees the whole
+// tensor for the price of the slice.
 //
 // Autograd owns the handles, handles own their group, groups own their mover, and nothing else owns
-// any of them: when a graph node runs or a graph is dropped, device and host memory go with it.
-// All of it needs the interpreter, and a group what guards the groups: the runtime's lock, which a
-// hook takes and everybody else has. Where the interpreter is let go of, a handle or a group that
-// nobody holds may go.
+// any of them: when a graph node runs or a graph is dropped, its device and host memory are freed.
+// All of this needs the GIL. Groups also need the runtime's lock, which guards them: a hook takes
+// the lock, all other callers hold it. While the GIL is released, any handle or group without a
+// reference held here may be destroyed.
 #ifndef SWAPKIT_SAVED_TENSORS_HPP
 #define SWAPKIT_SAVED_TENSORS_HPP
 
@@ -30,37 +30,37 @@ namespace swapkit {
 
 // ---- a scope's choice ---------------------------------------------------------------------------
 
-// `pass`: nothing is moved but what is marked (`storage_choices.hpp`).
-// As `swapkit.ir.plans.Action`; plans have its numbers in their tables.
+// `pass`: only marked storages are moved (`storage_choices.hpp`). The values are those of
+// `swapkit.ir.plans.Action`; the tables of plans contain them.
 // NOLINTNEXTLINE(performance-enum-size)
 enum class Action : std::int64_t { keep, swap, recompute, automatic, pass };
 
 constexpr std::int64_t no_prefetch = -1; // as early as memory allows; else a distance in operators
 
 struct Terms {
-    PyObject *choice; // owned by whoever has the terms: `Choice`, of which these are the fields
+    PyObject *choice; // owned by the holder of the terms: the `Choice` with these fields
     std::size_t min_bytes;
     std::int64_t prefetch;
     Action action;
     sk_tier tier;
-    bool spares; // what is recomputed inside keeps what it is handed
+    bool spares; // the inputs of a recomputed region inside do not move
 };
 
 // ---- when groups leave and come back (`agenda.hpp`) ---------------------------------------------
 
-// What a number counts: events of a plan's step, or else operators of a thread.
+// The clock of a point: events of a plan's step, or operators of a thread.
 constexpr std::uint64_t plan_clock = 0;
 
 struct Point {
     std::uint64_t clock;
-    std::int64_t number; // rising; operators of backward are negative
-    std::uint64_t order; // among what is due at that number
+    std::int64_t number; // increases; operators of backward are negative
+    std::uint64_t order; // among the points at that number
 };
 
 enum class CopyAt : std::uint8_t {
-    never,     // it stays
-    once,      // now; of a part, when nothing saves it once more
-    exclusive, // as soon as nobody else may write to it
+    never,     // the group stays
+    once,      // now; a part, after its last save
+    exclusive, // as soon as no other code may write to it
     pressure   // when memory fills up
 };
 enum class ReleaseAt : std::uint8_t { copied, pressure };
@@ -71,24 +71,24 @@ constexpr std::int64_t no_event = -1;
 struct Departure {
     CopyAt copy;
     ReleaseAt release;
-    bool has_end = false; // a point by which its memory has gone
+    bool has_end = false; // there is a point by which its memory is released
     Point end = {};
-    std::int64_t last_save = no_event; // that a plan knows: no release before
+    std::int64_t last_save = no_event; // the last one in a plan: no release before it
 };
 
 struct Arrival {
     ComeAt when;
-    Point at; // of `use` the clock alone
+    Point at; // for `use` only the clock
 };
 
-// What a group that leaves waits for.
+// The line on which a leaving group waits.
 enum class Line : std::uint8_t {
     none,
     ahead,   // to be copied when memory fills up;
-    copying, // that copy
+    copying, // for that copy to end
     starts,  // to be copied;
-    leaves,  // that copy; it is released then
-    bound    // to be released: at a point, or where memory is asked for
+    leaves,  // for that copy to end; it is released then
+    bound    // to be released: at a point, or when memory is requested
 };
 inline constexpr std::size_t line_count = 6;
 
@@ -104,29 +104,29 @@ struct Handle {
     PyObject ob_base;
     PyObject *weakrefs;
     c10::TensorImpl *alias;  // owned
-    Group *group;            // owned; null: it stays where it is, and only its version counts
-    Packer *teller;          // owned: who is told of its use in a region's place; null: nobody
-    Handle *previous, *next; // of the group's
+    Group *group;            // owned; null: the tensor stays, and only its version counts
+    Packer *teller;          // owned: notified of its use by a region; null: none
+    Handle *previous, *next; // in the group's list
     std::int64_t shift;      // of the alias's offset, in elements
-    std::uint32_t version;   // when it was saved
+    std::uint32_t version;   // at the save
     bool is_stripped;
 };
 
-// Which storage, at which version.
+// A storage at one version.
 struct Key {
     c10::StorageImpl *storage;
     std::uint32_t version;
     bool operator==(const Key &) const = default;
 };
 
-// What a recipe is to a group that no plan has named.
+// The role of the recipe of a group that no plan names.
 enum class Standby : std::uint8_t {
-    none,   // a plan has
-    region, // a user's region computes it again (`regions.hpp`),
-    held,   // and keeps it until its end
-    // In case memory runs out (`standby.hpp`):
-    captured, // how its bytes are computed, as of any other recipe: nobody has saved them
-    spare     // autograd has saved them, and they are there
+    none,   // a plan names the group
+    region, // a user's region recomputes it (`regions.hpp`),
+    held,   // and holds it until the region ends
+    // If memory runs out (`standby.hpp`):
+    captured, // it has a recipe like any other; autograd has not saved it
+    spare     // autograd has saved it, and its bytes are on the device
 };
 
 struct Group {
@@ -134,85 +134,85 @@ struct Group {
     PyObject *weakrefs;
     Mover *mover; // owned
     Terms terms;
-    c10::StorageImpl *storage; // held; null while it is given up
-    // The storage that was given up while others still held it, referred to weakly: its memory can
-    // go, but no other object gets its address.
+    c10::StorageImpl *storage; // owned; null while it is released
+    // A weak reference to the storage that was released while other code held it: its memory can be
+    // freed, but no other object gets its address.
     c10::StorageImpl *weak;
     Key key;
     std::size_t nbytes;
-    Span cover;              // of the saved views, in the first storage
-    std::size_t part_bytes;  // where in the first storage what is copied begins
-    std::size_t shift_bytes; // where in it the present storage begins
-    sk_group *native;        // owned; null before the first copy
-    std::uint64_t
-        copied_from;      // the memory (`copy_owners.hpp`) that the copy is of, or came back to
-    Recipe *recipe;       // owned: how its bytes are computed again (`recipes.hpp`); null: not
-    std::uint32_t result; // which of the recipe's it is
+    Span cover;                // the part of the first storage that the saved views cover
+    std::size_t part_bytes;    // where the copied part begins in the first storage
+    std::size_t shift_bytes;   // where the current storage begins in the first
+    sk_group *native;          // owned; null before the first copy
+    std::uint64_t copied_from; // the memory (`copy_owners.hpp`) that was copied or copied back to
+    Recipe *recipe;            // owned: recomputes its bytes (`recipes.hpp`); null: none
+    std::uint32_t result;      // its index in the recipe's results
     Standby standby;
-    std::uint32_t depth; // among regions inside each other, of the one that it is of; 0: of none
-    PyObject *digest;    // owned: of its bytes when a rescue dropped them; null: none did
+    std::uint32_t depth; // nesting depth of its region; 0: it is in none
+    PyObject *digest;    // owned: of its bytes when a rescue dropped them; null: none has
     const sk_group_state *state_at;
-    Handle *handles; // borrowed; they leave when they go
+    Handle *handles; // borrowed; a handle leaves when it is destroyed
     std::size_t nhandles;
-    std::uint64_t serial; // in the order in which groups were saved; 0: not yet
+    std::uint64_t serial; // the order of the groups' first saves; 0: not saved yet
     Departure departure;
     Arrival arrival;
     Line line;
-    std::uint64_t turn;      // in it
-    std::size_t stash_bytes; // of these, what keeps others from being sent
-    std::uint64_t thread;    // whose operators it is timed by (`prefetch.hpp`); 0: none
-    std::int64_t operation;  // the last of them that saved it
-    std::int64_t stream;     // in whose order its bytes are valid
-    char is_moved;           // the storage is one of ours, which the bytes came back to
-    char is_aside;           // the storage was set aside, and may be there or not
+    std::uint64_t turn;      // its position on the line
+    std::size_t stash_bytes; // its bytes on the stash (`agenda.cpp`)
+    std::uint64_t thread;    // the thread whose operators time it (`prefetch.hpp`); 0: none
+    std::int64_t operation;  // the last operator that saved it
+    std::int64_t stream;     // the stream in whose order its bytes are valid
+    char is_moved;           // the storage is ours: its bytes were brought back
+    char is_aside;           // the storage was set aside, and may have been taken
     std::uint32_t followed;  // its number in the plan, from 1; 0: it is in none
     std::uint32_t tag;       // the site: module,
-    std::uint32_t index;     // and number within its call
+    std::uint32_t index;     // and index within the module's call
 };
 
 extern PyTypeObject handle_type, group_type;
 
-// A handle of a tensor, which is kept. `itself`: the tensor, not an alias. Null: an exception is
-// set.
+// Return a new handle of a tensor that stays. `itself`: of the tensor, not of an alias. Null: an
+// exception is set.
 Handle *handle_keep(PyObject *tensor, bool itself);
-// A handle of a plain tensor, which the group (if not null) gets as one more view; if the group has
-// no storage, nor has the handle. Null: an exception is set.
+// Return a new handle of a plain tensor, as one more view of the group (if not null). If the group
+// has no storage, neither has the handle. Null: an exception is set.
 Handle *handle_new(c10::TensorImpl *tensor, Group *group);
-// Whether it is as it was saved.
+// Return whether the tensor has its saved version.
 bool handle_is_intact(const Handle *handle);
-// False: it was changed in place after it was saved, and that is raised.
+// Raise if the tensor was changed in place after it was saved. False: an exception is set.
 bool handle_check(Handle *handle);
-// View the group's storage, if it is there, as the saved tensor did the one it was saved from.
+// View the group's storage, if there is one, as the saved tensor viewed its original storage.
 void handle_fill(Handle *handle);
 
-// The group of a storage that is on the device.
+// Make the group of a storage that is on the device.
 Group *group_new(Mover *mover, const Terms &terms, Key key);
-// The same of one that it does not keep: a recipe makes its bytes again.
+// Make a group that does not keep its storage: a recipe recomputes the bytes.
 Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key);
 sk_group_state group_state(const Group *group);
-// Whether the saved views cover too little of the storage for all of it to move.
+// Return whether the saved views cover too little of the storage to move all of it.
 bool group_is_partial(const Group *group);
-// Whether the storage is on the device, with all that the saved views see.
+// Return whether the storage is on the device, with all bytes that the saved views cover.
 bool group_has_storage(const Group *group);
-// Whether the storage can be dropped, and frees its memory then.
+// Return whether dropping the storage is possible and frees its memory.
 bool group_is_exclusive(const Group *group);
-// Whether the copy, if there is one, has what a tensor views: these bytes of the present storage.
+// Return whether the copy, if there is one, has the bytes that a tensor views: a span of the
+// current storage.
 bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span);
-// Note that a saved tensor views these bytes of the present storage.
+// Note that a saved tensor views a span of the current storage.
 void group_cover(Group *group, Span span);
-// Let a group whose bytes can be computed again have no copy, in whatever state that is.
+// Drop the copy, in any state, of a group whose bytes can be recomputed.
 void group_drop_copy(Group *group);
-// Let a resident group have no copy again, nor the place for one.
+// Drop the copy of a resident group, or the place for one.
 void group_end_copy(Group *group);
-// Let a copy go that is not of the bytes that the storage has now.
+// Drop a copy that no longer matches the storage's bytes.
 void group_forget_copy(Group *group);
-// Let go of the storage; the copy takes its place, unless others keep the storage alive.
+// Drop the storage. The copy replaces it, unless other references keep the storage alive.
 void group_strip(Group *group);
-// Take the storage back if somebody else kept it alive, or nobody took what was set aside; return
-// whether it is there.
+// Take the storage back if other references kept it alive, or if no rescue took it after it was set
+// aside. Return whether the group has its storage.
 bool group_revive(Group *group);
-// Take a storage that holds the bytes again, and the caller's hold on it. Of one that was computed
-// again it is as the first was.
+// Give a group a storage that holds its bytes again, and take over the caller's reference. A
+// recomputed storage has the layout of the first one.
 void group_restore(Group *group, c10::StorageImpl *storage);
 
 } // namespace swapkit

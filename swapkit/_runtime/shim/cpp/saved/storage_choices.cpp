@@ -1,4 +1,4 @@
-// storage_choices.cpp - marking what operators made.
+// storage_choices.cpp - marking the results of operators.
 #include "saved/storage_choices.hpp"
 
 #include "moves/write_behind.hpp"
@@ -14,15 +14,15 @@ namespace swapkit {
 
 namespace {
 
-constexpr std::size_t least_marks = 64; // marks before dead ones are looked for
+constexpr std::size_t least_marks = 64; // marks before the first sweep
 
 struct Entry {
-    c10::StorageImpl *weak; // referred to weakly: no other object gets its address
+    c10::StorageImpl *weak; // a weak reference: no other object gets its address
     Ref<> choice;
     Terms terms;
 };
 
-// Guarded by the interpreter, and kept for good: at the process's end there is none to let go in.
+// Guarded by the GIL. Never destroyed: at exit no interpreter is left to release the choices.
 auto &entries = *new std::unordered_map<Key, Entry, KeyHash>;
 std::size_t next_sweep = least_marks;
 
@@ -33,23 +33,23 @@ struct Pending {
     std::uint64_t nodes; // that autograd had made on this thread
 };
 
-constexpr std::uint64_t nodes_ahead = 2; // of what may make a swap void
+constexpr std::uint64_t nodes_ahead = 2; // after so many more nodes a swap cannot become void
 
-// What a thread that watches its operators has saved since its latest one.
+// The groups that a thread that watches its operators has saved since the latest one.
 thread_local int watches = 0;
 thread_local std::vector<Pending> pending;
 
 void let_go(Entry &entry) { c10::raw::weak_intrusive_ptr::decref(entry.weak); }
 
-// For assertions: whether an entry keeps the address that it is found by.
+// For assertions: whether an entry keeps the address of its key.
 [[maybe_unused]] bool is_sound(const Key &key, const Entry &entry) {
     return entry.weak == key.storage && static_cast<bool>(entry.choice);
 }
 
-// Forget the storages that are gone.
+// Remove the entries of storages that are gone.
 void sweep() {
     SWAPKIT_ASSERT(has_python());
-    // What an entry holds goes last: that may run Python, which may mark.
+    // Destroy the entries last: that may run Python, which may add marks.
     std::vector<Entry> dead;
     for (auto each = entries.begin(); each != entries.end();) {
         if (c10::raw::intrusive_ptr::use_count(each->first.storage) == 0) {
@@ -74,7 +74,7 @@ void forget(Key key) {
     }
 }
 
-// The same of a tensor in Python; no storage: it has no plain memory, or an exception is set.
+// Like `key_of`, for a Python tensor; no storage: it has no plain memory, or an exception is set.
 Key key_of_object(PyObject *tensor) {
     c10::TensorImpl *impl = nullptr;
     if (as_object(Py_TYPE(tensor)) != links.tensor || !impl_of(tensor, &impl)) {
@@ -88,7 +88,7 @@ bool send_locked(Group *group) {
     return lock && send(group->mover, group);
 }
 
-// Let the scope around decide about a group after all.
+// Let the surrounding scope decide about a group whose swap is void.
 bool spare(Pending &saved) {
     Group *group = saved.group.get();
     Locked lock(group->mover);
@@ -112,7 +112,7 @@ bool spare(Pending &saved) {
     return true;
 }
 
-// Spare what this thread has just saved of a storage and not sent yet.
+// Spare the group of a storage that this thread has saved and not sent yet.
 bool spare_pending(Key key) {
     auto is_of = [key](const Pending &saved) { return saved.group->key == key; };
     auto found = std::find_if(pending.begin(), pending.end(), is_of);
@@ -126,8 +126,7 @@ bool spare_pending(Key key) {
 
 // ---- for Python ---------------------------------------------------------------------------------
 
-// mark(tensor, choice, changes): let a choice hold for a storage, once it has been changed so many
-// times more.
+// mark(tensor, choice, changes): apply a choice to a storage after `changes` more in-place changes.
 PyObject *mark(PyObject *, PyObject *args) {
     PyObject *tensor, *choice;
     unsigned int changes;
@@ -146,7 +145,7 @@ PyObject *mark(PyObject *, PyObject *args) {
     return Py_NewRef(Py_True);
 }
 
-// void_swaps(tensors): none of these is to be swapped because of a mark.
+// void_swaps(tensors): let no mark swap any of these tensors.
 PyObject *void_swaps(PyObject *, PyObject *argument) {
     Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "a sequence of tensors is needed"));
     if (!tensors) {
@@ -227,7 +226,7 @@ bool send_pending() {
 }
 
 bool send_passed() {
-    // In the order in which they were saved.
+    // In the order of the saves.
     while (!pending.empty() && pending.front().nodes + nodes_ahead <= at::sequence_number::peek()) {
         Pending due = std::move(pending.front());
         pending.erase(pending.begin());

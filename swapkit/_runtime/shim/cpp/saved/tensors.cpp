@@ -1,4 +1,4 @@
-// tensors.cpp - tensors in Python, and torch's own objects of them.
+// tensors.cpp - tensors in Python, and their TensorImpls.
 #include "saved/tensors.hpp"
 
 #include "memory/storages.hpp"
@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <cstring>
 
-// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
+// Declared as in torch/csrc/autograd/graph_task.h, which takes long to compile.
 namespace torch::autograd {
 int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
 } // namespace torch::autograd
@@ -28,9 +28,9 @@ at::TensorBase share(c10::TensorImpl *tensor) {
         c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(tensor));
 }
 
-// Torch's function, whose header alone takes as long to compile as all of the shim. It takes the
-// tensor by reference, and by value in older torch, which is called in the same way: by the address
-// of the caller's own.
+// Torch's function; its header alone takes as long to compile as the whole shim. It takes the
+// tensor by reference. In older torch it takes the tensor by value, but is called in the same way:
+// with the address of the caller's object.
 using Wrapper = PyObject *(*)(const at::TensorBase *);
 
 Wrapper find_wrapper() {
@@ -44,7 +44,7 @@ Wrapper find_wrapper() {
 
 using Translator = void (*)(const std::exception_ptr &);
 
-// Likewise; null: this torch has another one.
+// The same for torch's exception translator; null: this torch has a different one.
 Translator find_translator() {
     return reinterpret_cast<Translator>(torchs_function(
         python_library,
@@ -69,15 +69,15 @@ void raise_current() {
 namespace {
 
 constexpr std::ptrdiff_t nowhere = -1;
-// Where torch's objects of tensors hold them, of which only a large header tells; once one was
-// seen.
+// The position of the TensorImpl in torch's Python tensor objects, known once a tensor was seen.
+// Only a large header of torch declares it.
 std::ptrdiff_t held_at = nowhere;
 
 c10::TensorImpl **words_of(PyObject *tensor) {
     return reinterpret_cast<c10::TensorImpl **>(tensor);
 }
 
-// Learn it from a tensor, whose address is in its object just once.
+// Learn the position from a tensor, if its address occurs in its object exactly once.
 void find_held(PyObject *tensor, const c10::TensorImpl *impl) {
     auto *type = reinterpret_cast<PyTypeObject *>(links.tensor)->tp_base;
     c10::TensorImpl **begin = words_of(tensor);
@@ -88,7 +88,7 @@ void find_held(PyObject *tensor, const c10::TensorImpl *impl) {
     }
 }
 
-// As `impl_of`, by way of Python.
+// Like `impl_of`, through Python.
 bool ask_impl(PyObject *tensor, c10::TensorImpl **out) {
     using at::impl::PythonTorchFunctionTLS;
     auto former = PythonTorchFunctionTLS::get_disabled_state();
@@ -135,7 +135,7 @@ bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -
 
 namespace {
 
-// The object in Python of what a tensor views; none: it is no view.
+// Return the Python object of a view's base; none: the tensor is no view.
 Ref<> base_of(c10::TensorImpl *tensor) {
     at::TensorBase shared = share(tensor);
     return shared.is_view() ? Ref<>::steal(wrap(shared._base().unsafeGetTensorImpl())) : Ref<>();
@@ -155,8 +155,8 @@ bool views_unknown(c10::TensorImpl *tensor) {
            PyObject_HasAttr(base.get(), interned<"_is_param">()) != 0;
 }
 
-// What counts the changes of a tensor; 0: nothing does. Torch compares none, each of which is a
-// pointer.
+// Return the address of a tensor's version counter; 0: there is none. Torch cannot compare version
+// counters, but each is one pointer.
 static std::uintptr_t counter_of(const c10::TensorImpl *tensor) {
     std::uintptr_t address = 0;
     static_assert(sizeof(c10::VariableVersion) == sizeof(address));
@@ -169,15 +169,14 @@ bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other) {
 }
 
 c10::TensorImpl *detached(c10::TensorImpl *tensor) {
-    // Torch would have a dispatch mode do it, which it hands a number of Python instead of the
-    // tensor that stands for one.
+    // Torch would run this in a dispatch mode, and pass the mode a Python number instead of the
+    // tensor that wraps it.
     c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
     return tensor->shallow_copy_and_detach(tensor->version_counter(), true).release();
 }
 
-// has_plain_memory(tensor, least_bytes): whether a tensor is a plain one, no subclass, with a
-// storage of at least so many bytes that are there. What stands for a tensor, as in a trace, has
-// none.
+// has_plain_memory(tensor, least_bytes): return whether a tensor is plain (no subclass) and has a
+// storage of at least `least_bytes` with memory. A stand-in for a tensor, as in a trace, has none.
 static PyObject *has_plain_memory(PyObject *, PyObject *args) {
     PyObject *tensor;
     Py_ssize_t least_bytes;

@@ -1,7 +1,7 @@
-// tensors.hpp - tensors in Python, and torch's own objects of them.
+// tensors.hpp - tensors in Python, and their TensorImpls.
 //
-// What every saved tensor pays for: an attribute of a tensor that is read through Python costs as
-// much as all that is done here. All of it needs the interpreter.
+// Every saved tensor pays for these calls: one attribute read through Python costs as much as all
+// of them. Everything here needs the GIL.
 #ifndef SWAPKIT_TENSORS_HPP
 #define SWAPKIT_TENSORS_HPP
 
@@ -11,30 +11,31 @@
 
 namespace swapkit {
 
-// Torch's own object of a tensor in Python, borrowed. False: an exception is set.
+// Return the TensorImpl of a Python tensor, borrowed. False: an exception is set.
 bool impl_of(PyObject *tensor, c10::TensorImpl **out);
-// The object in Python of a tensor. Null: an exception is set.
+// Return the Python object of a tensor. Null: an exception is set.
 PyObject *wrap(c10::TensorImpl *tensor);
 
-// Whether a tensor is a leaf that gathers gradients: its owner holds it anyway, and who gives it
-// other `.data` means what is saved, too; as in plain autograd it is kept itself.
+// Return whether a tensor is a leaf that accumulates gradients. Its owner holds it anyway, and code
+// that assigns its `.data` means the saved tensor, too; as in plain autograd, the tensor itself is
+// kept.
 bool gathers_gradients(c10::TensorImpl *tensor);
-// Whether a tensor is a view of a leaf, which may be a weight.
+// Return whether a tensor is a view of a leaf, which may be a weight.
 bool views_leaf(c10::TensorImpl *tensor);
-// Of one that is: whether of a parameter, such as `weight.t()`;
+// Return whether a view of a leaf views a parameter, such as `weight.t()`;
 bool views_parameter(c10::TensorImpl *tensor);
-// or of what may be one by what Python knows of it.
+// or a leaf that may be one, judging by its Python object.
 bool views_unknown(c10::TensorImpl *tensor);
 
-// Whether a backward pass runs on this thread.
+// Return whether a backward pass runs on this thread.
 bool is_in_backward();
 
-// Whether a change of one of two tensors in place counts as one of the other, too. Pieces of a
-// storage, as of `unsafe_chunk`, count by themselves.
+// Return whether an in-place change of one tensor counts as a change of the other. Pieces of a
+// storage, such as those of `unsafe_chunk`, have their own counters.
 bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other);
 
-// A detached tensor with the same storage and the same version counter; the caller owns it. The
-// tensor is plain (`storages.hpp`): the operator of this name would do no more, seen by nobody.
+// Return a detached tensor with the same storage and version counter; the caller owns it. The
+// tensor is plain (`storages.hpp`), so `detach` would do no more, and no mode sees this function.
 c10::TensorImpl *detached(c10::TensorImpl *tensor);
 
 extern PyMethodDef tensor_functions[];
