@@ -19,7 +19,7 @@ class Action(enum.Enum):
     """The action for a saved storage while it is idle.
 
     A plan uses one of the first three. A scope never recomputes; only a region or an operator does.
-    In C++, `saved.hpp` has the same actions.
+    In C++, `saved_tensors.hpp` has the same actions.
     """
 
     KEEP = "keep"  # stays on the device

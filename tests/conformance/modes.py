@@ -243,7 +243,7 @@ class Copied:
         return self._total()[1] - self._before[1]
 
     def _total_repeated(self) -> int:
-        return sum(swapper.recomputed_regions for swapper in self.swappers)
+        return sum(swapper.counters().recomputed for swapper in self.swappers)
 
     @property
     def repeated(self) -> int:

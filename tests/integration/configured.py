@@ -180,10 +180,10 @@ def trace_moves() -> Iterator[list[PlannedMove]]:
 def count_recomputed() -> Iterator[list[int]]:
     """Count the regions and operators that are recomputed; the number is there afterwards."""
     swapper = get_runtime().current_swapper()
-    before = swapper.recomputed_regions
+    before = swapper.counters().recomputed
     counted: list[int] = []
     yield counted
-    counted.append(swapper.recomputed_regions - before)
+    counted.append(swapper.counters().recomputed - before)
 
 
 @contextlib.contextmanager

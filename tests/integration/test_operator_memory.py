@@ -69,14 +69,16 @@ class Cost(NamedTuple):
 def cost(module: nn.Module, *inputs: torch.Tensor) -> Cost:
     swapper = get_runtime().current_swapper()
     before, moved = in_use_bytes(), swapper.scheduler.stats().copied_out_bytes
-    repeated = swapper.recomputed_regions
+    repeated = swapper.counters().recomputed
     out = module(*inputs)
     loss = out.sum()
     del out
     kept = in_use_bytes() - before
     torch.autograd.grad(loss, [each for each in inputs if each.requires_grad])
     moved = swapper.scheduler.stats().copied_out_bytes - moved
-    return Cost(round(kept / MIB, 1), round(moved / MIB, 1), swapper.recomputed_regions - repeated)
+    return Cost(
+        round(kept / MIB, 1), round(moved / MIB, 1), swapper.counters().recomputed - repeated
+    )
 
 
 def leaf() -> torch.Tensor:

@@ -138,10 +138,10 @@ def test_tutorial_when_only_its_import_line_is_changed_then_it_trains_to_the_sam
     if decision is not None:
         getattr(swapkit, decision)(module.PipeExpert)
     swapper = get_runtime().current_swapper()
-    moved, repeated = swapper.scheduler.stats().copied_out_bytes, swapper.recomputed_regions
+    moved, repeated = swapper.scheduler.stats().copied_out_bytes, swapper.counters().recomputed
     assert_same_bits(train(module), expected)
     assert (swapper.scheduler.stats().copied_out_bytes > moved) == (decision == "offload")
-    assert swapper.recomputed_regions - repeated == (6 if decision == "checkpoint" else 0)
+    assert swapper.counters().recomputed - repeated == (6 if decision == "checkpoint" else 0)
 
 
 @pytest.mark.usefixtures("_compat")

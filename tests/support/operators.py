@@ -44,7 +44,7 @@ def choose(module: nn.Module, chosen: dict[str, What], model: nn.Module | None =
 
 def recomputed() -> int:
     """Return how often an operator or a region was computed again."""
-    return get_runtime().current_swapper().recomputed_regions
+    return get_runtime().current_swapper().counters().recomputed
 
 
 class Calls(nn.Module):

@@ -84,8 +84,7 @@ class PlanExecutor:
         self._follower: Follower | None = None
         self._repetitions: Repetitions | None = None  # None: the plan repeats no operators
         self._deviation: str | None = None
-        self._waited_before = 0.0
-        self._rescues_before = 0
+        self._counted_before = swapper.counters()
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -136,16 +135,17 @@ class PlanExecutor:
                 self._deviation = (
                     f"the step ended after {position} of {count} events: {self._expected(position)}"
                 )
+            counted = swapper.counters() - self._counted_before
             report = StepReport(
                 deviation=self._deviation,
                 events=position,
-                stall_seconds=swapper.mover.waited_seconds - self._waited_before,
+                stall_seconds=counted.stall_seconds,
                 late_prefetches=int(follower.late),
                 refused_prefetches=int(follower.refused),
             )
             # After a rescue the hooks do not rest: tensors that were saved unseen in backward may
             # be the cause, and the next step has to see them.
-            is_rescued = swapper.rescue.count != self._rescues_before
+            is_rescued = counted.rescues > 0
             is_planned = report.deviation is None and not self._packer.has_saved_late
             self._packer.rests = is_planned and not is_rescued
             self._begin(follower)
@@ -153,8 +153,7 @@ class PlanExecutor:
 
     def _begin(self, follower: Follower) -> None:
         self._deviation = None
-        self._waited_before = self._swapper.mover.waited_seconds
-        self._rescues_before = self._swapper.rescue.count
+        self._counted_before = self._swapper.counters()
         self._swapper.curve = None
         self._swapper.rescue.hold()
         repetitions = self._repetitions

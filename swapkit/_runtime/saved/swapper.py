@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._native.pool import set_tag
+from swapkit._runtime.saved.counters import Counters
 from swapkit._runtime.saved.eviction import Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
 from swapkit._runtime.saved.shared import PlannedMove
@@ -83,10 +84,16 @@ class Swapper:
         self._curve = curve
         self.mover.hears_saves = curve is not None or self.device.sets_aside
 
-    @property
-    def recomputed_regions(self) -> int:
-        """How often a region or a single operator was recomputed."""
-        return self.regions_run + int(self.mover.repeated)
+    def counters(self) -> Counters:
+        """Return what was counted so far."""
+        moved = self.scheduler.stats()
+        return Counters(
+            rescues=self.rescue.count,
+            recomputed=self.regions_run + int(self.mover.repeated),
+            copied_out_bytes=moved.copied_out_bytes,
+            copied_in_bytes=moved.copied_in_bytes,
+            stall_seconds=moved.stall_ns / 1e9,
+        )
 
     def train(self, *what: torch.nn.Module | torch.optim.Optimizer | None) -> None:
         """Note the model and the optimizers that the session trains."""

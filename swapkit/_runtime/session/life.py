@@ -103,17 +103,17 @@ class SessionLife:
     def stats(self) -> SessionStats:
         """Return the statistics so far."""
         self.note_peak()
-        moved = self.swapper.scheduler.stats()
+        counters, moved = self.swapper.counters(), self.swapper.scheduler.stats()
         status = self.status()
         return SessionStats(
             budget_bytes=self.limit_bytes,
             peak_bytes=self._peak_bytes,
             steps=self._steps,
-            oom_rescues=self.swapper.rescue.count,
-            swapped_out_bytes=moved.copied_out_bytes,
-            swapped_in_bytes=moved.copied_in_bytes,
-            recomputed_regions=self.swapper.recomputed_regions,
-            stall_seconds=moved.stall_ns / 1e9,
+            oom_rescues=counters.rescues,
+            swapped_out_bytes=counters.copied_out_bytes,
+            swapped_in_bytes=counters.copied_in_bytes,
+            recomputed_regions=counters.recomputed,
+            stall_seconds=counters.stall_seconds,
             host_peak_bytes=moved.host_peak_bytes,
             disk_peak_bytes=moved.disk_peak_bytes,
             replans=status.replans,

@@ -204,7 +204,6 @@ class Mover(Protocol):
     resident_count: int
     out: list[StorageGroup]  # in that order: groups that come back as early as memory allows
     indexed_count: int
-    waited_seconds: float  # for copies, since the mover was made
     stalls: dict[tuple[int, int], float]  # the same by site: tag, and index in the module's call
     repeated: int  # operators that were run again for plans
     follower: Follower | None

@@ -309,9 +309,9 @@ def follow(course: Course, choose: Callable[[Trace], tuple[Decision, ...]], step
             for _ in range(steps):
                 course.step()
                 assert following.end_step().deviation is None
-        assert course.swapper.rescue.count == 0
+        assert course.swapper.counters().rescues == 0
     assert_same(course, expected)
-    return course.swapper.recomputed_regions
+    return course.swapper.counters().recomputed
 
 
 class Twice(nn.Module):

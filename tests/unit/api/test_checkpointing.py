@@ -18,7 +18,7 @@ from tests.unit.scoped import Block, copied, gradient, leaf, make_model
 
 
 def recomputed() -> int:
-    return get_runtime().current_swapper().recomputed_regions
+    return get_runtime().current_swapper().counters().recomputed
 
 
 def count(run: Any) -> int:

@@ -173,14 +173,14 @@ def test_choices_when_for_functions_then_listed_and_taken_back() -> None:
     name = "test_choices_when_for_functions_then_listed_and_taken_back.<locals>.activate"
     assert every[name] == "recompute"
 
-    before = get_runtime().current_swapper().recomputed_regions
+    before = get_runtime().current_swapper().counters().recomputed
     x = torch.randn(8, requires_grad=True)
     activate(x).sum().backward()
-    assert get_runtime().current_swapper().recomputed_regions == before + 1
+    assert get_runtime().current_swapper().counters().recomputed == before + 1
     assert swapkit.choices(activate).remove() == 1
     assert swapkit.choices().remove("Double") == 1
     activate(x).sum().backward()
-    assert get_runtime().current_swapper().recomputed_regions == before + 1
+    assert get_runtime().current_swapper().counters().recomputed == before + 1
     assert len(runs) == 2
     assert not swapkit.choices(activate)
     assert str(swapkit.choices(Double)) == "no choices for functions"

@@ -130,9 +130,9 @@ def test_flags_when_applied_then_these_choices_and_the_same_gradients(
 def test_selective_recompute_when_trained_then_attention_runs_again() -> None:
     model = parse("--recompute-granularity selective").choose(make_model())
     swapper = get_runtime().current_swapper()
-    before = swapper.recomputed_regions
+    before = swapper.counters().recomputed
     gradients(model)
-    assert swapper.recomputed_regions - before == 4
+    assert swapper.counters().recomputed - before == 4
 
 
 def test_layer_input_when_swapped_then_it_moves_and_nothing_else() -> None:

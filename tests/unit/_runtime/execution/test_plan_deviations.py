@@ -379,5 +379,5 @@ def test_following_when_it_is_started_twice_then_the_later_plan_holds() -> None:
             assert later.end_step().deviation is None
             later.stop()
         assert course.moved()[0] > 0
-        assert course.swapper.recomputed_regions == 3
+        assert course.swapper.counters().recomputed == 3
     assert_same(course, expected)

@@ -70,7 +70,7 @@ def test_plan_when_everything_is_swapped_then_it_is_and_the_numbers_are_the_same
                 assert report.deviation is None
                 assert report.events == len(trace.events)
                 assert course.moved() == (whole * (number + 1), whole * (number + 1))
-        assert course.swapper.rescue.count == 0
+        assert course.swapper.counters().rescues == 0
     assert_same(course, expected)
 
 

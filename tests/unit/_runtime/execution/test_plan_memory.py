@@ -65,10 +65,10 @@ def test_budget_when_the_plan_needs_less_then_it_holds_without_a_rescue() -> Non
         with course.following_plan(trace, *plan) as following:
             course.step()
             assert following.end_step().deviation is None
-        assert course.swapper.rescue.count == 0
+        assert course.swapper.counters().rescues == 0
         course.installation.pool.trim()
         course.step()
-        assert course.swapper.rescue.count > 0  # it is the plan that makes it fit
+        assert course.swapper.counters().rescues > 0  # it is the plan that makes it fit
 
 
 def test_write_behind_when_a_plan_is_followed_then_only_the_plan_moves_anything() -> None:
@@ -137,9 +137,9 @@ def test_rescue_when_planned_copies_are_done_then_they_go_and_it_is_none() -> No
             slow.release_copies()
             course.swapper.scheduler.drain()
             assert course.swapper.rescue_bytes(1) == trace.storages[target].nbytes
-            assert course.swapper.rescue.count == 0
+            assert course.swapper.counters().rescues == 0
             assert course.swapper.rescue_bytes(1) > 0  # what is kept goes, too
-            assert course.swapper.rescue.count == 1
+            assert course.swapper.counters().rescues == 1
             del loss
 
 
@@ -155,7 +155,7 @@ def test_rescue_when_planned_copies_are_under_way_then_it_waits_for_them_and_it_
             ]
             assert course.swapper.rescue_bytes(1) == trace.storages[target].nbytes
             assert group.state == State.OUT
-            assert course.swapper.rescue.count == 0
+            assert course.swapper.counters().rescues == 0
             del loss
 
 

@@ -83,7 +83,7 @@ def test_choices_when_a_user_swaps_an_operator_then_the_plan_leaves_it() -> None
             del loss
             course.end()
             assert following.end_step().deviation is None
-    assert course.swapper.recomputed_regions == 3
+    assert course.swapper.counters().recomputed == 3
     assert_same(course, expected)
 
 
@@ -102,7 +102,7 @@ def test_choices_when_a_scope_of_the_users_is_open_then_nothing_there_is_recompu
             del loss
             course.end()
             assert following.end_step().deviation is not None
-    assert course.swapper.recomputed_regions == 0
+    assert course.swapper.counters().recomputed == 0
     assert_same(course, expected)
 
 
@@ -122,7 +122,7 @@ def test_choices_when_a_scope_is_open_in_the_module_then_nothing_there_is_recomp
             cast("Any", course.model).is_scoped = True
             course.step()
             assert following.end_step().deviation is not None
-    assert course.swapper.recomputed_regions == 0
+    assert course.swapper.counters().recomputed == 0
     assert_same(course, expected)
 
 
@@ -135,11 +135,11 @@ def test_choices_when_a_part_is_checkpointed_then_the_plan_goes_around_it() -> N
         again = made_by(trace, "gelu")
         assert len(again) == 2
         with course.following_plan(trace, *recompute(*again)) as following:
-            before = course.swapper.recomputed_regions
+            before = course.swapper.counters().recomputed
             for _ in range(2):
                 course.step()
                 assert following.end_step().deviation is None
-        assert course.swapper.recomputed_regions - before == 2 * (2 + 1)
+        assert course.swapper.counters().recomputed - before == 2 * (2 + 1)
     assert_same(course, expected)
 
 
@@ -264,10 +264,10 @@ def test_rows_when_a_user_takes_a_plans_back_then_nothing_is_computed_again() ->
         trace = course.record()
         with course.following_plan(trace, *recompute(*made_by(trace, "gelu"))):
             course.step()
-            before = course.swapper.recomputed_regions
+            before = course.swapper.counters().recomputed
             assert before > 0
             assert swapkit.choices(course.model).remove(by="planner") == 3
             assert len(swapkit.choices(course.model)) == 0
             course.step()
-        assert course.swapper.recomputed_regions == before
+        assert course.swapper.counters().recomputed == before
     assert_same(course, expected)

@@ -297,10 +297,10 @@ def test_graph_when_it_is_kept_then_each_pass_computes_again() -> None:
             and trace.operators[storage.birth].name == "aten.sin.default"
         ]
         with course.following_plan(trace, *recompute(*first)) as following:
-            before = course.swapper.recomputed_regions
+            before = course.swapper.counters().recomputed
             twice(course)
             assert following.end_step().deviation is None
-    assert course.swapper.recomputed_regions - before == 2 * len(first)
+    assert course.swapper.counters().recomputed - before == 2 * len(first)
     assert_same(course, expected)
 
 
@@ -311,9 +311,9 @@ def test_graph_when_it_outlives_the_session_then_it_is_used_all_the_same() -> No
         trace = course.record()
         with course.following_plan(trace, *recompute(*made_by(trace, "aten.sin"))):
             loss = course.forward()
-    before = course.swapper.recomputed_regions
+    before = course.swapper.counters().recomputed
     course.backward(loss)
-    assert course.swapper.recomputed_regions > before
+    assert course.swapper.counters().recomputed > before
     assert_same(course, expected)
 
 

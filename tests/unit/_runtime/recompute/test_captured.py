@@ -68,7 +68,7 @@ def gradient(call: Any, function: Any) -> torch.Tensor:
 
 
 def count_regions() -> int:
-    return get_runtime().current_swapper().recomputed_regions
+    return get_runtime().current_swapper().counters().recomputed
 
 
 def chain(value: torch.Tensor) -> torch.Tensor:

@@ -249,12 +249,12 @@ def test_bound_method_when_called_in_a_region_then_its_object_is_left_alone() ->
 
 def test_region_when_no_gradient_is_recorded_then_a_plain_call() -> None:
     swapper = get_runtime().current_swapper()
-    before = swapper.recomputed_regions
+    before = swapper.counters().recomputed
     with torch.no_grad():
         out = region(Recompute(save=("mm",)), lambda value: value @ value)(leaf())
     assert not out.requires_grad
     gradient(region(Recompute(), torch.exp))
-    assert swapper.recomputed_regions == before + 1
+    assert swapper.counters().recomputed == before + 1
 
 
 def test_region_when_inside_function_transforms_then_a_plain_call() -> None:

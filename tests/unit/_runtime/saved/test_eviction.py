@@ -59,14 +59,14 @@ def test_rescue_when_it_says_that_bytes_are_free_then_they_are(
     assert swapper.rescue_bytes(1) == 4 * MIB
     assert in_use(installation) == before
     assert state_of(handle) == State.OUT
-    assert swapper.rescue.count == 1
+    assert swapper.counters().rescues == 1
 
 
 def test_rescue_when_others_hold_the_storage_then_it_stays() -> None:
     swapper = make_swapper()
     tensor = numbers(4096)
     handle = save(swapper, tensor)
-    assert swapper.rescue_bytes(EVERYTHING) == swapper.rescue.count == 0
+    assert swapper.rescue_bytes(EVERYTHING) == swapper.counters().rescues == 0
     assert state_of(handle) == State.RESIDENT
     assert tensor.numel() == 1024
 

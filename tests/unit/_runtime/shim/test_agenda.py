@@ -25,10 +25,10 @@ def test_memory_when_asked_for_then_what_a_scope_sends_out_goes_first_and_that_i
     swapper.scheduler.drain()
     assert swapper.rescue_bytes(1) == 4 * MIB
     assert [each.is_stripped for each in sent] == [True, False]  # the oldest
-    assert swapper.rescue.count == 0
+    assert swapper.counters().rescues == 0
     assert swapper.rescue_bytes(8 * MIB) == 8 * MIB
     assert [state_of(each) for each in (*sent, kept)] == [State.OUT] * 3
-    assert swapper.rescue.count == 1
+    assert swapper.counters().rescues == 1
 
 
 def test_group_when_saved_under_a_budget_and_then_in_a_scope_then_it_leaves_as_the_scope_says() -> (

@@ -93,6 +93,6 @@ def test_operator_when_another_plan_begins_while_it_runs_then_that_one_has_captu
             plans.close()
     assert len(captured) > 1
     assert set(captured) == {0}
-    assert course.swapper.recomputed_regions == 0
+    assert course.swapper.counters().recomputed == 0
     assert course.swapper.mover.indexed_count == 0
     assert_same(course, expected)

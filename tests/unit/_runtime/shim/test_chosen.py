@@ -25,7 +25,7 @@ def numbers(side: int = SIDE) -> torch.Tensor:
 
 
 def repeats() -> int:
-    return get_runtime().current_swapper().recomputed_regions
+    return get_runtime().current_swapper().counters().recomputed
 
 
 def in_use_bytes() -> int:

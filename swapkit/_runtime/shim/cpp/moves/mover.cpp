@@ -199,7 +199,6 @@ static sk_status wait_for(Mover *mover, Group *group, decltype(&sk_group_finish_
         status = finish(group->native, stream_of(mover, group), false);
     }
     std::chrono::duration<double> taken = std::chrono::steady_clock::now() - started;
-    mover->waited_seconds += taken.count();
     mover->waits++;
     mover->books->stalls[{group->tag, group->index}] += taken.count();
     return status;

@@ -55,7 +55,6 @@ struct Mover {
     Books *books;
     struct Timing *timing; // owned: moves timed by operators (`prefetch.hpp`); null: none
     Follower *follower;    // owned: carries out a plan (`plan_cursor.hpp`); null: no plan
-    double waited_seconds; // for copies, since the mover was created
     unsigned long long waits;
     unsigned long long repeated; // recomputed operators, and regions
     c10::DeviceType device_type;

@@ -299,7 +299,6 @@ PyMemberDef mover_members[] = {
     {"sets_aside", T_BOOL, offsetof(Mover, sets_aside), 0, nullptr},
     {"hears_saves", T_BOOL, offsetof(Mover, hears_saves), 0, nullptr},
     {"repeated", T_ULONGLONG, offsetof(Mover, repeated), READONLY, nullptr},
-    {"waited_seconds", T_DOUBLE, offsetof(Mover, waited_seconds), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
