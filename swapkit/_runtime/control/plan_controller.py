@@ -92,7 +92,7 @@ class PlanController:
         self._clock = StepClock(installation.device.name)
         self._began_bytes = 0
         self._moving_before = 0.0
-        self._counted_before = self._swapper.counters()
+        self._rescues_before = 0
         self._times = StepTimes()
 
     def status(self) -> PlanStatus:
@@ -269,7 +269,7 @@ class PlanController:
         if self._instruction.mode is StepMode.RECORD and self._recording.recorder is None:
             self._record(root)
         if not is_again:
-            self._counted_before = self._swapper.counters()
+            self._rescues_before = self._swapper.rescue.count
             self._began_bytes = self._in_use_bytes()
             self._moving_before = self._moving_seconds()
         self._clock.begin(self._instruction.timing)
@@ -364,7 +364,7 @@ class PlanController:
             timing=taken.timing,
             is_host_bound=taken.is_host_bound,
             moving_seconds=max(0.0, self._moving_seconds() - self._moving_before),
-            rescues=(self._swapper.counters() - self._counted_before).rescues,
+            rescues=self._swapper.rescue.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,
             is_heavier=is_more,

@@ -84,7 +84,6 @@ class PlanExecutor:
         self._follower: Follower | None = None
         self._repetitions: Repetitions | None = None  # None: the plan repeats no operators
         self._deviation: str | None = None
-        self._counted_before = swapper.counters()
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -100,6 +99,7 @@ class PlanExecutor:
             if table.captures:
                 self._repetitions = Repetitions(self._find_repetitions(), follower)
                 global_hooks.steps.add(self)
+            self._counted_before = swapper.counters()
             self._begin(follower)
         self._packer.has_saved_late = False
         self._packer.follows = True
@@ -135,7 +135,8 @@ class PlanExecutor:
                 self._deviation = (
                     f"the step ended after {position} of {count} events: {self._expected(position)}"
                 )
-            counted = swapper.counters() - self._counted_before
+            now = swapper.counters()
+            counted, self._counted_before = now - self._counted_before, now
             report = StepReport(
                 deviation=self._deviation,
                 events=position,
@@ -153,7 +154,6 @@ class PlanExecutor:
 
     def _begin(self, follower: Follower) -> None:
         self._deviation = None
-        self._counted_before = self._swapper.counters()
         self._swapper.curve = None
         self._swapper.rescue.hold()
         repetitions = self._repetitions
