@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._runtime.process.captures import Capture
+from swapkit._runtime.shim.placement import COPY_TIERS
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action, Tier
 from swapkit.ir.traces import BEFORE, EventKind, Phase
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
 
 # The same numbers as in `shim/cpp/moves/plan_cursor.cpp`.
 FIRST_SAVE, SAVE, USE = 0, 1, 2
-_ACTIONS = {Action.KEEP: 0, Action.SWAP: 1, Action.RECOMPUTE: 2}
+# The numbers of `Action` in `shim/cpp/saved/saved_tensors.hpp`, which has the same order.
+_ACTIONS = {action: number for number, action in enumerate(Action)}
 _RECOMPUTE = _ACTIONS[Action.RECOMPUTE]
-# Copies that the host has no room for go to the disk.
-_TIERS = {Tier.HOST: Tier.ANY, Tier.DISK: Tier.DISK}
 _NOTHING = -1
 _ANY_BYTES = -1
 
@@ -216,7 +216,7 @@ def _storage_rows(
         moves = swapped.get(number, _Moves(_NOTHING, _NOTHING))
         place = order.get(number, 0)
         yield lives[number].last_save if number in lives else 0
-        yield int(_TIERS[decision.tier] if decision is not None else Tier.ANY)
+        yield int(COPY_TIERS[decision.tier] if decision is not None else Tier.ANY)
         yield actions[number]
         yield _NOTHING if storage.continues is None else storage.continues
         yield from (moves.goes, len(order) - place, moves.comes, place)

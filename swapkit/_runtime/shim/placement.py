@@ -8,7 +8,9 @@ from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.ir.plans import Action, Tier
 from swapkit.registry import Source, Swap
 
-TIERS = {"host": Tier.ANY, "disk": Tier.DISK}
+TIERS = {"host": Tier.HOST, "disk": Tier.DISK}
+# Where a copy may live: the disk takes what the host has no room for.
+COPY_TIERS = {Tier.HOST: Tier.ANY, Tier.DISK: Tier.DISK}
 
 
 class Placement(NamedTuple):
@@ -28,7 +30,7 @@ def choice_of(swap: Swap, source: Source | None) -> Placement:
     """Return the choice of a scope for a row of the registry."""
     return Placement(
         Action.SWAP,
-        TIERS[swap.to],
+        COPY_TIERS[TIERS[swap.to]],
         swap.prefetch,
         swap.min_bytes,
         spares_regions=source is Source.CONFIGURATION,

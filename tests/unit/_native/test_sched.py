@@ -76,6 +76,14 @@ def slow() -> Iterator[Rig]:
     rig.scheduler.check()
 
 
+def test_tiers_when_compared_with_the_header_then_the_same_numbers() -> None:
+    assert {tier.name: tier.value for tier in Tier} == {
+        "ANY": lib.SK_TIER_ANY,
+        "HOST": lib.SK_TIER_HOST,
+        "DISK": lib.SK_TIER_DISK,
+    }
+
+
 def test_group_when_it_goes_out_and_back_then_the_bytes_and_states_are_right(rig: Rig) -> None:
     group = rig.group()
     seen = [State(group.state)]
