@@ -165,7 +165,7 @@ class ModuleTracker:
     def _only_labels(self, but: object = None) -> bool:
         """Whether all users, except perhaps `but`, need only labels."""
         users = self._users.items()
-        return all(need is Need.LABELS for user, need in users if user is not but)
+        return all(need is Need.LABELS for user, need in users if user != but)
 
     def start(self, user: object, need: Need = Need.MODULES) -> None:
         """Start labelling for a user, which may be any object, until `stop`.
@@ -189,7 +189,7 @@ class ModuleTracker:
         with self._lock:
             if user not in self._users:
                 return
-            self._users = {other: need for other, need in self._users.items() if other is not user}
+            self._users = {other: need for other, need in self._users.items() if other != user}
             if not self._users:
                 self.is_on = False
                 global_hooks.calls.remove(self)
