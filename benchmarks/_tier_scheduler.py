@@ -22,6 +22,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.sched import Group, Scheduler
+from swapkit._runtime.optimizer.host_copies import Start, start_copy
 from swapkit._runtime.shim.library import load_shim
 from swapkit.ir.plans import Tier
 
@@ -45,7 +46,9 @@ class Device:
         torch.manual_seed(0)
         self._storage = torch.randint(256, (nbytes,), dtype=torch.uint8).untyped_storage()
 
-    def scheduler(self, *, host_limit_bytes: int = 0, disk: Path | None = None) -> Scheduler:
+    def scheduler(
+        self, *, host_limit_bytes: int | None = None, disk: Path | None = None
+    ) -> Scheduler:
         """Open a scheduler over this device."""
         return Scheduler(
             self.backend,
@@ -56,21 +59,14 @@ class Device:
 
     def begin_out(self, group: Group, *, next_use: int) -> None:
         """Start a copy out."""
-        owner = self.new_owner()
-        try:
-            group.copy_out(self._storage.data_ptr(), owner=owner, next_use=next_use)
-        except BaseException:
-            self._shim.drop_owner(owner)
-            raise
+        self._start(group, group.copy_out, next_use)
 
     def begin_in(self, group: Group, *, next_use: int) -> None:
         """Start a copy back."""
-        group.copy_in(self._storage.data_ptr(), owner=self.new_owner(), next_use=next_use)
+        self._start(group, group.copy_in, next_use)
 
-    def new_owner(self) -> int:
-        """Return an owner for one copy."""
-        owner: int = self._shim.new_owner(self._storage._cdata)  # noqa: SLF001
-        return owner
+    def _start(self, group: Group, start: Start, next_use: int) -> None:
+        start_copy(self._shim, group, start, self._storage, next_use=next_use, producer=0)
 
 
 # ---- host memory ---------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Measurement of a device's copy speeds during compute, through the schedulers of sessions.
 
-Rows of copies run while matrix products keep the compute stream busy. Speeds are low percentiles of
-a few samples: a plan that assumes too low a speed loses little, one that assumes too much stalls.
+Bursts of copies run while matrix products keep the compute stream busy. Speeds are low percentiles
+of a few samples: a plan that assumes too low a speed loses little, one that assumes too much
+stalls.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from swapkit._runtime.machine.copy_bursts import (
     COPIES,
     LEAST_BYTES,
     PAGE_BYTES,
+    BurstIn,
+    BurstOut,
     Lanes,
-    RowIn,
-    RowOut,
 )
 from swapkit._runtime.machine.overlap import make_bench
 from swapkit._runtime.saved.limits import Limits
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 16 << 20  # per copy
 # Small copies show the fixed cost of a copy; the CPU runs still smaller ones synchronously.
 SMALL_BYTES = 68 << 10
-ROW_SECONDS = 0.06  # long, since a copy thread may itself wait for a processor
+BURST_SECONDS = 0.06  # long, since a copy thread may itself wait for a processor
 ROUNDS = 5
 LEAST_ROUNDS = 2
 SECONDS = 0.8  # after this, no further round begins
@@ -143,7 +144,7 @@ class _Rounds:
         nbytes, seconds = _choose_bytes(lanes, bench)
         bench.fit(COPIES * seconds)
         self._bench = bench
-        self._ways = [_Way(kind, lanes, bench, nbytes) for kind in (RowOut, RowIn)]
+        self._ways = [_Way(kind, lanes, bench, nbytes) for kind in (BurstOut, BurstIn)]
         self._duplexes: list[float] = []
         self._alone: list[Sample] = []  # without copies
 
@@ -180,11 +181,11 @@ class _Rounds:
 
 
 def _choose_bytes(lanes: Lanes, bench: Bench) -> tuple[int, float]:
-    """Return the bytes of a copy so that a row takes `ROW_SECONDS`, and the copy's seconds."""
+    """Return the bytes of a copy so that a burst takes `BURST_SECONDS`, and the copy's seconds."""
     nbytes, seconds = LEAST_BYTES, 0.0
     for _ in range(3):  # closer each time: a small copy's latency hides the speed
-        seconds = _seconds(bench.run([RowOut(lanes, nbytes)]))
-        wanted = int(nbytes * ROW_SECONDS / COPIES / seconds)
+        seconds = _seconds(bench.run([BurstOut(lanes, nbytes)]))
+        wanted = int(nbytes * BURST_SECONDS / COPIES / seconds)
         chosen = max(LEAST_BYTES, min(lanes.nbytes, wanted // PAGE_BYTES * PAGE_BYTES))
         seconds *= chosen / nbytes
         nbytes = chosen
@@ -192,7 +193,7 @@ def _choose_bytes(lanes: Lanes, bench: Bench) -> tuple[int, float]:
 
 
 def _seconds(sample: Sample) -> float:
-    """Return the seconds per copy of a row; all rows of a sample ran at once."""
+    """Return the seconds per copy of a burst; all bursts of a sample ran at once."""
     return sample.copying / COPIES
 
 

@@ -1,7 +1,7 @@
-"""Rows of copies, used to measure copy speeds.
+"""Bursts of copies, used to measure copy speeds.
 
-A *row* is a few copies in one direction, queued at once, like those of a session. All device memory
-is allocated tentatively: a measurement never starts a rescue.
+A *burst* is a few copies in one direction, queued at once, like those of a session. All device
+memory is allocated tentatively: a measurement never starts a rescue.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import torch
 
 from swapkit._native.pool import tentative
 from swapkit._native.sched import CLEAN, Group
-from swapkit._runtime.optimizer.host_copies import NOT_STARTED
+from swapkit._runtime.optimizer.host_copies import start_copy
 from swapkit._runtime.saved.device import CPU
-from swapkit._runtime.torch_compat.internals import storage_address
 from swapkit.errors import OverBudget
 from swapkit.ir.plans import Tier
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from swapkit._native.sched import Scheduler
-    from swapkit._runtime.optimizer.host_copies import Start
     from swapkit._runtime.saved.device import Device
 
-COPIES = 3  # per row
+COPIES = 3  # per burst
 LEAST_BYTES = 256 << 10
 PAGE_BYTES = 4 << 10  # copies are whole pages
 # Makes bytes that no file system can compress, without drawing from the user's generators.
@@ -68,7 +66,7 @@ class Burst:
         raise NotImplementedError
 
 
-class RowOut(Burst):
+class BurstOut(Burst):
     """Copies to the host."""
 
     def prepare(self) -> None:
@@ -87,13 +85,13 @@ class RowOut(Burst):
         group.finish_out(consumer)
 
 
-class RowIn(Burst):
+class BurstIn(Burst):
     """Copies back to the device, from the same host memory each time."""
 
     def prepare(self) -> None:
         """Release the device memory; the first time, copy out first."""
         if not self._groups:
-            out = RowOut(self._lanes, self._nbytes)
+            out = BurstOut(self._lanes, self._nbytes)
             out.prepare()
             for index in range(COPIES):
                 out.queue(index)
@@ -128,35 +126,18 @@ class Lanes:
         self.nbytes, self.source, self.target = _take_memory(device, nbytes)
 
     def make_groups(self, nbytes: int, tier: Tier = Tier.HOST) -> list[Group]:
-        """Return the groups of a row, resident on the device."""
+        """Return the groups of a burst, resident on the device."""
         return [Group(self.scheduler, nbytes, tier) for _ in range(COPIES)]
 
     def start_out(self, group: Group, next_use: int, producer: int = 0) -> None:
         """Queue a copy to the host, behind the work on the `producer` stream."""
-        self._start(group, group.copy_out, self.source, next_use, producer)
+        shim = self.device.shared.shim
+        start_copy(shim, group, group.copy_out, self.source, next_use=next_use, producer=producer)
 
     def start_in(self, group: Group, next_use: int, producer: int = 0) -> None:
         """Queue a copy back, behind the work on the `producer` stream."""
-        self._start(group, group.copy_in, self.target, next_use, producer)
-
-    def _start(
-        self,
-        group: Group,
-        copy: Start,
-        memory: torch.UntypedStorage,
-        next_use: int,
-        producer: int,
-    ) -> None:
-        """Queue a copy, which holds the device memory until it is done."""
         shim = self.device.shared.shim
-        owner = 0
-        try:
-            owner = shim.new_owner(storage_address(memory))
-            copy(memory.data_ptr(), owner=owner, next_use=next_use, producer=producer)
-        except BaseException:
-            if owner and group.state in NOT_STARTED:  # else the copy is running and holds it
-                shim.drop_owner(owner)
-            raise
+        start_copy(shim, group, group.copy_in, self.target, next_use=next_use, producer=producer)
 
 
 def _take_memory(

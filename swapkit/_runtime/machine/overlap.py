@@ -1,4 +1,4 @@
-"""Timing of rows of copies beside matrix products, with the device's own clock.
+"""Timing of bursts of copies beside matrix products, with the device's own clock.
 
 On a device with streams, both are queued behind a delay and timed with events, so the host's launch
 overhead is in no time. On the CPU, the host's clock is used.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.machine.copy_bursts import Burst
     from swapkit._runtime.saved.device import Device
 
-# Widths of products: one takes about as long as a small operator, to see a row's end in time.
+# Widths of products: one takes about as long as a small operator, to see a burst's end in time.
 CPU_WIDTH, GPU_WIDTH, LEAST_WIDTH = 256, 2048, 64
 # A simulated device takes seconds for a product that takes a GPU microseconds.
 MOST_PRODUCT_SECONDS = 0.005
@@ -46,10 +46,10 @@ class Sample:
 
 
 class Bench:
-    """Runs rows of copies beside products."""
+    """Runs bursts of copies beside products."""
 
-    def run(self, rows: Sequence[Burst]) -> Sample:
-        """Run all copies of the rows at once, with products beside them. No rows: only products."""
+    def run(self, bursts: Sequence[Burst]) -> Sample:
+        """Run all copies of the bursts at once beside products. No bursts: only products."""
         raise NotImplementedError
 
     def fit(self, seconds: float) -> None:
@@ -63,13 +63,13 @@ class HostBench(Bench):
         """Allocate memory for products; if none is free, nothing is computed."""
         self._factors = _take_factors(device, CPU_WIDTH, torch.float32, most_bytes)
 
-    def run(self, rows: Sequence[Burst]) -> Sample:
-        """Compute until all rows are over."""
-        for row in rows:
-            row.prepare()
+    def run(self, bursts: Sequence[Burst]) -> Sample:
+        """Compute until all bursts are over."""
+        for burst in bursts:
+            burst.prepare()
         begin = self._looked = time.perf_counter()
-        _queue(rows)
-        is_over = self._watch(rows) if rows else lambda: self._looked - begin >= ALONE_SECONDS
+        _queue(bursts)
+        is_over = self._watch(bursts) if bursts else lambda: self._looked - begin >= ALONE_SECONDS
         count = 0
         while not is_over():
             if self._factors is None:
@@ -80,16 +80,16 @@ class HostBench(Bench):
             self._looked = time.perf_counter()
         seconds = time.perf_counter() - begin
         return Sample(
-            copying=self._end - begin if rows else 0.0,
+            copying=self._end - begin if bursts else 0.0,
             product=seconds / count if count else 0.0,
-            shared=1.0 if rows else 0.0,
+            shared=1.0 if bursts else 0.0,
         )
 
-    def _watch(self, rows: Sequence[Burst]) -> Callable[[], bool]:
+    def _watch(self, bursts: Sequence[Burst]) -> Callable[[], bool]:
         """Return a function that polls all copies and notes the end of the last."""
 
         def is_over() -> bool:
-            if not all(row.poll() for row in rows):
+            if not all(burst.poll() for burst in bursts):
                 return False
             # The end lies after the last poll; this thread may have waited, so cap the correction.
             now = time.perf_counter()
@@ -141,24 +141,24 @@ class StreamBench(Bench):
         if product > 0:
             self._chain = max(LEAST_CHAIN, min(MOST_CHAIN, round(seconds / product)))
 
-    def run(self, rows: Sequence[Burst]) -> Sample:
+    def run(self, bursts: Sequence[Burst]) -> Sample:
         """Queue copies and products; repeat behind a longer delay if the host was too slow."""
         while True:
-            sample = self._run(rows)
+            sample = self._run(bursts)
             if sample.is_sure or self._delay >= MOST_DELAY_SECONDS:
                 return sample
             self._delay = min(MOST_DELAY_SECONDS, 2 * self._delay)
 
-    def _run(self, rows: Sequence[Burst]) -> Sample:
-        for row in rows:
-            row.prepare()
+    def _run(self, bursts: Sequence[Burst]) -> Sample:
+        for burst in bursts:
+            burst.prepare()
         begin, computed, copied = (self._module.Event(enable_timing=True) for _ in range(3))
         self._module.synchronize(self._device.name)  # the delay begins now
         self._delays.cover(self._stream, self._delay)
         begin.record(self._stream)
-        _queue(rows, self._device.current_stream())
-        for row in rows:
-            row.finish(self._consumer)
+        _queue(bursts, self._device.current_stream())
+        for burst in bursts:
+            burst.finish(self._consumer)
         copied.record(self._waiting)
         if self._factors is not None:
             for _ in range(self._chain):
@@ -166,10 +166,10 @@ class StreamBench(Bench):
         computed.record(self._stream)
         is_sure = not begin.query()
         self._module.synchronize(self._device.name)
-        for row in rows:
-            row.settle()
+        for burst in bursts:
+            burst.settle()
         computing = begin.elapsed_time(computed) / 1e3
-        copying = begin.elapsed_time(copied) / 1e3 if rows else 0.0
+        copying = begin.elapsed_time(copied) / 1e3 if bursts else 0.0
         return Sample(
             copying=copying,
             product=0.0 if self._factors is None else computing / self._chain,
@@ -184,11 +184,11 @@ def make_bench(device: Device, *, most_bytes: int) -> Bench:
     return kind(device, most_bytes=most_bytes)
 
 
-def _queue(rows: Sequence[Burst], producer: int = 0) -> None:
-    """Queue the copies of rows in turn, behind the work on the `producer` stream."""
+def _queue(bursts: Sequence[Burst], producer: int = 0) -> None:
+    """Queue the copies of bursts in turn, behind the work on the `producer` stream."""
     for index in range(COPIES):
-        for row in rows:
-            row.queue(index, producer)
+        for burst in bursts:
+            burst.queue(index, producer)
 
 
 def _cut(factors: Sequence[torch.Tensor], width: int) -> list[torch.Tensor]:

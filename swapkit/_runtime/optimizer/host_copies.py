@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.saved.device import Device
+    from swapkit._runtime.shim.library import Shim
 
 # A group's states before a transfer out, and before one in.
-NOT_STARTED = (RESIDENT, OUT)
+_NOT_STARTED = (RESIDENT, OUT)
 
 
 class Start(Protocol):
@@ -26,6 +27,36 @@ class Start(Protocol):
 
     def __call__(self, device: int, *, owner: int, next_use: int, producer: int) -> None:
         """Queue the copy."""
+
+
+def start_copy(
+    shim: Shim,
+    group: Group,
+    start: Start,
+    storage: torch.UntypedStorage,
+    *,
+    next_use: int,
+    producer: int,
+) -> None:
+    """Queue a copy from or to a storage, which the copy holds until it is done.
+
+    Args:
+        shim: makes the owner of the copy.
+        group: the group to copy.
+        start: its `copy_out` or `copy_in`.
+        storage: the memory on the device, of the group's size.
+        next_use: the place in the queue; 0: ahead of all tensors saved for backward.
+        producer: the stream to wait for.
+    """
+    owner = 0
+    try:
+        owner = shim.new_owner(storage_address(storage))
+        start(storage.data_ptr(), owner=owner, next_use=next_use, producer=producer)
+    except BaseException:
+        # In any other state, the copy is running and holds the owner.
+        if owner and group.state_at[0] in _NOT_STARTED:
+            shim.drop_owner(owner)
+        raise
 
 
 class HostBuffer:
@@ -96,15 +127,6 @@ class HostCopies:
 
     def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> int:
         """Start a transfer, which holds the storage until it is done; return its stream."""
-        owner = 0
         stream = self._device.current_stream()
-        try:
-            owner = self._shim.new_owner(storage_address(storage))
-            # 0: needed at once, so ahead of all tensors saved for backward.
-            start(storage.data_ptr(), owner=owner, next_use=0, producer=stream)
-        except BaseException:
-            # In any other state, the copy is running and holds the owner.
-            if owner and group.state_at[0] in NOT_STARTED:
-                self._shim.drop_owner(owner)
-            raise
+        start_copy(self._shim, group, start, storage, next_use=0, producer=stream)
         return stream

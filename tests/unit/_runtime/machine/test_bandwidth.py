@@ -13,7 +13,7 @@ from swapkit._native.backend import Backend
 from swapkit._native.lib import lib
 from swapkit._runtime.machine import bandwidth as speeds
 from swapkit._runtime.machine.bandwidth import measure_disk, measure_speeds
-from swapkit._runtime.machine.copy_bursts import Lanes, RowOut
+from swapkit._runtime.machine.copy_bursts import BurstOut, Lanes
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.limits import Limits
 from swapkit.errors import BackendError, DiskError, OutOfHostMemory, OverBudget
@@ -39,7 +39,7 @@ def device() -> Device:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure one short round."""
-    monkeypatch.setattr(speeds, "ROW_SECONDS", 0.001)
+    monkeypatch.setattr(speeds, "BURST_SECONDS", 0.001)
     monkeypatch.setattr(speeds, "ROUNDS", 1)
 
 
@@ -206,11 +206,11 @@ def test_link_when_the_host_has_no_room_then_the_memory_is_given_back(
     device = installation.device
     before = in_use(installation)
     lanes = Lanes(device, device.new_scheduler(Limits(host_bytes=4096)), MIB)
-    row = RowOut(lanes, MIB)
-    row.prepare()
+    burst = BurstOut(lanes, MIB)
+    burst.prepare()
     with pytest.raises(OutOfHostMemory):
-        row.queue(0)
-    del lanes, row
+        burst.queue(0)
+    del lanes, burst
     assert in_use(installation) == before
 
 
