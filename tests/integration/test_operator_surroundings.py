@@ -136,9 +136,6 @@ def test_function_when_compiled_inside_the_module_then_it_stays_compiled() -> No
     torch._dynamo.reset()
 
 
-# Torch's hooks of an earlier test may still be there: they stay while another thread runs. The
-# filter against this warning was added with them, and pytest has taken it off.
-@pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global")
 @compiles
 def test_module_when_compiled_from_outside_then_same_bits() -> None:
     expected = train(Calls(hidden_layer))

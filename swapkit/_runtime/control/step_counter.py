@@ -28,6 +28,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.listeners import running_steps
 from swapkit._runtime.model.tracker import NO_MODULE
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
@@ -345,7 +346,7 @@ def _outer_steps(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer
     Read from the Python stack: torch calls no hook after a step that raised, so a record kept by
     hooks would be wrong after an exception.
     """
-    found = global_hooks.running_steps(sys._getframe(1))  # noqa: SLF001
+    found = running_steps(sys._getframe(1))  # noqa: SLF001
     return found[1:] if found and found[0] is optimizer else found
 
 

@@ -1,15 +1,9 @@
 """Torch's global hooks of modules and optimizers, registered once and shared by all of swapkit.
 
-Torch calls these hooks on every thread while it iterates over their dictionaries. Adding or
-removing a hook breaks the iteration of another thread ("OrderedDict mutated during iteration",
-raised in that thread's `optimizer.step()`). So there is one set of hooks. The first listener adds
-the set. Removing the last listener removes the set only if every other thread waits and no thread
-is inside an optimizer's step. Otherwise the set stays, without effect, until a later removal.
-
-Adding a listener does not touch torch's dictionaries: the listeners are in a tuple that is replaced
-as a whole. A listener is called on the thread that runs the module or the optimizer, with no lock
-held. At the end of a module call, listeners are called in reverse order. A call that began before
-`remove` may still reach the listener after `remove`: listeners must tolerate this.
+`listeners.py` tells when torch has the hooks. A listener is called on the thread that runs the
+module or the optimizer, with no lock held. At the end of a module call, listeners are called in
+reverse order. A call that began before `remove` may still reach the listener after `remove`:
+listeners must tolerate this.
 
 Torch calls no hook when a forward ends with a `BaseException` that is no `Exception` (Ctrl-C).
 Listeners are notified of this end when the enclosing module call ends or the module is called
@@ -22,7 +16,7 @@ import sys
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.optim.optimizer import (
@@ -31,20 +25,19 @@ from torch.optim.optimizer import (
 )
 
 from swapkit._runtime.model import resting
-from swapkit._runtime.torch_compat import thread_stacks as threads
-from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.model.listeners import Listeners
 from swapkit._runtime.torch_compat.internals import (
     MODULE_CALL,
     MODULE_HOOK_TABLES,
+    OPTIMIZER_HOOK_TABLES,
     has_global_hook,
     module_hooks,
-    optimizer_post_hooks,
-    optimizer_pre_hooks,
+    optimizer_hooks,
 )
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
@@ -78,87 +71,6 @@ class StepListener(Protocol):
 
     def after_step(self, optimizer: torch.optim.Optimizer, /) -> None:
         """Handle the end of a step. Not called if the step raised."""
-
-
-_Listener = TypeVar("_Listener")
-
-
-class Listeners(Generic[_Listener]):
-    """The listeners of one set of torch's hooks. Safe to use from any thread."""
-
-    def __init__(
-        self,
-        install: Callable[[], Iterator[RemovableHandle]],
-        uninstall: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Create an empty set.
-
-        `install` adds torch's hooks one by one; `uninstall` runs after their removal. An
-        interruption may come at any point: a handle is kept until its hook is removed, and an
-        incomplete set of hooks is removed before a new one is installed.
-        """
-        self.now: tuple[_Listener, ...] = ()
-        self._install = install
-        self._uninstall = uninstall
-        self._handles: list[RemovableHandle] = []
-        self._is_installed = False  # all hooks
-        # Reentrant: a finalizer may remove a listener during another change.
-        self._lock = make_fork_lock()
-
-    def add(self, listener: _Listener) -> None:
-        """Add a listener, after the existing ones."""
-        with self._lock:
-            if listener not in self.now:  # else an interruption left the listener here
-                self.now = (*self.now, listener)
-            resting.interrupt()
-            if not self._is_installed:
-                self._take_off()
-                self._handles.extend(self._install())
-                self._is_installed = True
-
-    def prepare_rest(self) -> bool:
-        """Return whether torch can skip the hooks on a thread that rests."""
-        with self._lock:
-            return resting.install(tuple(self._handles))
-
-    def remove(self, listener: _Listener) -> None:
-        """Remove a listener; do nothing if the listener is unknown."""
-        with self._lock:
-            self.now = tuple(other for other in self.now if other is not listener)
-            resting.interrupt()
-            if not self.now and self._handles and threads.others_wait() and not _are_called():
-                self._take_off()
-
-    def _take_off(self) -> None:
-        self._is_installed = False
-        while self._handles:
-            self._handles[-1].remove()
-            if len(self._handles) == 1:
-                self._uninstall()
-            self._handles.pop()
-
-
-# The function in which torch calls the step hooks of every optimizer class.
-_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
-
-
-def running_steps(frame: FrameType | None) -> list[torch.optim.Optimizer]:
-    """Return the optimizers whose steps are on the stack of a frame, innermost first."""
-    found = []
-    while frame is not None:
-        if frame.f_code is _STEP and "self" in frame.f_locals:
-            found.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return found
-
-
-def _are_called() -> bool:
-    """Return whether some thread may be running torch's hooks of a step.
-
-    This can be the current thread, if a session ends in a hook, or one that waits in a hook.
-    """
-    others = any(code is _STEP for stack in threads.stacks() for code, _ in stack)
-    return others or bool(running_steps(sys._getframe(1)))  # noqa: SLF001
 
 
 class ModuleCall:
@@ -250,32 +162,24 @@ def _ignore_warning() -> None:
         warnings.filterwarnings("ignore", text)
 
 
-def _forget(table: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
-    """Remove our hook if an interruption left it in a table before we had its handle."""
-    for number in [number for number, each in table.items() if each is hook]:
-        del table[number]
-
-
 def _install_calls() -> Iterator[RemovableHandle]:
     global _period  # noqa: PLW0603
     _period += 1
     if not has_global_hook():  # type: ignore[no-untyped-call]
         _ignore_warning()
-    _forget(getattr(module_hooks, MODULE_HOOK_TABLES[0]), _enter)
-    _forget(getattr(module_hooks, MODULE_HOOK_TABLES[1]), _leave)
+    calls.forget(_enter, _leave)
     yield module_hooks.register_module_forward_pre_hook(_enter)
     yield module_hooks.register_module_forward_hook(_leave, always_call=True)
 
 
 def _install_steps() -> Iterator[RemovableHandle]:
-    _forget(optimizer_pre_hooks, _before_step)
-    _forget(optimizer_post_hooks, _after_step)
+    steps.forget(_before_step, _after_step)
     yield register_optimizer_step_pre_hook(_before_step)
     yield register_optimizer_step_post_hook(_after_step)
 
 
-calls: Listeners[CallListener] = Listeners(_install_calls, resting.uninstall)
-steps: Listeners[StepListener] = Listeners(_install_steps)
+calls: Listeners[CallListener] = Listeners(module_hooks, MODULE_HOOK_TABLES, _install_calls)
+steps: Listeners[StepListener] = Listeners(optimizer_hooks, OPTIMIZER_HOOK_TABLES, _install_steps)
 
 
 # ---- hooks called by torch ----------------------------------------------------------------------

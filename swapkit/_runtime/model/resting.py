@@ -3,8 +3,8 @@
 With any global hook, torch takes a slow path through every module call, which costs about 10 us.
 Removing and re-adding our hooks would break other threads that iterate over torch's hook tables. So
 we replace the tables with our own. They always hold our hooks, but are false when torch tests them
-on a thread that *rests*. The first resting thread installs the tables; they are removed together
-with the hooks.
+on a thread that *rests*. The first resting thread installs the tables; the removal of the hooks
+replaces them.
 
 A thread starts to rest inside a module call that the listeners know of. It rests until that call
 ends, or until the set of listeners or their needs change on any thread. An interruption (Ctrl-C) of
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 # Torch tests this table only if the other one was false.
 _LAST = max(MODULE_HOOK_TABLES, key=MODULE_CALL.co_names.index)
 Table: TypeAlias = "OrderedDict[int, Callable[..., Any]]"
-
-# Torch's own tables while ours are installed, each with the id of our hook in the table.
-_former: dict[str, tuple[Table, int]] = {}
 
 
 class Rest(Protocol):
@@ -125,18 +122,7 @@ def install(handles: Sequence[RemovableHandle]) -> bool:
     for name, table, handle in zip(MODULE_HOOK_TABLES, tables, handles, strict=True):
         if not isinstance(table, (_shim.FirstTable, _shim.LastTable)):
             ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
-            _former[name] = table, handle.id  # first: an interruption may come between lines
             handle.hooks_dict_ref = weakref.ref(ours)
             # Swap atomically and keep torch's table unchanged: a thread may iterate over it.
             setattr(module_hooks, name, ours)
     return True
-
-
-def uninstall() -> None:
-    """Restore torch's tables, unless ours hold other hooks. No thread may be iterating."""
-    for name, (table, own) in list(_former.items()):
-        current = getattr(module_hooks, name)
-        if current is table or not current:
-            table.pop(own, None)
-            setattr(module_hooks, name, table)
-            del _former[name]  # last: after an interruption, the next call finishes

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from swapkit._native.lib import raise_interruption
-from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.listeners import running_steps
 from swapkit._runtime.optimizer.state_mover import StateMover, find_slots
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
@@ -350,5 +350,5 @@ def _treats_each_parameter_by_itself(kind: type[torch.optim.Optimizer]) -> bool:
 
 def _count_running_steps(optimizer: torch.optim.Optimizer) -> int:
     """Return how many steps of an optimizer run on this thread; `super().step()` counts too."""
-    running = global_hooks.running_steps(sys._getframe(1))  # noqa: SLF001
+    running = running_steps(sys._getframe(1))  # noqa: SLF001
     return sum(each is optimizer for each in running)

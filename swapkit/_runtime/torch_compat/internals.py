@@ -47,8 +47,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import _side_effectful_functions as side_effects
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import _has_any_global_hook as has_global_hook
-from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_post_hooks
-from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_pre_hooks
+from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,6 +63,7 @@ __all__ = [
     "MODULE_CALL",
     "MODULE_HOOK_TABLES",
     "NO_TASK",
+    "OPTIMIZER_HOOK_TABLES",
     "C",
     "DispatchKey",
     "ExcludeKey",
@@ -111,8 +111,7 @@ __all__ = [
     "module_hooks",
     "nodes_made",
     "observe_cuda_out_of_memory",
-    "optimizer_post_hooks",
-    "optimizer_pre_hooks",
+    "optimizer_hooks",
     "overload_of",
     "parameters_of",
     "pop_hooks",
@@ -195,6 +194,8 @@ MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
+# In `optimizer_hooks`: the hooks called before and after each step.
+OPTIMIZER_HOOK_TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 step_pre_hooks_of: Callable[[torch.optim.Optimizer], dict[int, Callable[..., Any]]] = attrgetter(
     "_optimizer_step_pre_hooks"

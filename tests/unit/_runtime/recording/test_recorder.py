@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim import optimizer as optimizer_hooks
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
@@ -335,7 +335,7 @@ def test_step_when_it_raises_then_nothing_of_the_recorder_stays() -> None:
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     assert not torch.nn.modules.module._global_forward_pre_hooks
-    assert not _global_optimizer_pre_hooks
+    assert not optimizer_hooks._global_optimizer_pre_hooks
 
 
 def test_mode_when_another_is_left_open_inside_then_only_the_recorder_goes() -> None:

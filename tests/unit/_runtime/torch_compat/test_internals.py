@@ -137,6 +137,9 @@ def test_modules_when_called_then_by_the_code_that_the_door_names() -> None:
     Seeing()()
     assert internals.MODULE_CALL in seen
     assert seen.index(internals.AROUND_MODULE_CALL) > seen.index(internals.MODULE_CALL)
-    for table in internals.MODULE_HOOK_TABLES:
-        assert isinstance(getattr(internals.module_hooks, table), dict)
+    for torchs, tables in (
+        (internals.module_hooks, internals.MODULE_HOOK_TABLES),
+        (internals.optimizer_hooks, internals.OPTIMIZER_HOOK_TABLES),
+    ):
+        assert all(isinstance(getattr(torchs, table), dict) for table in tables)
     assert callable(getattr(torch.autograd, internals.ENGINE_CALL))

@@ -1,0 +1,142 @@
+"""The listeners of one set of torch's global hooks, and when torch has the hooks.
+
+Torch calls global hooks on every thread while it iterates over its tables of hooks. Adding or
+removing a hook breaks the iteration of another thread ("OrderedDict mutated during iteration",
+raised in that thread's `optimizer.step()`). So there is one set of hooks. The first listener adds
+the set. Removing the last listener removes the set: a table that holds no other hook is replaced by
+an empty one, which breaks no iteration. If a table holds hooks of others, whose handles refer to
+the table, the set is removed only if every other thread waits and no thread is inside an
+optimizer's step. Otherwise the set stays, without effect, until a later removal.
+
+Adding another listener does not touch torch's tables: the listeners are in a tuple that is replaced
+as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from swapkit._runtime.model import resting
+from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType, ModuleType
+
+    from torch.utils.hooks import RemovableHandle
+
+_Listener = TypeVar("_Listener")
+
+
+class Listeners(Generic[_Listener]):
+    """The listeners of one set of torch's hooks. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        torchs: ModuleType,
+        tables: Sequence[str],
+        install: Callable[[], Iterator[RemovableHandle]],
+    ) -> None:
+        """Create an empty set.
+
+        `install` adds a hook to each table, one by one. An interruption may come at any point: a
+        handle is kept until its hook is removed, and an incomplete set of hooks is removed before a
+        new one is installed.
+
+        Args:
+            torchs: torch's module with the tables of hooks.
+            tables: the names of the tables.
+            install: adds the hooks to torch's tables, in order.
+        """
+        self.now: tuple[_Listener, ...] = ()
+        self._torchs = torchs
+        self._tables = tables
+        self._install = install
+        self._handles: list[RemovableHandle] = []
+        self._is_installed = False  # all hooks
+        # Reentrant: a finalizer may remove a listener during another change.
+        self._lock = make_fork_lock()
+
+    def add(self, listener: _Listener) -> None:
+        """Add a listener, after the existing ones."""
+        with self._lock:
+            if listener not in self.now:  # else an interruption left the listener here
+                self.now = (*self.now, listener)
+            resting.interrupt()
+            if not self._is_installed:
+                self._take_off()
+                self._handles.extend(self._install())
+                self._is_installed = True
+
+    def prepare_rest(self) -> bool:
+        """Return whether torch can skip the hooks on a thread that rests."""
+        with self._lock:
+            return resting.install(tuple(self._handles))
+
+    def forget(self, *hooks: Callable[..., Any]) -> None:
+        """Remove our hooks from the tables if an interruption came before we had their handles."""
+        for name, hook in zip(self._tables, hooks, strict=True):
+            table = getattr(self._torchs, name)
+            for number in [number for number, each in table.items() if each is hook]:
+                del table[number]
+
+    def remove(self, listener: _Listener) -> None:
+        """Remove a listener; do nothing if the listener is unknown."""
+        with self._lock:
+            self.now = tuple(other for other in self.now if other is not listener)
+            resting.interrupt()
+            if not self.now and (
+                self._are_alone() or (threads.others_wait() and not _are_called())
+            ):
+                self._take_off()
+
+    def _are_alone(self) -> bool:
+        """Return whether torch's tables hold no hooks of others."""
+        return all(
+            set(getattr(self._torchs, name)) <= {handle.id}
+            for name, handle in zip(self._tables, self._handles, strict=False)
+        )
+
+    def _take_off(self) -> None:
+        self._is_installed = False
+        while self._handles:
+            handle, name = self._handles[-1], self._tables[len(self._handles) - 1]
+            table = getattr(self._torchs, name)
+            if list(table) == [handle.id]:
+                # Keep the table unchanged, and detach the handle from it: a thread may iterate.
+                empty: resting.Table = OrderedDict()
+                handle.hooks_dict_ref = weakref.ref(empty)
+                setattr(self._torchs, name, empty)
+            else:
+                table.pop(handle.id, None)
+            handle.remove()  # other tables of torch's that are keyed by its number
+            self._handles.pop()
+
+
+# The function in which torch calls the step hooks of every optimizer class.
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
+
+
+def running_steps(frame: FrameType | None) -> list[torch.optim.Optimizer]:
+    """Return the optimizers whose steps are on the stack of a frame, innermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code is _STEP and "self" in frame.f_locals:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found
+
+
+def _are_called() -> bool:
+    """Return whether some thread may be running torch's hooks of a step.
+
+    This can be the current thread, if a session ends in a hook, or one that waits in a hook.
+    """
+    others = any(code is _STEP for stack in threads.stacks() for code, _ in stack)
+    return others or bool(running_steps(sys._getframe(1)))  # noqa: SLF001

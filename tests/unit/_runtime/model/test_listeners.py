@@ -1,0 +1,198 @@
+"""When torch has the hooks of the listeners: no thread's iteration over its hooks breaks."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from swapkit._runtime.model import global_hooks
+from swapkit._runtime.torch_compat.thread_stacks import others_wait
+from tests.support.listeners import NotingListener, make_optimizer
+from tests.support.threads import busy_thread, on_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TABLES = (
+    (module_hooks, "_global_forward_pre_hooks"),
+    (module_hooks, "_global_forward_hooks"),
+    (optimizer_hooks, "_global_optimizer_pre_hooks"),
+    (optimizer_hooks, "_global_optimizer_post_hooks"),
+)
+
+
+def tables() -> list[dict[int, object]]:
+    return [getattr(torchs, name) for torchs, name in TABLES]
+
+
+def sizes() -> list[int]:
+    return [len(table) for table in tables()]
+
+
+def test_listeners_when_they_come_and_go_in_a_step_then_the_step_goes_on(
+    listener: NotingListener,
+) -> None:
+    """Torch iterates over its hooks meanwhile; a hook of somebody else's comes last."""
+
+    class Restless(NotingListener):
+        def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+            super().before_step(optimizer)
+            global_hooks.steps.add(other)
+
+        def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+            super().after_step(optimizer)
+            global_hooks.steps.remove(other)
+
+    other, restless = NotingListener(), Restless()
+    global_hooks.steps.add(restless)
+    foreign = optimizer_hooks.register_optimizer_step_pre_hook(lambda *_: None)
+    make_optimizer().step()
+    foreign.remove()
+    global_hooks.steps.remove(restless)
+    assert [what for what, _, _ in restless.heard] == ["before", "after"]
+    assert [what for what, _, _ in other.heard] == ["after"]
+    assert [what for what, _, _ in listener.heard] == ["before", "after"]
+
+
+def test_listener_when_the_last_one_leaves_inside_a_step_then_the_step_goes_on() -> None:
+    """Torch iterates over its hooks meanwhile, on this thread or on one that waits in a hook."""
+    before, listener = sizes(), NotingListener()
+    global_hooks.steps.add(listener)
+
+    def leave(*_: object) -> None:
+        on_thread(lambda: global_hooks.steps.remove(listener))
+        global_hooks.steps.remove(listener)
+
+    handles = [
+        optimizer_hooks.register_optimizer_step_post_hook(each) for each in (leave, lambda *_: None)
+    ]
+    make_optimizer().step()
+    for handle in handles:
+        handle.remove()
+    global_hooks.steps.add(listener)
+    global_hooks.steps.remove(listener)  # outside of steps the hooks go
+    assert sizes() == before
+
+
+def test_hooks_when_the_last_listener_leaves_then_torch_has_none_of_ours() -> None:
+    before, listener = sizes(), NotingListener()
+    global_hooks.calls.add(listener)
+    global_hooks.steps.add(listener)
+    assert sizes() == [each + 1 for each in before]
+    global_hooks.calls.remove(listener)
+    global_hooks.steps.remove(listener)
+    assert sizes() == before
+
+
+def test_hooks_when_they_leave_then_an_iteration_over_torchs_tables_goes_on() -> None:
+    """As another thread's `optimizer.step()`, or the end of a forward that raised."""
+    listener = NotingListener()
+    global_hooks.calls.add(listener)
+    global_hooks.steps.add(listener)
+    iterations = [iter(table.items()) for table in tables()]
+    with busy_thread():
+        global_hooks.calls.remove(listener)
+        global_hooks.steps.remove(listener)
+    assert [len(list(each)) for each in iterations] == [1] * len(TABLES)
+    assert sizes() == [0] * len(TABLES)
+    assert not module_hooks._global_forward_hooks_always_called
+
+
+@pytest.mark.usefixtures("foreign_hook")
+def test_hooks_when_a_user_has_one_and_another_thread_runs_then_torchs_tables_stay() -> None:
+    """The thread may be iterating over them."""
+    before, listener = sizes(), NotingListener()
+    with busy_thread():
+        global_hooks.calls.add(listener)
+        inside = sizes()
+        global_hooks.calls.remove(listener)
+        assert sizes() == inside
+        nn.Identity()(torch.ones(1))
+        assert listener.heard == []
+        global_hooks.calls.add(listener)
+        assert sizes() == inside  # not twice
+    global_hooks.calls.remove(listener)
+    assert sizes() == before
+
+
+def test_hooks_when_the_other_threads_wait_then_they_leave_with_the_last_listener() -> None:
+    before, listener = sizes(), NotingListener()
+    global_hooks.steps.add(listener)
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(make_optimizer().step).result()
+        while not others_wait():  # the executor's thread is about to wait for work
+            pass
+        global_hooks.steps.remove(listener)
+    assert sizes() == before
+
+
+@pytest.mark.parametrize("interrupted", range(2))
+def test_hooks_when_an_interruption_comes_as_they_leave_then_the_next_listeners_are_told_once(
+    interrupted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, first, second = sizes(), NotingListener(), NotingListener()
+    global_hooks.steps.add(first)
+    handle = global_hooks.steps._handles[interrupted]
+    monkeypatch.setattr(handle, "remove", interrupting(handle.remove))
+    with pytest.raises(KeyboardInterrupt):
+        global_hooks.steps.remove(first)
+    global_hooks.steps.add(second)
+    stepped = make_optimizer()
+    stepped.step()
+    global_hooks.steps.remove(second)
+    assert [what for what, _, _ in second.heard] == ["before", "after"]
+    assert sizes() == before
+
+
+def test_hooks_when_an_interruption_comes_as_they_are_installed_then_the_next_ones_are_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, first, second = sizes(), NotingListener(), NotingListener()
+    register = optimizer_hooks.register_optimizer_step_post_hook
+    monkeypatch.setattr(
+        global_hooks, "register_optimizer_step_post_hook", interrupting(register, before=True)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        global_hooks.steps.add(first)
+    global_hooks.steps.remove(first)
+    global_hooks.steps.add(second)
+    make_optimizer().step()
+    global_hooks.steps.remove(second)
+    assert [what for what, _, _ in second.heard] == ["before", "after"]
+    assert sizes() == before
+
+
+def interrupting(function: Callable[..., Any], *, before: bool = False) -> Callable[..., Any]:
+    """Return a function whose first call is interrupted, before it does anything or after that."""
+    calls = 0
+
+    def call(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1 and before:
+            raise KeyboardInterrupt
+        result = function(*args)
+        if calls == 1:
+            raise KeyboardInterrupt
+        return result
+
+    return call
+
+
+def test_hooks_when_they_come_and_go_then_a_warning_is_shown_once_as_without() -> None:
+    listener = NotingListener()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            global_hooks.calls.add(listener)
+            warnings.warn("once", UserWarning, stacklevel=1)
+            global_hooks.calls.remove(listener)
+    # The first time the hooks' own filter is added to these filters, after which all is known.
+    assert [str(each.message) for each in shown] == ["once"]
