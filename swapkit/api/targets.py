@@ -35,6 +35,8 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         make_operator(target).add(row)
         return target
+    if isinstance(target, (classmethod, staticmethod)):  # the decorator stands above this one
+        return type(target)(make_function(target.__func__, row))
     if callable(target) and not isinstance(target, type):
         return make_function(target, row)
     raise InvalidArgument(

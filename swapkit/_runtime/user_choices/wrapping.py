@@ -235,7 +235,12 @@ def carry_marks(model: torch.nn.Module) -> None:
 
 
 def make_function(function: Callable[..., Any], row: Choice) -> Callable[..., Any]:
-    """Return a wrapper that runs a function as a part; if it is one already, add the row."""
+    """Return a wrapper that runs a function as a part; if it is one already, add the row.
+
+    The wrapper is a plain function: it is pickled by its name, copied as itself, bound as a method,
+    and the compiler traces callers through it. A `wrapt.FunctionWrapper` can be neither copied nor
+    pickled, and torch.compile fails on a function that calls one.
+    """
     former = _find_part(function)
     inner = function if former is None else function.__wrapped__  # type: ignore[attr-defined]
     part = Part((row,) if former is None else (*former.rows, row))
