@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from swapkit._runtime.operators.names import find_operators
-from swapkit._runtime.recompute.watching import check_operators
+from swapkit._runtime.recompute.watchers.watcher import check_operators
 from swapkit.api.targets import apply, choose
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute

@@ -33,7 +33,7 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import innermost_choice, resting_choice
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
-from swapkit._runtime.recompute.watching import check_operators
+from swapkit._runtime.recompute.watchers.watcher import check_operators
 from swapkit._runtime.saved.hooks import Hooks, around_region
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
 from swapkit._runtime.torch_compat.internals import graph_task

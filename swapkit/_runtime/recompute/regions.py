@@ -12,8 +12,8 @@ The second kind of region runs its code twice. As with torch's checkpoint, a bat
 batch twice, and any other side effect happens twice. Without gradients, and inside of function
 transforms and tracers, a region is a plain call.
 
-A kept operator (`selection.py`) runs once; `digests.py` checks that operators give the same results
-in the second run; `collectives.py` and `slices.py` handle several ranks.
+A kept operator (`watchers/selection.py`) runs once; `watchers/digests.py` checks that operators give
+the same results in the second run; `watchers/collectives.py` and `slices.py` handle several ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.caches import find_caches
 from swapkit._runtime.recompute.captured import capture
 from swapkit._runtime.recompute.fills import Fills
-from swapkit._runtime.recompute.watching import make_watcher
+from swapkit._runtime.recompute.watchers.watcher import make_watcher
 from swapkit._runtime.torch_compat.internals import (
     ModeKind,
     hooks_disabled_message,

@@ -19,8 +19,8 @@ import torch
 from swapkit._runtime.model.global_hooks import Running
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope, innermost_choice, resting_choice
-from swapkit._runtime.recompute.exclusions import KeepInside
 from swapkit._runtime.recompute.regions import run_region
+from swapkit._runtime.recompute.watchers.exclusions import KeepInside
 from swapkit._runtime.shim.placement import Placement, choice_of
 from swapkit._runtime.torch_compat.internals import pytree
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself

@@ -20,9 +20,9 @@ import torch
 
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import operator_names
-from swapkit._runtime.recompute.collectives import may_be_under_way
-from swapkit._runtime.recompute.operator_modes import OperatorMode, inspect
-from swapkit._runtime.recompute.selection import CAUSES
+from swapkit._runtime.recompute.watchers.collectives import may_be_under_way
+from swapkit._runtime.recompute.watchers.operator_modes import OperatorMode, inspect
+from swapkit._runtime.recompute.watchers.selection import CAUSES
 from swapkit._runtime.torch_compat.internals import pytree, storage_address
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import RecomputeMismatch

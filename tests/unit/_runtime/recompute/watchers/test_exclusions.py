@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
 
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.recompute.exclusions import KeepInside, is_same
+from swapkit._runtime.recompute.watchers.exclusions import KeepInside, is_same
 
 
 class Asks(nn.Module):

@@ -14,9 +14,9 @@ import torch
 from swapkit._runtime.operators.effects import can_keep
 from swapkit._runtime.operators.names import find_operators, matches
 from swapkit._runtime.process.scopes import resting_choice
-from swapkit._runtime.recompute.collectives import RepeatedCollectives, is_collective
-from swapkit._runtime.recompute.digests import RegionDigests
-from swapkit._runtime.recompute.selection import (
+from swapkit._runtime.recompute.watchers.collectives import RepeatedCollectives, is_collective
+from swapkit._runtime.recompute.watchers.digests import RegionDigests
+from swapkit._runtime.recompute.watchers.selection import (
     Keeper,
     Log,
     RegionRecording,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from swapkit._runtime.recompute.digests import digest
 from swapkit._runtime.recompute.regions import run_region
+from swapkit._runtime.recompute.watchers.digests import digest
 from swapkit.errors import RecomputeMismatch
 from swapkit.registry import Recompute
 

@@ -34,7 +34,12 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import is_random, matches
 from swapkit._runtime.operators.settings import VERSIONS
-from swapkit._runtime.recompute.operator_modes import OperatorCall, OperatorMode, inspect, is_tensor
+from swapkit._runtime.recompute.watchers.operator_modes import (
+    OperatorCall,
+    OperatorMode,
+    inspect,
+    is_tensor,
+)
 from swapkit._runtime.torch_compat.internals import ExcludeKey, keeps_graph, pytree, storage_address
 from swapkit._runtime.torch_compat.plain_tensors import is_plain
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
