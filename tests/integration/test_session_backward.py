@@ -129,7 +129,7 @@ def test_backward_when_its_own_graph_is_kept_then_hooks_see_it() -> None:
     with swapkit.keep():
         hooks = innermost()
         assert hooks is not None
-        hooks.packer.rests = True
+        hooks.packer.skips_backward = True
         for is_kept in (True, False):
             loss = Looking.apply(x).square().sum()
             (gradient,) = torch.autograd.grad(loss, x, create_graph=is_kept)
@@ -182,7 +182,7 @@ def test_backward_when_two_threads_run_passes_then_hooks_leave_only_the_stack_of
     with swapkit.keep(), ThreadPoolExecutor(1) as other:
         hooks = innermost()
         assert hooks is not None
-        hooks.packer.rests = True
+        hooks.packer.skips_backward = True
         done = other.submit(run, is_hooked=False)
         run(is_hooked=True)
         done.result()
@@ -203,7 +203,7 @@ def test_backward_when_it_runs_inside_of_another_then_hooks_come_back() -> None:
     with swapkit.keep():
         hooks = innermost()
         assert hooks is not None
-        hooks.packer.rests = True
+        hooks.packer.skips_backward = True
         y = Looking.apply(x)
         y.register_hook(run_more)
         y.sum().backward()
@@ -229,7 +229,7 @@ def test_backward_when_a_scope_ends_inside_then_its_hooks_stay_off() -> None:
         scopes.enter_context(swapkit.keep())
         hooks = innermost()
         assert hooks is not None
-        hooks.packer.rests = True
+        hooks.packer.skips_backward = True
         y = Looking.apply(x)
         y.register_hook(lambda _: scopes.close())
         y.sum().backward()
@@ -253,7 +253,7 @@ def test_backward_when_interrupted_as_hooks_leave_then_they_come_back(
     with swapkit.keep():
         hooks = innermost()
         assert hooks is not None
-        hooks.packer.rests = True
+        hooks.packer.skips_backward = True
         loss = x.square().sum()
         monkeypatch.setattr(hooks_module, "pop_hooks", interrupt)
         with pytest.raises(KeyboardInterrupt):

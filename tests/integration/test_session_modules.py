@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import swapkit
-from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.model import global_hooks, hook_bypass
 from tests.support.sessions import (
     TOKENS,
     Block,
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 class Listener:
     """Counts the blocks whose calls it hears of, by step."""
 
-    may_rest = True
+    may_bypass = True
 
     def __init__(self) -> None:
         self.blocks = [0]
@@ -53,7 +53,7 @@ class Listener:
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
     listener = Listener()
     global_hooks.calls.add(listener)
     yield listener
@@ -194,7 +194,7 @@ def test_modules_when_a_scope_needs_them_then_they_are_heard_of_after_one_step(
 
 
 def test_modules_when_another_session_records_then_it_hears_of_its_own(listener: Listener) -> None:
-    """On another thread, while this one rests."""
+    """On another thread, while this one bypasses the hooks."""
     plain = train_plainly(make_training, 3)
 
     def train_another() -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 class NotingListener:
     """Notes what it hears, with the thread."""
 
-    may_rest = True
+    may_bypass = True
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, object, int]] = []

@@ -158,7 +158,7 @@ class NativeInstallation(Installation[TorchPool]):
 
     def __init__(self, device: Device) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        device.sets_aside = True
+        device.makes_reclaimable = True
         super().__init__(device, TorchPool(device))
         self.active = True
         # A failed request tells the size to expect next time.

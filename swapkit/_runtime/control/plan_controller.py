@@ -19,7 +19,7 @@ import torch
 
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
-from swapkit._runtime.control.step_forwards import Forwards, Rests
+from swapkit._runtime.control.step_forwards import ForwardBypass, Forwards
 from swapkit._runtime.control.step_recording import StepRecording, finish_trace
 from swapkit._runtime.control.step_times import StepClock, StepTimes
 from swapkit._runtime.execution.plan_checks import (
@@ -54,7 +54,7 @@ ANY = ""  # the signature of all steps without a model
 class PlanController:
     """Learns what the steps of one session do, and has the best plan for them followed."""
 
-    may_rest = True  # it starts the rests itself (`Rests`)
+    may_bypass = True  # it starts the bypass itself (`ForwardBypass`)
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class PlanController:
         self._is_begun = False  # whether the step's first forward was seen
         self._is_training = False  # whether that forward was in training mode
         self._forwards = Forwards()
-        self._rests = Rests(installation.tracker)
+        self._bypass = ForwardBypass(installation.tracker)
         self._is_late = False  # whether the step begins with the next forward of any module
         self._stepping = 0  # the thread of the step's first forward; 0: none yet
         self._calls_model = model is not None  # whether the latest step called the model
@@ -195,7 +195,7 @@ class PlanController:
         if model is not None and is_call_of(module, model):
             self._see_forward(model)
             if self._is_innermost:
-                self._rests.begin(self._executor)
+                self._bypass.begin(self._executor)
         elif self._is_late and torch.is_grad_enabled() and self._is_innermost and can_stay():
             self._is_late = False
             self._begin_step(module)
@@ -323,7 +323,7 @@ class PlanController:
             pool=device.pool,
             root=self._find_model(),
             optimizers=tuple(each for ref in self._optimizers if (each := ref())),
-            make_room=self._installation.runtime.make_room if device.sets_aside else None,
+            make_room=self._installation.runtime.make_room if device.makes_reclaimable else None,
         )
         self._recording.start(setting, root)
 
@@ -358,7 +358,7 @@ class PlanController:
         trace = self._stop_recording(is_wanted=self._forwards.end())
         if instruction.mode is not StepMode.RECORD:
             self._times.add(self._learner.kind, taken.seconds)
-        self._rests.end_step(executor, report)
+        self._bypass.end_step(executor, report)
         outcome = Outcome(
             seconds=taken.seconds,
             timing=taken.timing,

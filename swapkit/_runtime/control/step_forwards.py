@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.execution.plan_executor import PlanExecutor, StepReport
-    from swapkit._runtime.model.resting import Rest
+    from swapkit._runtime.model.hook_bypass import Bypass
     from swapkit._runtime.model.tracker import ModuleTracker
 
 
@@ -70,24 +70,24 @@ class Forwards:
         return was_odd or not self._was_odd
 
 
-class Rests:
+class ForwardBypass:
     """Turns off module events in a forward if the step and the previous one follow the plan."""
 
     def __init__(self, tracker: ModuleTracker) -> None:
         """Begin before any step."""
         self._tracker = tracker
         self._calm: PlanExecutor | None = None  # the executor that the latest step did not leave
-        self._rest: Rest | None = None  # of the thread that runs the forward
+        self._bypass: Bypass | None = None  # of the thread that runs the forward
 
     def begin(self, executor: PlanExecutor | None) -> None:
         """Handle the begin of a forward of the model, as reported to listeners."""
         if executor is None or executor is not self._calm or executor.needs_modules:
             return
         if torch.is_grad_enabled() and executor.now() is not None:
-            self._rest = self._tracker.rest(executor)
+            self._bypass = self._tracker.bypass(executor)
 
     def end_step(self, executor: PlanExecutor | None, report: StepReport | None) -> None:
         """Handle the end of the step. `report`: None without a plan."""
         self._calm = executor if report is not None and report.deviation is None else None
-        if self._rest is not None:
-            self._rest.end()  # the forward may have been interrupted, on any thread
+        if self._bypass is not None:
+            self._bypass.end()  # the forward may have been interrupted, on any thread

@@ -13,7 +13,7 @@ import torch
 
 from swapkit._runtime.execution.plan_compiler import compile_plan
 from swapkit._runtime.execution.planned_recomputation import PlannedRepetition, Repetitions
-from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.process.captures import capture_table
 from swapkit._runtime.saved.byte_curve import Curve
 from swapkit._runtime.saved.lent_hooks import find_weakly
@@ -109,7 +109,7 @@ class PlanExecutor:
         if self._follower is None:
             return
         swapper = self._swapper
-        self._packer.follows = self._packer.rests = False
+        self._packer.follows = self._packer.skips_backward = False
         repetitions, self._repetitions = self._repetitions, None
         if repetitions is not None:
             repetitions.end()
@@ -144,11 +144,11 @@ class PlanExecutor:
                 late_prefetches=int(follower.late),
                 refused_prefetches=int(follower.refused),
             )
-            # After a rescue the hooks do not rest: tensors that were saved unseen in backward may
+            # After a rescue the hooks stay on in backward: tensors that were saved there unseen may
             # be the cause, and the next step has to see them.
             is_rescued = counted.rescues > 0
             is_planned = report.deviation is None and not self._packer.has_saved_late
-            self._packer.rests = is_planned and not is_rescued
+            self._packer.skips_backward = is_planned and not is_rescued
             self._begin(follower)
         return report
 
@@ -193,7 +193,7 @@ class PlanExecutor:
         See `tracker.Sites`.
         """
         if self._follower is not None:
-            self._follower.rest(is_blind)
+            self._follower.set_untracked(is_blind)
 
     def has_used(self) -> bool:
         """Return whether a saved tensor was used in the step; True (maybe) after a deviation."""
@@ -217,8 +217,8 @@ class PlanExecutor:
     def deviated(self, found: tuple[int, bool, int, int, int, bool]) -> None:
         """Handle an event that was not as expected; see `Owner`."""
         assert self._follower is not None
-        resting.end()
-        self._packer.rests = False
+        hook_bypass.end()
+        self._packer.skips_backward = False
         position = found[0]  # not the follower's position, which also counts other threads' events
         expected = self._expected(position)
         self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"

@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from swapkit._runtime.model import resting
+from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.model.listeners import Listeners
 from swapkit._runtime.torch_compat.internals import (
     MODULE_CALL,
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 class CallListener(Protocol):
     """Notified of every module call, on the calling thread, with no lock held.
 
-    On a thread that rests (`rest`), module calls inside the resting call are skipped.
+    On a thread that bypasses the hooks (`bypass`), the calls inside the bypassing one are skipped.
     """
 
     @property
-    def may_rest(self) -> bool:
-        """Whether threads may rest. The listener calls `resting.interrupt` when this changes."""
+    def may_bypass(self) -> bool:
+        """Whether threads may bypass the hooks. On a change, call `hook_bypass.interrupt`."""
 
     def enter(self, module: torch.nn.Module, /) -> None:
         """Handle the start of a module's forward."""
@@ -90,7 +90,7 @@ class _RunningCalls(threading.local):
         self.ids: list[int] = []
         self.calls: list[ModuleCall] = []  # may have a tail left by an interruption
         self.period = 0
-        self.told: ModuleCall | None = None  # the latest call that listeners were notified of
+        self.latest: ModuleCall | None = None  # the latest call that listeners were notified of
 
     def now(self) -> _RunningCalls:
         """Return itself, without calls noted by an earlier set of hooks."""
@@ -100,7 +100,7 @@ class _RunningCalls(threading.local):
 
     def enter(self, module: torch.nn.Module) -> None:
         """Notify listeners that a call begins."""
-        self.told = call = ModuleCall(module)
+        self.latest = call = ModuleCall(module)
         del self.calls[len(self.ids) :]
         self.calls.append(call)
         self.ids.append(id(module))
@@ -117,9 +117,9 @@ class _RunningCalls(threading.local):
 
     def leave(self, *, has_raised: bool) -> None:
         """Notify listeners that the innermost call has ended."""
-        resting.end()
+        hook_bypass.end()
         self.ids.pop()
-        self.told = call = self.calls[len(self.ids)]
+        self.latest = call = self.calls[len(self.ids)]
         del self.calls[len(self.ids) :]
         call.has_raised = has_raised
         module = call.find_module()
@@ -193,10 +193,10 @@ def _enter(module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
         return
     running = _running.now()
     if id(module) in running.ids:
-        resting.end()
+        hook_bypass.end()
         running.settle(module)
-    elif resting.is_resting():
-        return  # torch calls global hooks for a module with own hooks even on a resting thread
+    elif hook_bypass.is_active():
+        return  # torch calls global hooks for a module with own hooks even on a bypassing thread
     running.enter(module)
 
 
@@ -210,10 +210,10 @@ def _leave(module: torch.nn.Module, _inputs: object, _output: object) -> None:
     _running.now().leave_call(id(module), has_raised=has_raised)
 
 
-class Running:
+class AnnouncedCall:
     """Context manager that announces a running module call to listeners added inside the call.
 
-    So a scope that is opened in a module's `forward` gets one call in which its thread can rest,
+    So a scope that is opened in a module's `forward` gets one call in which its thread can bypass,
     instead of a notification for each inner module.
     """
 
@@ -226,7 +226,7 @@ class Running:
     @untraced
     def __enter__(self) -> None:
         running = _running.now()
-        if id(self._module) not in running.ids and not resting.is_resting():
+        if id(self._module) not in running.ids and not hook_bypass.is_active():
             self._period = _period
             running.enter(self._module)
 
@@ -236,27 +236,27 @@ class Running:
             _running.leave_call(id(self._module), has_raised=kind is not None)
 
 
-def rest() -> resting.Rest | None:
-    """Let this thread rest until the module call just entered ends, if all listeners allow it.
+def bypass() -> hook_bypass.Bypass | None:
+    """Let this thread bypass the hooks until the module call just entered ends, if listeners allow.
 
     Returns:
-        The rest. None: a listener needs all module calls, or torch cannot skip the hooks.
+        The bypass. None: a listener needs all module calls, or torch cannot skip the hooks.
     """
-    # Prepare first: another thread may add a listener meanwhile, which voids the rest.
-    prepared = resting.prepare(_running.ids[-1])
+    # Prepare first: another thread may add a listener meanwhile, which voids the bypass.
+    prepared = hook_bypass.prepare(_running.ids[-1])
     if (
         prepared is None
-        or not all(listener.may_rest for listener in calls.now)
-        or not calls.prepare_rest()
+        or not all(listener.may_bypass for listener in calls.now)
+        or not calls.prepare_bypass()
     ):
         return None
-    resting.begin(prepared)
+    hook_bypass.begin(prepared)
     return prepared
 
 
 def this_call() -> ModuleCall | None:
     """Return the module call whose start or end the listeners on this thread are handling."""
-    return _running.told
+    return _running.latest
 
 
 def find_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:

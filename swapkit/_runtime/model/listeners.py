@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from swapkit._runtime.model import resting
+from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 
@@ -68,16 +68,16 @@ class Listeners(Generic[_Listener]):
         with self._lock:
             if listener not in self.now:  # else an interruption left the listener here
                 self.now = (*self.now, listener)
-            resting.interrupt()
+            hook_bypass.interrupt()
             if not self._is_installed:
                 self._take_off()
                 self._handles.extend(self._install())
                 self._is_installed = True
 
-    def prepare_rest(self) -> bool:
-        """Return whether torch can skip the hooks on a thread that rests."""
+    def prepare_bypass(self) -> bool:
+        """Return whether torch can skip the hooks on a thread that bypasses them."""
         with self._lock:
-            return resting.install(tuple(self._handles))
+            return hook_bypass.install(tuple(self._handles))
 
     def forget(self, *hooks: Callable[..., Any]) -> None:
         """Remove our hooks from the tables if an interruption came before we had their handles."""
@@ -90,7 +90,7 @@ class Listeners(Generic[_Listener]):
         """Remove a listener; do nothing if the listener is unknown."""
         with self._lock:
             self.now = tuple(other for other in self.now if other is not listener)
-            resting.interrupt()
+            hook_bypass.interrupt()
             if not self.now and (
                 self._are_alone() or (threads.others_wait() and not _are_called())
             ):
@@ -110,7 +110,7 @@ class Listeners(Generic[_Listener]):
             table = getattr(self._torchs, name)
             if list(table) == [handle.id]:
                 # Keep the table unchanged, and detach the handle from it: a thread may iterate.
-                empty: resting.Table = OrderedDict()
+                empty: hook_bypass.Table = OrderedDict()
                 handle.hooks_dict_ref = weakref.ref(empty)
                 setattr(self._torchs, name, empty)
             else:

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of, storage_address
 from swapkit._runtime.torch_compat.plain_tensors import is_plain
@@ -31,7 +31,7 @@ BACKWARD = 1 << 31
 
 
 class Sites(Protocol):
-    """Finds the save sites inside a call on a thread that rests (see `resting.py`)."""
+    """Finds the save sites inside a call that bypasses the hooks (see `hook_bypass.py`)."""
 
     needs_modules: bool  # set if a user on the thread needs all modules after all
 
@@ -43,26 +43,26 @@ class Sites(Protocol):
 
 
 class _Coarse:
-    """Attributes all saves inside a call on a resting thread to the called module.
+    """Attributes all saves inside a bypassing call to the called module.
 
-    `rest_at`: the shim's function, which sets this module as the site of later saves.
+    `set_coarse_site`: the shim's function, which sets this module as the site of later saves.
     """
 
     needs_modules = False
 
-    def __init__(self, rest_at: Callable[[int], object], tag: int) -> None:
-        self._rest_at = rest_at
+    def __init__(self, set_coarse_site: Callable[[int], object], tag: int) -> None:
+        self._set_coarse_site = set_coarse_site
         self._tag = tag
 
     def find_site(self) -> tuple[int, int]:
         return self._tag, 0
 
     def set_blind(self, *, is_blind: bool) -> None:
-        self._rest_at(self._tag if is_blind else NO_MODULE)
+        self._set_coarse_site(self._tag if is_blind else NO_MODULE)
 
 
-class _Rest:
-    """Replaces the module calls inside a resting call, which are not tracked."""
+class _BypassedCall:
+    """Replaces the module calls inside a bypassing call, which are not tracked."""
 
     __slots__ = ("depth", "saves", "sites")
 
@@ -75,35 +75,35 @@ class _Rest:
 class _ModuleStack:
     """Tags of the modules whose forward is running on a thread, outermost first."""
 
-    __slots__ = ("period", "rest", "saves", "step", "tags")
+    __slots__ = ("bypass", "period", "saves", "step", "tags")
 
     def __init__(self) -> None:
         self.tags: list[int] = []
         self.saves: list[int] = [0]  # so far, in each of them; outside modules first
-        self.rest: _Rest | None = None
+        self.bypass: _BypassedCall | None = None
         self.period = 0
         self.step = 0
 
     @property
     def is_blind(self) -> bool:
         """Whether the innermost module may be an untracked one."""
-        return self.rest is not None and self.rest.depth == len(self.tags)
+        return self.bypass is not None and self.bypass.depth == len(self.tags)
 
-    def begin_rest(self, sites: Sites) -> None:
+    def begin_bypass(self, sites: Sites) -> None:
         """Stop tracking modules until the innermost one ends."""
-        self.rest = _Rest(len(self.tags), sites)
+        self.bypass = _BypassedCall(len(self.tags), sites)
         sites.set_blind(is_blind=True)
 
-    def end_rest(self) -> None:
+    def end_bypass(self) -> None:
         """Track modules again."""
-        if self.rest is not None:
-            self.rest.sites.set_blind(is_blind=False)
-            self.rest = None
+        if self.bypass is not None:
+            self.bypass.sites.set_blind(is_blind=False)
+            self.bypass = None
 
     def enter(self, tag: int) -> None:
         """Push a module that begins."""
-        if self.is_blind and self.rest is not None:
-            self.rest.sites.set_blind(is_blind=False)
+        if self.is_blind and self.bypass is not None:
+            self.bypass.sites.set_blind(is_blind=False)
         self.tags.append(tag)
         self.saves.append(0)
 
@@ -112,10 +112,10 @@ class _ModuleStack:
         if self.tags:
             self.tags.pop()
             self.saves.pop()
-        if self.rest is not None and len(self.tags) < self.rest.depth:
-            self.end_rest()
-        elif self.is_blind and self.rest is not None:
-            self.rest.sites.set_blind(is_blind=True)
+        if self.bypass is not None and len(self.tags) < self.bypass.depth:
+            self.end_bypass()
+        elif self.is_blind and self.bypass is not None:
+            self.bypass.sites.set_blind(is_blind=True)
 
 
 class _ThreadModules(threading.local):
@@ -130,8 +130,8 @@ class Need(enum.Enum):
     """The information that a user of the tracker needs about running modules."""
 
     MODULES = "modules"  # all of them
-    NAMES = "names"  # all except those on a thread that rests (`ModuleTracker.rest`)
-    # No names. If all users need only labels, threads rest automatically: saves and allocations
+    NAMES = "names"  # all except those in a bypassing call (`ModuleTracker.bypass`)
+    # No names. If all users need only labels, threads bypass automatically: saves and allocations
     # get the name of the outermost module.
     LABELS = "labels"
 
@@ -139,9 +139,9 @@ class Need(enum.Enum):
 class ModuleTracker:
     """Names of the running modules. A tag is the number of a name; 0: no module."""
 
-    def __init__(self, rest_at: Callable[[int], object] = lambda _tag: None) -> None:
-        """Create a tracker without modules. `rest_at`: see `Shim`."""
-        self._rest_at = rest_at
+    def __init__(self, set_coarse_site: Callable[[int], object] = lambda _tag: None) -> None:
+        """Create a tracker without modules. `set_coarse_site`: see `Shim`."""
+        self._set_coarse_site = set_coarse_site
         self._names: list[str] = [""]
         self._tag_of_name: dict[str, int] = {"": NO_MODULE}
         self._tags: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -158,7 +158,7 @@ class ModuleTracker:
         self._lock = make_fork_lock()  # guards everything except the threads' stacks
 
     @property
-    def may_rest(self) -> bool:
+    def may_bypass(self) -> bool:
         """Whether no user needs all running modules: see `start`."""
         return Need.MODULES not in self._users.values()
 
@@ -179,10 +179,10 @@ class ModuleTracker:
                 global_hooks.calls.add(self)
                 self.is_on = True
             elif need is Need.MODULES or (need is Need.NAMES and self._only_labels(but=user)):
-                resting.interrupt()
-            rest = self._running().rest
-            if rest is not None and need is Need.MODULES:
-                rest.sites.needs_modules = True
+                hook_bypass.interrupt()
+            bypass = self._running().bypass
+            if bypass is not None and need is Need.MODULES:
+                bypass.sites.needs_modules = True
 
     def stop(self, user: object) -> None:
         """Undo `start` for a user, also if `start` was interrupted."""
@@ -227,13 +227,13 @@ class ModuleTracker:
             return self._look_up(stack)
         return stack.tags[-1] if stack.tags else NO_MODULE
 
-    def rest(self, sites: Sites) -> resting.Rest | None:
-        """Let this thread rest, if allowed, until the module call just entered ends."""
+    def bypass(self, sites: Sites) -> hook_bypass.Bypass | None:
+        """Let this thread bypass the hooks, if allowed, until the module call just entered ends."""
         stack = self._running()
-        rest = global_hooks.rest() if stack.tags else None
-        if rest is not None:
-            stack.begin_rest(sites)
-        return rest
+        bypass = global_hooks.bypass() if stack.tags else None
+        if bypass is not None:
+            stack.begin_bypass(sites)
+        return bypass
 
     def site(self) -> tuple[int, int]:
         """Return the site of the current save: module tag, and number of the save in the call.
@@ -242,21 +242,21 @@ class ModuleTracker:
         """
         stack = self._running()
         if stack.is_blind:
-            return self._site_at_rest(stack)
+            return self._bypassed_site(stack)
         tag = stack.tags[-1] if stack.tags else NO_MODULE
         if tag == NO_MODULE and stack.step != self._step:
             stack.saves[0], stack.step = 0, self._step
         stack.saves[-1] += 1
         return tag, stack.saves[-1] - 1
 
-    def _site_at_rest(self, stack: _ModuleStack) -> tuple[int, int]:
-        """Return the site during a rest, and label later allocations with its module."""
-        assert stack.rest is not None
-        site = stack.rest.sites.find_site()
+    def _bypassed_site(self, stack: _ModuleStack) -> tuple[int, int]:
+        """Return the site during a bypass, and label later allocations with its module."""
+        assert stack.bypass is not None
+        site = stack.bypass.sites.find_site()
         if site is None:
             tag = self._look_up(stack)
-            site = tag, stack.rest.saves[tag]
-            stack.rest.saves[tag] += 1
+            site = tag, stack.bypass.saves[tag]
+            stack.bypass.saves[tag] += 1
         set_tag(site[0])
         return site
 
@@ -315,7 +315,7 @@ class ModuleTracker:
         stack = self._thread.stack
         if stack.period != self._period:
             stack.tags, stack.saves, stack.period = [], [0], self._period
-            stack.end_rest()
+            stack.end_bypass()
         return stack
 
     def enter(self, module: torch.nn.Module) -> None:
@@ -328,7 +328,7 @@ class ModuleTracker:
         set_tag(tag)
         is_outermost = len(stack.tags) == 1
         if is_outermost and self._only_labels() and global_hooks.calls.now == (self,):
-            self.rest(_Coarse(self._rest_at, tag))
+            self.bypass(_Coarse(self._set_coarse_site, tag))
 
     def leave(self, _module: torch.nn.Module) -> None:
         """Note that the innermost module's forward has ended on this thread."""

@@ -144,7 +144,7 @@ class Runtime(SharedState):
 
         For torch's own allocator when memory is short: it does not report which device is affected.
         """
-        swappers = [each for each in tuple(self.active) if each.device.sets_aside]
+        swappers = [each for each in tuple(self.active) if each.device.makes_reclaimable]
         return sum(each.rescue_bytes(max(1, each.device.largest_bytes)) for each in swappers)
 
 

@@ -136,7 +136,7 @@ def innermost_choice() -> Placement | None:
 
 
 @untraced
-def resting_choice(swapper: Swapper) -> Placement:
+def default_choice(swapper: Swapper) -> Placement:
     """Return the choice for tensors saved now that are not swapped; a budget may move them."""
     scope = innermost_choice()
     if swapper not in get_runtime().active or (scope and scope.action is Action.KEEP):

@@ -30,7 +30,7 @@ import torch
 from swapkit._runtime.operators.evidence import Evidence
 from swapkit._runtime.process.captures import numbers_of, see_everything
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import innermost_choice, resting_choice
+from swapkit._runtime.process.scopes import default_choice, innermost_choice
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
 from swapkit._runtime.recompute.watchers.watcher import check_operators
@@ -65,7 +65,7 @@ class Captured:
         """Prepare the call. `is_first`: no finding exists yet for such calls."""
         runtime = get_runtime()
         swapper = runtime.current_swapper()
-        choice, scope = resting_choice(swapper), innermost_choice()
+        choice, scope = default_choice(swapper), innermost_choice()
         is_kept = scope is not None and scope.action is Action.KEEP
         see_everything()
         self._call = call

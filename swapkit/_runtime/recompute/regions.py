@@ -12,8 +12,9 @@ The second kind of region runs its code twice. As with torch's checkpoint, a bat
 batch twice, and any other side effect happens twice. Without gradients, and inside of function
 transforms and tracers, a region is a plain call.
 
-A kept operator (`watchers/selection.py`) runs once; `watchers/digests.py` checks that operators give
-the same results in the second run; `watchers/collectives.py` and `slices.py` handle several ranks.
+A kept operator runs once (`watchers/selection.py`); `watchers/digests.py` checks that operators
+give the same results in the second run; `watchers/collectives.py` and `slices.py` handle several
+ranks.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _version_of(tensor: torch.Tensor) -> int:
 class EventWatcher:
     """A pair of hooks that moves nothing, in place of the swapper of `hooks.Hooks`."""
 
-    rests = False  # stays on in backward passes
+    skips_backward = False  # stays on in backward passes
     is_inert = False
 
     def __init__(self, notes: Notes, savings: Savings, min_bytes: int) -> None:

@@ -84,7 +84,7 @@ class Device:
         self.backend = backend
         self.budget_bytes = 0  # of the pool; 0: none
         # Whether copied storages go to a list from which an allocator takes them without Python.
-        self.sets_aside = False
+        self.makes_reclaimable = False
         self.largest_bytes = 0  # the size of the largest saved storage
         self.link = backend  # new schedulers copy on this backend's streams
         self.pool: DevicePool | None = None  # None: not installed yet
@@ -120,6 +120,6 @@ class Device:
 
     def expect(self, nbytes: int) -> None:
         """Note the size of a saved storage: later allocations may be as large."""
-        if self.sets_aside and nbytes > self.largest_bytes:
+        if self.makes_reclaimable and nbytes > self.largest_bytes:
             self.largest_bytes = nbytes
             self.shared.shim.native_expect(self.index, nbytes)

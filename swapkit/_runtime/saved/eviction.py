@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 # Write-behind begins when this share of the budget is in use, and queues this many copies.
 WATERMARK = 0.7
 COPIES_IN_FLIGHT = 2
-MOST_ASIDE = 256
+MOST_RECLAIMABLE = 256
 # Torch's own allocator reserves more than is in use, and can take only storages that were copied.
-WATERMARK_ASIDE = 0.5
+WATERMARK_RECLAIMABLE = 0.5
 # A step copies ahead at most this many times the bytes that the previous step evicted.
 AHEAD = 1.25
 # A rescue frees at least this share of the budget, so that not every small tensor needs a rescue.
@@ -72,12 +72,12 @@ class Evictor:
         self._limit_bytes = limit_bytes
         self._adopt = adopt
         self._stand_by = stand_by
-        self._mover.sets_aside = is_aside = device.sets_aside
+        self._mover.makes_reclaimable = is_reclaimable = device.makes_reclaimable
         if limit_bytes:
-            share = WATERMARK_ASIDE if is_aside else WATERMARK
+            share = WATERMARK_RECLAIMABLE if is_reclaimable else WATERMARK
             self._mover.watermark_bytes = int(limit_bytes * share)
         # Without Python, only storages whose copy is done or in flight can be taken.
-        self._mover.most_copying = MOST_ASIDE if is_aside else COPIES_IN_FLIGHT
+        self._mover.most_copying = MOST_RECLAIMABLE if is_reclaimable else COPIES_IN_FLIGHT
         self._least_bytes = int(limit_bytes * LEAST)
         self._step_evicted_bytes = 0
         self.min_bytes = MIN_SWAP_BYTES  # the least size of an adopted saved tensor
@@ -96,7 +96,7 @@ class Evictor:
 
     def _count_elsewhere(self) -> int:
         device = self._device
-        return device.shared.shim.native_rescues(device.index)[0] if device.sets_aside else 0
+        return device.shared.shim.native_rescues(device.index)[0] if device.makes_reclaimable else 0
 
     # ---- write-behind ---------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Evictor:
 
     def end_step(self) -> None:
         """Set how many bytes the next step may copy ahead, from what this step evicted."""
-        if not self._device.sets_aside:
+        if not self._device.makes_reclaimable:
             self._mover.ahead_bytes = int(self._step_evicted_bytes * AHEAD)
         self._step_evicted_bytes = 0
         self._mover.end_captures()
@@ -182,7 +182,7 @@ class Evictor:
         wanted_bytes = max(needed_bytes * self.multiple, self._least_bytes)
         freed = leaving
         for evict in (
-            self._take_aside,
+            self._take_reclaimable,
             self._evict_clean,
             self._evict_copying_out,
             self._await_copies,
@@ -210,8 +210,8 @@ class Evictor:
             freed = before_bytes - self._device.in_use_bytes()
         return max(0, freed)
 
-    def _take_aside(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
-        if not self._device.sets_aside:
+    def _take_reclaimable(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
+        if not self._device.makes_reclaimable:
             return 0
         return self._device.shared.shim.native_take(self._device.index, needed_bytes)
 

@@ -293,10 +293,10 @@ _torchs_backward = getattr(torch.autograd, ENGINE_CALL)
 
 @untraced_itself
 def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Run torch's function of this name; our pairs leave the stack if all of them rest."""
+    """Run torch's function of this name; our pairs leave the stack if all skip backward."""
     stack = thread_state.hooks
-    may_rest = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and graph_task() == NO_TASK
-    if not stack or not may_rest or not all(each.packer.rests for each in stack):
+    may_skip = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and graph_task() == NO_TASK
+    if not stack or not may_skip or not all(each.packer.skips_backward for each in stack):
         return _torchs_backward(outputs, *args, **kwargs)
     with suspended():
         return _torchs_backward(outputs, *args, **kwargs)

@@ -57,7 +57,7 @@ class _Lent(threading.local):
 class Lending:
     """Lends the hooks of one session. `enter` and `leave` run on any thread, with no lock held."""
 
-    may_rest = True  # needs no events from inside the model's calls
+    may_bypass = True  # needs no events from inside the model's calls
 
     def __init__(self, hooks: Hooks, model: torch.nn.Module) -> None:
         """Prepare; nothing is lent before `start`."""

@@ -27,7 +27,7 @@ class SharedState:
 
     def __init__(self) -> None:
         self.shim = load_shim()
-        self.tracker = ModuleTracker(self.shim.rest_at)
+        self.tracker = ModuleTracker(self.shim.set_coarse_site)
         # Guards all sessions and the groups that they move. One lock for all: an allocation in one
         # session may ask any other session for bytes.
         self.lock = self.shim.lock()

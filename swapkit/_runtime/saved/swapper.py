@@ -82,7 +82,7 @@ class Swapper:
     @curve.setter
     def curve(self, curve: Curve | None) -> None:
         self._curve = curve
-        self.mover.hears_saves = curve is not None or self.device.sets_aside
+        self.mover.hears_saves = curve is not None or self.device.makes_reclaimable
 
     def counters(self) -> Counters:
         """Return what was counted so far."""

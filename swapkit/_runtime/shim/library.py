@@ -23,7 +23,7 @@ from swapkit._native.lib import (
     note_interruption,
     raise_interruption,
 )
-from swapkit._runtime.model import resting
+from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.shim import callbacks as again
 from swapkit._runtime.shim.build import build_shim, compile_shim, shim_name
 from swapkit._runtime.shim.types import refuse_modified
@@ -144,9 +144,9 @@ class Shim:
         self.native_take: Callable[[int, int], int] = module.native_take
         self.native_garbage: Callable[[], int] = module.native_garbage
         # Sets the tag of all saves of this thread; 0: the tracker's current module.
-        self.rest_at: Callable[[int], None] = module.rest_at
+        self.set_coarse_site: Callable[[int], None] = module.set_coarse_site
         self.clock_rings: Callable[[], int] = module.clock_rings
-        resting.connect(module)
+        hook_bypass.connect(module)
         threads.connect(module.stacks, module.receivers)
 
     @property

@@ -125,7 +125,7 @@ class Packer(Protocol):
     observer: Observer | None
     follows: bool  # its calls are the events of the mover's follower
     has_saved_late: bool  # a tensor was packed in a backward pass while it `follows`
-    rests: bool  # leaves the stack in backward passes, which save nothing (`saved/hooks.py`)
+    skips_backward: bool  # off the stack in backward passes (`saved/hooks.py`)
     is_inert: bool  # its session has ended: saved tensors stay, and the observer is not called
 
     def stand_by(self, is_on: bool, /) -> None:  # noqa: FBT001 - in C++
@@ -164,7 +164,7 @@ class MakeRegion(Protocol):
 
     def __call__(
         self,
-        rest: Packer,
+        kept: Packer,
         around: Callable[[torch.Tensor], Any] | None,
         others: Callable[[torch.Tensor], Any] | None,
         chosen: tuple[int, ...],
@@ -175,7 +175,7 @@ class MakeRegion(Protocol):
         """Make the hooks.
 
         Args:
-            rest: hooks for tensors that are kept.
+            kept: hooks for tensors that are kept.
             around: the enclosing pack hook, for the region's inputs.
             others: a pack hook for tensors from outside that are not inputs; None: they stay.
             chosen: numbers of the operators whose results are kept.
@@ -195,7 +195,7 @@ class Mover(Protocol):
     most_copying: int
     ahead_bytes: int
     holds_copies: bool  # write-behind is off
-    sets_aside: bool  # copied groups are set aside (`Mover.set_aside`)
+    makes_reclaimable: bool  # copied groups become so (`Mover.make_reclaimable`)
     hears_saves: bool  # whether saves under the budget call `MoverPolicy.note_automatic`
     dirty_count: int  # groups that still have to be copied ahead
     pool_address: int  # of the pool that records copies and knows the free room; 0: none
@@ -214,7 +214,7 @@ class Mover(Protocol):
     def copy_out(self, group: StorageGroup, /) -> bool:
         """Start copying a resident group out; return False if there is no room for the copy."""
 
-    def set_aside(self, group: StorageGroup, /) -> bool:
+    def make_reclaimable(self, group: StorageGroup, /) -> bool:
         """Copy out, and let allocators take the storage without Python once the copy is done."""
 
     def poll_out(self, group: StorageGroup, /) -> bool:
@@ -302,7 +302,7 @@ class Follower(Protocol):
     refused: int  # prefetches that found no room when they were due
     moved_bytes: int  # sent out so far
 
-    def rest(self, is_resting: bool, /) -> None:  # noqa: FBT001 - positional only
+    def set_untracked(self, is_untracked: bool, /) -> None:  # noqa: FBT001 - positional only
         """Set whether module events are off on this thread, so that sites come from the plan."""
 
     def site(self) -> tuple[int, int] | None:

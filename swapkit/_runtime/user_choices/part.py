@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.model.global_hooks import Running
+from swapkit._runtime.model.global_hooks import AnnouncedCall
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import Scope, innermost_choice, resting_choice
+from swapkit._runtime.process.scopes import Scope, default_choice, innermost_choice
 from swapkit._runtime.recompute.regions import run_region
 from swapkit._runtime.recompute.watchers.exclusions import KeepInside
 from swapkit._runtime.shim.placement import Placement, choice_of
@@ -106,7 +106,7 @@ class Part:
     def _running(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
         """Return a context that reports this call to the scope, if it is a call of a module."""
         module = None if self._scope is None else getattr(function, "__self__", None)
-        return Running(module) if isinstance(module, torch.nn.Module) else _NOTHING
+        return AnnouncedCall(module) if isinstance(module, torch.nn.Module) else _NOTHING
 
     def _marking(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the user's choices for operators inside hold."""
@@ -129,7 +129,7 @@ class Part:
             return Scope(choice).opened()
         is_spared = around is not None and around.spares_regions
         if is_spared:
-            return Scope(resting_choice(get_runtime().current_swapper())).opened()
+            return Scope(default_choice(get_runtime().current_swapper())).opened()
         return _NOTHING
 
 

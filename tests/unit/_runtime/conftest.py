@@ -9,5 +9,5 @@ from swapkit._runtime.process.runtime import get_runtime
 
 @pytest.fixture(autouse=True, scope="session")
 def runtime() -> None:
-    """Load the shim, without which nobody rests, nor knows what other threads do."""
+    """Load the shim, without which no thread bypasses hooks, nor knows what other threads do."""
     get_runtime()

@@ -38,7 +38,7 @@ class _ThreadCalls(threading.local):
 class Calls:
     """The module calls of a recorded step, on the recorded threads."""
 
-    may_rest = False
+    may_bypass = False
 
     def __init__(
         self,

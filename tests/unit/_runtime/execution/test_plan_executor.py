@@ -255,13 +255,13 @@ def test_backward_when_a_step_was_rescued_then_hooks_see_the_next_one() -> None:
     with course.running():
         trace = course.record()
         with course.following_plan(trace) as following:
-            rests = []
+            skips = []
             for rescues in (0, 1, 0):
                 course.step()
                 course.swapper.rescue._count += rescues
                 assert following.end_step().deviation is None
-                rests.append(course.hooks.packer.rests)
-    assert rests == [True, False, True]
+                skips.append(course.hooks.packer.skips_backward)
+    assert skips == [True, False, True]
 
 
 # ---- life ----------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_call_when_listeners_begin_inside_then_they_hear_of_it_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             global_hooks.calls.add(listener)
             try:
-                with global_hooks.Running(self), global_hooks.Running(self):
+                with global_hooks.AnnouncedCall(self), global_hooks.AnnouncedCall(self):
                     result: torch.Tensor = inner(x)
                 return result
             finally:
@@ -82,7 +82,7 @@ def test_call_when_listeners_begin_inside_and_it_raises_then_they_hear_of_its_en
     listener: NotingListener, kind: type[BaseException]
 ) -> None:
     module, inner = nn.Identity(), nn.Identity()
-    with suppress(kind), global_hooks.Running(module):
+    with suppress(kind), global_hooks.AnnouncedCall(module):
         global_hooks._enter(inner, ())  # and it is interrupted, unseen
         raise kind
     assert [each[:2] for each in listener.heard] == [

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import swapkit
-from swapkit._runtime.model import resting
+from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import innermost_choice
 from swapkit._runtime.saved import hooks as hooks_module
@@ -100,16 +100,16 @@ def test_sites_when_blocks_are_compiled_then_steps_have_the_same_names_and_bits(
 
 
 class Saving(nn.Module):
-    """Saves something twice; notes whether its thread rests, and may do something more."""
+    """Saves something twice; notes whether its thread bypasses the hooks."""
 
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
         self.inner = inner
         self.between: Callable[[], object] = lambda: None
-        self.rested: list[bool] = []
+        self.bypassed: list[bool] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.rested.append(resting.is_resting())
+        self.bypassed.append(hook_bypass.is_active())
         x = (x * 1).sin().cos()
         self.between()
         return x if self.inner is None else self.inner(x)
@@ -133,7 +133,7 @@ def named() -> Callable[[], list[str]]:
 def test_modules_when_only_scopes_are_open_then_nobody_hears_of_inner_ones(
     named: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
     tracker = get_runtime().tracker
     inner = Saving()
     model = Saving(inner)
@@ -141,18 +141,18 @@ def test_modules_when_only_scopes_are_open_then_nobody_hears_of_inner_ones(
     with swapkit.offload(prefetch=1000):
         y = model(x)
         assert named() == ["Saving#0", "Saving#1", "Saving#2", "Saving#3"]
-        assert inner.rested == [True]
+        assert inner.bypassed == [True]
         model.between = lambda: tracker.start("test")  # somebody needs them
         z = model(x)
         assert named() == ["Saving#0", "Saving#1", "inner#0", "inner#1"]
-        assert inner.rested == [True, False]
+        assert inner.bypassed == [True, False]
         model.between = lambda: None
         z = model(x)
         assert named() == ["Saving#0", "Saving#1", "inner#0", "inner#1"]
-        assert inner.rested == [True, False, False]
+        assert inner.bypassed == [True, False, False]
         tracker.stop("test")
         z = model(x)
-        assert inner.rested == [True, False, False, True]
+        assert inner.bypassed == [True, False, False, True]
         (x * 1).sin()  # outside of modules
     assert tracker.site()[0] == 0
     assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, z)))
@@ -161,14 +161,14 @@ def test_modules_when_only_scopes_are_open_then_nobody_hears_of_inner_ones(
 def test_modules_when_a_model_is_a_scope_then_its_thread_rests_as_if_the_scope_were_around(
     named: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
     inner = Saving()
     model = Saving(inner)
     swapkit.offload(model, prefetch=1000)
     x = leaf()
     y = model(x)
     assert named() == ["Saving#0", "Saving#1", "Saving#2", "Saving#3"]
-    assert model.rested == inner.rested == [True]
+    assert model.bypassed == inner.bypassed == [True]
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -176,11 +176,11 @@ def test_modules_when_a_model_is_a_scope_then_its_thread_rests_as_if_the_scope_w
     model.between = fail
     with pytest.raises(ZeroDivisionError):
         model(x)
-    assert not resting.is_resting()
+    assert not hook_bypass.is_active()
     assert_gone()
     model.between = lambda: None
     z = model(x)
-    assert model.rested == [True] * 3
+    assert model.bypassed == [True] * 3
     assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, z)))
 
 
@@ -188,7 +188,7 @@ def test_scope_when_a_session_is_active_then_modules_are_heard_of() -> None:
     model = Saving(Saving())
     with swapkit.budget(ROOMY), swapkit.offload():
         model(leaf())
-    assert model.rested == [False]
+    assert model.bypassed == [False]
 
 
 # ---- life ---------------------------------------------------------------------------------------

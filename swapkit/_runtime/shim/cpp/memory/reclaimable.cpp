@@ -1,4 +1,4 @@
-// reclaimable.cpp - the list of storages set aside, and freeing them when torch needs memory.
+// reclaimable.cpp - the list of reclaimable storages, and freeing them when torch needs memory.
 #include "memory/reclaimable.hpp"
 
 #include "memory/storages.hpp"
@@ -136,16 +136,16 @@ c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
 
 } // namespace
 
-void aside_sweep() {
+void reclaimable_sweep() {
     SWAPKIT_ASSERT(has_python());
     (void)sweep(list.garbage);
     (void)sweep(list.garbage_of_python);
 }
 
-std::size_t aside_garbage() { return garbage_count; }
+std::size_t reclaimable_garbage() { return garbage_count; }
 
-void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device) {
-    aside_sweep();
+void reclaimable_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device) {
+    reclaimable_sweep();
     std::lock_guard lock(list.mutex);
     Aside entry = {.storage = storage, .native = native, .device = device, .has_arrived = false};
     SWAPKIT_ASSERT(list.index.find(storage) == list.index.end());
@@ -154,7 +154,7 @@ void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device devic
     SWAPKIT_ASSERT(list_is_sound());
 }
 
-void aside_forget(c10::StorageImpl *storage) {
+void reclaimable_forget(c10::StorageImpl *storage) {
     bool held = false;
     {
         std::lock_guard lock(list.mutex);
@@ -173,7 +173,7 @@ void aside_forget(c10::StorageImpl *storage) {
     }
 }
 
-std::size_t aside_take(c10::Device device, std::size_t needed_bytes) {
+std::size_t reclaimable_take(c10::Device device, std::size_t needed_bytes) {
     std::size_t freed = sweep(list.garbage);
     while (freed < needed_bytes) {
         c10::StorageImpl *storage = nullptr;
@@ -204,7 +204,7 @@ void rescue_limit(std::int8_t index, std::size_t limit_bytes) {
 
 void rescue_switch(std::int8_t index, bool on) {
     pressure_of(index).is_on = on;
-    aside_sweep();
+    reclaimable_sweep();
 }
 
 void rescue_expect(std::int8_t index, std::size_t nbytes) {
@@ -280,7 +280,7 @@ class Rescue final : public c10::FreeMemoryCallback {
         if (reserved + request <= limit_bytes) {
             return false;
         }
-        std::size_t freed = aside_take(device, request);
+        std::size_t freed = reclaimable_take(device, request);
         if (freed > 0) {
             pressure.rescues++;
             pressure.rescued_bytes += freed;

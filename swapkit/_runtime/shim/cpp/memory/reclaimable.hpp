@@ -2,9 +2,9 @@
 //
 // Torch's own allocator starts a rescue on any thread, with its lock held. The rescue must not wait
 // for the GIL: the thread that holds the GIL may wait for that lock. So if torch's allocator stays
-// in place, a storage that is copied ahead is *set aside* at once: its group and the aliases drop
-// it, and only the copy and later this list hold it. A group that needs the storage again finds it
-// here, unless a rescue has taken it: then the bytes come back from the copy.
+// in place, a storage that is copied ahead is made *reclaimable* at once: its group and the aliases
+// drop it, and only the copy and later this list hold it. A group that needs the storage again
+// finds it here, unless a rescue has taken it: then the bytes come back from the copy.
 //
 // One mutex guards the list. No thread frees a storage or calls Python while holding the mutex.
 #ifndef SWAPKIT_RECLAIMABLE_HPP
@@ -21,16 +21,16 @@ namespace swapkit {
 
 // Add a storage whose copy is under way and that has no Python wrapper; `native` is the copy's
 // group.
-void aside_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device);
+void reclaimable_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device);
 // Remove a storage: its group has it again, or is being destroyed. Drops the list's reference.
-void aside_forget(c10::StorageImpl *storage);
+void reclaimable_forget(c10::StorageImpl *storage);
 // Drop the storages that the copy threads could not drop. Needs the GIL.
-void aside_sweep();
-// Return how many storages wait for `aside_sweep`. Any thread.
-std::size_t aside_garbage();
+void reclaimable_sweep();
+// Return how many storages wait for `reclaimable_sweep`. Any thread.
+std::size_t reclaimable_garbage();
 // Free storages whose copies are done, oldest first, until `needed_bytes` are free. Wait for copies
 // under way if they can free more. Returns the bytes freed.
-std::size_t aside_take(c10::Device device, std::size_t needed_bytes);
+std::size_t reclaimable_take(c10::Device device, std::size_t needed_bytes);
 
 // ---- torch's own allocator runs out of memory ---------------------------------------------------
 
@@ -48,7 +48,7 @@ void rescue_register();
 
 extern "C" {
 
-// Like `swapkit_storage_drop`, for the owners of copies if storages are set aside.
+// Like `swapkit_storage_drop`, for the owners of copies if storages are reclaimable.
 void swapkit_storage_arrived(void *storage);
 
 } // extern "C"

@@ -284,7 +284,7 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
     return 1;
 }
 
-int set_aside(Mover *mover, Group *group) {
+int make_reclaimable(Mover *mover, Group *group) {
     if (!group_has_storage(group) || is_known_to_python(group->storage)) {
         return 0;
     }
@@ -293,34 +293,34 @@ int set_aside(Mover *mover, Group *group) {
     }
     c10::StorageImpl *storage = group->storage;
     note_use(storage, mover->device(), group->stream);
-    aside_expect(storage, group->native, mover->device());
+    reclaimable_expect(storage, group->native, mover->device());
     int started = -1;
     try {
         started = copy_out(mover, group);
     } catch (...) {
-        aside_forget(storage);
+        reclaimable_forget(storage);
         throw;
     }
     if (started != 1) {
-        aside_forget(storage);
+        reclaimable_forget(storage);
         return started;
     }
-    group->is_aside = 1;
+    group->is_reclaimable = 1;
     group_strip(group);
     enroll_out(mover, group);
     return 1;
 }
 
-// Make a group that was set aside resident again if its storage is still there, or else evict it.
-static bool end_aside(Mover *mover, Group *group) {
-    if (group->is_aside == 0) {
+// Make a reclaimable group resident again if its storage is still there, or else evict it.
+static bool end_reclaimable(Mover *mover, Group *group) {
+    if (group->is_reclaimable == 0) {
         return true;
     }
     if (group_revive(group)) { // before the list drops the storage
         enroll_again(mover, group);
         return true;
     }
-    group->is_aside = 0;
+    group->is_reclaimable = 0;
     if (group_state(group) == SK_GROUP_COPYING_OUT && // done: a rescue takes storages only then
         poll_out(mover, group) < 0) {
         return false;
@@ -353,7 +353,7 @@ bool release(Mover *mover, Group *group) {
     if (group->storage != nullptr) {
         note_use(group->storage, mover->device(), group->stream); // that stream waits for the copy
     }
-    aside_sweep(); // otherwise the copy's reference would keep the memory alive
+    reclaimable_sweep(); // otherwise the copy's reference would keep the memory alive
     group_strip(group);
     agenda_remain(mover, group);
     enroll_out(mover, group);
@@ -375,7 +375,7 @@ static int has_room(Mover *mover, std::size_t nbytes, bool spares) {
 
 // As `bring_early`, and `has_room`.
 static int bring_if_room(Mover *mover, Group *group, bool spares) {
-    if (!end_aside(mover, group)) {
+    if (!end_reclaimable(mover, group)) {
         return -1;
     }
     if (group->storage == nullptr && !group_revive(group)) {
@@ -397,7 +397,7 @@ int bring_planned(Mover *mover, Group *group) { return bring_if_room(mover, grou
 
 bool bring_back(Mover *mover, Group *group) {
     SWAPKIT_ASSERT(has_python());
-    if (!end_aside(mover, group)) {
+    if (!end_reclaimable(mover, group)) {
         return false;
     }
     if (is_recomputed(group)) {

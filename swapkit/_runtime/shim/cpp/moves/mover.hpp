@@ -62,10 +62,10 @@ struct Mover {
     // Write-behind (`write_behind.hpp`): the bytes in use at which it starts, the copies at once,
     // and the bytes left to copy in this step.
     unsigned long long watermark_bytes, most_copying, ahead_bytes;
-    char holds_copies; // write-behind is paused
-    char sets_aside;   // write-behind sets groups aside (`reclaimable.hpp`)
-    char hears_saves;  // notify the policy of each group saved under the budget
-    char host_is_full; // a copy out found no room since this was last reset
+    char holds_copies;      // write-behind is paused
+    char makes_reclaimable; // write-behind makes groups reclaimable (`reclaimable.hpp`)
+    char hears_saves;       // notify the policy of each group saved under the budget
+    char host_is_full;      // a copy out found no room since this was last reset
     char has_disk;
 
     c10::Device device() const { return {device_type, device_index}; }
@@ -120,7 +120,7 @@ int poll_out(Mover *mover, Group *group);
 // Wait for a copy out. 0: there is none, or it failed for lack of room, and the storage stays.
 int finish_out(Mover *mover, Group *group);
 // As copy_out; once the copy is done, a rescue may take the storage.
-int set_aside(Mover *mover, Group *group);
+int make_reclaimable(Mover *mover, Group *group);
 // Release the memory of a clean group.
 bool release(Mover *mover, Group *group);
 // Start bringing a group back if there is room. 0: there is no room.
@@ -139,9 +139,9 @@ bool terms_read(PyObject *choice, Terms *out);
 // Create the hooks of a scope: methods `pack` and `unpack`, and an `observer` that each call
 // notifies: `saved(tensor, packed)`, `used(packed, tensor)`.
 PyObject *packer_new(Mover *mover, PyObject *choice);
-// rest_at(tag): set the module that this thread's saves belong to from now on. 0: ask the tracker
-// of modules again.
-PyObject *rest_at(PyObject *module, PyObject *tag);
+// set_coarse_site(tag): set the module that this thread's saves belong to from now on. 0: ask the
+// tracker of modules again.
+PyObject *set_coarse_site(PyObject *module, PyObject *tag);
 // The unpack hook of every scope. Its argument is a handle, or has its own `unpack` method.
 PyObject *unpack(PyObject *module, PyObject *handle);
 

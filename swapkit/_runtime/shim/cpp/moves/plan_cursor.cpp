@@ -380,7 +380,7 @@ void follower_forget(Follower *follower, const Group *group) {
 
 bool follower_finds_site(const Follower *follower, Group *group) {
     if (follower == nullptr || follower->is_on == 0 ||
-        follower->resting != PyThread_get_thread_ident()) {
+        follower->untracked_thread != PyThread_get_thread_ident()) {
         return false;
     }
     const Body &body = *follower->body;

@@ -129,13 +129,14 @@ PyObject *follower_stop(PyObject *self, PyObject *) {
     Py_RETURN_NONE;
 }
 
-// rest(is_resting): set whether modules are not tracked on this thread. Only one thread can rest.
-PyObject *follower_rest(PyObject *self, PyObject *argument) {
+// set_untracked(is_untracked): set whether modules are not tracked on this thread. At most one
+// thread is untracked.
+PyObject *follower_set_untracked(PyObject *self, PyObject *argument) {
     Follower *follower = as_follower(self);
     if (argument == Py_True) {
-        follower->resting = PyThread_get_thread_ident();
-    } else if (follower->resting == PyThread_get_thread_ident()) {
-        follower->resting = 0;
+        follower->untracked_thread = PyThread_get_thread_ident();
+    } else if (follower->untracked_thread == PyThread_get_thread_ident()) {
+        follower->untracked_thread = 0;
     }
     Py_RETURN_NONE;
 }
@@ -181,7 +182,7 @@ PyMethodDef follower_methods[] = {
     {"captured", shielded<follower_captured>, METH_NOARGS, nullptr},
     {"reset", shielded<follower_reset>, METH_NOARGS, nullptr},
     {"end", shielded<follower_stop>, METH_NOARGS, nullptr},
-    {"rest", follower_rest, METH_O, nullptr},
+    {"set_untracked", follower_set_untracked, METH_O, nullptr},
     {"site", follower_site, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

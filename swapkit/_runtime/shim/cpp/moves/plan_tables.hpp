@@ -69,7 +69,7 @@ struct Follower {
     unsigned long long refused;  // events at which a due prefetch found no room
     unsigned long long moved_bytes;
     char is_on;
-    unsigned long resting; // the thread on which modules are not tracked; 0: none
+    unsigned long untracked_thread; // the thread on which modules are not tracked; 0: none
 };
 
 } // namespace swapkit

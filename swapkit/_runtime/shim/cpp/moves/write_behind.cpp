@@ -55,12 +55,13 @@ static bool copy_oldest(Mover *mover) {
         put_last(mover, group.get(), Line::ahead); // the forward pass still uses it
         return true;
     }
-    bool is_aside = mover->sets_aside != 0;
-    int started = is_aside ? set_aside(mover, group.get()) : copy_out(mover, group.get());
+    bool is_reclaimable = mover->makes_reclaimable != 0;
+    int started =
+        is_reclaimable ? make_reclaimable(mover, group.get()) : copy_out(mover, group.get());
     if (started == 1) {
         put_last(mover, group.get(), Line::copying);
     }
-    if (started == 1 && !is_aside && mover->ahead_bytes != no_limit) {
+    if (started == 1 && !is_reclaimable && mover->ahead_bytes != no_limit) {
         mover->ahead_bytes -= std::min<unsigned long long>(mover->ahead_bytes, group->nbytes);
     }
     return started >= 0;

@@ -10,7 +10,7 @@
 #include "recompute/regions.hpp"
 #include "recompute/standby.hpp"
 #include "running/hidden_operators.hpp"
-#include "running/resting.hpp"
+#include "running/hook_bypass.hpp"
 #include "running/thread_stacks.hpp"
 #include "saved/storage_choices.hpp"
 
@@ -279,7 +279,7 @@ PyMethodDef mover_methods[] = {
     {"end_captures", shielded<mover_end_captures>, METH_NOARGS, nullptr},
     {"drop", shielded<mover_drop>, METH_VARARGS, nullptr},
     {"release", shielded<do_move<release_group>>, METH_O, nullptr},
-    {"set_aside", shielded<try_move<set_aside>>, METH_O, nullptr},
+    {"make_reclaimable", shielded<try_move<make_reclaimable>>, METH_O, nullptr},
     {"bring_early", shielded<try_move<bring_early>>, METH_O, nullptr},
     {"bring_back", shielded<do_move<bring_back>>, METH_O, nullptr},
     {"finish_in", shielded<do_move<finish_in>>, METH_O, nullptr},
@@ -296,7 +296,7 @@ PyMemberDef mover_members[] = {
     {"most_copying", T_ULONGLONG, offsetof(Mover, most_copying), 0, nullptr},
     {"ahead_bytes", T_ULONGLONG, offsetof(Mover, ahead_bytes), 0, nullptr},
     {"holds_copies", T_BOOL, offsetof(Mover, holds_copies), 0, nullptr},
-    {"sets_aside", T_BOOL, offsetof(Mover, sets_aside), 0, nullptr},
+    {"makes_reclaimable", T_BOOL, offsetof(Mover, makes_reclaimable), 0, nullptr},
     {"hears_saves", T_BOOL, offsetof(Mover, hears_saves), 0, nullptr},
     {"repeated", T_ULONGLONG, offsetof(Mover, repeated), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
@@ -441,18 +441,20 @@ PyObject *native_take(PyObject *, PyObject *args) {
     }
     {
         WithoutPython others;
-        freed = aside_take({c10::DeviceType::CUDA, index}, nbytes);
+        freed = reclaimable_take({c10::DeviceType::CUDA, index}, nbytes);
     }
     return PyLong_FromSize_t(freed);
 }
 
-PyObject *native_garbage(PyObject *, PyObject *) { return PyLong_FromSize_t(aside_garbage()); }
+PyObject *native_garbage(PyObject *, PyObject *) {
+    return PyLong_FromSize_t(reclaimable_garbage());
+}
 
 // clock_rings(): how often alarms of planned moves have rung.
 PyObject *count_rings(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(clock_rings()); }
 
 PyMethodDef functions[] = {
-    {"rest_at", shielded<rest_at>, METH_O, nullptr},
+    {"set_coarse_site", shielded<set_coarse_site>, METH_O, nullptr},
     {"clock_rings", count_rings, METH_NOARGS, nullptr},
     {"native_rescue", shielded<native_rescue>, METH_VARARGS, nullptr},
     {"native_rescues", shielded<native_rescues>, METH_O, nullptr},
@@ -486,7 +488,7 @@ PyMODINIT_FUNC PyInit__shim() {
         PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
         PyModule_AddFunctions(made.get(), tensor_functions) != 0 ||
         PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), rest_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), bypass_functions) != 0 ||
         PyModule_AddFunctions(made.get(), stack_functions) != 0) {
         return nullptr;
     }
@@ -504,7 +506,7 @@ PyMODINIT_FUNC PyInit__shim() {
         return nullptr;
     }
     PyTypeObject *types[] = {&handle_type,   &group_type,    &mover_type,       &packer_type,
-                             &follower_type, &region_type,   &lock_type,        &rest_type,
+                             &follower_type, &region_type,   &lock_type,        &bypass_type,
                              &choices_type,  &choosing_type, &first_table_type, &last_table_type,
                              &hidden_type};
     for (PyTypeObject *type : types) {

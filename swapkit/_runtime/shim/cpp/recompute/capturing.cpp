@@ -169,7 +169,7 @@ class Capture {
     Packer *asked() const {
         switch (claim_.captor) {
         case Captor::region:
-            return region_rest(claim_.region);
+            return region_kept(claim_.region);
         case Captor::user:
             return choosing_packer();
         case Captor::plan:

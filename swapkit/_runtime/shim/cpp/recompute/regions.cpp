@@ -42,13 +42,13 @@ struct Body {
 
 struct Region {
     PyObject ob_base;
-    Packer *rest;     // owned: the hooks for what is kept
+    Packer *kept;     // owned: the hooks for what is kept
     PyObject *around; // owned: the enclosing pack hook; None: there is none
     PyObject *others; // owned: pack hook for tensors that are no inputs; None: keep them
     Region *outer;    // owned while it is open
     Body *body;
     char is_open, holds;
-    char is_inert, rests; // as in `Packer`; always false
+    char is_inert, skips_backward; // as in `Packer`; always false
 };
 
 namespace {
@@ -105,7 +105,7 @@ std::size_t count_kept(Body &body) {
 }
 
 bool is_kept_here(const Region *region) {
-    Action action = region->rest->terms.action;
+    Action action = region->kept->terms.action;
     return action == Action::keep || action == Action::pass;
 }
 
@@ -154,7 +154,7 @@ PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bo
     if (is_input || is_kept_here(region)) {
         return as_object(handle_keep(tensor, false));
     }
-    return call_method<"pack">(as_object(region->rest), tensor).release();
+    return call_method<"pack">(as_object(region->kept), tensor).release();
 }
 
 // A handle for a tensor that was made in a region.
@@ -188,7 +188,7 @@ PyObject *region_pack(PyObject *self, PyObject *tensor) {
         return as_object(handle_keep(tensor, false));
     }
     if (region->is_open != 0) {
-        Locked lock(region->rest->mover);
+        Locked lock(region->kept->mover);
         Group *group = lock ? region_find(region, key) : nullptr;
         if (group != nullptr || !lock) {
             return lock ? handle_made(region, impl, group).release() : nullptr;
@@ -268,7 +268,7 @@ Sums end(Region *region, bool drops) {
 
 // ---- for Python ---------------------------------------------------------------------------------
 
-// Region(rest, around, others, chosen, inputs, holds). `chosen`: numbers of operators whose results
+// Region(kept, around, others, chosen, inputs, holds). `chosen`: numbers of operators whose results
 // are kept; `inputs`: the region's input tensors.
 bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(chosen); at++) {
@@ -291,9 +291,9 @@ bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
 }
 
 PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *) {
-    PyObject *rest, *around, *others, *chosen, *inputs;
+    PyObject *kept, *around, *others, *chosen, *inputs;
     int holds;
-    if (PyArg_ParseTuple(args, "O!OOO!O!p:Region", &packer_type, &rest, &around, &others,
+    if (PyArg_ParseTuple(args, "O!OOO!O!p:Region", &packer_type, &kept, &around, &others,
                          &PyTuple_Type, &chosen, &PyList_Type, &inputs, &holds) == 0) {
         return nullptr;
     }
@@ -302,7 +302,7 @@ PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *) {
         return nullptr;
     }
     Region *region = as_region(made.get());
-    region->rest = reinterpret_cast<Packer *>(Py_NewRef(rest));
+    region->kept = reinterpret_cast<Packer *>(Py_NewRef(kept));
     region->around = Py_NewRef(around);
     region->others = Py_NewRef(others);
     region->body = new Body;
@@ -341,7 +341,7 @@ PyObject *region_end(PyObject *self, PyObject *argument) {
     Sums sums = {};
     if (region->is_open != 0) {
         SWAPKIT_ASSERT(innermost == region);
-        Locked lock(region->rest->mover); // close the region even if this is interrupted
+        Locked lock(region->kept->mover); // close the region even if this is interrupted
         region->is_open = 0;
         innermost = region->outer;
         sums = end(region, drops == 1);
@@ -362,7 +362,7 @@ PyObject *region_unpack(PyObject *, PyObject *packed) {
 }
 
 int region_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(as_object(as_region(self)->rest));
+    Py_VISIT(as_object(as_region(self)->kept));
     Py_VISIT(as_region(self)->around);
     Py_VISIT(as_region(self)->others);
     return 0;
@@ -381,7 +381,7 @@ void region_free(PyObject *self) {
         (void)count_kept(*region->body);
         delete region->body;
     }
-    Py_XDECREF(as_object(region->rest));
+    Py_XDECREF(as_object(region->kept));
     Py_XDECREF(region->around);
     Py_XDECREF(region->others);
     Py_TYPE(self)->tp_free(self);
@@ -397,7 +397,7 @@ PyMethodDef region_methods[] = {
 
 PyMemberDef region_members[] = {
     {"is_inert", T_BOOL, offsetof(Region, is_inert), READONLY, nullptr},
-    {"rests", T_BOOL, offsetof(Region, rests), READONLY, nullptr},
+    {"skips_backward", T_BOOL, offsetof(Region, skips_backward), READONLY, nullptr},
     {"is_open", T_BOOL, offsetof(Region, is_open), READONLY, nullptr},
     {"holds", T_BOOL, offsetof(Region, holds), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
@@ -422,7 +422,7 @@ void region_note_kept(Region *region, const std::vector<at::Tensor> &made) {
 
 bool region_tells(const Region *region) { return region->others != Py_None; }
 
-Packer *region_rest(const Region *region) { return region->rest; }
+Packer *region_kept(const Region *region) { return region->kept; }
 
 std::shared_ptr<Run> region_run(const Region *region) { return region->body->run; }
 
@@ -450,7 +450,7 @@ Group *region_find(Region *region, Key key) {
 }
 
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) {
-    Mover *mover = region->rest->mover;
+    Mover *mover = region->kept->mover;
     if (region->others != Py_None) { // each operand is an event, even if it has a group
         bool is_kept = is_weight(impl);
         Ref<> tensor = is_kept ? Ref<>() : Ref<>::steal(wrap(impl));

@@ -44,7 +44,7 @@ void region_note_kept(Region *region, const std::vector<at::Tensor> &made);
 // Return whether tensors from outside that a region saves are events of a session or a recorder.
 bool region_tells(const Region *region);
 // The hooks for what a region keeps; borrowed.
-Packer *region_rest(const Region *region);
+Packer *region_kept(const Region *region);
 std::shared_ptr<Run> region_run(const Region *region);
 
 // The functions below need the GIL and the runtime's lock.

@@ -236,8 +236,8 @@ void group_forget_copy(Group *group) {
 
 void group_drop_copy(Group *group) {
     SWAPKIT_ASSERT(group->recipe != nullptr && group->native != nullptr && group->part_bytes == 0);
-    if (std::exchange(group->is_aside, 0) != 0) {
-        aside_forget(group->key.storage);
+    if (std::exchange(group->is_reclaimable, 0) != 0) {
+        reclaimable_forget(group->key.storage);
     }
     links.sk_group_destroy(std::exchange(group->native, nullptr));
     group->state_at = group->storage != nullptr ? &resident : &computed_again;
@@ -251,7 +251,7 @@ void group_strip(Group *group) {
     if (group->native == nullptr) { // its recipe recomputes the bytes
         group->state_at = &computed_again;
     }
-    if (group->weak == nullptr && (group->is_aside != 0 || !group_is_exclusive(group))) {
+    if (group->weak == nullptr && (group->is_reclaimable != 0 || !group_is_exclusive(group))) {
         group->weak = c10::raw::intrusive_ptr::make_weak(group->storage);
     }
     for (Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
@@ -265,8 +265,8 @@ bool group_revive(Group *group) {
         group->storage = c10::raw::weak_intrusive_ptr::lock(group->weak);
         if (group->storage != nullptr && group->native == nullptr) {
             group->state_at = &resident;
-        } else if (group->storage != nullptr && std::exchange(group->is_aside, 0) != 0) {
-            aside_forget(group->storage);
+        } else if (group->storage != nullptr && std::exchange(group->is_reclaimable, 0) != 0) {
+            reclaimable_forget(group->storage);
         } else if (group->storage != nullptr && links.sk_group_unevict(group->native) != SK_OK) {
             swapkit_storage_drop(std::exchange(group->storage, nullptr));
         }
@@ -334,8 +334,8 @@ void group_free(PyObject *self) {
     if (group->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);
     }
-    if (group->is_aside != 0) {
-        aside_forget(group->key.storage); // the weak reference still reserves its address
+    if (group->is_reclaimable != 0) {
+        reclaimable_forget(group->key.storage); // the weak reference still reserves its address
     }
     if (group->native != nullptr) {
         links.sk_group_destroy(group->native);

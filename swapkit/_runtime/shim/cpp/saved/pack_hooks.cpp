@@ -151,7 +151,8 @@ int admit(Mover *mover, c10::TensorImpl *impl, Key key, const Terms &terms) {
     return state < 0 ? -1 : 1 - state;
 }
 
-// The module in whose call this thread rests (`model/tracker.py`), and the number of saves there.
+// The module in whose call this thread bypasses the hooks (`model/tracker.py`), and the number of
+// saves there.
 thread_local std::uint32_t coarse_tag = 0, coarse_saves = 0;
 
 // Set the site where a group is saved; false: an exception is set.
@@ -453,13 +454,13 @@ PyMemberDef packer_members[] = {
     {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
     {"is_inert", T_BOOL, offsetof(Packer, is_inert), 0, nullptr},
     {"has_saved_late", T_BOOL, offsetof(Packer, has_saved_late), 0, nullptr},
-    {"rests", T_BOOL, offsetof(Packer, rests), 0, nullptr},
+    {"skips_backward", T_BOOL, offsetof(Packer, skips_backward), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
 } // namespace
 
-PyObject *rest_at(PyObject *, PyObject *argument) {
+PyObject *set_coarse_site(PyObject *, PyObject *argument) {
     unsigned long tag = PyLong_AsUnsignedLong(argument);
     if (PyErr_Occurred() != nullptr) {
         return nullptr;

@@ -16,8 +16,8 @@ struct Packer {
     char follows;        // its calls are the events of the mover's follower
     char is_inert;       // its session has ended: every saved tensor is kept
     char has_saved_late; // a tensor was saved in a backward pass
-    char rests;     // backward passes save nothing and run without the hooks (`saved/hooks.py`)
-    char stands_by; // every operator that can be repeated is captured (`standby.hpp`)
+    char skips_backward; // off the stack in backward passes (`saved/hooks.py`)
+    char stands_by;      // every operator that can be repeated is captured (`standby.hpp`)
 
     bool is_following() const;
 };

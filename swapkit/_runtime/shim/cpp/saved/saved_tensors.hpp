@@ -163,7 +163,7 @@ struct Group {
     std::int64_t operation;  // the last operator that saved it
     std::int64_t stream;     // the stream in whose order its bytes are valid
     char is_moved;           // the storage is ours: its bytes were brought back
-    char is_aside;           // the storage was set aside, and may have been taken
+    char is_reclaimable;     // the storage may have been taken (`reclaimable.hpp`)
     std::uint32_t followed;  // its number in the plan, from 1; 0: it is in none
     std::uint32_t tag;       // the site: module,
     std::uint32_t index;     // and index within the module's call
@@ -208,8 +208,8 @@ void group_end_copy(Group *group);
 void group_forget_copy(Group *group);
 // Drop the storage. The copy replaces it, unless other references keep the storage alive.
 void group_strip(Group *group);
-// Take the storage back if other references kept it alive, or if no rescue took it after it was set
-// aside. Return whether the group has its storage.
+// Take the storage back if other references kept it alive, or if it is reclaimable and no rescue
+// took it. Return whether the group has its storage.
 bool group_revive(Group *group);
 // Give a group a storage that holds its bytes again, and take over the caller's reference. A
 // recomputed storage has the layout of the first one.

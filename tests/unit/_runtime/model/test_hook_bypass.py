@@ -1,4 +1,4 @@
-"""Threads that rest from hearing of modules: they miss nothing else, and others hear of all."""
+"""Threads that bypass module hooks: they miss nothing else, and other threads' hooks run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime.model import global_hooks, resting
+from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.model.tracker import NO_MODULE, ModuleTracker, Need
 from tests.support.threads import on_thread
 
@@ -41,19 +41,19 @@ class Model(nn.Module):
 
 
 class Listener:
-    """Lets its thread rest in each model, and notes what it hears."""
+    """Lets its thread bypass the hooks in each model, and notes what it hears."""
 
-    may_rest = True
+    may_bypass = True
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, nn.Module]] = []
         self.raised: list[bool] = []
-        self.rested: list[bool] = []
+        self.bypassed: list[bool] = []
 
     def enter(self, module: nn.Module) -> None:
         self.heard.append(("enter", module))
         if isinstance(module, Model):
-            self.rested.append(global_hooks.rest() is not None)
+            self.bypassed.append(global_hooks.bypass() is not None)
 
     def leave(self, module: nn.Module) -> None:
         self.heard.append(("leave", module))
@@ -67,12 +67,12 @@ def calls_of(*modules: nn.Module) -> list[tuple[str, nn.Module]]:
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    monkeypatch.setattr(resting, "has_compiled", lambda: False)  # by another test
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
     listener = Listener()
     global_hooks.calls.add(listener)
     yield listener
     global_hooks.calls.remove(listener)
-    assert not resting.is_resting()
+    assert not hook_bypass.is_active()
 
 
 def test_thread_when_it_rests_then_it_hears_of_the_call_but_of_none_inside(
@@ -84,7 +84,7 @@ def test_thread_when_it_rests_then_it_hears_of_the_call_but_of_none_inside(
         model(ONE)
         model.first(ONE)
         assert listener.heard == calls_of(model, model.first)
-    assert listener.rested == [True, True]
+    assert listener.bypassed == [True, True]
 
 
 def test_thread_when_another_one_rests_then_it_hears_of_all(listener: Listener) -> None:
@@ -117,7 +117,7 @@ def test_forward_when_it_is_interrupted_then_modules_are_heard_of_once_the_rest_
     model = Model(interrupt)
     with suppress(KeyboardInterrupt):
         model(ONE)
-    resting.end()  # as a step does
+    hook_bypass.end()  # as a step does
     model.between = bool
     model(ONE)
     assert listener.heard == [("enter", model), ("leave", model)] * 2
@@ -157,7 +157,7 @@ def test_hook_when_a_user_adds_it_meanwhile_then_it_is_called_until_it_is_remove
     handle.remove()
     model(ONE)
     assert len(called) == 3
-    assert listener.rested == [True, False, True]
+    assert listener.bypassed == [True, False, True]
 
 
 def test_hook_when_a_user_adds_it_inside_then_it_is_called_from_there_on(
@@ -174,7 +174,7 @@ def test_hook_when_a_user_adds_it_inside_then_it_is_called_from_there_on(
     model = Model(add)
     model(ONE)
     handles[0].remove()
-    assert listener.rested == [True]
+    assert listener.bypassed == [True]
     assert called == [model.second]
 
 
@@ -183,7 +183,7 @@ def test_rest_when_a_listener_comes_or_leaves_then_it_is_over(
     listener: Listener, leaves: bool
 ) -> None:
     other = Listener()
-    other.may_rest = leaves
+    other.may_bypass = leaves
 
     def change() -> None:
         (global_hooks.calls.remove if leaves else global_hooks.calls.add)(other)
@@ -199,34 +199,34 @@ def test_rest_when_a_listener_comes_or_leaves_then_it_is_over(
 
 def test_rest_when_a_listener_needs_all_modules_then_there_is_none(listener: Listener) -> None:
     other = Listener()
-    other.may_rest = False
+    other.may_bypass = False
     global_hooks.calls.add(other)
     model = Model()
     model(ONE)
     global_hooks.calls.remove(other)
-    assert listener.rested == [False]
+    assert listener.bypassed == [False]
     assert ("enter", model.first) in other.heard
 
 
 def test_rest_when_the_compiler_was_used_then_there_is_none(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "has_compiled", lambda: True)
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: True)
     model = Model()
     model(ONE)
-    assert listener.rested == [False]
+    assert listener.bypassed == [False]
     assert len(listener.heard) == 6
 
 
 def test_tables_when_the_last_listener_leaves_then_they_are_torchs_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resting, "has_compiled", lambda: False)
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)
     names = ("_global_forward_pre_hooks", "_global_forward_hooks")
     listener = Listener()
     global_hooks.calls.add(listener)
     Model()(ONE)
-    assert listener.rested == [True]
+    assert listener.bypassed == [True]
     assert all(type(getattr(module_hooks, name)) is not OrderedDict for name in names)
     global_hooks.calls.remove(listener)
     assert all(type(getattr(module_hooks, name)) is OrderedDict for name in names)
@@ -250,10 +250,10 @@ class Expecting:
         """Nobody asks."""
 
 
-class Resting:
-    """Lets its thread rest in each model."""
+class Bypassing:
+    """Lets its thread bypass the hooks in each model."""
 
-    may_rest = True
+    may_bypass = True
 
     def __init__(self, tracker: ModuleTracker) -> None:
         self.tracker = tracker
@@ -261,18 +261,18 @@ class Resting:
 
     def enter(self, module: nn.Module) -> None:
         if isinstance(module, Model):
-            self.tracker.rest(self.sites)
+            self.tracker.bypass(self.sites)
 
     def leave(self, module: nn.Module) -> None:
         """Nothing is to be done."""
 
 
 @pytest.fixture
-def resting_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resting]:
-    monkeypatch.setattr(resting, "has_compiled", lambda: False)
+def bypassing_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bypassing]:
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)
     tracker = ModuleTracker()
     tracker.start("test", Need.NAMES)
-    listener = Resting(tracker)
+    listener = Bypassing(tracker)
     global_hooks.calls.add(listener)
     yield listener
     global_hooks.calls.remove(listener)
@@ -293,9 +293,9 @@ class Seeing(nn.Module):
 
 
 def test_module_when_its_thread_rests_then_it_is_named_all_the_same(
-    resting_thread: Resting,
+    bypassing_thread: Bypassing,
 ) -> None:
-    tracker = resting_thread.tracker
+    tracker = bypassing_thread.tracker
     seen: list[str] = []
     see = lambda: seen.append(tracker.name(tracker.current()))  # noqa: E731
     model = Model(see)
@@ -306,9 +306,9 @@ def test_module_when_its_thread_rests_then_it_is_named_all_the_same(
 
 
 def test_site_when_the_thread_rests_then_the_expected_one_or_counted_by_module(
-    resting_thread: Resting,
+    bypassing_thread: Bypassing,
 ) -> None:
-    tracker, sites = resting_thread.tracker, resting_thread.sites
+    tracker, sites = bypassing_thread.tracker, bypassing_thread.sites
     seen: list[tuple[str, int]] = []
 
     def save() -> None:
@@ -336,20 +336,20 @@ def test_site_when_the_thread_rests_then_the_expected_one_or_counted_by_module(
 
 
 def test_tracker_when_somebody_needs_modules_then_it_says_so_and_the_rest_is_over(
-    resting_thread: Resting,
+    bypassing_thread: Bypassing,
 ) -> None:
-    tracker, sites = resting_thread.tracker, resting_thread.sites
+    tracker, sites = bypassing_thread.tracker, bypassing_thread.sites
     seen: list[tuple[str, bool]] = []
     model = Model(lambda: tracker.start("other"))
     model.second = Seeing(
-        lambda: seen.append((tracker.name(tracker.current()), resting.is_resting()))
+        lambda: seen.append((tracker.name(tracker.current()), hook_bypass.is_active()))
     )
     model(ONE)
     assert sites.needs_modules
-    assert not tracker.may_rest
+    assert not tracker.may_bypass
     assert seen == [("second", False)]
     tracker.stop("other")
-    assert tracker.may_rest
+    assert tracker.may_bypass
     sites.needs_modules = False
     model.between = lambda: on_thread(lambda: tracker.start("other"))
     model(ONE)

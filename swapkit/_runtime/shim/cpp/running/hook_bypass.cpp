@@ -1,5 +1,5 @@
-// resting.cpp - threads that rest from module hooks.
-#include "running/resting.hpp"
+// hook_bypass.cpp - threads that bypass module hooks.
+#include "running/hook_bypass.hpp"
 
 #include "python/links.hpp"
 
@@ -15,20 +15,20 @@ namespace {
 
 // The GIL guards everything here.
 
-struct RestState {
-    std::uint64_t period; // in which the rest began; 0: the rest has ended
-    const void *root;     // the module in whose call the thread rests
+struct BypassState {
+    std::uint64_t period; // in which the bypass began; 0: the bypass has ended
+    const void *root;     // the module in whose call the thread bypasses the hooks
 };
 
-struct Rest {
+struct Bypass {
     PyObject ob_base;
-    std::shared_ptr<RestState> state; // shared with its thread, which may end first
+    std::shared_ptr<BypassState> state; // shared with its thread, which may end first
 };
 
 std::uint64_t period = 1; // changes with every change of the module hooks' listeners
-thread_local std::shared_ptr<RestState> latest_rest;
+thread_local std::shared_ptr<BypassState> latest_bypass;
 
-bool is_resting() { return latest_rest && latest_rest->period == period; }
+bool is_bypassing() { return latest_bypass && latest_bypass->period == period; }
 
 // ---- torch's check ------------------------------------------------------------------------------
 
@@ -37,8 +37,9 @@ bool runs(PyFrameObject *frame, PyObject *code) {
     return as_object(own.get()) == code;
 }
 
-// Return whether a frame runs a call of the root, the module in whose call the thread rests: a
-// nested call, or one after a call that was interrupted unnoticed. -1: an exception is set.
+// Return whether a frame runs a call of the root, the module in whose call the thread bypasses the
+// hooks: a nested call, or one after a call that was interrupted unnoticed. -1: an exception is
+// set.
 int is_of_root(Ref<PyFrameObject> frame) {
     // The caller's frame has fewer locals, and reading locals copies them.
     Ref<PyFrameObject> caller = Ref<PyFrameObject>::steal(PyFrame_GetBack(frame.get()));
@@ -48,13 +49,13 @@ int is_of_root(Ref<PyFrameObject> frame) {
     Ref<> locals = attribute<"f_locals">(as_object(frame.get()));
     Ref<> module =
         Ref<>::steal(locals ? PyObject_GetItem(locals.get(), interned<"self">()) : nullptr);
-    return module ? static_cast<int>(module.get() == latest_rest->root) : -1;
+    return module ? static_cast<int>(module.get() == latest_bypass->root) : -1;
 }
 
 // Return whether torch checks the hooks of a table. -1: an exception is set.
 template <bool is_last> int table_bool(PyObject *self) {
     Py_ssize_t count = PyDict_Size(self);
-    if (!is_resting() || count != 1) {
+    if (!is_bypassing() || count != 1) {
         return count > 0 ? 1 : 0;
     }
     auto frame = Ref<PyFrameObject>::share(PyEval_GetFrame());
@@ -66,52 +67,53 @@ template <bool is_last> int table_bool(PyObject *self) {
 
 template <bool is_last> PyNumberMethods table_number = {.nb_bool = table_bool<is_last>};
 
-// ---- rests --------------------------------------------------------------------------------------
+// ---- bypasses
+// --------------------------------------------------------------------------------------
 
-Rest *as_rest(PyObject *self) { return reinterpret_cast<Rest *>(self); }
+Bypass *as_bypass(PyObject *self) { return reinterpret_cast<Bypass *>(self); }
 
-PyObject *prepare_rest(PyObject *, PyObject *argument) {
+PyObject *prepare_bypass(PyObject *, PyObject *argument) {
     void *root = PyLong_AsVoidPtr(argument);
     if (PyErr_Occurred() != nullptr) {
         return nullptr;
     }
-    PyObject *made = rest_type.tp_alloc(&rest_type, 0);
+    PyObject *made = bypass_type.tp_alloc(&bypass_type, 0);
     if (made != nullptr) {
-        new (&as_rest(made)->state) std::shared_ptr<RestState>(
-            std::make_shared<RestState>(RestState{.period = period, .root = root}));
+        new (&as_bypass(made)->state) std::shared_ptr<BypassState>(
+            std::make_shared<BypassState>(BypassState{.period = period, .root = root}));
     }
     return made;
 }
 
-PyObject *begin_rest(PyObject *, PyObject *rest) {
-    if (Py_TYPE(rest) != &rest_type) {
-        return PyErr_Format(PyExc_TypeError, "a Rest is needed, not %R", rest);
+PyObject *begin_bypass(PyObject *, PyObject *bypass) {
+    if (Py_TYPE(bypass) != &bypass_type) {
+        return PyErr_Format(PyExc_TypeError, "a Bypass is needed, not %R", bypass);
     }
-    latest_rest = as_rest(rest)->state;
+    latest_bypass = as_bypass(bypass)->state;
     Py_RETURN_NONE;
 }
 
-PyObject *end_rest(PyObject *, PyObject *) {
-    if (latest_rest) {
-        latest_rest->period = 0;
+PyObject *end_bypass(PyObject *, PyObject *) {
+    if (latest_bypass) {
+        latest_bypass->period = 0;
     }
     Py_RETURN_NONE;
 }
 
-PyObject *interrupt_rests(PyObject *, PyObject *) {
+PyObject *interrupt_bypasses(PyObject *, PyObject *) {
     period++;
     Py_RETURN_NONE;
 }
 
-PyObject *ask_resting(PyObject *, PyObject *) { return PyBool_FromLong(is_resting()); }
+PyObject *ask_bypassing(PyObject *, PyObject *) { return PyBool_FromLong(is_bypassing()); }
 
 PyObject *rest_end(PyObject *self, PyObject *) {
-    as_rest(self)->state->period = 0;
+    as_bypass(self)->state->period = 0;
     Py_RETURN_NONE;
 }
 
 void rest_free(PyObject *self) {
-    std::destroy_at(&as_rest(self)->state);
+    std::destroy_at(&as_bypass(self)->state);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -122,12 +124,12 @@ PyMethodDef rest_methods[] = {
 
 } // namespace
 
-PyTypeObject rest_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Rest",
-    .tp_basicsize = sizeof(Rest),
+PyTypeObject bypass_type = {
+    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Bypass",
+    .tp_basicsize = sizeof(Bypass),
     .tp_dealloc = rest_free,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "One rest of a thread.",
+    .tp_doc = "One bypass of a thread.",
     .tp_methods = rest_methods,
 };
 
@@ -147,12 +149,12 @@ PyTypeObject last_table_type = {
     .tp_base = &PyODict_Type,
 };
 
-PyMethodDef rest_functions[] = {
-    {"prepare_rest", shielded<prepare_rest>, METH_O, nullptr},
-    {"begin_rest", begin_rest, METH_O, nullptr},
-    {"end_rest", end_rest, METH_NOARGS, nullptr},
-    {"interrupt_rests", interrupt_rests, METH_NOARGS, nullptr},
-    {"is_resting", ask_resting, METH_NOARGS, nullptr},
+PyMethodDef bypass_functions[] = {
+    {"prepare_bypass", shielded<prepare_bypass>, METH_O, nullptr},
+    {"begin_bypass", begin_bypass, METH_O, nullptr},
+    {"end_bypass", end_bypass, METH_NOARGS, nullptr},
+    {"interrupt_bypasses", interrupt_bypasses, METH_NOARGS, nullptr},
+    {"is_bypassing", ask_bypassing, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

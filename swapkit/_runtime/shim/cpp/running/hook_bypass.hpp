@@ -1,0 +1,21 @@
+// hook_bypass.hpp - threads that *bypass* module hooks (`model/hook_bypass.py`): torch checks at
+// every call of a module whether there are global hooks, and finds none on a thread that bypasses
+// them.
+#ifndef SWAPKIT_HOOK_BYPASS_HPP
+#define SWAPKIT_HOOK_BYPASS_HPP
+
+#include "python/python.hpp"
+
+namespace swapkit {
+
+extern PyTypeObject bypass_type;
+// Torch's tables of global module hooks, with ours in them. A table is false for a thread that
+// bypasses them. Torch checks the last table only if the first one is false.
+extern PyTypeObject first_table_type, last_table_type;
+
+// prepare_bypass(root), begin_bypass(bypass), end_bypass(), interrupt_bypasses(), is_bypassing()
+extern PyMethodDef bypass_functions[];
+
+} // namespace swapkit
+
+#endif
