@@ -1,6 +1,6 @@
 """The choices for parts of a model, their sources, and the rules that decide which choice holds.
 
-A *row* is one choice: its source, its part and its action. Rows for one part are judged together:
+A choice has a source, a part and an action. The choices for one part are judged together:
 
 - Exclusion beats everything: an excluded part is never recomputed.
 - Recompute beats swap: a recomputed part saves nothing that could be swapped.
@@ -142,16 +142,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A row, whether it holds, and why not."""
+    """A choice, whether it holds, and why not."""
 
-    row: Choice
+    choice: Choice
     holds: bool
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The outcome for one part, with a verdict on each of its rows, in their order."""
+    """The outcome for one part, with a verdict on each of its choices, in their order."""
 
     recompute: Recompute | None = None
     swap: Swap | None = None
@@ -160,24 +160,28 @@ class Judgement:
     swap_source: Source | None = None
 
 
-def judge(rows: Iterable[Choice]) -> Judgement:
-    """Decide which rows of one part hold; a later row is a later choice."""
-    rows = tuple(rows)
-    spoken = _spoken(rows)
-    best = _best_of_each_kind(spoken)
-    lost = {id(row): _why(row, best) for row in rows if best.get(row.what.kind) is not row}
+def judge(choices: Iterable[Choice]) -> Judgement:
+    """Decide which choices of one part hold. They come in the order in which they were made."""
+    choices = tuple(choices)
+    decisive = _decisive(choices)
+    best = _best_of_each_kind(decisive)
+    lost = {
+        id(choice): _why(choice, best)
+        for choice in choices
+        if best.get(choice.what.kind) is not choice
+    }
     for loser, winner, reason in _PRECEDENCE:
         if loser in best and winner in best:
             lost[id(best.pop(loser))] = reason
     recompute, swap = best.get("recompute"), best.get("swap")
     return Judgement(
-        recompute=None if recompute is None else _with_exclusions(recompute.what, spoken),
+        recompute=None if recompute is None else _with_exclusions(recompute.what, decisive),
         swap=swap.what if swap and isinstance(swap.what, Swap) else None,
         swap_source=swap.source if swap else None,
         keep="keep" in best,
         verdicts=tuple(
-            Verdict(row=row, holds=id(row) not in lost, reason=lost.get(id(row), ""))
-            for row in rows
+            Verdict(choice=choice, holds=id(choice) not in lost, reason=lost.get(id(choice), ""))
+            for choice in choices
         ),
     )
 
@@ -190,38 +194,38 @@ _PRECEDENCE = (
 )
 
 
-def _spoken(rows: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    """Return the users' rows; if there are none, the planner's."""
-    return tuple(row for row in rows if row.source is not Source.PLANNER) or rows
+def _decisive(choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """Return the users' choices; if there are none, the planner's."""
+    return tuple(choice for choice in choices if choice.source is not Source.PLANNER) or choices
 
 
-def _best_of_each_kind(rows: tuple[Choice, ...]) -> dict[str, Choice]:
-    """Return for each kind the row that holds among rows of that kind."""
+def _best_of_each_kind(choices: tuple[Choice, ...]) -> dict[str, Choice]:
+    """Return for each kind the choice that holds among choices of that kind."""
     best: dict[str, Choice] = {}
-    for row in rows:
-        former = best.get(row.what.kind)
-        if former is None or _rank(row) >= _rank(former):
-            best[row.what.kind] = row
+    for choice in choices:
+        former = best.get(choice.what.kind)
+        if former is None or _rank(choice) >= _rank(former):
+            best[choice.what.kind] = choice
     return best
 
 
-def _rank(row: Choice) -> bool:
-    """Return the rank that decides between two rows of a kind; on a tie, the later row holds."""
-    return isinstance(row.what, Recompute) and row.what.is_full
+def _rank(choice: Choice) -> bool:
+    """Return the rank that decides between two choices of a kind; on a tie, the later holds."""
+    return isinstance(choice.what, Recompute) and choice.what.is_full
 
 
-def _why(row: Choice, best: dict[str, Choice]) -> str:
-    """Return why a row that is not the best of its kind does not hold."""
-    winner = best.get(row.what.kind)
-    if winner is None or row.source is Source.PLANNER is not winner.source:
+def _why(choice: Choice, best: dict[str, Choice]) -> str:
+    """Return why a choice that is not the best of its kind does not hold."""
+    winner = best.get(choice.what.kind)
+    if winner is None or choice.source is Source.PLANNER is not winner.source:
         return "a user chose otherwise"
-    if _rank(row) != _rank(winner):
+    if _rank(choice) != _rank(winner):
         return "it is recomputed in full"
     return "a later choice of the same kind"
 
 
-def _with_exclusions(what: What, rows: tuple[Choice, ...]) -> Recompute:
-    """Return how a part is recomputed, with the exclusions of all its rows."""
+def _with_exclusions(what: What, choices: tuple[Choice, ...]) -> Recompute:
+    """Return how a part is recomputed, with the exclusions of all its choices."""
     assert isinstance(what, Recompute)
-    every = [row.what.excluded for row in rows if isinstance(row.what, Recompute)]
+    every = [choice.what.excluded for choice in choices if isinstance(choice.what, Recompute)]
     return replace(what, excluded=tuple(dict.fromkeys(chain.from_iterable(every))))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from swapkit._runtime.torch_compat.internals import backward_class_of, set_backward_class
-from swapkit._runtime.user_choices.operator_choices import rows_for_operator
+from swapkit._runtime.user_choices.operator_choices import choices_for_operator
 from swapkit._runtime.user_choices.part import Part
 from swapkit._runtime.user_choices.wrapping import operator_part
 from swapkit.errors import InvalidArgument, InvalidType
@@ -66,19 +66,21 @@ def adapt_mem_func_wrapper(
     if kwargs:
         args = _by_position(function, args, kwargs)
     chosen = operator_part(function)
-    rows = () if chosen is None else chosen.rows
-    rows += rows_for_operator(function.__name__)
-    if not rows:
+    choices = () if chosen is None else chosen.choices
+    choices += choices_for_operator(function.__name__)
+    if not choices:
         return function.apply(*args)  # type: ignore[no-untyped-call]
-    part = _part(rows, _changes_input(function))
+    part = _part(choices, _changes_input(function))
     if part.judgement.recompute is not None:
         function = _readable_often(function)
     return part.run(function.apply, args, {})
 
 
 @functools.lru_cache(maxsize=256)
-def _part(rows: tuple[Choice, ...], changes_input: bool) -> Part:  # noqa: FBT001 - a key of the cache
-    return Part(row for row in rows if not (changes_input and isinstance(row.what, Recompute)))
+def _part(choices: tuple[Choice, ...], changes_input: bool) -> Part:  # noqa: FBT001 - a key of the cache
+    return Part(
+        choice for choice in choices if not (changes_input and isinstance(choice.what, Recompute))
+    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -62,7 +62,7 @@ class Choices(Sequence[ChosenRow]):
             if id(function) in wanted:
                 name = getattr(function, "__qualname__", repr(function))
                 rows = _rows_of(name, part, None, None, inspect.unwrap(function))
-                self._rows += [(row, function, of) for row, of in rows]
+                self._rows += [(row, function, choice) for row, choice in rows]
 
     def _add_modules(self, model: torch.nn.Module) -> None:
         recomputed: list[str] = []  # paths of the enclosing regions, outermost first
@@ -71,7 +71,7 @@ class Choices(Sequence[ChosenRow]):
             part, repetition = part_of(module), repetition_of(module)
             around = recomputed[-1] if recomputed else None
             rows = _rows_of(path, part, repetition, around, module)
-            self._rows += [(row, module, of) for row, of in rows]
+            self._rows += [(row, module, choice) for row, choice in rows]
             if part is not None and part.judgement.recompute is not None:
                 recomputed.append(path)
 
@@ -110,11 +110,11 @@ class Choices(Sequence[ChosenRow]):
             raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
         kept, removed = [], 0
         for entry in self._rows:
-            row, module, of = entry
+            row, module, choice = entry
             if not compiled.fullmatch(row.where) or by not in (None, row.by):
                 kept.append(entry)
                 continue
-            _take_back(module, of)
+            _take_back(module, choice)
             removed += 1
         self._rows = kept
         if self._model is not None:
@@ -166,18 +166,18 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
     return Choices(None, [target])
 
 
-def _take_back(owner: Any, row: Choice) -> None:  # noqa: ANN401 - a module or a function
+def _take_back(owner: Any, choice: Choice) -> None:  # noqa: ANN401 - a module or a function
     """Remove a choice from its module or function."""
     if not isinstance(owner, torch.nn.Module):
         part = operator_part(owner)
         if part is not None:
-            part.remove(row)
-    elif row.source is Source.PLANNER:
+            part.remove(choice)
+    elif choice.source is Source.PLANNER:
         repetition = repetition_of(owner)
         if repetition is not None:
-            repetition.remove(row)
+            repetition.remove(choice)
     else:
-        make_part(owner).remove(row)
+        make_part(owner).remove(choice)
         end_part(owner)
 
 
@@ -188,59 +188,65 @@ def _rows_of(
     around: str | None,
     owner: object,
 ) -> Iterator[tuple[ChosenRow, Choice]]:
-    """Yield the rows of a module or function (`owner`) in displayed form, each with its choice.
+    """Yield the rows for the choices of a module or function (`owner`), each with its choice.
 
     `around`: path of the recomputed region that encloses it, if any.
     """
-    counted = _count_rows(part, repetition)
-    verdicts = _judge_each([row for row, _ in counted])
+    counted = _count_operators(part, repetition)
+    verdicts = _judge_each([choice for choice, _ in counted])
     inside = around if part is None or part.judgement.recompute is None else path
-    for row, count in counted:
-        reason = verdicts[id(row)].reason or _why_void(row, inside if row.operator else around)
+    for choice, count in counted:
+        reason = verdicts[id(choice)].reason or _why_void(
+            choice, inside if choice.operator else around
+        )
         shown = ChosenRow(
-            where=".".join(filter(None, (path, row.operator))) or MODEL,
-            what=str(row.what),
-            by=row.source.value,
+            where=".".join(filter(None, (path, choice.operator))) or MODEL,
+            what=str(choice.what),
+            by=choice.source.value,
             holds=not reason,
             reason=reason,
-            twice="" if reason else _why_twice(row, owner),
+            twice="" if reason else _why_twice(choice, owner),
             operators=count,
         )
-        yield shown, row
+        yield shown, choice
 
 
-def _count_rows(
+def _count_operators(
     part: Part | None, repetition: PlannedRepetition | None
 ) -> list[tuple[Choice, int | None]]:
-    """Return the rows of users and of a plan, each with its count of operators so far."""
+    """Return the choices of users and of a plan, each with its count of operators so far."""
     counted: list[tuple[Choice, int | None]] = []
     if part is not None:
-        counted += [(row, part.count_of(row)) for row in part.rows]
+        counted += [(choice, part.count_of(choice)) for choice in part.choices]
     if repetition is not None:
-        counted += [(row, repetition.count_of(row)) for row in repetition.rows]
+        counted += [(choice, repetition.count_of(choice)) for choice in repetition.choices]
     return counted
 
 
-def _why_twice(row: Choice, owner: object) -> str:
+def _why_twice(choice: Choice, owner: object) -> str:
     """Return why a recomputed part runs twice; empty: it does not, as far as is known."""
-    if not isinstance(row.what, Recompute) or row.operator:
+    if not isinstance(choice.what, Recompute) or choice.operator:
         return ""
-    return why_twice(row.what, owner)
+    return why_twice(choice.what, owner)
 
 
-def _why_void(row: Choice, region: str | None) -> str:
-    """Return why a row has no effect inside its enclosing recomputed region; empty: it has one."""
-    is_of_region = row.what.kind == "swap" or (row.operator and row.what.kind == "recompute")
+def _why_void(choice: Choice, region: str | None) -> str:
+    """Return why a choice has no effect in its enclosing region; empty: it has one."""
+    is_of_region = choice.what.kind == "swap" or (
+        choice.operator and choice.what.kind == "recompute"
+    )
     return f"{region or MODEL} is recomputed" if region is not None and is_of_region else ""
 
 
-def _judge_each(rows: Sequence[Choice]) -> dict[int, Verdict]:
-    """Return the verdict on each row, by row id; rows are judged separately for each operator."""
+def _judge_each(choices: Sequence[Choice]) -> dict[int, Verdict]:
+    """Return the verdict on each choice, by its id; each operator's choices are judged apart."""
     groups: dict[str, list[Choice]] = {}
-    for row in rows:
-        groups.setdefault(row.operator, []).append(row)
+    for choice in choices:
+        groups.setdefault(choice.operator, []).append(choice)
     return {
-        id(verdict.row): verdict for group in groups.values() for verdict in judge(group).verdicts
+        id(verdict.choice): verdict
+        for group in groups.values()
+        for verdict in judge(group).verdicts
     }
 
 

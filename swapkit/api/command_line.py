@@ -72,10 +72,10 @@ class Arguments(Settings):
                 _log.warning("each layer is recomputed by itself, not %d at a time", part.group)
             if not found:
                 _log.warning("no layer of %s has a %s", type(model).__name__, part.role)
-            for module, row in found:
+            for module, choice in found:
                 part_of_module = make_part(module)
-                if row not in part_of_module.rows:  # two flags may name the same choice
-                    part_of_module.add(row)
+                if choice not in part_of_module.choices:  # two flags may name the same choice
+                    part_of_module.add(choice)
         carry_marks(model)
         return model
 

@@ -45,16 +45,16 @@ class Configuration:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._rows: list[tuple[torch.nn.Module, Choice]] = []
+        self._choices: list[tuple[torch.nn.Module, Choice]] = []
         self.log_lines: list[str] = []
         self.unmatched: list[str] = []  # patterns that name nothing in any layer
 
     def remove(self) -> None:
         """Remove the choices. Autograd graphs recorded under them keep working."""
-        for module, row in self._rows:
-            make_part(module).remove(row)
+        for module, choice in self._choices:
+            make_part(module).remove(choice)
             end_part(module)
-        self._rows = []
+        self._choices = []
         carry_marks(self._model)
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ class Configuration:
     def _add(
         self, module: torch.nn.Module, what: What, operator: str = "", meaning: str = ""
     ) -> None:
-        row = Choice(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
+        choice = Choice(source=Source.CONFIGURATION, what=what, operator=operator, meaning=meaning)
         # Several patterns may make the same choice: it counts as made last.
-        self._rows = [entry for entry in self._rows if entry != (module, row)]
-        self._rows.append((module, row))
+        self._choices = [entry for entry in self._choices if entry != (module, choice)]
+        self._choices.append((module, choice))
 
     def _hold(self) -> None:
-        for module, row in self._rows:
-            make_part(module).add(row)
+        for module, choice in self._choices:
+            make_part(module).add(choice)
         carry_marks(self._model)
 
 
@@ -277,7 +277,7 @@ def _choose(
     actions: LayerActions,
     group: Any,  # noqa: ANN401
 ) -> None:
-    """Add the rows for one layer."""
+    """Add the choices for one layer."""
     recompute = _region_terms(document, actions)
     add = configuration._add  # noqa: SLF001 - its own kind
     if actions.full:

@@ -11,7 +11,7 @@ from swapkit._runtime.optimizer.host_copies import HostCopies
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope
 from swapkit._runtime.saved.device import TYPES
-from swapkit._runtime.shim.placement import TIERS, Placement, choice_of
+from swapkit._runtime.shim.placement import TIERS, Placement, placement_of
 from swapkit.api.targets import apply, choose
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument
@@ -125,7 +125,7 @@ def offload(
     what = _parse(to, prefetch, min_bytes)
     if isinstance(target, torch.optim.Optimizer):
         return _offload_optimizer(target, to)
-    return apply(Chosen(what, choice_of(what, None)), what, target, pattern)
+    return apply(Chosen(what, placement_of(what, None)), what, target, pattern)
 
 
 @overload

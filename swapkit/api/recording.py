@@ -150,7 +150,7 @@ def _check(
         if value is not None and not isinstance(value, kind):
             raise InvalidArgument(f"{name}={value!r}: expected a {kind.__module__}.{kind.__name__}")
     hooks = innermost()
-    if hooks is not None and hooks.choice.action is Action.AUTO:
+    if hooks is not None and hooks.placement.action is Action.AUTO:
         raise SessionError(
             "record() runs a step without a budget: call it outside of `with swapkit.budget(...)`, "
             "which records by itself"

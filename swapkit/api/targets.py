@@ -21,24 +21,24 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     Raises:
         InvalidArgument: no choice is possible for `target`, or it never runs itself.
     """
-    row = Choice(source=Source.DECORATOR, what=what)
+    choice = Choice(source=Source.DECORATOR, what=what)
     if isinstance(target, torch.nn.Module):
         if not runs(target):
             raise InvalidArgument(
                 f"a {type(target).__name__} never runs itself: choose for its elements"
             )
-        make_part(target).add(row)
+        make_part(target).add(choice)
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
-        target.forward = make_function(target.forward, row)
+        target.forward = make_function(target.forward, choice)
         return target
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
-        make_operator(target).add(row)
+        make_operator(target).add(choice)
         return target
     if isinstance(target, (classmethod, staticmethod)):  # the decorator stands above this one
-        return type(target)(make_function(target.__func__, row))
+        return type(target)(make_function(target.__func__, choice))
     if callable(target) and not isinstance(target, type):
-        return make_function(target, row)
+        return make_function(target, choice)
     raise InvalidArgument(
         f"{target!r}: expected a Module class, a Module, a function, a torch.autograd.Function or, "
         "to swap its states, an optimizer"

@@ -13,7 +13,7 @@ import pytest
 
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.user_choices.operator_choices import OperatorRows, mark_operators
+from swapkit._runtime.user_choices.operator_choices import ChosenOperators, mark_operators
 from tests.conformance.modes import EVERYTHING, frozen_objects, settle
 from tests.programs import ILLEGAL, PROGRAMS, Entry, Evict, assert_same_bits, run
 from tests.programs.registry import results_of_plain_training
@@ -39,7 +39,7 @@ def marked(how: str) -> Iterator[Evict]:
     tracker = get_runtime().tracker
     tracker.start("test")
     try:
-        with mark_operators(OperatorRows(rows_of(HOW[how]))):
+        with mark_operators(ChosenOperators(rows_of(HOW[how]))):
             yield settle
     finally:
         tracker.stop("test")

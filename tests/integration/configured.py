@@ -150,7 +150,7 @@ def watch_sent() -> Iterator[list[Sent]]:
     def note(group: StorageGroup) -> None:
         if group not in seen:
             seen.add(group)
-            sent.append(Sent(swapper.name(group), group.nbytes, group.choice.prefetch or 0))
+            sent.append(Sent(swapper.name(group), group.nbytes, group.placement.prefetch or 0))
 
     runtime.tracker.start("test")  # so that all names are whole
     former = runtime.trace

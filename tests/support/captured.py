@@ -9,7 +9,7 @@ import torch
 
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim.placement import Placement
-from swapkit._runtime.user_choices.operator_choices import OperatorRows, carrying, mark_operators
+from swapkit._runtime.user_choices.operator_choices import ChosenOperators, carrying, mark_operators
 from swapkit.ir.plans import Action
 from swapkit.registry import Recompute
 from tests.support.operators import rows_of
@@ -24,9 +24,9 @@ PASS = Placement(Action.PASS, min_bytes=0)
 
 
 @contextmanager
-def choosing(pattern: str = ".*", what: What | None = None) -> Iterator[OperatorRows]:
+def choosing(pattern: str = ".*", what: What | None = None) -> Iterator[ChosenOperators]:
     """Let a choice hold for operators outside of modules, and be found where they are saved."""
-    rows = OperatorRows(rows_of({pattern: what or Recompute()}))
+    rows = ChosenOperators(rows_of({pattern: what or Recompute()}))
     tracker = get_runtime().tracker
     tracker.start("test")
     try:

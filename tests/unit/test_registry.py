@@ -70,7 +70,7 @@ def test_planner_when_a_user_chose_otherwise_then_the_user_wins(order: int) -> N
     judgement = judge(both)
     assert judgement.swap == NEAR
     assert judgement.swap_source is Source.PATTERN
-    assert {v.row.source: v.reason for v in judgement.verdicts} == {
+    assert {v.choice.source: v.reason for v in judgement.verdicts} == {
         Source.PATTERN: "",
         Source.PLANNER: "a user chose otherwise",
     }

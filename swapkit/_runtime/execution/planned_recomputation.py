@@ -1,4 +1,4 @@
-"""The operators that a plan repeats in backward, as registry rows next to the user's choices.
+"""The operators that a plan repeats in backward, as choices of the registry next to the user's.
 
 `process/captures.py` makes the shim see these operators. This file groups them by module, so that
 reports can list them, and so that the user's choices take precedence over the plan's.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PlannedRepetition:
-    """The rows of a plan for the operators of one module."""
+    """The choices of a plan for the operators of one module."""
 
     def __init__(self, module: torch.nn.Module, captures: Iterable[Capture]) -> None:
         """Take the runs of the module's own operators that the plan repeats."""
@@ -34,25 +34,27 @@ class PlannedRepetition:
         self._captures: dict[str, list[Capture]] = {}
         for each in captures:
             self._captures.setdefault(each.name, []).append(each)
-        self._rows = {name: _row(name, len(runs)) for name, runs in sorted(self._captures.items())}
+        self._choices = {
+            name: _make_choice(name, len(runs)) for name, runs in sorted(self._captures.items())
+        }
         self.counts: Counter[Capture] = Counter()  # how often each was captured
         self.owner: Repetitions | None = None
         self.removed = 0
 
     @property
-    def rows(self) -> tuple[Choice, ...]:
-        """One row for each operator."""
-        return tuple(self._rows.values())
+    def choices(self) -> tuple[Choice, ...]:
+        """One choice for each operator."""
+        return tuple(self._choices.values())
 
-    def count_of(self, row: Choice) -> int:
-        """Return how often a row's operator was captured."""
+    def count_of(self, choice: Choice) -> int:
+        """Return how often a choice's operator was captured."""
         if self.owner is not None:
             self.owner.count()
-        return sum(self.counts[each] for each in self._captures[row.operator])
+        return sum(self.counts[each] for each in self._captures[choice.operator])
 
-    def remove(self, row: Choice) -> None:
-        """Stop repeating a row's operator, from the next step on."""
-        self._rows = {name: each for name, each in self._rows.items() if each is not row}
+    def remove(self, choice: Choice) -> None:
+        """Stop repeating a choice's operator, from the next step on."""
+        self._choices = {name: each for name, each in self._choices.items() if each is not choice}
         self.removed += 1
 
     def captures(self) -> Iterator[Capture]:
@@ -62,12 +64,12 @@ class PlannedRepetition:
         if part is not None and part.is_whole:
             return
         spoken = None if part is None else part.operators
-        for name in self._rows:
+        for name in self._choices:
             if spoken is None or spoken.judged(find_operator(name)) is None:
                 yield from self._captures[name]
 
 
-def _row(name: str, runs: int) -> Choice:
+def _make_choice(name: str, runs: int) -> Choice:
     return Choice(
         source=Source.PLANNER,
         what=Recompute(),
@@ -77,14 +79,14 @@ def _row(name: str, runs: int) -> Choice:
     )
 
 
-# The rows of plans by module, for reports of choices; a plan that begins replaces earlier rows.
+# The choices of plans by module, for reports; a plan that begins replaces earlier choices.
 _repetitions: weakref.WeakKeyDictionary[torch.nn.Module, PlannedRepetition] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def repetition_of(module: torch.nn.Module) -> PlannedRepetition | None:
-    """Return the current plan's rows for a module's own operators, if there are any."""
+    """Return the current plan's choices for a module's own operators, if there are any."""
     return _repetitions.get(module)
 
 
@@ -92,7 +94,7 @@ class Repetitions:
     """The runs that one plan repeats, by module."""
 
     def __init__(self, repetitions: Iterable[PlannedRepetition], follower: Follower) -> None:
-        """Put a plan's rows into effect. `follower`: captures their operators."""
+        """Put a plan's choices into effect. `follower`: captures their operators."""
         self._all = tuple(repetitions)
         self._follower = follower
         self._captures: list[tuple[PlannedRepetition, Capture]] = []  # in the follower's order
@@ -105,7 +107,7 @@ class Repetitions:
                 _repetitions[module] = each
 
     def end(self) -> None:
-        """Take the rows out of effect."""
+        """Take the choices out of effect."""
         self.count()
         for each in self._all:
             each.owner = None  # this object refers to the follower

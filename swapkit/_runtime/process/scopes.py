@@ -32,7 +32,7 @@ class OpenScope:
         """Prepare it for this thread."""
         runtime = get_runtime()
         self.scope = scope
-        self.hooks = Hooks(runtime.current_swapper(), scope.choice)
+        self.hooks = Hooks(runtime.current_swapper(), scope.placement)
         self._is_alone = not runtime.active  # no session, whose reports name modules
         self._stack = thread_state.scopes
         self._tracker = runtime.tracker
@@ -49,14 +49,14 @@ class OpenScope:
     def __exit__(self, *_: object) -> None:
         """End the scope. Hooks that another thread cannot pop from torch's stack are inert."""
         self.leave()
-        if all(each.hooks.choice.action is not Action.SWAP for each in self._stack[:]):
+        if all(each.hooks.placement.action is not Action.SWAP for each in self._stack[:]):
             self.hooks.swapper.end_scope()
 
     def leave(self) -> None:
         """Undo `__enter__`, even if it was interrupted half-way."""
         try:
             self._leave()
-        except BaseException:  # an interruption: neither the choice nor its hooks may stay
+        except BaseException:  # an interruption: neither the placement nor its hooks may stay
             self._leave()
             raise
 
@@ -71,10 +71,10 @@ class OpenScope:
 
 
 class Scope:
-    """A choice as a reusable, reentrant context manager. Any thread may enter it."""
+    """A placement as a reusable, reentrant context manager. Any thread may enter it."""
 
-    def __init__(self, choice: Placement) -> None:
-        self.choice = choice
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
 
     @untraced
     def __enter__(self) -> None:
@@ -86,8 +86,8 @@ class Scope:
             raise
 
     def _prepare(self) -> OpenScope:
-        choice = self.choice
-        to_disk = choice.action is Action.SWAP and choice.tier is Tier.DISK
+        placement = self.placement
+        to_disk = placement.action is Action.SWAP and placement.tier is Tier.DISK
         if to_disk and not get_runtime().current_swapper().scheduler.has_disk:
             raise InvalidArgument(
                 'to="disk" needs a disk: train inside swapkit.budget(..., disk="/path")'
@@ -129,16 +129,16 @@ class Scope:
 
 
 @untraced
-def innermost_choice() -> Placement | None:
-    """Return the choice of this thread's innermost open scope, if any."""
+def innermost_placement() -> Placement | None:
+    """Return the placement of this thread's innermost open scope, if any."""
     scopes: list[OpenScope] = thread_state.scopes[-1:]  # one read: other threads may end the scope
-    return scopes[0].hooks.choice if scopes else None
+    return scopes[0].hooks.placement if scopes else None
 
 
 @untraced
-def default_choice(swapper: Swapper) -> Placement:
-    """Return the choice for tensors saved now that are not swapped; a budget may move them."""
-    scope = innermost_choice()
+def default_placement(swapper: Swapper) -> Placement:
+    """Return the placement of tensors saved now that are not swapped; a budget may move them."""
+    scope = innermost_placement()
     if swapper not in get_runtime().active or (scope and scope.action is Action.KEEP):
         return Placement(Action.KEEP)
     return Placement(Action.AUTO, min_bytes=swapper.rescue.min_bytes)

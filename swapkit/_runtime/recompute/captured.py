@@ -30,7 +30,7 @@ import torch
 from swapkit._runtime.operators.evidence import Evidence
 from swapkit._runtime.process.captures import numbers_of, see_everything
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import default_choice, innermost_choice
+from swapkit._runtime.process.scopes import default_placement, innermost_placement
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
 from swapkit._runtime.recompute.watchers.watcher import check_operators
@@ -65,19 +65,19 @@ class Captured:
         """Prepare the call. `is_first`: no finding exists yet for such calls."""
         runtime = get_runtime()
         swapper = runtime.current_swapper()
-        choice, scope = default_choice(swapper), innermost_choice()
+        placement, scope = default_placement(swapper), innermost_placement()
         is_kept = scope is not None and scope.action is Action.KEEP
         see_everything()
         self._call = call
         self._region = runtime.shim.region(
-            swapper.mover.packer(choice),
+            swapper.mover.packer(placement),
             around.pack,
             None if is_kept else around.events,
             numbers_of(terms.save) if terms.save else (),
             call.tensors,
             is_first,
         )
-        self._hooks = Hooks(swapper, choice, region=self._region)
+        self._hooks = Hooks(swapper, placement, region=self._region)
         self._is_first = is_first
         self._look: Evidence | None = None  # its own
         self._evidence: Evidence | None = None  # its own or, for an inner region, the outer one's

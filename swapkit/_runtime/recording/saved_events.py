@@ -59,7 +59,7 @@ class Savings:
             return
         group = getattr(packed, "group", None)
         site = None
-        if group is not None and group.choice.action is Action.AUTO:
+        if group is not None and group.placement.action is Action.AUTO:
             site = notes.setting.tracker.name(group.tag), group.index
         self._note_saved(notes, tensor, packed, site)
 

@@ -7,7 +7,7 @@ Autograd calls only the innermost pair of hooks on a thread. Our pairs are made 
   tensor; other results are kept unchanged. Its unpack gets the same object back. So a checkpointed
   region is still recomputed.
 - *A foreign pair inside ours* replaces ours for the tensors saved there, as in plain torch.
-- *Ours inside ours*: the inner choice holds.
+- *Ours inside ours*: the inner placement holds.
 - *A region of ours* (`recompute/captured.py`) is called before our pairs inside it.
 - *A backward pass*: torch copies the pairs on the stack at each node, which costs a quarter of the
   node's own work. Ours leave the stack for the pass if the previous step followed its plan to the
@@ -56,7 +56,7 @@ def _top() -> Pair | None:
 
 
 class Hooks:
-    """One pair of hooks: a choice that a swapper carries out. Entered and left once, on one thread.
+    """One pair of hooks with a placement. Entered and left once, on one thread.
 
     The swapper keeps the saved tensors, also after the pair has left.
     """
@@ -64,22 +64,22 @@ class Hooks:
     def __init__(
         self,
         swapper: Swapper,
-        choice: Placement,
+        placement: Placement,
         packer: Packer | None = None,
         region: RegionHooks | None = None,
     ) -> None:
         """Prepare a pair; torch calls it after `enter`.
 
         Args:
-            swapper: carries the choice out.
-            choice: how saved tensors are treated.
-            packer: the packer of another pair with this choice, which this pair shares.
+            swapper: carries the placement out.
+            placement: how saved tensors are treated.
+            packer: the packer of another pair with this placement, which this pair shares.
             region: the hooks of a region, which replace the packer.
         """
         self.region = region
         self.swapper = swapper
-        self.choice = choice
-        self.packer = region or packer or swapper.mover.packer(choice)
+        self.placement = placement
+        self.packer = region or packer or swapper.mover.packer(placement)
         self._is_stand_in = packer is not None
         self._has_entered = self._has_left = False
         self._is_popped = False  # taken off torch's stack, or about to be

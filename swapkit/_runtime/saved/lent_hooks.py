@@ -91,7 +91,7 @@ class Lending:
         calls.append(None)
         if not self._is_wanted():
             return
-        hooks = Hooks(self._swapper, self._hooks.choice, self._hooks.packer)
+        hooks = Hooks(self._swapper, self._hooks.placement, self._hooks.packer)
         loan = _Loan(hooks, self._entered, threading.get_ident())
         with self._lock:
             if not self._is_on:

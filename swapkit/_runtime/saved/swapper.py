@@ -103,9 +103,9 @@ class Swapper:
         """Return those of the trained model and optimizers that still exist."""
         return [each for reference in self._trained if (each := reference()) is not None]
 
-    def packer(self, choice: Placement) -> Callable[[torch.Tensor], SavedTensor]:
+    def packer(self, placement: Placement) -> Callable[[torch.Tensor], SavedTensor]:
         """Return a pack hook that has no observer."""
-        return self.mover.packer(choice).pack
+        return self.mover.packer(placement).pack
 
     def end_scope(self) -> None:
         """Send out the groups that waited for more saves: a scope has ended."""
@@ -114,8 +114,8 @@ class Swapper:
 
     def _adopt(self, min_bytes: int) -> int:
         """Adopt graphs recorded without our hooks; return the number of adopted saved tensors."""
-        choice = Placement(Action.AUTO, min_bytes=min_bytes)
-        return adopt_graphs(self.packer(choice), self.unpack, self.shared.shim)
+        placement = Placement(Action.AUTO, min_bytes=min_bytes)
+        return adopt_graphs(self.packer(placement), self.unpack, self.shared.shim)
 
     def _stand_by(self, is_on: bool) -> None:  # noqa: FBT001 - as in `Packer`
         """Start or stop capturing every operator in the session's hooks."""

@@ -1,4 +1,4 @@
-"""A scope's choice for the tensors that are saved in it."""
+"""The placement of the tensors that are saved in a scope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COPY_TIERS = {Tier.HOST: Tier.ANY, Tier.DISK: Tier.DISK}
 
 
 class Placement(NamedTuple):
-    """One scope's choice. `prefetch`: a distance in operators; None: as early as memory allows.
+    """One scope's placement. `prefetch`: a distance in operators; None: as early as memory allows.
 
     `spares_regions`: inputs of recomputed regions inside do not move.
     """
@@ -26,8 +26,8 @@ class Placement(NamedTuple):
     spares_regions: bool = False
 
 
-def choice_of(swap: Swap, source: Source | None) -> Placement:
-    """Return the choice of a scope for a row of the registry."""
+def placement_of(swap: Swap, source: Source | None) -> Placement:
+    """Return the placement that a swap choice of the registry asks for."""
     return Placement(
         Action.SWAP,
         COPY_TIERS[TIERS[swap.to]],

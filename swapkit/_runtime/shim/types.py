@@ -91,7 +91,7 @@ class StorageGroup(Protocol):
     """One storage at one version, with all saved tensors that view it."""
 
     mover: Mover
-    choice: Placement
+    placement: Placement
     nbytes: int  # of the part that moves
     part_bytes: int  # the offset of that part in the storage
     serial: int  # rises in the order in which groups were saved
@@ -208,8 +208,8 @@ class Mover(Protocol):
     repeated: int  # operators that were run again for plans
     follower: Follower | None
 
-    def packer(self, choice: Placement, /) -> Packer:
-        """Return the hooks of a choice."""
+    def packer(self, placement: Placement, /) -> Packer:
+        """Return the hooks of a placement."""
 
     def copy_out(self, group: StorageGroup, /) -> bool:
         """Start copying a resident group out; return False if there is no room for the copy."""

@@ -22,7 +22,7 @@ from swapkit._runtime.process.captures import places_of
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import OpenScope, Scope
 from swapkit._runtime.saved.hooks import innermost, is_foreign
-from swapkit._runtime.shim.placement import Placement, choice_of
+from swapkit._runtime.shim.placement import Placement, placement_of
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
@@ -41,75 +41,75 @@ _PASS = Scope(Placement(Action.PASS))
 _lock = make_fork_lock()  # held while a table is made
 
 
-class OperatorRows:
-    """The rows for the operators of one module, and the resulting choice for each operator."""
+class ChosenOperators:
+    """The choices for the operators of one module, and the judgement for each operator."""
 
-    def __init__(self, rows: tuple[Choice, ...]) -> None:
-        self.rows = rows
-        self._patterns = tuple(row.meaning or row.operator for row in rows)
+    def __init__(self, choices: tuple[Choice, ...]) -> None:
+        self.choices = choices
+        self._patterns = tuple(choice.meaning or choice.operator for choice in choices)
         self._compiled = [re.compile(pattern) for pattern in self._patterns]
         self._table: _OperatorTable | None = None
-        self._counts = dict.fromkeys(rows, 0)  # without the counts of the current table
+        self._counts = dict.fromkeys(choices, 0)  # without the counts of the current table
 
     @property
     def seen(self) -> dict[Choice, int]:
-        """How many operators ran, by row."""
+        """How many operators ran, by choice."""
         counts = dict(self._counts)
         if self._table is not None:
             self._table.add_counts(counts)
         return counts
 
-    def choices(self) -> OperatorChoices:
-        """Return the choices for all operators known now. The shim sees these from now on."""
+    def table(self) -> OperatorChoices:
+        """Return the shim's table for all operators known now. The shim sees these from now on."""
         known = get_runtime().shim.operators_known()
         with _lock:
             if self._table is None or self._table.known != known:
                 self._counts = self.seen
-                self._table = _OperatorTable(self.rows, self._patterns, known)
-            return self._table.choices
+                self._table = _OperatorTable(self.choices, self._patterns, known)
+            return self._table.made
 
     def judged(self, function: Operator) -> Judgement | None:
-        """Return the choice for an operator; None: there is none."""
-        rows = self._match(operator_names(function))
-        return judge(rows) if rows else None
+        """Return the judgement for an operator; None: no choice is for it."""
+        choices = self._match(operator_names(function))
+        return judge(choices) if choices else None
 
     def look_up_name(self, name: str) -> tuple[Choice, ...]:
-        """Return and count the rows for an `autograd.Function` that runs now, by its name."""
+        """Return and count the choices for an `autograd.Function` that runs now, by its name."""
         found = self._match((name,))
-        for row in found:
-            self._counts[row] += 1
-        return tuple(replace(row, operator="") for row in found)
+        for choice in found:
+            self._counts[choice] += 1
+        return tuple(replace(choice, operator="") for choice in found)
 
     def _match(self, names: tuple[str, ...]) -> list[Choice]:
-        """Return the rows whose pattern matches one of these names."""
+        """Return the choices whose pattern matches one of these names."""
         return [
-            row
-            for row, pattern in zip(self.rows, self._compiled, strict=True)
+            choice
+            for choice, pattern in zip(self.choices, self._compiled, strict=True)
             if any(pattern.fullmatch(name) for name in names)
         ]
 
 
 class _OperatorTable:
-    """The choices from one module's rows, for the operators known at one time."""
+    """The shim's table of one module's choices, for the operators known at one time."""
 
-    def __init__(self, rows: tuple[Choice, ...], patterns: tuple[str, ...], known: int) -> None:
+    def __init__(self, choices: tuple[Choice, ...], patterns: tuple[str, ...], known: int) -> None:
         self.known = known
-        # Operators with the same set of rows are judged together: there are few such sets (kinds).
+        # Operators with the same set of choices are judged together: there are few sets (kinds).
         kinds, places = _kinds_of(patterns, known)
-        self._rows = [[rows[index] for index in kind] for kind in kinds]
-        self.choices = get_runtime().shim.choices(
-            tuple(_terms_of(judge(each)) for each in self._rows), places
+        self._choices = [[choices[index] for index in kind] for kind in kinds]
+        self.made = get_runtime().shim.choices(
+            tuple(_terms_of(judge(each)) for each in self._choices), places
         )
 
     def add_counts(self, counts: dict[Choice, int]) -> None:
-        """Add the number of operators that ran to the counts by row."""
-        for rows, count in zip(self._rows, self.choices.seen(), strict=True):
-            for row in rows:
-                counts[row] += count
+        """Add the number of operators that ran to the counts by choice."""
+        for choices, count in zip(self._choices, self.made.seen(), strict=True):
+            for choice in choices:
+                counts[choice] += count
 
 
 def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ...]], bytes]:
-    """Return the sets of patterns that operators match, and a table of (operator, set) rows."""
+    """Return the sets of patterns that operators match, and a table of pairs (operator, set)."""
     indices: dict[int, tuple[int, ...]] = {}
     for index, pattern in enumerate(patterns):
         for number in places_of(pattern, known):
@@ -125,30 +125,30 @@ def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ..
 def _terms_of(judgement: Judgement) -> tuple[bool, Placement | None]:
     """Return whether operators are recomputed, and how their results move, if they do."""
     swap = judgement.swap
-    choice = None if swap is None else choice_of(swap, judgement.swap_source)
-    return judgement.recompute is not None, choice
+    placement = None if swap is None else placement_of(swap, judgement.swap_source)
+    return judgement.recompute is not None, placement
 
 
-def rows_for_operator(name: str) -> tuple[Choice, ...]:
-    """Return the rows for an operator's name in the module that runs on this thread."""
-    rows, choosing = (
+def choices_for_operator(name: str) -> tuple[Choice, ...]:
+    """Return the choices for an operator's name in the module that runs on this thread."""
+    choices, choosing = (
         thread_state.operator_choices[-1] if thread_state.operator_choices else (None, None)
     )
-    is_on = rows is not None and choosing is not None and choosing.runs()
-    return rows.look_up_name(name) if is_on and rows is not None else ()
+    is_on = choices is not None and choosing is not None and choosing.runs()
+    return choices.look_up_name(name) if is_on and choices is not None else ()
 
 
 @contextlib.contextmanager
 @untraced
-def mark_operators(rows: OperatorRows) -> Iterator[None]:
-    """Apply the rows to a module that begins, unless foreign hooks decide what is saved."""
+def mark_operators(choices: ChosenOperators) -> Iterator[None]:
+    """Apply the choices to a module that begins, unless foreign hooks decide what is saved."""
     if not _may_mark():
         yield
         return
     with carrying():
         runtime = get_runtime()
-        choosing = runtime.shim.choosing(rows.choices(), runtime.tracker, not has_foreign_mode())
-        entry = rows, choosing
+        choosing = runtime.shim.choosing(choices.table(), runtime.tracker, not has_foreign_mode())
+        entry = choices, choosing
         stack = thread_state.operator_choices  # another thread may close this generator
         stack.append(entry)
         try:

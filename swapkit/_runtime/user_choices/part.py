@@ -1,8 +1,8 @@
 """A part of a model with the user's choices for it, and how it runs.
 
-A *part* is a module, a module class or a function, together with its rows of the registry. Its
-`forward` runs as the rows say: in a scope, as a recomputed region, or with its operators seen. The
-rows live on the part itself, so they are copied, pickled and freed with it.
+A *part* is a module, a module class or a function, together with its choices. Its `forward`
+runs as the choices say: in a scope, as a recomputed region, or with its operators seen. The choices
+live on the part itself, so they are copied, pickled and freed with it.
 
 The choices of a plan are not here: a session does not change the user's objects
 (`execution/planned_recomputation.py`).
@@ -18,13 +18,13 @@ import torch
 
 from swapkit._runtime.model.global_hooks import AnnouncedCall
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import Scope, default_choice, innermost_choice
+from swapkit._runtime.process.scopes import Scope, default_placement, innermost_placement
 from swapkit._runtime.recompute.regions import run_region
 from swapkit._runtime.recompute.watchers.exclusions import KeepInside
-from swapkit._runtime.shim.placement import Placement, choice_of
+from swapkit._runtime.shim.placement import Placement, placement_of
 from swapkit._runtime.torch_compat.internals import pytree
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
-from swapkit._runtime.user_choices.operator_choices import OperatorRows, carrying, mark_operators
+from swapkit._runtime.user_choices.operator_choices import ChosenOperators, carrying, mark_operators
 from swapkit.config.environment import read_environment
 from swapkit.ir.plans import Action
 from swapkit.registry import Choice, judge
@@ -48,43 +48,43 @@ def changes() -> int:
 
 
 class Part:
-    """The rows of one part, and how it runs because of them."""
+    """The choices of one part, and how it runs because of them."""
 
-    def __init__(self, rows: Iterable[Choice] = ()) -> None:
-        self._set(tuple(rows))
+    def __init__(self, choices: Iterable[Choice] = ()) -> None:
+        self._set(tuple(choices))
         self.is_carrier = False  # marked results of operators inside are found wherever saved
 
-    def _set(self, rows: tuple[Choice, ...]) -> None:
+    def _set(self, choices: tuple[Choice, ...]) -> None:
         _Changes.count += 1
-        self.rows = rows
-        own = tuple(row for row in rows if not row.operator)
-        inside = tuple(row for row in rows if row.operator)
+        self.choices = choices
+        own = tuple(choice for choice in choices if not choice.operator)
+        inside = tuple(choice for choice in choices if choice.operator)
         self.is_whole = bool(own)  # a choice for the whole part, which excludes it from plans
         self.judgement = judge(own)
-        self.operators = OperatorRows(inside) if inside else None
+        self.operators = ChosenOperators(inside) if inside else None
         self._terms = self.judgement.recompute
         if self._terms is not None and self._terms.excluded and self._terms.is_full:
             self._terms = replace(self._terms, policy=KeepInside(operators=self._terms.excluded))
         self._scope: Scope | None = None
         if self.judgement.swap is not None:
-            self._scope = Scope(choice_of(self.judgement.swap, self.judgement.swap_source))
+            self._scope = Scope(placement_of(self.judgement.swap, self.judgement.swap_source))
         elif self.judgement.keep:
             self._scope = _KEEP
 
-    def add(self, *rows: Choice) -> None:
+    def add(self, *choices: Choice) -> None:
         """Add choices; they hold from the part's next run on."""
-        self._set((*self.rows, *rows))
+        self._set((*self.choices, *choices))
 
-    def remove(self, row: Choice) -> None:
+    def remove(self, choice: Choice) -> None:
         """Remove a choice."""
-        self._set(tuple(other for other in self.rows if other is not row))
+        self._set(tuple(other for other in self.choices if other is not choice))
 
     def __getstate__(self) -> tuple[tuple[Choice, ...], bool]:
-        return self.rows, self.is_carrier
+        return self.choices, self.is_carrier
 
     def __setstate__(self, state: tuple[tuple[Choice, ...], bool]) -> None:
-        rows, self.is_carrier = state
-        self._set(rows)
+        choices, self.is_carrier = state
+        self._set(choices)
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Part:
     def run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401
-        """Run the part's function as its rows say."""
+        """Run the part's function as its choices say."""
         if self._terms is not None:
             _void_swaps((args, kwargs))
             with self._inputs_scope():
@@ -114,22 +114,22 @@ class Part:
             return mark_operators(self.operators)
         return carrying() if self.is_carrier else _NOTHING
 
-    def count_of(self, row: Choice) -> int | None:
-        """Return how many operators ran that a row is for; None: the row is not for operators."""
-        return None if self.operators is None else self.operators.seen.get(row)
+    def count_of(self, choice: Choice) -> int | None:
+        """Return how many operators ran that a choice is for; None: it is not for operators."""
+        return None if self.operators is None else self.operators.seen.get(choice)
 
     @untraced
     def _inputs_scope(self) -> contextlib.AbstractContextManager[None]:
         """Return the scope for saving a recomputed part's inputs; usually the one around it."""
-        around = innermost_choice()
+        around = innermost_placement()
         if self.judgement.keep:
             return _KEEP.opened()
         if self._terms is not None and self._terms.swap_inputs:
-            choice = Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)
-            return Scope(choice).opened()
+            placement = Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)
+            return Scope(placement).opened()
         is_spared = around is not None and around.spares_regions
         if is_spared:
-            return Scope(default_choice(get_runtime().current_swapper())).opened()
+            return Scope(default_placement(get_runtime().current_swapper())).opened()
         return _NOTHING
 
 

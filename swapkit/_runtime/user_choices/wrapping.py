@@ -59,8 +59,8 @@ class PartForward:
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(forward, name):
                 setattr(self, name, getattr(forward, name))
-        self.part = Part(() if by_class is None else by_class.rows)
-        self.class_rows = self.part.rows
+        self.part = Part(() if by_class is None else by_class.choices)
+        self.class_choices = self.part.choices
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_exporting():  # nothing is saved
@@ -147,7 +147,7 @@ def _find_called() -> torch.nn.Module | None:
     return None
 
 
-_OWN = frozenset({"former", "keeper", "part", "class_rows", "_module", "_function", "_other"})
+_OWN = frozenset({"former", "keeper", "part", "class_choices", "_module", "_function", "_other"})
 
 
 def _call_forward(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
@@ -209,12 +209,12 @@ def make_part(module: torch.nn.Module) -> Part:
 
 
 def end_part(module: torch.nn.Module) -> None:
-    """Restore the former `forward` of a module without rows of its own."""
+    """Restore the former `forward` of a module without choices of its own."""
     forward = module.__dict__.get("forward")
     if not isinstance(forward, PartForward):
         return
     part = forward.part
-    if not part.is_carrier and part.rows == forward.class_rows:
+    if not part.is_carrier and part.choices == forward.class_choices:
         if forward.former is None:
             del module.forward
         else:
@@ -234,8 +234,8 @@ def carry_marks(model: torch.nn.Module) -> None:
         end_part(model)
 
 
-def make_function(function: Callable[..., Any], row: Choice) -> Callable[..., Any]:
-    """Return a wrapper that runs a function as a part; if it is one already, add the row.
+def make_function(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
+    """Return a wrapper that runs a function as a part; if it is one already, add the choice.
 
     The wrapper is a plain function: it is pickled by its name, copied as itself, bound as a method,
     and the compiler traces callers through it. A `wrapt.FunctionWrapper` can be neither copied nor
@@ -243,7 +243,7 @@ def make_function(function: Callable[..., Any], row: Choice) -> Callable[..., An
     """
     former = _find_part(function)
     inner = function if former is None else function.__wrapped__  # type: ignore[attr-defined]
-    part = Part((row,) if former is None else (*former.rows, row))
+    part = Part((choice,) if former is None else (*former.choices, choice))
 
     @functools.wraps(inner)
     def run(*args: object, **kwargs: object) -> object:
@@ -265,7 +265,7 @@ def operator_part(function: type[torch.autograd.Function]) -> Part | None:
 
 def chosen_functions() -> list[tuple[Any, Part]]:
     """Return functions with choices, including `autograd.Function`s and `forward`s of classes."""
-    return [(function, part) for function, part in list(_parts.items()) if part.rows]
+    return [(function, part) for function, part in list(_parts.items()) if part.choices]
 
 
 # Not recursive: the function inside may be compiled.

@@ -165,11 +165,11 @@ def test_argument_when_wrong_then_named(
 
 
 def test_options_when_given_then_they_are_the_choice() -> None:
-    choice = swapkit.offload(to="disk", prefetch=7, min_bytes="2MiB").choice
+    choice = swapkit.offload(to="disk", prefetch=7, min_bytes="2MiB").placement
     assert choice == Placement(Action.SWAP, Tier.DISK, 7, 2 * MIB)
-    assert swapkit.offload().choice == Placement(Action.SWAP, Tier.ANY, None, 1024)
-    assert swapkit.offload(min_bytes=1).choice.min_bytes == 1024
-    assert swapkit.keep().choice.action is Action.KEEP
+    assert swapkit.offload().placement == Placement(Action.SWAP, Tier.ANY, None, 1024)
+    assert swapkit.offload(min_bytes=1).placement.min_bytes == 1024
+    assert swapkit.keep().placement.action is Action.KEEP
 
 
 @pytest.mark.promise("A14")
@@ -182,7 +182,7 @@ def test_min_bytes_when_the_environment_asks_for_more_then_smaller_ones_stay(
     region = swapkit.checkpoint(lambda x: x.sin().exp(), swap_inputs=True)
     gradient(lambda x: region(x * 1))
     assert copied() == before
-    assert swapkit.offload(min_bytes="2MiB").choice.min_bytes == 2 * MIB
+    assert swapkit.offload(min_bytes="2MiB").placement.min_bytes == 2 * MIB
 
 
 def test_disk_when_there_is_none_then_an_error_and_nothing_stays(tmp_path: Path) -> None:

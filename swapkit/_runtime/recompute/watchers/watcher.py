@@ -13,7 +13,7 @@ import torch
 
 from swapkit._runtime.operators.effects import can_keep
 from swapkit._runtime.operators.names import find_operators, matches
-from swapkit._runtime.process.scopes import default_choice
+from swapkit._runtime.process.scopes import default_placement
 from swapkit._runtime.recompute.watchers.collectives import RepeatedCollectives, is_collective
 from swapkit._runtime.recompute.watchers.digests import RegionDigests
 from swapkit._runtime.recompute.watchers.selection import (
@@ -193,7 +193,7 @@ def _make_keeping(
 ) -> _Keeping:
     check_operators(terms)
     keeper = Keeper(
-        save=swapper.packer(default_choice(swapper)),
+        save=swapper.packer(default_placement(swapper)),
         offload=swapper.packer(Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)),
         unpack=swapper.unpack,
         handle_type=swapper.shared.shim.saved_tensor,  # type: ignore[arg-type]

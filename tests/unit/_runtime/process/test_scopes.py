@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import innermost_choice
+from swapkit._runtime.process.scopes import innermost_placement
 from swapkit._runtime.saved import hooks as hooks_module
 from swapkit._runtime.thread_state import thread_state
 from swapkit.errors import SessionError
@@ -245,7 +245,7 @@ def test_scope_when_its_end_is_interrupted_anywhere_then_it_is_over_or_as_before
             untouched += 1
             end()
         interruptions += 1
-        assert innermost_choice() is None
+        assert innermost_placement() is None
         assert hooks_module._top() is None
         assert thread_state.hooks == []
     assert interruptions > 20
@@ -288,7 +288,7 @@ def test_scopes_when_left_in_odd_order_then_none_stays() -> None:
     next(first)
     next(second)
     first.close()
-    choice = innermost_choice()
+    choice = innermost_placement()
     assert len(thread_state.scopes) == 1
     assert choice is not None
     assert choice.action is Action.KEEP

@@ -205,7 +205,7 @@ def test_swap_when_saved_before_outside_of_the_scope_then_the_scopes_choice_hold
     first = save(swapper, tensor, AUTO)
     chosen = Placement(Action.SWAP, prefetch=3)
     save(swapper, tensor, chosen)
-    assert group_of(first).choice is chosen
+    assert group_of(first).placement is chosen
 
 
 def test_swap_when_the_host_is_full_then_it_stays_and_comes_back_right() -> None:

@@ -13,8 +13,8 @@ import torch
 
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.process.scopes import innermost_choice
-from swapkit._runtime.user_choices.operator_choices import OperatorRows, mark_operators
+from swapkit._runtime.process.scopes import innermost_placement
+from swapkit._runtime.user_choices.operator_choices import ChosenOperators, mark_operators
 from swapkit.ir.plans import Action
 from swapkit.registry import Recompute
 from tests.support.captured import capture, choosing, is_captured, pack, unpack
@@ -128,7 +128,7 @@ def test_choosing_when_it_ends_while_an_operator_is_looked_up_then_it_holds_no_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x = numbers()
-    rows = OperatorRows(rows_of({".*": Recompute()}))
+    rows = ChosenOperators(rows_of({".*": Recompute()}))
     forgotten = mark_operators(rows)
     tracker = get_runtime().tracker
 
@@ -147,7 +147,7 @@ def test_choosing_when_it_ends_while_an_operator_is_looked_up_then_it_holds_no_m
 
 def test_choosing_when_another_thread_ends_it_then_it_holds_no_more_and_the_others_do() -> None:
     x = numbers()
-    rows = OperatorRows(rows_of({".*": Recompute()}))
+    rows = ChosenOperators(rows_of({".*": Recompute()}))
 
     def end() -> None:
         with choosing():
@@ -164,18 +164,18 @@ def test_choosing_when_another_thread_ends_it_then_it_holds_no_more_and_the_othe
 
 
 def test_choosing_when_a_thread_with_a_scope_ends_it_then_that_scope_stays() -> None:
-    forgotten = mark_operators(OperatorRows(rows_of({".*": Recompute()})))
+    forgotten = mark_operators(ChosenOperators(rows_of({".*": Recompute()})))
     forgotten.__enter__()
 
     def end() -> None:
         with swapkit.offload():
             forgotten.__exit__(None, None, None)
-            choice = innermost_choice()
+            choice = innermost_placement()
             assert choice is not None
             assert choice.action is Action.SWAP
 
     on_thread(end)
-    assert innermost_choice() is None
+    assert innermost_placement() is None
     with choosing():  # what is left of it goes where this thread next looks
         pass
     assert_gone()

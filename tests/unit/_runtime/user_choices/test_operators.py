@@ -13,10 +13,10 @@ from swapkit._native.sched import State
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim.placement import Placement
 from swapkit._runtime.user_choices.operator_choices import (
-    OperatorRows,
+    ChosenOperators,
     carrying,
+    choices_for_operator,
     mark_operators,
-    rows_for_operator,
 )
 from swapkit._runtime.user_choices.wrapping import carry_marks, make_part
 from swapkit.ir.plans import Action
@@ -185,7 +185,7 @@ def test_swap_when_void_then_the_scope_around_decides(base: Placement, moves: bo
         handle = saved(swapper, tensor, base)
         shim.void_swaps([numbers(4 * KIB), tensor.view(2, -1)])
     assert is_moved(handle) == moves
-    assert group_of(handle).choice.prefetch is None
+    assert group_of(handle).placement.prefetch is None
     later = saved(swapper, tensor, base)
     assert is_moved(later) == moves
     assert shim.marks_count() == 0
@@ -203,7 +203,7 @@ def test_void_swaps_when_given_what_are_no_tensors_then_an_error() -> None:
 
 def test_rows_when_an_operator_is_looked_up_then_by_all_its_names_and_judged_together() -> None:
     chosen = (row("mul", Swap(prefetch=1)), row("matmul", Recompute()), row("norm", Swap(), ".*"))
-    rows = OperatorRows((*chosen, row("mul", Exclude())))
+    rows = ChosenOperators((*chosen, row("mul", Exclude())))
     found = rows.judged(aten.mul_.Tensor)
     assert found is not None
     assert found.swap == Swap()
@@ -211,7 +211,7 @@ def test_rows_when_an_operator_is_looked_up_then_by_all_its_names_and_judged_tog
     assert product is not None
     assert product.recompute == Recompute()
     assert product.swap is None
-    assert OperatorRows((row("mul", Swap()),)).judged(aten.exp.default) is None
+    assert ChosenOperators((row("mul", Swap()),)).judged(aten.exp.default) is None
     x = torch.ones(4, 4)
     with mark_operators(rows):
         x.mul_(2)
@@ -220,7 +220,7 @@ def test_rows_when_an_operator_is_looked_up_then_by_all_its_names_and_judged_tog
 
 
 def test_rows_when_an_operator_is_defined_later_then_they_are_for_it_too() -> None:
-    rows = OperatorRows((row("later|exp", Recompute()),))
+    rows = ChosenOperators((row("later|exp", Recompute()),))
     x = torch.ones(2)
     with mark_operators(rows):
         x.exp()
@@ -244,17 +244,17 @@ class Outer(nn.Module):
         self.found: list[Any] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.found.append(rows_for_operator("PipeExpert"))
+        self.found.append(choices_for_operator("PipeExpert"))
         self.inner.register_forward_pre_hook(
-            lambda *_: self.found.append(rows_for_operator("PipeExpert"))
+            lambda *_: self.found.append(choices_for_operator("PipeExpert"))
         )
-        self.found.append(rows_for_operator("Other"))
+        self.found.append(choices_for_operator("Other"))
         result: torch.Tensor = self.inner(x)
         return result
 
 
 def test_operators_when_they_run_on_another_thread_then_none_is_chosen() -> None:
-    rows = OperatorRows((row("exp", Recompute()),))
+    rows = ChosenOperators((row("exp", Recompute()),))
     with mark_operators(rows):
         on_thread(lambda: torch.ones(2).exp())
     assert list(rows.seen.values()) == [0]
@@ -268,7 +268,7 @@ def test_rows_for_a_function_when_asked_for_then_only_in_the_modules_own_forward
     own, other, inside = model.found
     assert own == (Choice(source=Source.CONFIGURATION, what=Recompute()),)
     assert other == inside == ()
-    assert rows_for_operator("PipeExpert") == ()
+    assert choices_for_operator("PipeExpert") == ()
 
 
 # ---- where they hold -----------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_choice_when_gradients_are_off_or_others_hooks_are_there_then_it_does_no
 
 def test_choosing_when_it_ends_out_of_order_or_is_forgotten_then_nothing_holds_any_more() -> None:
     runtime = get_runtime()
-    choices = OperatorRows((row(".*", Recompute()),)).choices()
+    choices = ChosenOperators((row(".*", Recompute()),)).table()
     one, other = (runtime.shim.choosing(choices, runtime.tracker, True) for _ in range(2))
     one.__enter__()
     with pytest.raises(RuntimeError, match="it holds already"):
@@ -318,7 +318,7 @@ def test_marks_when_another_thread_saves_then_its_swaps_do_not_wait_for_this_one
 def test_carrier_when_it_ends_then_what_it_made_is_no_longer_found() -> None:
     x = torch.rand(64, 64, requires_grad=True)
     with carrying():
-        with mark_operators(OperatorRows((row("add", Recompute()),))):
+        with mark_operators(ChosenOperators((row("add", Recompute()),))):
             made = x + 1
         assert isinstance((made * made).grad_fn, torch.autograd.graph.Node)
         assert is_captured(pack(made))

@@ -135,10 +135,10 @@ bool finish_in(Mover *mover, Group *group);
 // ---- the hooks ----------------------------------------------------------------------------------
 
 // Read a `Choice`. The terms own a reference to it.
-bool terms_read(PyObject *choice, Terms *out);
+bool terms_read(PyObject *placement, Terms *out);
 // Create the hooks of a scope: methods `pack` and `unpack`, and an `observer` that each call
 // notifies: `saved(tensor, packed)`, `used(packed, tensor)`.
-PyObject *packer_new(Mover *mover, PyObject *choice);
+PyObject *packer_new(Mover *mover, PyObject *placement);
 // set_coarse_site(tag): set the module that this thread's saves belong to from now on. 0: ask the
 // tracker of modules again.
 PyObject *set_coarse_site(PyObject *module, PyObject *tag);

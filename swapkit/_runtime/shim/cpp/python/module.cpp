@@ -173,8 +173,8 @@ PyObject *mover_drop(PyObject *self, PyObject *args) {
     return group == nullptr ? nullptr : PyBool_FromLong(drop_spare(as_mover(self), group, digest));
 }
 
-PyObject *mover_packer(PyObject *self, PyObject *choice) {
-    return packer_new(as_mover(self), choice);
+PyObject *mover_packer(PyObject *self, PyObject *placement) {
+    return packer_new(as_mover(self), placement);
 }
 
 // Read an integer attribute; false: an exception is set.
@@ -266,7 +266,7 @@ void mover_free(PyObject *self) {
 }
 
 PyMethodDef mover_methods[] = {
-    {"packer", mover_packer, METH_O, "Return the hooks of a choice."},
+    {"packer", mover_packer, METH_O, "Return the hooks of a placement."},
     {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
     {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
     {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},

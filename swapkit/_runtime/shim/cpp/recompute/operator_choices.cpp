@@ -83,7 +83,7 @@ long current_tag(PyObject *tracker) {
 void choices_free(PyObject *self) {
     if (ChoiceTable *table = as_choices(self)->table) {
         for (Chosen &kind : table->kinds) {
-            Py_XDECREF(kind.terms.choice);
+            Py_XDECREF(kind.terms.placement);
         }
         delete table;
     }
@@ -94,14 +94,14 @@ void choices_free(PyObject *self) {
 bool read_kinds(ChoiceTable *table, PyObject *kinds) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(kinds); at++) {
         int recomputes;
-        PyObject *choice;
-        if (PyArg_ParseTuple(PyTuple_GET_ITEM(kinds, at), "pO", &recomputes, &choice) == 0) {
+        PyObject *placement;
+        if (PyArg_ParseTuple(PyTuple_GET_ITEM(kinds, at), "pO", &recomputes, &placement) == 0) {
             return false;
         }
         Chosen &kind = table->kinds.emplace_back(Chosen{});
         kind.recomputes = recomputes != 0;
-        kind.swaps = choice != Py_None;
-        if (kind.swaps && !terms_read(choice, &kind.terms)) {
+        kind.swaps = placement != Py_None;
+        if (kind.swaps && !terms_read(placement, &kind.terms)) {
             return false;
         }
     }

@@ -145,7 +145,7 @@ Group *group_new(Mover *mover, const Terms &terms, Key key) {
     }
     Py_INCREF(mover);
     group->mover = mover;
-    Py_INCREF(terms.choice);
+    Py_INCREF(terms.placement);
     group->terms = terms;
     swapkit_storage_hold(key.storage);
     group->storage = key.storage;
@@ -347,7 +347,7 @@ void group_free(PyObject *self) {
         swapkit_storage_drop(group->storage);
     }
     Py_XDECREF(group->digest);
-    Py_DECREF(group->terms.choice);
+    Py_DECREF(group->terms.placement);
     Py_DECREF(group->mover);
     Py_TYPE(self)->tp_free(self);
 }
@@ -407,7 +407,7 @@ PyMemberDef handle_members[] = {
 
 PyMemberDef group_members[] = {
     {"mover", T_OBJECT, offsetof(Group, mover), READONLY, nullptr},
-    {"choice", T_OBJECT, offsetof(Group, terms) + offsetof(Terms, choice), READONLY, nullptr},
+    {"placement", T_OBJECT, offsetof(Group, terms) + offsetof(Terms, placement), READONLY, nullptr},
     {"nbytes", T_PYSSIZET, offsetof(Group, nbytes), READONLY, nullptr},
     {"part_bytes", T_PYSSIZET, offsetof(Group, part_bytes), READONLY, nullptr},
     {"serial", T_ULONGLONG, offsetof(Group, serial), READONLY, nullptr},

@@ -37,19 +37,20 @@ bool action_read(PyObject *word, Action *out) {
             return true;
         }
     }
-    PyErr_Format(PyExc_ValueError, "a choice's action is keep, swap, auto or pass, not %R", word);
+    PyErr_Format(PyExc_ValueError, "a placement's action is keep, swap, auto or pass, not %R",
+                 word);
     return false;
 }
 
 } // namespace
 
-bool terms_read(PyObject *choice, Terms *out) {
-    Ref<> action = attribute<"action">(choice);
+bool terms_read(PyObject *placement, Terms *out) {
+    Ref<> action = attribute<"action">(placement);
     Ref<> name = action ? attribute<"value">(action.get()) : Ref<>();
-    Ref<> tier = name ? attribute<"tier">(choice) : Ref<>();
-    Ref<> prefetch = tier ? attribute<"prefetch">(choice) : Ref<>();
-    Ref<> least = prefetch ? attribute<"min_bytes">(choice) : Ref<>();
-    Ref<> spares = least ? attribute<"spares_regions">(choice) : Ref<>();
+    Ref<> tier = name ? attribute<"tier">(placement) : Ref<>();
+    Ref<> prefetch = tier ? attribute<"prefetch">(placement) : Ref<>();
+    Ref<> least = prefetch ? attribute<"min_bytes">(placement) : Ref<>();
+    Ref<> spares = least ? attribute<"spares_regions">(placement) : Ref<>();
     if (!spares || !action_read(name.get(), &out->action)) {
         return false;
     }
@@ -60,7 +61,7 @@ bool terms_read(PyObject *choice, Terms *out) {
     if (PyErr_Occurred() != nullptr) {
         return false;
     }
-    out->choice = Py_NewRef(choice);
+    out->placement = Py_NewRef(placement);
     return true;
 }
 
@@ -202,8 +203,8 @@ Joined join_group(Mover *mover, c10::TensorImpl *impl, Key key, Span span, const
     }
     if (terms.action != Action::automatic && group->terms.action == Action::automatic) {
         // The group was saved before, outside of this scope: the scope's terms replace its terms.
-        Py_INCREF(terms.choice);
-        Py_DECREF(std::exchange(group->terms, terms).choice);
+        Py_INCREF(terms.placement);
+        Py_DECREF(std::exchange(group->terms, terms).placement);
     }
     return {std::move(group), false};
 }
@@ -292,7 +293,7 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
         return recomputed.release();
     }
     Mark mark = marks_are_empty() ? Mark{} : find_mark(key_of(*impl));
-    bool is_marked = mark.choice && packer->terms.action != Action::keep;
+    bool is_marked = mark.placement && packer->terms.action != Action::keep;
     const Terms &terms = is_marked ? mark.terms : packer->terms;
     if (terms.action == Action::keep || terms.action == Action::pass) {
         return keep(tensor);
@@ -426,7 +427,7 @@ void packer_free(PyObject *self) {
     }
     packer_clear(self);
     Py_XDECREF(packer->mover);
-    Py_XDECREF(packer->terms.choice);
+    Py_XDECREF(packer->terms.placement);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -526,13 +527,13 @@ Packer *innermost_packer() {
     return packer_of(top.ptr(&top.pyinterpreter()));
 }
 
-PyObject *packer_new(Mover *mover, PyObject *choice) {
+PyObject *packer_new(Mover *mover, PyObject *placement) {
     Ref<> packer = Ref<>::steal(packer_type.tp_alloc(&packer_type, 0));
     if (!packer) {
         return nullptr;
     }
     auto *body = reinterpret_cast<Packer *>(packer.get());
-    if (!terms_read(choice, &body->terms)) {
+    if (!terms_read(placement, &body->terms)) {
         return nullptr;
     }
     Py_INCREF(mover);

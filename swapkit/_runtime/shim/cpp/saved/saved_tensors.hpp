@@ -28,7 +28,7 @@
 
 namespace swapkit {
 
-// ---- a scope's choice ---------------------------------------------------------------------------
+// ---- a scope's placement ------------------------------------------------------------------------
 
 // `pass`: only marked storages are moved (`storage_choices.hpp`). The values are those of
 // `swapkit.ir.plans.Action`; the tables of plans contain them.
@@ -38,7 +38,7 @@ enum class Action : std::int64_t { keep, swap, recompute, automatic, pass };
 constexpr std::int64_t no_prefetch = -1; // as early as memory allows; else a distance in operators
 
 struct Terms {
-    PyObject *choice; // owned by the holder of the terms: the `Placement` with these fields
+    PyObject *placement; // owned by the holder of the terms: the `Placement` with these fields
     std::size_t min_bytes;
     std::int64_t prefetch;
     Action action;

@@ -18,7 +18,7 @@ constexpr std::size_t least_marks = 64; // marks before the first sweep
 
 struct Entry {
     c10::StorageImpl *weak; // a weak reference: no other object gets its address
-    Ref<> choice;
+    Ref<> placement;
     Terms terms;
 };
 
@@ -28,7 +28,7 @@ std::size_t next_sweep = least_marks;
 
 struct Pending {
     Ref<Group> group;
-    Ref<> choice;
+    Ref<> placement;
     Terms base;
     std::uint64_t nodes; // that autograd had made on this thread
 };
@@ -43,7 +43,7 @@ void let_go(Entry &entry) { c10::raw::weak_intrusive_ptr::decref(entry.weak); }
 
 // For assertions: whether an entry keeps the address of its key.
 [[maybe_unused]] bool is_sound(const Key &key, const Entry &entry) {
-    return entry.weak == key.storage && static_cast<bool>(entry.choice);
+    return entry.weak == key.storage && static_cast<bool>(entry.placement);
 }
 
 // Remove the entries of storages that are gone.
@@ -95,8 +95,8 @@ bool spare(Pending &saved) {
     if (!lock) {
         return false;
     }
-    Py_INCREF(saved.base.choice);
-    Py_DECREF(std::exchange(group->terms, saved.base).choice);
+    Py_INCREF(saved.base.placement);
+    Py_DECREF(std::exchange(group->terms, saved.base).placement);
     switch (saved.base.action) {
     case Action::swap:
         if (!saved.base.spares) {
@@ -128,14 +128,14 @@ bool spare_pending(Key key) {
 
 // mark(tensor, choice, changes): apply a choice to a storage after `changes` more in-place changes.
 PyObject *mark(PyObject *, PyObject *args) {
-    PyObject *tensor, *choice;
+    PyObject *tensor, *placement;
     unsigned int changes;
     Terms terms = {};
-    if (PyArg_ParseTuple(args, "OOI:mark", &tensor, &choice, &changes) == 0 ||
-        !terms_read(choice, &terms)) {
+    if (PyArg_ParseTuple(args, "OOI:mark", &tensor, &placement, &changes) == 0 ||
+        !terms_read(placement, &terms)) {
         return nullptr;
     }
-    auto owned = Ref<>::steal(terms.choice);
+    auto owned = Ref<>::steal(terms.placement);
     Key key = key_of_object(tensor);
     if (key.storage == nullptr) {
         return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_False);
@@ -192,7 +192,7 @@ Mark find_mark(Key key) {
     const Entry &entry = at->second;
     SWAPKIT_ASSERT(is_sound(at->first, entry));
     found.terms = entry.terms;
-    found.choice = Ref<>::share(entry.choice.get());
+    found.placement = Ref<>::share(entry.placement.get());
     return found;
 }
 
@@ -202,7 +202,7 @@ void add_mark(Key key, const Terms &terms) {
     }
     forget(key);
     entries.emplace(key, Entry{.weak = c10::raw::intrusive_ptr::make_weak(key.storage),
-                               .choice = Ref<>::share(terms.choice),
+                               .placement = Ref<>::share(terms.placement),
                                .terms = terms});
 }
 
@@ -248,7 +248,7 @@ bool send_marked(Mover *mover, Group *group, const Terms &base, bool is_new) {
         return send(mover, group);
     }
     pending.push_back({.group = Ref<Group>::share(group),
-                       .choice = Ref<>::share(base.choice),
+                       .placement = Ref<>::share(base.placement),
                        .base = base,
                        .nodes = at::sequence_number::peek()});
     return true;

@@ -21,7 +21,7 @@ namespace swapkit {
 
 struct Mark {
     Terms terms; // borrowed from `choice`
-    Ref<> choice;
+    Ref<> placement;
 };
 
 // Return whether there are no marks, so that lookups can be skipped.
