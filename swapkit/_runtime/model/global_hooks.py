@@ -37,10 +37,7 @@ from swapkit._runtime.torch_compat.internals import (
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import FrameType
-
-    from torch.utils.hooks import RemovableHandle
 
 
 class CallListener(Protocol):
@@ -162,26 +159,6 @@ def _ignore_warning() -> None:
         warnings.filterwarnings("ignore", text)
 
 
-def _install_calls() -> Iterator[RemovableHandle]:
-    global _period  # noqa: PLW0603
-    _period += 1
-    if not has_global_hook():  # type: ignore[no-untyped-call]
-        _ignore_warning()
-    calls.forget(_enter, _leave)
-    yield module_hooks.register_module_forward_pre_hook(_enter)
-    yield module_hooks.register_module_forward_hook(_leave, always_call=True)
-
-
-def _install_steps() -> Iterator[RemovableHandle]:
-    steps.forget(_before_step, _after_step)
-    yield register_optimizer_step_pre_hook(_before_step)
-    yield register_optimizer_step_post_hook(_after_step)
-
-
-calls: Listeners[CallListener] = Listeners(module_hooks, MODULE_HOOK_TABLES, _install_calls)
-steps: Listeners[StepListener] = Listeners(optimizer_hooks, OPTIMIZER_HOOK_TABLES, _install_steps)
-
-
 # ---- hooks called by torch ----------------------------------------------------------------------
 
 
@@ -285,3 +262,30 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     for listener in steps.now:
         listener.after_step(optimizer)
+
+
+# ---- registration -------------------------------------------------------------------------------
+
+
+def _register_calls() -> None:
+    global _period  # noqa: PLW0603
+    _period += 1
+    if not has_global_hook():  # type: ignore[no-untyped-call]
+        _ignore_warning()
+    module_hooks.register_module_forward_pre_hook(_enter)
+    module_hooks.register_module_forward_hook(_leave, always_call=True)
+
+
+def _register_steps() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+calls: Listeners[CallListener] = Listeners(
+    module_hooks, dict(zip(MODULE_HOOK_TABLES, (_enter, _leave), strict=True)), _register_calls
+)
+steps: Listeners[StepListener] = Listeners(
+    optimizer_hooks,
+    dict(zip(OPTIMIZER_HOOK_TABLES, (_before_step, _after_step), strict=True)),
+    _register_steps,
+)

@@ -17,7 +17,6 @@ the same tables. After anything was compiled, no thread bypasses.
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from swapkit._runtime.torch_compat.internals import (
@@ -29,9 +28,7 @@ from swapkit._runtime.torch_compat.internals import (
 
 if TYPE_CHECKING:
     from collections import OrderedDict
-    from collections.abc import Callable, Sequence
-
-    from torch.utils.hooks import RemovableHandle
+    from collections.abc import Callable, Mapping
 
 # Torch tests this table only if the other one was false.
 _LAST = max(MODULE_HOOK_TABLES, key=MODULE_CALL.co_names.index)
@@ -108,21 +105,20 @@ def interrupt() -> None:
         _shim.interrupt_bypasses()
 
 
-def install(handles: Sequence[RemovableHandle]) -> bool:
+def install(hooks: Mapping[str, Callable[..., Any]]) -> bool:
     """Install our tables; return whether threads may bypass the hooks.
 
     Args:
-        handles: handles of our hooks, in the order of the tables.
+        hooks: our hooks, by the names of torch's tables.
     """
-    if _shim is None or has_compiled() or len(handles) != len(MODULE_HOOK_TABLES):
+    if _shim is None or has_compiled():
         return False
-    tables = [getattr(module_hooks, name) for name in MODULE_HOOK_TABLES]
-    if any(list(table) != [handle.id] for table, handle in zip(tables, handles, strict=True)):
+    tables = {name: getattr(module_hooks, name) for name in hooks}
+    if any(list(table.values()) != [hooks[name]] for name, table in tables.items()):
         return False  # other hooks exist: torch takes the slow path for them anyway
-    for name, table, handle in zip(MODULE_HOOK_TABLES, tables, handles, strict=True):
+    for name, table in tables.items():
         if not isinstance(table, (_shim.FirstTable, _shim.LastTable)):
-            ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
-            handle.hooks_dict_ref = weakref.ref(ours)
             # Swap atomically and keep torch's table unchanged: a thread may iterate over it.
+            ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
             setattr(module_hooks, name, ours)
     return True

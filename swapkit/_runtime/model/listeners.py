@@ -15,7 +15,6 @@ as a whole.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,12 +23,11 @@ import torch
 from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.torch_compat.internals import forget_removed_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Mapping
     from types import FrameType, ModuleType
-
-    from torch.utils.hooks import RemovableHandle
 
 _Listener = TypeVar("_Listener")
 
@@ -40,25 +38,23 @@ class Listeners(Generic[_Listener]):
     def __init__(
         self,
         torchs: ModuleType,
-        tables: Sequence[str],
-        install: Callable[[], Iterator[RemovableHandle]],
+        hooks: Mapping[str, Callable[..., Any]],
+        register: Callable[[], object],
     ) -> None:
         """Create an empty set.
 
-        `install` adds a hook to each table, one by one. An interruption may come at any point: a
-        handle is kept until its hook is removed, and an incomplete set of hooks is removed before a
-        new one is installed.
+        An interruption may come at any point. So a hook is looked up in its table, not by a handle,
+        and an incomplete set of hooks is removed before a new one is registered.
 
         Args:
             torchs: torch's module with the tables of hooks.
-            tables: the names of the tables.
-            install: adds the hooks to torch's tables, in order.
+            hooks: the hook for each table, by the table's name.
+            register: registers the hooks with torch.
         """
         self.now: tuple[_Listener, ...] = ()
         self._torchs = torchs
-        self._tables = tables
-        self._install = install
-        self._handles: list[RemovableHandle] = []
+        self._hooks = hooks
+        self._register = register
         self._is_installed = False  # all hooks
         # Reentrant: a finalizer may remove a listener during another change.
         self._lock = make_fork_lock()
@@ -71,20 +67,13 @@ class Listeners(Generic[_Listener]):
             hook_bypass.interrupt()
             if not self._is_installed:
                 self._take_off()
-                self._handles.extend(self._install())
+                self._register()
                 self._is_installed = True
 
     def prepare_bypass(self) -> bool:
         """Return whether torch can skip the hooks on a thread that bypasses them."""
         with self._lock:
-            return hook_bypass.install(tuple(self._handles))
-
-    def forget(self, *hooks: Callable[..., Any]) -> None:
-        """Remove our hooks from the tables if an interruption came before we had their handles."""
-        for name, hook in zip(self._tables, hooks, strict=True):
-            table = getattr(self._torchs, name)
-            for number in [number for number, each in table.items() if each is hook]:
-                del table[number]
+            return hook_bypass.install(self._hooks)
 
     def remove(self, listener: _Listener) -> None:
         """Remove a listener; do nothing if the listener is unknown."""
@@ -99,24 +88,23 @@ class Listeners(Generic[_Listener]):
     def _are_alone(self) -> bool:
         """Return whether torch's tables hold no hooks of others."""
         return all(
-            set(getattr(self._torchs, name)) <= {handle.id}
-            for name, handle in zip(self._tables, self._handles, strict=False)
+            each is hook
+            for name, hook in self._hooks.items()
+            for each in list(getattr(self._torchs, name).values())
         )
 
     def _take_off(self) -> None:
+        """Remove our hooks from torch's tables."""
         self._is_installed = False
-        while self._handles:
-            handle, name = self._handles[-1], self._tables[len(self._handles) - 1]
+        for name, hook in self._hooks.items():
             table = getattr(self._torchs, name)
-            if list(table) == [handle.id]:
-                # Keep the table unchanged, and detach the handle from it: a thread may iterate.
-                empty: hook_bypass.Table = OrderedDict()
-                handle.hooks_dict_ref = weakref.ref(empty)
-                setattr(self._torchs, name, empty)
-            else:
-                table.pop(handle.id, None)
-            handle.remove()  # other tables of torch's that are keyed by its number
-            self._handles.pop()
+            ours = [number for number, each in list(table.items()) if each is hook]
+            if len(ours) < len(table):
+                for number in ours:
+                    del table[number]
+            elif ours:  # keep the table unchanged: a thread may iterate over it
+                setattr(self._torchs, name, OrderedDict())
+        forget_removed_hooks()
 
 
 # The function in which torch calls the step hooks of every optimizer class.

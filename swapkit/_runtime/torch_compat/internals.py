@@ -92,6 +92,7 @@ __all__ = [
     "disabled_dispatch",
     "engine",
     "fix_weak_storage",
+    "forget_removed_hooks",
     "free_weak_storage",
     "graph_task",
     "has_compiled",
@@ -194,6 +195,19 @@ MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
+
+
+def forget_removed_hooks() -> None:
+    """Clear torch's notes on global hooks that are in no table any more."""
+    for numbers in (
+        module_hooks._global_forward_hooks_always_called,
+        module_hooks._global_forward_hooks_with_kwargs,
+    ):
+        for number in list(numbers):
+            if number not in module_hooks._global_forward_hooks:  # torch adds to this table first
+                numbers.pop(number, None)
+
+
 # In `optimizer_hooks`: the hooks called before and after each step.
 OPTIMIZER_HOOK_TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
