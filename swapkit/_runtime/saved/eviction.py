@@ -144,12 +144,6 @@ class Evictor:
             if not self._may_stand_by:
                 self._stand_by(False)  # type: ignore[unreachable]  # noqa: FBT003
 
-    def _forget_captured(self) -> int:
-        """Release storages kept only by recipes that are not needed; return the bytes freed."""
-        before_bytes = self._device.in_use_bytes()
-        self._mover.sweep_captured()
-        return max(0, before_bytes - self._device.in_use_bytes())
-
     def _drop_spare(self, groups: list[StorageGroup], needed_bytes: int) -> int:
         """Drop storages that can be recomputed, oldest first: backward needs the oldest last."""
         freed = 0
@@ -174,8 +168,6 @@ class Evictor:
     def free(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return the bytes freed."""
         leaving = self._release_leaving(needed_bytes)
-        if leaving < needed_bytes:
-            leaving += self._forget_captured()
         if leaving >= needed_bytes:
             return leaving
         groups = self._mover.resident
@@ -202,11 +194,14 @@ class Evictor:
     def _release_leaving(self, needed_bytes: int) -> int:
         """Release groups that already leave, waiting for their copies. This is not a rescue.
 
-        A plan also lets an operator wait until there is room for it.
+        A plan also lets an operator wait until there is room for it. If groups that leave free too
+        little, release storages that only recipes keep, and that are not needed.
         """
         before_bytes = self._device.in_use_bytes()
         freed = 0
         while freed < needed_bytes and self._mover.release_next():
+            freed = before_bytes - self._device.in_use_bytes()
+        if freed < needed_bytes and self._mover.sweep_captured():
             freed = before_bytes - self._device.in_use_bytes()
         return max(0, freed)
 

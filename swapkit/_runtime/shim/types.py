@@ -235,8 +235,12 @@ class Mover(Protocol):
     def resume_copies(self) -> None:
         """Queue every group on the device that has no user's choice for write-behind."""
 
-    def sweep_captured(self) -> None:
-        """Forget captured results that were freed without being saved, and their operands."""
+    def sweep_captured(self) -> bool:
+        """Forget captured results that were freed without being saved, and their operands.
+
+        Returns:
+            Whether there was one.
+        """
 
     def end_captures(self) -> None:
         """Forget all captured results that were not saved, at a step's end. Takes the lock."""

@@ -144,8 +144,7 @@ PyObject *get_dirty_count(PyObject *self, void *) {
 }
 
 PyObject *mover_sweep_captured(PyObject *self, PyObject *) {
-    as_mover(self)->books->captured.sweep();
-    return Py_NewRef(Py_None);
+    return PyBool_FromLong(as_mover(self)->books->captured.sweep());
 }
 
 PyObject *mover_end_captures(PyObject *self, PyObject *) {

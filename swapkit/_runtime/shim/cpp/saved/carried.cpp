@@ -15,9 +15,9 @@ void Carried::add(std::vector<Ref<Group>> groups) {
     }
 }
 
-void Carried::sweep() {
+bool Carried::sweep() {
     if (groups_.empty() || is_sweeping_) { // destroying groups may call back here
-        return;
+        return false;
     }
     is_sweeping_ = true;
     std::vector<Ref<Group>> former = std::exchange(groups_, {});
@@ -29,9 +29,11 @@ void Carried::sweep() {
             groups_.push_back(std::move(group));
         }
     }
+    bool has_dropped = groups_.size() < former.size();
     former.clear();
     next_sweep_ = std::max(least_sweep, 2 * groups_.size());
     is_sweeping_ = false;
+    return has_dropped;
 }
 
 void Carried::drop() {

@@ -18,8 +18,9 @@ class Carried {
   public:
     explicit Carried(bool keeps_used = false) : keeps_used_(keeps_used) {}
     void add(std::vector<Ref<Group>> groups);
-    // Drop groups whose storage or recipe is gone, and saved groups unless `keeps_used`.
-    void sweep();
+    // Drop groups whose storage or recipe is gone, and saved groups unless `keeps_used`. Return
+    // whether there was one.
+    bool sweep();
     // Drop all groups.
     void drop();
     bool is_empty() const { return groups_.empty(); }
