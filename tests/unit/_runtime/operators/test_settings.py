@@ -45,6 +45,53 @@ def _settings_as_before() -> Iterator[None]:
     settings._change(before)
 
 
+# Torch's pairs of a getter and a setter that are no settings of operators, or that others cover.
+NO_SETTINGS = {
+    "_get_autograd_fallback_mode",  # what autograd does for operators without a derivative
+    "_get_backcompat_broadcast_warn",
+    "_get_backcompat_keepdim_warn",
+    "_get_cublas_allow_tf32",  # the precisions of matmul and convolution cover these three
+    "_get_cudnn_allow_tf32",
+    "_get_onednn_allow_tf32",
+    "_get_deterministic_algorithms",  # read by torch's public functions, with `warn_only`
+    "_get_dispatch_mode",
+    "_get_dtensor_allow_implicit_replication",
+    "_get_graph_exec_group",
+    "_get_graph_executor_optimize",
+    "_get_miopen_immediate",  # of ROCm, as the next one
+    "_get_rocm_fa_preferred_backend",
+    "_get_qengine",  # of quantized operators, which have no backward
+    "_get_sm_carveout_experimental",  # how many multiprocessors matmul leaves free
+    "_get_tensor_metadata",
+    "_get_thread_name",
+    "_get_torch_function_state",
+    "_get_tracing_state",
+    "_get_value_trace",
+    "_get_warnAlways",
+    "get_autocast_cpu_dtype",  # autocast is of the calls, not of the operators below it
+    "get_autocast_dtype",
+    "get_autocast_gpu_dtype",
+    "get_autocast_ipu_dtype",
+    "get_autocast_xla_dtype",
+    "get_num_interop_threads",  # operators compute the same
+}
+
+
+def test_settings_when_torch_has_a_pair_to_get_and_set_one_then_it_is_known() -> None:
+    """A release of torch that adds, renames or drops a setting is noticed here."""
+    names = set(vars(torch._C))
+    pairs = {
+        name
+        for prefix in ("_get_", "get_")
+        for name in names
+        if name.startswith(prefix) and name.replace("get_", "set_", 1) in names
+    }
+    assert not pairs - NO_SETTINGS - settings._SWITCHES.keys()
+    functions = {*settings._SWITCHES, *settings._SWITCHES.values()}
+    assert not functions - names
+    assert {"_get_fp32_precision_getter", "_set_fp32_precision_setter"} <= names
+
+
 def values() -> list[Any]:
     return [getattr(place, name) for place, name, _ in CHANGES]
 
