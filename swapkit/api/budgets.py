@@ -20,6 +20,7 @@ from swapkit.errors import InvalidArgument
 from swapkit.ir.checks import check_plan
 from swapkit.ir.codec import inside, read_planned
 from swapkit.ir.plans import Plan
+from swapkit.planning.planner import POLICIES as PLANNED
 from swapkit.planning.planner import check_policy
 from swapkit.units import parse_bytes, show
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
 
-POLICIES = ("auto", "swap", "recompute", RESCUE)
+POLICIES = (*PLANNED, RESCUE)
 # On a device that uses host memory, a host copy frees no memory. With a disk, the host only stages
 # transfers: at most this share of the budget, but at least this many bytes.
 STAGING_SHARE = 1 / 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swapkit._runtime.control.rank_agreement import join_ranks
 from swapkit._runtime.machine.measured_machine import measure_machine
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 SPARE_GRANULES = 16
 
 
+@runtime_checkable
+class _BringsLearner(Protocol):
+    """A policy whose plans need a search of its own, as `AdaptiveRecompute`."""
+
+    def make_learner(
+        self, make_plans: MakePlans, *, profile_steps: int, **options: float
+    ) -> Learner:
+        """Return the learner of a session. `options`: the others of `Learner`."""
+
+
 class PlanMaker:
     """Makes plans. Runs on the thread of the steps, except for `give_up` and `stop`."""
 
@@ -43,14 +53,16 @@ class PlanMaker:
         """Return the learner that decides for each step; a policy may bring its own."""
         config = self._config
         spare = min(1.0, self._spare_bytes() / config.limits.budget_bytes)
-        learner: Learner = getattr(config.policy, "make_learner", Learner)(
+        policy = config.policy
+        make = policy.make_learner if isinstance(policy, _BringsLearner) else Learner
+        learner = make(
             self._make_plans,
             profile_steps=config.profile_steps,
             search_steps=config.search_steps,
             margin=max(MARGIN, spare),
             spare=spare,
         )
-        if isinstance(config.policy, str):  # a user's policy may rely on the steps' thread
+        if isinstance(policy, str):  # a user's policy may rely on the steps' thread
             learner.plan_beside(self.prepare)
         return learner
 
