@@ -95,7 +95,7 @@ def test_operand_when_changed_after_a_drop_and_another_way_then_the_result_is_as
     def drop() -> None:
         session.rescue(1 << 40)
         # As where a step goes another way than its plan.
-        get_runtime().current_swapper().rescue.set_standby(is_on=True)
+        get_runtime().current_swapper().evictor.set_standby(is_on=True)
 
     expected = gradient(lambda: None)
     with swapkit.budget("64MiB", policy="rescue", host_limit=0) as session:

@@ -265,11 +265,11 @@ class PlanController:
             self._executor.end_step()  # tensors saved before the first forward are in no plan
         # A settled plan needs no rescue, unless the step deviates (`PlanExecutor.deviated`).
         is_settled = self._executor is not None and self._learner.stage is Stage.STABLE
-        self._swapper.rescue.set_standby(is_on=not is_settled)
+        self._swapper.evictor.set_standby(is_on=not is_settled)
         if self._instruction.mode is StepMode.RECORD and self._recording.recorder is None:
             self._record(root)
         if not is_again:
-            self._rescues_before = self._swapper.rescue.count
+            self._rescues_before = self._swapper.evictor.count
             self._began_bytes = self._in_use_bytes()
             self._moving_before = self._moving_seconds()
         self._clock.begin(self._instruction.timing)
@@ -364,7 +364,7 @@ class PlanController:
             timing=taken.timing,
             is_host_bound=taken.is_host_bound,
             moving_seconds=max(0.0, self._moving_seconds() - self._moving_before),
-            rescues=self._swapper.rescue.count - self._rescues_before,
+            rescues=self._swapper.evictor.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,
             is_heavier=is_more,

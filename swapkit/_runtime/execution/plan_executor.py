@@ -118,7 +118,7 @@ class PlanExecutor:
             self._follower.end()
             swapper.mover.follower = self._follower = None
             swapper.curve = None
-            swapper.rescue.resume()
+            swapper.evictor.resume()
 
     def end_step(self) -> StepReport:
         """Return a report of the step that ends here, and begin the next one.
@@ -155,7 +155,7 @@ class PlanExecutor:
     def _begin(self, follower: Follower) -> None:
         self._deviation = None
         self._swapper.curve = None
-        self._swapper.rescue.hold()
+        self._swapper.evictor.hold()
         repetitions = self._repetitions
         if repetitions is not None and repetitions.has_changed():
             follower.capture(capture_table(repetitions.captures(), self._table.operators))
@@ -225,8 +225,8 @@ class PlanExecutor:
         self._swapper.curve = Curve(
             self._swapper.mover, self._table.curve, int(self._follower.moved_bytes)
         )
-        self._swapper.rescue.resume()
-        self._swapper.rescue.set_standby(is_on=True)
+        self._swapper.evictor.resume()
+        self._swapper.evictor.set_standby(is_on=True)
 
     def _expected(self, position: int) -> str:
         events = self._trace.events

@@ -11,6 +11,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._runtime.saved.device import CPU, TYPES, Device
+from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
 from swapkit._runtime.saved.shared import SharedState
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.thread_state import thread_state
@@ -82,9 +83,11 @@ class Runtime(SharedState):
 
     # ---- swappers -------------------------------------------------------------------------------
 
-    def new_swapper(self, device: Device, scheduler: Scheduler, *, limit_bytes: int = 0) -> Swapper:
+    def new_swapper(
+        self, device: Device, scheduler: Scheduler, terms: EvictionTerms = NO_BUDGET
+    ) -> Swapper:
         """Return a swapper that takes part in every rescue."""
-        swapper = Swapper(device, scheduler, limit_bytes=limit_bytes)
+        swapper = Swapper(device, scheduler, terms)
         with self.lock:
             self._swappers.add(swapper)
         return swapper

@@ -141,4 +141,4 @@ def default_placement(swapper: Swapper) -> Placement:
     scope = innermost_placement()
     if swapper not in get_runtime().active or (scope and scope.action is Action.KEEP):
         return Placement(Action.KEEP)
-    return Placement(Action.AUTO, min_bytes=swapper.rescue.min_bytes)
+    return Placement(Action.AUTO, min_bytes=swapper.evictor.min_bytes)

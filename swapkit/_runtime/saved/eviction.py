@@ -15,7 +15,7 @@ Only storages with no other references are dropped: dropping any other would fre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
 from swapkit._runtime.operators.checksums import Digest, StorageDigests
@@ -43,6 +43,17 @@ LEAST = 1 / 256
 FIT = 1.25
 
 
+class EvictionTerms(NamedTuple):
+    """What a session asks of eviction."""
+
+    limit_bytes: int = 0  # the budget; 0: none
+    min_bytes: int = MIN_SWAP_BYTES  # the least size of an adopted saved tensor
+    multiple: int = 1  # a rescue frees this many times the bytes that are missing
+
+
+NO_BUDGET = EvictionTerms()
+
+
 class Evictor:
     """The eviction policy of a swapper. Called with its lock held, except for standby methods."""
 
@@ -51,8 +62,8 @@ class Evictor:
         mover: Mover,
         scheduler: Scheduler,
         device: Device,
+        terms: EvictionTerms,
         *,
-        limit_bytes: int,
         adopt: Callable[[int], int],
         stand_by: Callable[[bool], None],
     ) -> None:
@@ -62,32 +73,35 @@ class Evictor:
             mover: the swapper's mover.
             scheduler: copies for the mover.
             device: the device to free memory on.
-            limit_bytes: the budget; 0: none.
+            terms: what the session asks for.
             adopt: adopts saved tensors of at least so many bytes; returns their number.
             stand_by: starts or stops capturing every operator in the session's hooks.
         """
         self._mover = mover
         self._scheduler = scheduler
         self._device = device
-        self._limit_bytes = limit_bytes
+        self._terms = terms
         self._adopt = adopt
         self._stand_by = stand_by
         self._mover.makes_reclaimable = is_reclaimable = device.makes_reclaimable
-        if limit_bytes:
+        if terms.limit_bytes:
             share = WATERMARK_RECLAIMABLE if is_reclaimable else WATERMARK
-            self._mover.watermark_bytes = int(limit_bytes * share)
+            self._mover.watermark_bytes = int(terms.limit_bytes * share)
         # Without Python, only storages whose copy is done or in flight can be taken.
         self._mover.most_copying = MOST_RECLAIMABLE if is_reclaimable else COPIES_IN_FLIGHT
-        self._least_bytes = int(limit_bytes * LEAST)
+        self._least_bytes = int(terms.limit_bytes * LEAST)
         self._step_evicted_bytes = 0
-        self.min_bytes = MIN_SWAP_BYTES  # the least size of an adopted saved tensor
-        self.multiple = 1  # a rescue frees this many times the bytes that are missing
         self._count = 0
         self._count_before = self._count_elsewhere()
         self._digests: StorageDigests | None = (
             None  # of storages dropped without a copy; None: standby was not prepared
         )
         self._may_stand_by = False  # whether standby was prepared and has not ended
+
+    @property
+    def min_bytes(self) -> int:
+        """The least size of an adopted saved tensor."""
+        return self._terms.min_bytes
 
     @property
     def count(self) -> int:
@@ -171,7 +185,7 @@ class Evictor:
         if leaving >= needed_bytes:
             return leaving
         groups = self._mover.resident
-        wanted_bytes = max(needed_bytes * self.multiple, self._least_bytes)
+        wanted_bytes = max(needed_bytes * self._terms.multiple, self._least_bytes)
         freed = leaving
         for evict in (
             self._take_reclaimable,
@@ -266,7 +280,7 @@ class Evictor:
 
     def _evict_adopted(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
         """Adopt graphs that were recorded without our hooks, and evict their groups."""
-        if not self._limit_bytes:
+        if not self._terms.limit_bytes:
             return 0
         known = set(self._mover.resident)
         if self._adopt(self.min_bytes) == 0:

@@ -16,7 +16,7 @@ import torch
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime.saved.counters import Counters
-from swapkit._runtime.saved.eviction import Evictor
+from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
 from swapkit._runtime.saved.shared import PlannedMove
 from swapkit._runtime.shim.placement import Placement
@@ -39,8 +39,10 @@ CAST_TO = (torch.bfloat16, torch.float16)
 class Swapper:
     """Moves saved tensors with one scheduler. Any thread."""
 
-    def __init__(self, device: Device, scheduler: Scheduler, *, limit_bytes: int = 0) -> None:
-        """Start empty. `limit_bytes` 0: no budget."""
+    def __init__(
+        self, device: Device, scheduler: Scheduler, terms: EvictionTerms = NO_BUDGET
+    ) -> None:
+        """Start empty."""
         self.shared = shared = device.shared
         self.device = device
         self.scheduler = scheduler
@@ -65,11 +67,11 @@ class Swapper:
         self._curve: Curve | None = None
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
         self.curve = None
-        self.rescue = Evictor(
+        self.evictor = Evictor(
             self.mover,
             scheduler,
             device,
-            limit_bytes=limit_bytes,
+            terms,
             adopt=self._adopt,
             stand_by=self._stand_by,
         )
@@ -88,7 +90,7 @@ class Swapper:
         """Return what was counted so far."""
         moved = self.scheduler.stats()
         return Counters(
-            rescues=self.rescue.count,
+            rescues=self.evictor.count,
             recomputed=self.regions_run + int(self.mover.repeated),
             copied_out_bytes=moved.copied_out_bytes,
             copied_in_bytes=moved.copied_in_bytes,
@@ -187,7 +189,7 @@ class Swapper:
     def rescue_bytes(self, needed_bytes: int) -> int:
         """Free at least `needed_bytes` of the device if possible; return the bytes freed."""
         with self._lock, hidden():
-            return self.rescue.free(needed_bytes)
+            return self.evictor.free(needed_bytes)
 
     def longest_stalls(self, count: int = 3) -> tuple[tuple[str, float], ...]:
         """Return the places with the longest waits for copies, and the seconds waited."""
@@ -202,7 +204,7 @@ class Swapper:
         """Update the policies from the step that ended."""
         with self._lock:
             self.mover.host_is_full = False
-            self.rescue.end_step()
+            self.evictor.end_step()
             self._tracker.end_step()
 
     def resident_bytes(self) -> int:

@@ -26,6 +26,7 @@ from swapkit._runtime.model.device_mesh import is_fsdp
 from swapkit._runtime.model.tracker import NO_MODULE, Need
 from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undo import Undo
+from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
 from swapkit._runtime.session.stats import SessionStats, predictions
 from swapkit._runtime.shim.placement import Placement
@@ -61,11 +62,11 @@ class SessionLife:
         self.limit_bytes = config.limits.budget_bytes
         device = installation.device
         self.swapper = installation.runtime.new_swapper(
-            device, device.new_scheduler(config.limits), limit_bytes=self.limit_bytes
+            device,
+            device.new_scheduler(config.limits),
+            EvictionTerms(self.limit_bytes, config.min_swap_bytes, config.rescue_multiple),
         )
         self.swapper.train(model, *optimizers)
-        self.swapper.rescue.multiple = config.rescue_multiple
-        self.swapper.rescue.min_bytes = config.min_swap_bytes
         self.hooks = Hooks(self.swapper, Placement(Action.AUTO, min_bytes=config.min_swap_bytes))
         self.swapper.events = self.hooks.packer
         self.controller: PlanController | None = None
@@ -225,10 +226,10 @@ class SessionLife:
         self.hooks.enter()
         model = self._model
         if self._config.is_host_scarce and not (model and is_fsdp(model)):
-            rescue = self.swapper.rescue
+            evictor = self.swapper.evictor
             see_everything()
-            self._of_process.add(rescue.end_standby)
-            rescue.prepare_standby()
+            self._of_process.add(evictor.end_standby)
+            evictor.prepare_standby()
         if self._config.plans:
             controller = PlanController(
                 installation, self.hooks, self._model, self._optimizers, self._config

@@ -16,6 +16,7 @@ from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
+from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks
 from swapkit._runtime.shim.placement import Placement
 from swapkit._runtime.thread_state import thread_state
@@ -99,9 +100,9 @@ class Course:
         scheduler = Scheduler(
             backend or device.backend, drop_owner=device.shared.shim.drop_address, **options
         )
-        self.swapper: Swapper = get_runtime().new_swapper(device, scheduler, limit_bytes=1 << 40)
+        self.swapper: Swapper = get_runtime().new_swapper(device, scheduler, EvictionTerms(1 << 40))
         self._make_hooks()
-        self.swapper.rescue._least_bytes = 0
+        self.swapper.evictor._least_bytes = 0
         self.seed = 0
         self.losses: list[float] = []
 

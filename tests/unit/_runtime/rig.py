@@ -12,6 +12,7 @@ import torch
 
 from swapkit._native.sched import Scheduler, State
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks
 from swapkit._runtime.shim.placement import Placement
 from swapkit.ir.plans import Action
@@ -33,14 +34,20 @@ KEEP = Placement(Action.KEEP)
 
 
 def make_swapper(
-    backend: Backend | None = None, *, limit_bytes: int = 128 * MIB, **options: Any
+    backend: Backend | None = None,
+    *,
+    limit_bytes: int = 128 * MIB,
+    multiple: int = 1,
+    **options: Any,
 ) -> Swapper:
     """Return a swapper over a backend; without a limit given, memory never fills up."""
     device = get_runtime().cpu
     scheduler = Scheduler(
         backend or device.backend, drop_owner=device.shared.shim.drop_address, **options
     )
-    return get_runtime().new_swapper(device, scheduler, limit_bytes=limit_bytes)
+    return get_runtime().new_swapper(
+        device, scheduler, EvictionTerms(limit_bytes, multiple=multiple)
+    )
 
 
 def in_use(installation: Installation) -> int:

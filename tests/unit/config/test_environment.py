@@ -148,7 +148,7 @@ def test_budget_when_the_environment_says_so_then_its_sessions_follow(
     assert (config.min_swap_bytes, config.rescue_multiple) == (1 << 20, 4)
     with swapkit.budget(1 << 40) as session:
         assert session._active is not None
-        assert session._active.swapper.rescue.multiple == 4
+        assert session._active.swapper.evictor._terms.multiple == 4
     assert swapkit.budget("1GiB", min_swap_bytes=2048)._config.min_swap_bytes == 2048
 
 

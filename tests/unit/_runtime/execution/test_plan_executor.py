@@ -258,7 +258,7 @@ def test_backward_when_a_step_was_rescued_then_hooks_see_the_next_one() -> None:
             skips = []
             for rescues in (0, 1, 0):
                 course.step()
-                course.swapper.rescue._count += rescues
+                course.swapper.evictor._count += rescues
                 assert following.end_step().deviation is None
                 skips.append(course.hooks.packer.skips_backward)
     assert skips == [True, False, True]

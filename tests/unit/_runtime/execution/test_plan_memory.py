@@ -89,7 +89,7 @@ def test_write_behind_when_a_plan_is_followed_then_only_the_plan_moves_anything(
 
 def test_write_behind_when_it_is_held_then_nothing_is_copied_until_it_resumes() -> None:
     course = Course()
-    rescue, mover = course.swapper.rescue, course.swapper.mover
+    rescue, mover = course.swapper.evictor, course.swapper.mover
     mover.watermark_bytes = 0
     with course.running():
         rescue.hold()

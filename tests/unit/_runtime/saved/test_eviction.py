@@ -95,7 +95,7 @@ def test_rescue_when_a_copy_still_runs_then_its_group_is_not_clean() -> None:
     handle = save(swapper, MIB)
     group = group_of(handle)
     assert swapper.mover.copy_out(group)
-    assert swapper.rescue._evict_clean([group], 1) == 0
+    assert swapper.evictor._evict_clean([group], 1) == 0
     assert state_of(handle) == State.COPYING_OUT
     slow.release_copies()
     assert swapper.rescue_bytes(1) == MIB
@@ -177,10 +177,9 @@ def test_rescue_when_a_functional_transform_runs_then_the_tensor_comes_back_whol
 
 @pytest.mark.promise("A15")
 def test_rescue_when_a_multiple_is_asked_for_then_so_many_times_the_bytes_go() -> None:
-    swapper = make_swapper(limit_bytes=EVERYTHING)
-    swapper.rescue._least_bytes = 0
+    swapper = make_swapper(limit_bytes=EVERYTHING, multiple=3)
+    swapper.evictor._least_bytes = 0
     handles = [save(swapper, MIB, seed=seed) for seed in range(8)]
-    swapper.rescue.multiple = 3
     assert swapper.rescue_bytes(MIB) == 3 * MIB
     assert swapper.rescue_bytes(4 * MIB) == 5 * MIB  # all there is
     assert {state_of(handle) for handle in handles} == {State.OUT}
@@ -310,7 +309,7 @@ def test_write_behind_when_graphs_are_dropped_then_its_queue_does_not_grow() -> 
 
 def test_standby_when_another_thread_ends_it_as_it_is_switched_on_then_it_is_off() -> None:
     swapper = make_swapper()
-    rescue = swapper.rescue
+    rescue = swapper.evictor
     seen: list[bool] = []
 
     def stand_by(is_on: bool) -> None:

@@ -58,7 +58,7 @@ def test_graph_when_recorded_before_the_session_then_it_moves_and_comes_back(
 
 
 def take_in(swapper: Swapper) -> int:
-    return swapper._adopt(swapper.rescue.min_bytes)
+    return swapper._adopt(swapper.evictor.min_bytes)
 
 
 def test_graph_when_recorded_on_a_thread_without_the_session_then_it_moves() -> None:
