@@ -269,6 +269,9 @@ class Rescue final : public c10::FreeMemoryCallback {
   public:
     bool Execute() override {
         auto index = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index();
+        if (index < 0 || index >= most_devices) {
+            return false; // no session can have limited it
+        }
         Pressure &pressure = pressures[index];
         std::size_t limit_bytes = pressure.limit_bytes.load(std::memory_order_relaxed);
         if (!pressure.is_on.load(std::memory_order_relaxed) || limit_bytes == 0) {
