@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swapkit._runtime.user_choices.layers import runs
-from swapkit._runtime.user_choices.wrapping import make_function, make_operator, make_part
+from swapkit._runtime.user_choices.wrapping import (
+    is_suspended,
+    make_function,
+    make_operator,
+    make_part,
+)
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
+from swapkit.units import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NAMES_SHOWN = 8  # module paths in the error when a pattern matches none
 
@@ -30,19 +40,39 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
         make_part(target).add(choice)
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
-        target.forward = make_function(target.forward, choice)
+        target.forward = _wrap_forward(target, choice)
         return target
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         make_operator(target).add(choice)
         return target
     if isinstance(target, (classmethod, staticmethod)):  # the decorator stands above this one
-        return type(target)(make_function(target.__func__, choice))
+        return type(target)(_wrap(target.__func__, choice))
     if callable(target) and not isinstance(target, type):
-        return make_function(target, choice)
+        return _wrap(target, choice)
     raise InvalidArgument(
         f"{target!r}: expected a Module class, a Module, a function, a torch.autograd.Function or, "
         "to swap its states, an optimizer"
     )
+
+
+def _wrap(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
+    if is_suspended(function):
+        raise InvalidArgument(
+            f"{show(function)} is a generator or coroutine function: its body runs after the call, "
+            "in turns with other code. Choose for the functions that it calls, or use "
+            "`with swapkit.offload():` inside, around code that neither yields nor awaits"
+        )
+    return make_function(function, choice)
+
+
+def _wrap_forward(kind: type[torch.nn.Module], choice: Choice) -> Any:  # noqa: ANN401 - as in a class
+    """Return the `forward` to set on a class: bound to instances exactly as the former one."""
+    former = inspect.getattr_static(kind, "forward")
+    if isinstance(former, (classmethod, staticmethod)):
+        return type(former)(_wrap(former.__func__, choice))
+    if callable(former) and not hasattr(type(former), "__get__"):  # an object that is never bound
+        return staticmethod(_wrap(former, choice))
+    return _wrap(kind.forward, choice)
 
 
 def apply(decorator: object, what: What, target: Any, pattern: str | None) -> Any:  # noqa: ANN401

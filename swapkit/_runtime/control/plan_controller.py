@@ -137,11 +137,11 @@ class PlanController:
             model = self._find_model()
             if model is not None:
                 lending = Lending(self._hooks, model)
+                undo.callback(lending.stop)  # first: a signal handler may raise anywhere
                 lending.start()
-                undo.callback(lending.stop)
             undo.callback(self._stop_planning)
-            global_hooks.calls.add(self)
             undo.callback(global_hooks.calls.remove, self)
+            global_hooks.calls.add(self)
             undo.callback(self._leave_step)
             self._enter_step(self._signature)
             self._undo = undo.pop_all()

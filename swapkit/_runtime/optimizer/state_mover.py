@@ -13,11 +13,11 @@ works as usual, and only the savings are lost.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import sys
 import weakref
 from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -35,7 +35,7 @@ from swapkit.errors import OutOfHostMemory
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, MutableMapping
+    from collections.abc import Iterable, MutableMapping
 
     from swapkit._runtime.optimizer.host_copies import HostBuffer
 
@@ -99,6 +99,11 @@ def find_slots(state: object) -> list[StateSlot]:
     return slots
 
 
+# Used as `with hidden(), _no_inference():`. After Ctrl-C, a generator with both would restore the
+# grad mode only when its frame is freed.
+_no_inference = functools.partial(InferenceMode, False)  # noqa: FBT003 - torch's
+
+
 class _Hosted(NamedTuple):
     """The host buffer of a state, and the device that the state belongs on."""
 
@@ -122,13 +127,6 @@ class _Departure(NamedTuple):
     tensor: torch.Tensor
     copy: StateCopy
     nbytes: int
-
-
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """Hide our operators from the user's modes, subclasses, transforms and inference mode."""
-    with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
-        yield
 
 
 def _count_references(slot: StateSlot) -> int:
@@ -190,7 +188,7 @@ class StateMover:
 
     def find_held(self, slots: Iterable[StateSlot], device: torch.device) -> set[int]:
         """Return the ids of movable states that code besides the optimizer references."""
-        with _unseen():
+        with hidden(), _no_inference():
             return {
                 id(slot.tensor)
                 for slot in slots
@@ -199,7 +197,7 @@ class StateMover:
 
     def count_bytes(self, slots: Iterable[StateSlot], device: torch.device) -> int:
         """Return the bytes that the hosted and movable states take on the device in a step."""
-        with _unseen():
+        with hidden(), _no_inference():
             return sum(
                 slot.tensor.untyped_storage().nbytes()
                 for slot in slots
@@ -214,7 +212,7 @@ class StateMover:
         Raises:
             torch.OutOfMemoryError: too little memory is free; all states are unchanged.
         """
-        with _unseen():
+        with hidden(), _no_inference():
             return [self._fetch(slot) for slot in slots if self.is_hosted(slot)]
 
     def _fetch(self, slot: StateSlot) -> Arrival:
@@ -228,7 +226,7 @@ class StateMover:
 
     def land(self, arrivals: list[Arrival]) -> None:
         """Wait for states and put them in their slots; this frees the host memory."""
-        with _unseen():
+        with hidden(), _no_inference():
             while arrivals:
                 slot, host, tensor, copy = arrivals.pop()
                 copy.wait()
@@ -240,7 +238,7 @@ class StateMover:
 
     def send(self, slots: Iterable[StateSlot], device: torch.device, held: set[int]) -> None:
         """Start copying out the movable states that are not `held`."""
-        with _unseen():
+        with hidden(), _no_inference():
             for slot in slots:
                 if id(slot.tensor) in held or not self.is_movable(slot, device):
                     continue
@@ -277,7 +275,7 @@ class StateMover:
             limit_bytes: bytes that may stay in transfer; the oldest transfers are finished first.
             strip: empty the device tensors in place, since local variables of the step hold them.
         """
-        with _unseen():
+        with hidden(), _no_inference():
             while self._departures and self._departing_bytes > limit_bytes:
                 departure = self._departures.popleft()
                 self._departing_bytes -= departure.nbytes

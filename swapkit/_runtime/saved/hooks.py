@@ -307,6 +307,7 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
 _detoured: weakref.WeakSet[Hooks] = weakref.WeakSet()
 # Reentrant: a finalizer may end a scope while the lock is held.
 _detour_lock = make_fork_lock()
+# The function in force before the first pair was entered: torch's, or a user's replacement.
 _disable = torch.autograd.graph.disable_saved_tensors_hooks
 
 
@@ -322,9 +323,12 @@ def _detour_for(hooks: Hooks) -> None:
 
     The replacements take our pairs off the stack. They stay until the last pair has left.
     """
+    global _disable  # noqa: PLW0603 - torch's function is the process's
     with _detour_lock:
         _detoured.add(hooks)
-        torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
+        if torch.autograd.graph.disable_saved_tensors_hooks is not _disable_without_ours:
+            _disable = torch.autograd.graph.disable_saved_tensors_hooks
+            torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
         if getattr(torch.autograd, ENGINE_CALL) is _torchs_backward:
             setattr(torch.autograd, ENGINE_CALL, _run_backward)
 
@@ -333,6 +337,7 @@ def _end_detour_for(hooks: Hooks) -> None:
     with _detour_lock:
         _detoured.discard(hooks)
         if not _detoured:
-            torch.autograd.graph.disable_saved_tensors_hooks = _disable
+            if torch.autograd.graph.disable_saved_tensors_hooks is _disable_without_ours:
+                torch.autograd.graph.disable_saved_tensors_hooks = _disable
             if getattr(torch.autograd, ENGINE_CALL) is _run_backward:
                 setattr(torch.autograd, ENGINE_CALL, _torchs_backward)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -17,6 +16,7 @@ from swapkit._runtime.session.explanation import explain
 from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.stats import list_metrics, summarize
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.user_choices.wrapping import is_suspended
 from swapkit.errors import InvalidType, SessionError
 from swapkit.ir.codec import write_planned
 from swapkit.units import format_bytes, show
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 _NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
-_SUSPENDED = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
 
 
 class Session:
@@ -350,7 +345,7 @@ def _check_function(function: object) -> None:
     """
     if not callable(function) or isinstance(function, type):
         raise InvalidType(f"budget(...) decorates functions, not {show(function)}: use `with`")
-    if any(is_suspended(function) for is_suspended in _SUSPENDED):
+    if is_suspended(function):
         raise InvalidType(
             f"budget(...) cannot decorate {show(function)}: its body runs after the call, in turns "
             "with other code, which the budget would cover, too. Use `with swapkit.budget(...):` "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.thread_state import thread_state
@@ -14,7 +15,7 @@ from swapkit._runtime.torch_compat.internals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -75,6 +76,26 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             if not flags:
                 flags.append(is_inside)
+
+
+@contextlib.contextmanager
+def entered(modes: Sequence[DispatchMode]) -> Iterator[None]:
+    """Enter modes, the last one innermost. Leave all of them, even if a signal handler raises."""
+    try:
+        for mode in modes:
+            mode.__enter__()  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        leave_all(modes)
+
+
+def leave_all(modes: Sequence[DispatchMode]) -> None:
+    """Leave modes of this thread, the last one first, even if leaving one of them raises."""
+    if modes:
+        try:
+            modes[-1].leave()
+        finally:
+            leave_all(modes[:-1])
 
 
 class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]

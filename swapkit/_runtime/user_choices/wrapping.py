@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 import sys
 import weakref
@@ -48,14 +49,16 @@ class PartForward:
         self.former = former
         self._module = weakref.ref(module)
         self.keeper: torch.nn.Module | None = None
-        forward = module.forward if former is None else former
-        self._function = getattr(forward, "__func__", None)  # bound anew for each call
-        self._other: Callable[..., Any] | None = None  # a `forward` that is not a method of it
-        by_class = None if self._function is None else _find_part(self._function)
+        forward: Any = module.forward if former is None else former
+        function, owner = getattr(forward, "__func__", forward), getattr(forward, "__self__", None)
+        by_class = _find_part(function)
         if by_class is not None:  # a choice for its class also counts for it: judge them together
-            self._function = self._function.__wrapped__  # type: ignore[union-attr]
-        if self._function is None or getattr(forward, "__self__", None) is not module:
-            self._function, self._other = None, forward
+            function = function.__wrapped__
+            forward = function if owner is None else MethodType(function, owner)
+        is_method = owner is module and hasattr(forward, "__func__")
+        self._function = function if is_method else None  # bound anew for each call
+        # A `forward` that is not a method of it.
+        self._other: Callable[..., Any] | None = None if is_method else forward
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(forward, name):
                 setattr(self, name, getattr(forward, name))
@@ -232,6 +235,18 @@ def carry_marks(model: torch.nn.Module) -> None:
     elif part_of(model) is not None:
         make_part(model).is_carrier = False
         end_part(model)
+
+
+_SUSPENDED = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+
+
+def is_suspended(function: object) -> bool:
+    """Return whether a function's body runs after its call: a generator or coroutine function."""
+    return any(is_kind(function) for is_kind in _SUSPENDED)
 
 
 def make_function(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
 
 import swapkit
+from swapkit.errors import InvalidArgument
 from tests.unit.scoped import copied, gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 DECORATORS = [swapkit.checkpoint, swapkit.offload, swapkit.keep]
 
@@ -88,3 +94,57 @@ def test_caller_of_a_decorated_function_when_compiled_then_it_gives_the_same() -
 
     x = torch.ones(3)
     assert torch.equal(torch.compile(call, backend="eager")(x), call(x))
+
+
+class StaticForward(nn.Module):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2.0).sin()
+
+
+class ClassForward(nn.Module):
+    factor = 2.0
+
+    @classmethod
+    def forward(cls, x: torch.Tensor) -> torch.Tensor:
+        return (x * cls.factor).sin()
+
+
+class CallForward(nn.Module):
+    class Sine:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2.0).sin()
+
+    forward = Sine()
+
+
+@pytest.mark.parametrize("by_instance", [False, True], ids=["class", "both"])
+@pytest.mark.parametrize("kind", [StaticForward, ClassForward, CallForward])
+def test_forward_of_a_class_when_it_is_no_method_then_it_binds_as_without(
+    kind: type[nn.Module], by_instance: bool
+) -> None:
+    chosen = swapkit.offload(type("Chosen", (kind,), {}))
+    module = swapkit.offload(chosen()) if by_instance else chosen()
+    before = copied()
+    assert torch.equal(gradient(module), gradient(kind()))
+    assert copied() > before
+    assert len(swapkit.choices(module)) == 1 + by_instance
+    twin = copy.deepcopy(module)
+    assert torch.equal(gradient(twin), gradient(kind()))
+
+
+def numbers(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield x.sin()
+
+
+async def later(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+@pytest.mark.parametrize("decorate", DECORATORS)
+@pytest.mark.parametrize("function", [numbers, later])
+def test_function_when_its_body_runs_after_the_call_then_it_is_refused(
+    function: object, decorate: Callable[[object], object]
+) -> None:
+    with pytest.raises(InvalidArgument, match="runs after the call"):
+        decorate(function)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.torch_compat.internals import TorchDispatchMode
 
 _UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")
 _FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*", "*_ctc_loss*")
@@ -61,9 +60,10 @@ class RegionDigests:
         self._tracker = tracker
         self._rows: list[_Row] = []
         self.is_complete = False
-        self.replays = 0  # recomputations under way, if backward runs inside of the first run
+        # Recomputations under way, if backward runs inside of the first run.
+        self.replays: set[OperatorMode] = set()
 
-    def recording(self) -> TorchDispatchMode:
+    def recording(self) -> OperatorMode:
         """Return the mode of the first run."""
         return _Watching(self._note)
 
@@ -167,13 +167,16 @@ class _Comparing(_Watching):
         self._count = 0
 
     def __enter__(self) -> _Comparing:
-        self._digests.replays += 1
+        self._digests.replays.add(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._digests.replays -= 1
+    def leave(self) -> None:
+        """Leave the mode stack; no effect if the mode has left."""
+        try:
+            super().leave()
+        finally:
+            self._digests.replays.discard(self)
 
     def _compare(self, operator: Operator, results: list[torch.Tensor]) -> None:
         self._digests.compare(self._count, operator, results)

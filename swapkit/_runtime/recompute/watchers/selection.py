@@ -171,7 +171,8 @@ class Log:
         self.keeper = keeper
         self.calls: defaultdict[Operator, list[_CallResults | None]] = defaultdict(list)
         self.is_complete = False
-        self.replays = 0  # recomputations under way, if backward runs inside of the first run
+        # Recomputations under way, if backward runs inside of the first run.
+        self.replays: set[OperatorMode] = set()
         # Results kept in the first run, by storage. While the weak reference exists, no other
         # storage gets this address, even if the kept storage is on the host.
         self._by_storage: dict[int, tuple[StorageWeakRef, list[_CallResults]]] = {}
@@ -263,13 +264,16 @@ class Replaying(OperatorMode):
         self._counts: defaultdict[Operator, itertools.count[int]] = defaultdict(itertools.count)
 
     def __enter__(self) -> Replaying:
-        self._log.replays += 1
+        self._log.replays.add(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._log.replays -= 1
+    def leave(self) -> None:
+        """Leave the mode stack; no effect if the mode has left."""
+        try:
+            super().leave()
+        finally:
+            self._log.replays.discard(self)
 
     def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator."""

@@ -25,6 +25,7 @@ from swapkit._runtime.recompute.watchers.selection import (
     ResultSelection,
 )
 from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.torch_compat.dispatch_modes import entered
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.torch_compat.internals import TorchDispatchMode
+    from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
     from swapkit.registry import Collectives, Recompute
 
 
@@ -79,15 +80,12 @@ class RegionWatcher:
     @untraced
     def watching(self) -> Iterator[None]:
         """Watch the first run."""
-        modes: list[TorchDispatchMode] = []
+        modes: list[DispatchMode] = []
         if self._keeping is not None:
             modes.append(self._keeping.recording())
         if self._digests is not None:
             modes.append(self._digests.recording())  # innermost, so that it sees every operator
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._named())
-            for mode in modes:
-                stack.enter_context(mode)
+        with self._named(), entered(modes):
             yield
         if self._digests is not None:
             self._digests.is_complete = True
@@ -100,15 +98,16 @@ class RegionWatcher:
     @untraced
     def replaying(self) -> Iterator[None]:
         """Watch a recomputation."""
-        with contextlib.ExitStack() as stack:
-            if self._keeping is not None:
-                stack.enter_context(self._keeping.replaying())
-            if self._digests is None:
-                yield
-                return
-            comparing = stack.enter_context(self._digests.comparing())
+        modes: list[DispatchMode] = []
+        if self._keeping is not None:
+            modes.append(self._keeping.replaying())
+        comparing = None if self._digests is None else self._digests.comparing()
+        if comparing is not None:
+            modes.append(comparing)
+        with entered(modes):
             yield
-            comparing.end()
+            if comparing is not None:
+                comparing.end()
 
     @contextlib.contextmanager
     @untraced
@@ -140,11 +139,11 @@ class _Keeping:
         self._selection = selection
         self._repetition = repetition
 
-    def recording(self) -> TorchDispatchMode:
+    def recording(self) -> DispatchMode:
         """Return the mode of the first run."""
         return RegionRecording(self.log, self._is_candidate, self._decide)
 
-    def replaying(self) -> TorchDispatchMode:
+    def replaying(self) -> DispatchMode:
         """Return the mode of one recomputation."""
         return Replaying(self.log)
 
