@@ -185,7 +185,7 @@ class InSession:
                 plan = self._settle(session)
             if given is not None and not session.stats.replans and not session.stats.oom_rescues:
                 return given
-        raise self._refuse(f"no plan that holds in {SESSIONS} sessions", session)
+        raise self._refuse(f"no stable plan in {SESSIONS} sessions", session)
 
     def _settle(self, session: Session) -> Plan:
         """Train until a plan has held for `HELD_STEPS` steps in a row; return it."""
@@ -197,7 +197,7 @@ class InSession:
             former = found
             if held == HELD_STEPS and session.plan is not None:
                 return session.plan
-        raise self._refuse(f"no plan that holds after {SETTLING_STEPS} steps", session)
+        raise self._refuse(f"no stable plan after {SETTLING_STEPS} steps", session)
 
     def _check_step(self, session: Session) -> None:
         """Check between backward and the optimizer that the step followed the plan."""
@@ -207,7 +207,7 @@ class InSession:
         executor = session._active.controller._executor  # type: ignore[union-attr] # noqa: SLF001
         position, count = executor and executor.now(), len(self._plan.trace.events)
         if position != count:
-            where = "it went another way" if position is None else f"at event {position}"
+            where = "it deviated" if position is None else f"at event {position}"
             raise self._refuse(
                 f"a step does not follow the plan to event {count}: {where}", session
             )
@@ -215,7 +215,7 @@ class InSession:
     def _check_session(self, session: Session) -> None:
         stats = session.stats
         if session.stage != "stable":
-            raise self._refuse(f"at its {session.stage}", session)
+            raise self._refuse(f"in stage {session.stage}", session)
         if stats.replans or stats.oom_rescues:
             raise self._refuse(f"{stats.replans} replans, {stats.oom_rescues} rescues", session)
 

@@ -69,6 +69,6 @@ def run_command(
     swapkit.install()
     figures = measure(options.rounds)
     for name, value in figures.items():
-        print(f"{name.removesuffix('_us'):12}{value:8.2f} us a saved tensor")
+        print(f"{name.removesuffix('_us'):12}{value:8.2f} us per saved tensor")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -215,8 +215,8 @@ def print_table(figures: dict[str, int | float | None], size: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--size", choices=tuple(SIZES), default="tiny", help="of the model")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--size", choices=tuple(SIZES), default="tiny", help="size of the model")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))  # for the simulated GPU in tests/
     swapkit.install()

@@ -148,8 +148,8 @@ def find_misses(figures: Figures, names: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a short run, less exact")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--quick", action="store_true", help="shorter and less exact")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--only", choices=OPTIMIZERS, help="measure one optimizer")
     options = parser.parse_args(arguments)
     names = OPTIMIZERS if options.only is None else (options.only,)

@@ -162,7 +162,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--share", type=float, default=0.8, help="of the step that copies take")
+    parser.add_argument(
+        "--share", type=float, default=0.8, help="share of the step that copies take"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

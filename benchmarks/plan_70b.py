@@ -163,7 +163,7 @@ def draw(curves: Mapping[int, Sequence[TradeOff]], traces: Sequence[Trace], path
         panel.plot(budgets, bound, ":", color=colour, linewidth=1)
     panel.set_xlabel("budget of a device, GiB")
     panel.set_ylabel("time added to the step without a limit, %")
-    panel.set_title("70B-shaped, 48 layers, 8 stages: plans, and what none can beat (dotted)")
+    panel.set_title("70B-shaped, 48 layers, 8 stages: plans, and their lower bound (dotted)")
     panel.grid(alpha=0.25)
     panel.legend(fontsize="small", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,14 +172,16 @@ def draw(curves: Mapping[int, Sequence[TradeOff]], traces: Sequence[Trace], path
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budget", default="60GiB", help="of each device (60GiB)")
+    parser.add_argument("--budget", default="60GiB", help="budget of each device (60GiB)")
     parser.add_argument("--link", type=float, default=50.0, help="GB/s each way (50)")
-    parser.add_argument("--tokens", type=int, default=8192, help="of a microbatch (8192)")
-    parser.add_argument("--microbatches", type=int, default=16, help="of a step (16)")
-    parser.add_argument("--hardware", default="H100", help="as swapkit.record takes it (H100)")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a microbatch (8192)")
+    parser.add_argument("--microbatches", type=int, default=16, help="microbatches of a step (16)")
+    parser.add_argument(
+        "--hardware", default="H100", help="hardware=, as for swapkit.record (H100)"
+    )
     parser.add_argument("--figure", type=Path, default=FIGURE, metavar="FILE")
     parser.add_argument(
-        "--stages-drawn", type=int, nargs="*", default=[0, 4, 7], help="in the figure"
+        "--stages-drawn", type=int, nargs="*", default=[0, 4, 7], help="stages in the figure"
     )
     return parser.parse_args(arguments)
 
@@ -210,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curves = {stage: trade_offs(traces[stage], machine, SHARES) for stage in options.stages_drawn}
     draw(curves, traces, options.figure)
     print(f"figure                      {options.figure}")
-    print(f"in all                      {time.perf_counter() - begin:.1f} s")
+    print(f"total                       {time.perf_counter() - begin:.1f} s")
 
 
 if __name__ == "__main__":

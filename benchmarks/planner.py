@@ -128,9 +128,11 @@ def find_misses(figures: Figures) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few tiny instances")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--only", choices=("instances", "exact", "planning"), help="run one part")
-    parser.add_argument("--match", default="", metavar="TEXT", help="instances with it in the name")
+    parser.add_argument(
+        "--match", default="", metavar="TEXT", help="only instances with TEXT in the name"
+    )
     options = parser.parse_args(arguments)
     figures = measure_all(options)
     print()

@@ -223,8 +223,8 @@ def goal_misses(figures: Figures) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a short run, less exact")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--quick", action="store_true", help="shorter and less exact")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--only", choices=("allocators", "step"), help="run one half")
     options = parser.parse_args(arguments)
     effort = QUICK if options.quick else FULL

@@ -150,8 +150,10 @@ def summarize(results: list[Result]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(JOBS), help="comma-separated")
-    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the activations")
-    parser.add_argument("--steps", type=int, default=10, help="stable ones, whose median counts")
+    parser.add_argument(
+        "--shares", default=",".join(map(str, SHARES)), help="shares of the activations"
+    )
+    parser.add_argument("--steps", type=int, default=10, help="stable steps, for the median")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)

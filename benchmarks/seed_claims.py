@@ -275,23 +275,29 @@ def show_gain(gain: float | None) -> str:
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--size", default="small", help="of the demo's model (default: small)")
+    parser.add_argument("--size", default="small", help="size of the demo's model (default: small)")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each way")
-    parser.add_argument("--warm", type=int, default=WARM_STEPS, help="untimed steps before")
-    parser.add_argument("--threads", type=int, default=0, help="torch's; 0: its own choice")
+    parser.add_argument("--warm", type=int, default=WARM_STEPS, help="untimed steps before these")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="torch's threads; 0: torch's default"
+    )
     parser.add_argument(
         "--link",
         type=lambda text: parse_bytes(text, name="--link"),
         default=0,
         metavar="BYTES",
-        help='a second, of each direction of the measured link, "500MB" (default: no limit)',
+        help='bytes per second of each direction of the measured link, "500MB" (default: no limit)',
     )
     parser.add_argument(
-        "--simulated-link", type=float, default=24e9, metavar="BYTES", help="of the simulated one"
+        "--simulated-link",
+        type=float,
+        default=24e9,
+        metavar="BYTES",
+        help="bytes per second of the simulated link",
     )
-    parser.add_argument("--policy", help="for all measured rows, instead of the seed's own")
-    parser.add_argument("--only", choices=("measured", "simulated"), help="these rows only")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--policy", help="policy for all measured rows (default: the seed's)")
+    parser.add_argument("--only", choices=("measured", "simulated"), help="run only these rows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     return parser.parse_args(arguments)
 
 
@@ -312,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if not figures.get("bit_equal", True):
-        raise SystemExit("the runs do not agree bit for bit")
+        raise SystemExit("the runs are not bit-equal")
 
 
 if __name__ == "__main__":

@@ -149,8 +149,8 @@ def compare(job: Job, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=0.5, help="of the activations")
-    parser.add_argument("--steps", type=int, default=200, help="stable ones that are watched")
+    parser.add_argument("--share", type=float, default=0.5, help="share of the activations")
+    parser.add_argument("--steps", type=int, default=200, help="stable steps to watch")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -160,7 +160,7 @@ def main() -> None:
     figures = count_rescues(job, options.share, options.steps)
     print(
         f"stable after {figures['steps_until_stable']} steps; in {figures['stable_steps']} more "
-        f"{figures['stable_rescues']} rescues, {figures['replans']} other plans",
+        f"{figures['stable_rescues']} rescues, {figures['replans']} replans",
         flush=True,
     )
     figures |= compare(job, options.rounds)

@@ -149,9 +149,9 @@ def print_saving(figures: Figures) -> None:
         print(f"{name:28}{show(pool):>14}{show(process):>14}{seconds:10.3f}")
     print(
         f"  host copies {show(figures['saving_host_peak_bytes'])}, disk "
-        f"{show(figures['saving_disk_peak_bytes'])}; of {show(figures['saving_pool_bytes'])} that "
-        f"the pool gave up the process saved {show(figures['saving_resident_bytes'])}: "
-        f"{figures['saving_share']:.3f}"
+        f"{show(figures['saving_disk_peak_bytes'])}; the pool freed "
+        f"{show(figures['saving_pool_bytes'])}, of which the process saved "
+        f"{show(figures['saving_resident_bytes'])}: {figures['saving_share']:.3f}"
     )
 
 
@@ -164,7 +164,7 @@ def goal_misses(figures: Figures) -> list[str]:
     if figures.get("host_ratio", 0) > GOAL_RATIO:
         misses.append(f"host_ratio is {figures['host_ratio']:.4f}")
     if figures.get("host_limited_peak_bytes", 0) > figures.get("host_limit_bytes", 0):
-        misses.append("the host limit was passed")
+        misses.append("the host limit was exceeded")
     if figures.get("saving_share", 1) < GOAL_SAVING:
         misses.append(f"saving_share is {figures['saving_share']:.3f}")
     return misses
@@ -172,11 +172,11 @@ def goal_misses(figures: Figures) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a short run, less exact")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--quick", action="store_true", help="shorter and less exact")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--only", choices=("host", "disk", "saving"), help="run one part")
     parser.add_argument(
-        "--folder", type=Path, help="where the disk's files are; default: temporary"
+        "--folder", type=Path, help="folder of the disk's files (default: temporary)"
     )
     options = parser.parse_args(arguments)
     effort = QUICK if options.quick else FULL

@@ -41,23 +41,32 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").partition("\n\n")[0],
         epilog=(__doc__ or "").partition("\n\n")[2],
     )
-    parser.add_argument("--parts", default="", help="their names, with commas or spaces between")
-    parser.add_argument("--list", action="store_true", help="name the parts and end")
-    parser.add_argument("--quick", action="store_true", help="a few minutes in all")
+    parser.add_argument("--parts", default="", help="names of parts, separated by commas or spaces")
+    parser.add_argument("--list", action="store_true", help="list the parts and exit")
+    parser.add_argument("--quick", action="store_true", help="run for a few minutes in total")
     parser.add_argument(
-        "--first", action="store_true", help="what matters most, in the first five minutes of a GPU"
+        "--first",
+        action="store_true",
+        help="the most important parts, for the first five minutes on a GPU",
     )
-    parser.add_argument("--seconds", type=float, help="for which each part may run")
+    parser.add_argument("--seconds", type=float, help="time limit of each part")
     parser.add_argument("--output", type=Path, default=default_output(), metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures; FOLDER/gpu.json")
-    parser.add_argument("--wheels", metavar="FOLDER", help="wheels to unpack and use")
     parser.add_argument(
-        "--dry", action="store_true", help="everything tiny and on the CPU, to see that it runs"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the figures to FILE (default: FOLDER/gpu.json)",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="of a dry run")
+    parser.add_argument("--wheels", metavar="FOLDER", help="folder of wheels to unpack and use")
+    parser.add_argument(
+        "--dry",
+        action="store_true",
+        help="run everything tiny and on the CPU, to check that it runs",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of a dry run")
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.dry:
-        parser.error("--device cpu is for --dry")
+        parser.error("--device cpu needs --dry")
     options.device = options.device or ("cpu" if options.dry else "cuda")
     try:
         options.chosen = choose(
@@ -96,7 +105,7 @@ def get_ready(options: argparse.Namespace, output: Path) -> tuple[int, str]:
     except prepare.NotPreparedError as error:
         return NOT_PREPARED, str(error)
     trouble = prepare.warm_up(device, log)
-    return FINE, "" if trouble is None else f"{trouble} (see {log}); what needs it will fail"
+    return FINE, "" if trouble is None else f"{trouble} (see {log}); parts that need it will fail"
 
 
 def run_parts(options: argparse.Namespace, output: Path) -> Outcome:
@@ -115,7 +124,7 @@ def run_parts(options: argparse.Namespace, output: Path) -> Outcome:
         report = read_report(path) if path.exists() else Report(part=part.name)
         outcome.reports.append(report)
         print(f"== {part.name}: {part.what}\n")
-        print(format_report(report) or "nothing was measured")
+        print(format_report(report) or "measured nothing")
         if failure is not None:
             outcome.failures[part.name] = failure
             print(f"\nFAILED: {failure}; see {output / f'{part.name}.log'}")

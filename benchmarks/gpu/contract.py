@@ -46,7 +46,7 @@ def run_suite(context: Context, suite: str, most_seconds: float) -> None:
     """Run a folder of tests on the device."""
     folder = ROOT / "tests" / suite
     if not folder.is_dir():
-        show(context, suite, "not run: there is no such suite")
+        show(context, suite, "not run: the suite does not exist")
         return
     results = context.output / f"{suite}.xml"
     results.unlink(missing_ok=True)
@@ -198,7 +198,7 @@ def run_suites(context: Context, suites: Iterable[str]) -> None:
     """Run folders of tests on the device, as far as that is possible."""
     if importlib.util.find_spec("pytest") is None:
         context.report.note(
-            f"{sys.executable} has no pytest: the suites were not run; give its wheels in WHEELS"
+            f"{sys.executable} has no pytest, so no suite ran; pass its wheels in WHEELS"
         )
     for suite in suites:
         reason = reason_to_skip(context, suite)

@@ -147,7 +147,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     expected = run_plain(device, rows)
     if run_plain(device, rows) != expected:
-        raise SystemExit("plain training does not repeat itself: nothing can be compared")
+        raise SystemExit("plain training is not deterministic: cannot compare")
     found = SCENARIOS[scenario](device, rows)
     if found != expected:
         raise SystemExit(f"{scenario}: other bits: {found} instead of {expected}")

@@ -293,7 +293,7 @@ def measure_busy(context: Context, rounds: int) -> None:
             rates[name].append({"busy": rig.count * rig.nbytes / 1e9 / took[0]})
     show_rates(context, "busy_64MiB", "busy", rates)
     context.report.row(
-        "matrix products while copies run, to those alone",
+        "matrix products during copies; ratio: to those alone",
         "products",
         {
             "alone_ms": (median_of(alone) or 0) * 1e3,

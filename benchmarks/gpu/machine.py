@@ -30,25 +30,28 @@ def missing_gpu() -> str | None:
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:
-        return f"no NVIDIA GPU at hand: the driver's library {LIBRARY} was not found"
+        return f"no NVIDIA GPU: the driver's library {LIBRARY} was not found"
     status = driver.cuInit(0)
     if status != 0:
-        return f"no NVIDIA GPU at hand: the driver could not be initialised (cuInit: {status})"
+        return f"no NVIDIA GPU: the driver could not be initialised (cuInit: {status})"
     count = ctypes.c_int(0)
     status = driver.cuDeviceGetCount(ctypes.byref(count))
     if status != 0 or count.value == 0:
-        return "no NVIDIA GPU at hand: the driver sees no device"
+        return "no NVIDIA GPU: the driver sees no device"
     return None
 
 
 def missing_torch() -> str | None:
     """Return why torch cannot use the GPU, in a sentence; None if it can."""
     if importlib.util.find_spec("torch") is None:
-        return f"{sys.executable} has no torch; name another interpreter in GPU_PYTHON"
+        return f"{sys.executable} has no torch; set GPU_PYTHON to another interpreter"
     import torch
 
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA; name another in GPU_PYTHON"
+        return (
+            f"torch {torch.__version__} is built without CUDA; set GPU_PYTHON to another "
+            "interpreter"
+        )
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} (CUDA {torch.version.cuda}) does not find the GPU"
     return None

@@ -8,7 +8,7 @@ from benchmarks.gpu.report import BROKEN, MISSED, Report, Value, slug
 
 # Exit statuses; 2 is argparse's for a command line that is wrong.
 FINE, FAILED, NO_GPU, NOT_PREPARED, TARGET_MISSED = 0, 1, 3, 4, 5
-DRY_TITLE = "DRY RUN: it shows that the parts run; no figure means anything"
+DRY_TITLE = "DRY RUN: it checks that the parts run; the figures mean nothing"
 
 
 @dataclass
@@ -54,7 +54,7 @@ def format_summary(outcome: Outcome) -> str:
         ("missed", outcome.verdicts(MISSED)),
     ):
         lines += [f"{word}: {text}" for text in found]
-    return "\n".join(lines or ["everything that was checked is met"])
+    return "\n".join(lines or ["all checks passed"])
 
 
 def format_header(header: dict[str, str], *, dry: bool) -> str:

@@ -115,7 +115,9 @@ def choose(words: str, *, quick: bool, first: bool = False, dry: bool = False) -
     for word in asked:
         if not any(is_meant(part, word) for part in PARTS):
             known = ", ".join(part.name for part in PARTS)
-            raise ValueError(f"no part {word!r}; there are {known}; and train, for all of those")
+            raise ValueError(
+                f"no part is named {word!r}; the parts are {known}; train means all train parts"
+            )
     if asked:
         return [part for part in PARTS if any(is_meant(part, word) for word in asked)]
     usual = [part for part in PARTS if is_usual(part, quick=quick, first=first)]

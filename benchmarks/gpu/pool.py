@@ -180,7 +180,7 @@ def measure_driver(context: Context) -> None:
             taken[name].append(take_us)
             given[name].append(give_us)
     except (OSError, driver.DriverError) as error:
-        context.report.note(f"the driver's memory: not measured: {error}")
+        context.report.note(f"did not measure the driver's memory: {error}")
     whole = median_of(taken["alloc_20MiB"])
     for name in driver.WAYS:
         took_us = median_of(taken[name])

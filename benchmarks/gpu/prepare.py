@@ -44,7 +44,7 @@ def unpack_wheels(wheels: Path, site: Path) -> list[str]:
     """
     found = sorted(wheels.glob("*.whl"))
     if not found:
-        raise NotPreparedError(f"WHEELS={wheels}: there are no wheels in that folder")
+        raise NotPreparedError(f"WHEELS={wheels}: the folder has no wheels")
     site.mkdir(parents=True, exist_ok=True)
     for wheel in found:
         with zipfile.ZipFile(wheel) as archive:
@@ -61,8 +61,8 @@ def prepare_core(log: Path, *, build: bool) -> None:
     if build and not is_current(MODULE):
         if importlib.util.find_spec("cffi") is None:
             raise NotPreparedError(
-                f"{sys.executable} has no cffi, which the native core is built and loaded with: "
-                "install it, or give its wheel for this Python in a folder, WHEELS=folder"
+                f"{sys.executable} has no cffi, which the native core needs. Install it, or put "
+                "its wheel for this Python into a folder and set WHEELS=folder"
             )
         command = [sys.executable, "-m", "benchmarks.gpu.prepare"]
         if not run_process(command, seconds=BUILD_SECONDS, log=log, cwd=ROOT).ok:
@@ -124,7 +124,7 @@ def call(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.stderr.write(done.stderr)
-        raise SystemExit(f"this failed: {shlex.join(command)}")
+        raise SystemExit(f"command failed: {shlex.join(command)}")
 
 
 if __name__ == "__main__":

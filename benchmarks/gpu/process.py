@@ -156,4 +156,4 @@ def last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     said = [line.rstrip() for line in lines if line.strip()]
     errors = [line for line in said if ERROR.match(line)]
-    return (errors or said or ["nothing was said"])[-1][:LAST_LINE]
+    return (errors or said or ["no output"])[-1][:LAST_LINE]

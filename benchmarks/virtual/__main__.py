@@ -53,16 +53,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=(__doc__ or "").partition("\n\n")[2],
     )
     add = parser.add_argument
-    add("--ways", default="", help="their names, with commas or spaces between")
-    add("--all", action="store_true", help="every way; else those that matter most")
-    add("--list", action="store_true", help="name the ways and end")
-    add("--shapes", default="1b_4k", help=f"of {', '.join(SHAPES_HERE)}")
-    add("--machines", default="H100", help=f"of {', '.join(MACHINES)}")
-    add("--slowness", type=float, default=SLOWNESS, help="of the GPU's host; 0: takes no time")
-    add("--steps", type=int, default=STEPS, help="stable ones that are measured")
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    add("--ways", default="", help="names of ways, separated by commas or spaces")
+    add("--all", action="store_true", help="every way (default: the most important ones)")
+    add("--list", action="store_true", help="list the ways and exit")
+    add("--shapes", default="1b_4k", help=f"any of {', '.join(SHAPES_HERE)}")
+    add("--machines", default="H100", help=f"any of {', '.join(MACHINES)}")
+    add(
+        "--slowness",
+        type=float,
+        default=SLOWNESS,
+        help="slowness of the GPU's host; 0: the host takes no time",
+    )
+    add("--steps", type=int, default=STEPS, help="stable steps to measure")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes")
     add("--output", type=Path, default=ROOT / "build" / "virtual", metavar="FOLDER")
-    add("--json", type=Path, metavar="FILE", help="the figures; FOLDER/virtual.json")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the figures to FILE (default: FOLDER/virtual.json)",
+    )
     options = parser.parse_args(arguments)
     try:
         options.shapes = words_of(options.shapes, "shape", SHAPES_HERE)
@@ -86,7 +96,7 @@ def words_of(text: str, what: str, known: Iterable[str]) -> list[str]:
     wrong = [word for word in words if word not in known]
     if wrong or not words:
         name = repr(wrong[0]) if wrong else "at all"
-        raise ValueError(f"no {what} {name}; there are {', '.join(known)}")
+        raise ValueError(f"no {what} {name}; expected some of {', '.join(known)}")
     return words
 
 
@@ -124,7 +134,7 @@ def run_shape(options: argparse.Namespace, machine: Machine, shape: str) -> Repo
     for outcome, why in ((MISSING, "their libraries missing"), (NOT_RUN, "their limits unknown")):
         absent = [name for name in names if outcome in results.outcome(name)]
         if absent:
-            report.note(f"{len(absent)} ways not run, {why}: {', '.join(absent)}")
+            report.note(f"did not run {len(absent)} ways, {why}: {', '.join(absent)}")
     return report
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 PYTHON = "SWAPKIT_CUDA_PYTHON"
 HOW = (
-    "make one by `python3 -m venv FOLDER` and `FOLDER/bin/pip install torch==2.13.0 cffi highspy "
-    f"numpy pyyaml` (PyPI's is built for CUDA 13), and set {PYTHON}=FOLDER/bin/python"
+    "make one with `python3 -m venv FOLDER` and `FOLDER/bin/pip install torch==2.13.0 cffi "
+    f"highspy numpy pyyaml` (PyPI's is built for CUDA 13), and set {PYTHON}=FOLDER/bin/python"
 )
 LOOK = "import torch; print(torch.version.cuda or '')"
 WARM_UP = "import swapkit; swapkit.install(device='cuda')"
@@ -61,13 +61,13 @@ def check_interpreter() -> None:
     """
     interpreter = os.environ.get(PYTHON)
     if not interpreter:
-        raise NotPreparedError(f"{PYTHON} names no interpreter that has a torch for CUDA: {HOW}")
+        raise NotPreparedError(f"{PYTHON} does not name an interpreter with torch for CUDA: {HOW}")
     try:
         done = subprocess.run(
             [interpreter, "-c", LOOK], capture_output=True, text=True, check=False
         )
     except OSError as error:
-        raise NotPreparedError(f"{PYTHON}={interpreter} cannot be run ({error}): {HOW}") from None
+        raise NotPreparedError(f"{PYTHON}={interpreter} does not run ({error}): {HOW}") from None
     if not done.stdout.strip():
         raise NotPreparedError(f"{PYTHON}={interpreter} has no torch for CUDA: {HOW}")
 

@@ -24,8 +24,8 @@ LINK_LIMIT = 1.08
 NEVER = {
     "maps": ("maps and unmaps", ("step_maps", "step_unmaps")),
     "rescues": ("rescues", ("step_rescues",)),
-    "replans": ("plans made anew", ("step_replans",)),
-    "changes": ("changes to another plan", ("plan_changes",)),
+    "replans": ("replans", ("step_replans",)),
+    "changes": ("plan changes", ("plan_changes",)),
 }
 COUNTED = (
     *("step_out_bytes", "step_in_bytes", "planned_bytes"),

@@ -48,7 +48,7 @@ def choose(asked: str, known: list[str], *, everything: bool) -> list[str]:
     words = asked.replace(",", " ").split()
     for word in words:
         if word not in known:
-            raise ValueError(f"no way {word!r}; there are {', '.join(known)}")
+            raise ValueError(f"no way is named {word!r}; the ways are {', '.join(known)}")
     if not words:
         words = known if everything else [name for name in DEFAULT if name in known]
     needed = {"plain", *words}

@@ -60,8 +60,8 @@ def adapt_mem_func_wrapper(
     given: object = function
     if not (isinstance(given, type) and issubclass(given, torch.autograd.Function)):
         raise InvalidType(
-            f"adapt_mem_func_wrapper: {given!r} is no subclass of torch.autograd.Function; for a "
-            "module or an ordinary function use swapkit.checkpoint or swapkit.offload"
+            f"adapt_mem_func_wrapper: {given!r} is not a subclass of torch.autograd.Function. Use "
+            "swapkit.checkpoint or swapkit.offload for a module or a function."
         )
     if kwargs:
         args = _by_position(function, args, kwargs)
@@ -135,8 +135,8 @@ def _by_position(
     beyond = [one for one in parameters[: last + 1] if one.kind not in _POSITIONAL]
     if any(one.kind is not inspect.Parameter.VAR_POSITIONAL for one in beyond):
         raise InvalidArgument(
-            f"{function.__name__}.forward takes {beyond[-1].name!r} by keyword only, and autograd "
-            "passes no keywords: make it a positional parameter"
+            f"{function.__name__}.forward takes {beyond[-1].name!r} by keyword only, but autograd "
+            "passes no keywords. Make it a positional parameter."
         )
     bound.apply_defaults()
     positional = [bound.arguments[one.name] for one in parameters[: last + 1] if one not in beyond]

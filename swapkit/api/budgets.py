@@ -36,7 +36,7 @@ POLICIES = (*PLANNED, RESCUE)
 # transfers: at most this share of the budget, but at least this many bytes.
 STAGING_SHARE = 1 / 8
 STAGING_BYTES = 64 << 20
-_PLAN = "the path of a file that session.save_plan, or swapkit.ir.codec.write_planned, wrote"
+_PLAN = "the path of a file that session.save_plan() or swapkit.ir.codec.write_planned() wrote"
 
 
 def budget(  # noqa: PLR0913 - keyword arguments of the main interface
@@ -162,7 +162,7 @@ def _least_bytes(asked: int | str | None, usual: int) -> int:
         return usual
     least = parse_bytes(asked, name="min_swap_bytes", least=0) or MIN_SWAP_BYTES
     if least < MIN_SWAP_BYTES:
-        raise InvalidArgument(f"min_swap_bytes={asked!r}: the least possible is {MIN_SWAP_BYTES}")
+        raise InvalidArgument(f"min_swap_bytes={asked!r}: expected at least {MIN_SWAP_BYTES}")
     return least
 
 
@@ -188,15 +188,15 @@ def _read_plan(plan: object, policy: str | Policy) -> tuple[Trace, Plan] | None:
     if policy == RESCUE:
         others = ", ".join(repr(name) for name in POLICIES if name != RESCUE)
         raise InvalidArgument(
-            f"plan={show(plan)}: policy={RESCUE!r} follows no plan; leave plan= out, or give "
-            f"policy={others}, or an object with plan(trace, machine)"
+            f"plan={show(plan)}: policy={RESCUE!r} follows no plan. Omit plan=, or pass "
+            f"policy={others}, or an object with plan(trace, machine)."
         )
     if not isinstance(plan, Plan):
         return read_argument("plan", plan, read_planned, _PLAN)
     if plan.trace is None:
         raise InvalidArgument(
-            f"plan={show(plan)}: it does not know the trace that it was made for, by which it is "
-            f"followed: give what swapkit.plan returned, or {_PLAN}"
+            f"plan={show(plan)}: the plan lacks its trace, so swapkit cannot follow it. Pass the "
+            f"plan that swapkit.plan() returned, or {_PLAN}."
         )
     with inside("plan: "):
         check_plan(plan, plan.trace)
@@ -216,7 +216,7 @@ def _parse_disk_limit(
             raise InvalidArgument(f"disk_limit={disk_limit!r} needs disk=, a folder")
         return 0
     if not Path(disk).is_dir():
-        raise InvalidArgument(f"disk={os.fspath(disk)!r}: there is no such folder")
+        raise InvalidArgument(f"disk={os.fspath(disk)!r}: expected an existing folder")
     if disk_limit is None:
         return 0
     whole_bytes = shutil.disk_usage(disk).total

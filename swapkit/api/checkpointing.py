@@ -136,8 +136,8 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     """
     if pattern is not None and not isinstance(pattern, str):
         raise InvalidArgument(
-            f"checkpoint's second argument is a pattern, not {pattern!r}: it decorates a function, "
-            "checkpoint(function)(*args), and does not call it"
+            f"checkpoint: expected a pattern as the second argument, got {pattern!r}. To run a "
+            "checkpointed function, write checkpoint(function)(*args)."
         )
     what = Recompute(
         save=_parse_operators("save", save),
@@ -154,7 +154,7 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
 def _parse_operators(name: str, operators: object) -> tuple[Any, ...]:
     if isinstance(operators, str) or not isinstance(operators, Iterable):
         example = "mm" if operators is None else operators
-        raise InvalidArgument(f"{name}={operators!r}: expected a list, such as [{example!r}]")
+        raise InvalidArgument(f"{name}={operators!r}: expected a list, e.g. [{example!r}]")
     found = tuple(operators)
     if not all(isinstance(each, Hashable) for each in found):
         raise InvalidArgument(f"{name}={list(found)!r}: expected names or objects of torch.ops")
@@ -169,11 +169,11 @@ def _check(what: Recompute) -> None:
     both = _resolve(what.save) & _resolve(what.offload)
     if both:
         raise InvalidArgument(
-            f"save and offload both name {', '.join(sorted(map(str, both)))}: a result is kept "
-            "either on the device or on the host"
+            f"save= and offload= both name {', '.join(sorted(map(str, both)))}. Keep a result "
+            "either on the device or on the host."
         )
     if what.policy is not None and (what.save or what.offload):
-        raise InvalidArgument("policy= decides for every operator: leave save= and offload= out")
+        raise InvalidArgument("policy= decides for every operator. Omit save= and offload=.")
     if what.policy is not None and not callable(what.policy):
         raise InvalidArgument(f"policy={what.policy!r}: expected a function")
 

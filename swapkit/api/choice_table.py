@@ -161,7 +161,8 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
     is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
     if not is_function and (isinstance(target, type) or not callable(target)):
         raise InvalidArgument(
-            f"choices: {target!r} is no torch.nn.Module, function or torch.autograd.Function"
+            "choices: expected a torch.nn.Module, function or torch.autograd.Function, got "
+            f"{target!r}"
         )
     return Choices(None, [target])
 

@@ -69,9 +69,9 @@ class Arguments(Settings):
         chosen = [(part, list(_find_modules(part, numbered, stage))) for part in self.document]
         for part, found in chosen:
             if part.group > 1:
-                _log.warning("each layer is recomputed by itself, not %d at a time", part.group)
+                _log.warning("recomputing each layer separately, not %d at a time", part.group)
             if not found:
-                _log.warning("no layer of %s has a %s", type(model).__name__, part.role)
+                _log.warning("no layer of %s has a module %r", type(model).__name__, part.role)
             for module, choice in found:
                 part_of_module = make_part(module)
                 if choice not in part_of_module.choices:  # two flags may name the same choice

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from swapkit.registry import What
 
 _log = logging.getLogger(__name__)
-ASK_FOR_GROUP = "give tensor_parallel_group="
+ASK_FOR_GROUP = "pass tensor_parallel_group="
 
 
 class Configuration:
@@ -139,7 +139,7 @@ def configure(  # noqa: PLR0913 - properties of the model that the document lack
         0.0    recompute  configuration  yes
     """
     if not isinstance(model, torch.nn.Module):
-        raise InvalidArgument(f"configure: {model!r} is no torch.nn.Module")
+        raise InvalidArgument(f"configure: expected a torch.nn.Module, got {model!r}")
     check_group(tensor_parallel_group)
     document = read_document(config)
     modules = _find_layers(model, layers)
@@ -195,12 +195,12 @@ def _check_layers(model: torch.nn.Module, layers: Sequence[object]) -> None:
         if not isinstance(layer, torch.nn.Module) or layer not in paths:
             raise InvalidArgument(
                 f"layers: expected a pattern for paths, or submodules of {type(model).__name__}; "
-                f"{type(layer).__name__} is none"
+                f"{type(layer).__name__} is not one"
             )
         if not runs(layer):
             raise InvalidArgument(
-                f"layers: {paths[layer]} is a list of modules, and never runs itself: give its "
-                "elements"
+                f"layers: {paths[layer]} is a list of modules, which has no forward. Pass its "
+                "elements."
             )
     _check_apart([paths[layer] for layer in layers if isinstance(layer, torch.nn.Module)])
 
@@ -210,8 +210,10 @@ def _check_apart(paths: Sequence[str]) -> None:
         others = (*paths[:index], *paths[index + 1 :])
         around = [other for other in others if f"{path}.".startswith(f"{other}." if other else "")]
         if around:
-            where = "again" if around[0] == path else f"inside {around[0] or 'the model'}"
-            raise InvalidArgument(f"layers: {path} is there twice: by itself, and {where}")
+            if around[0] == path:
+                raise InvalidArgument(f"layers: {path} is given twice")
+            whole = around[0] or "the model"
+            raise InvalidArgument(f"layers: {path} is inside {whole}, which is given too")
 
 
 def _check_names(names: object) -> dict[str, str]:
@@ -220,7 +222,7 @@ def _check_names(names: object) -> dict[str, str]:
     texts = [*names, *names.values()] if isinstance(names, Mapping) else [None]
     if not all(isinstance(text, str) and text for text in texts):
         raise InvalidArgument(
-            f"names={names!r}: expected paths in a layer by the name that stands for them, such as "
+            f"names={names!r}: expected a mapping of names to paths in a layer, e.g. "
             '{"attention": "mixer"}'
         )
     return dict(names) if isinstance(names, Mapping) else {}
@@ -248,21 +250,22 @@ def _number_layers(
     if layer_ids is None:
         if len(modules) != layout.num_layers:
             raise InvalidArgument(
-                f"the model has {len(modules)} layers and num_layers is {layout.num_layers}: if "
-                "this process has only some of them, say which with layer_ids=; if its layers are "
-                "elsewhere, with layers="
+                f"the model has {len(modules)} layers, but num_layers is {layout.num_layers}. If "
+                "this process has only some of the layers, pass their numbers as layer_ids=. If "
+                "the layers are elsewhere in the model, pass layers=."
             )
         return range(len(modules))
     ids = list(layer_ids) if isinstance(layer_ids, Iterable) else [layer_ids]
     most = layout.num_layers
     if not all(is_whole(i) and 0 <= i < most for i in ids) or len(set(ids)) != len(ids):
         raise InvalidArgument(
-            f"layer_ids={layer_ids!r}: expected different whole numbers from 0 to {most - 1}; "
+            f"layer_ids={layer_ids!r}: expected distinct whole numbers from 0 to {most - 1}; "
             f"num_layers is {most}"
         )
     if len(ids) != len(modules):
         raise InvalidArgument(
-            f"layer_ids={layer_ids!r}: {len(ids)} numbers for {len(modules)} layers"
+            f"layer_ids={layer_ids!r}: expected {len(modules)} numbers, one for each layer, got "
+            f"{len(ids)}"
         )
     return ids
 
@@ -360,7 +363,7 @@ def _report(
         configuration.log_lines.append(text)
     for key, pattern in list_unmatched(settings, parts):
         configuration.unmatched.append(pattern)
-        _log.warning("%s: %s names nothing in any layer; %s", key, pattern, describe(parts[0]))
+        _log.warning("%s: %s matches nothing in any layer; %s", key, pattern, describe(parts[0]))
 
 
 @functools.cache  # the same document configures each model of a pipeline

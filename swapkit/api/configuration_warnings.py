@@ -53,11 +53,11 @@ def remark(
     vain = [f"{row.where} ({row.reason})" for row in rows if not row.holds]
     if vain:
         rest = f" and {len(vain) - NAMES_SHOWN} more" if len(vain) > NAMES_SHOWN else ""
-        yield f"without effect: {', '.join(vain[:NAMES_SHOWN])}{rest}"
+        yield f"no effect: {', '.join(vain[:NAMES_SHOWN])}{rest}"
     if _fills_cache(model, parts, [row.where for row in rows if "recompute" in row.what]):
         yield (
-            "model.config.use_cache is on: the cache keeps keys and values of recomputed layers on "
-            "the device; switch it off to train"
+            "model.config.use_cache is on: the cache keeps keys and values of recomputed layers "
+            "on the device. Switch it off for training."
         )
 
 
@@ -67,7 +67,7 @@ def _remark_on_indices(settings: NormalSettings) -> Iterator[str]:
         beyond = [layer for layer in _indices(selection) if not 0 <= layer < most]
         if beyond:
             name = f"{key}({pattern})" if pattern else key
-            yield f"{name}: there are no layers {beyond}; the last one is {most - 1}"
+            yield f"{name}: layers {beyond} do not exist; the last layer is {most - 1}"
 
 
 def _list_selections(settings: NormalSettings) -> Iterator[tuple[str, str, LayerSelection]]:

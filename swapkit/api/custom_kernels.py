@@ -39,14 +39,18 @@ class CustomKernel:
             SessionError: the kernel is not running.
         """
         if self._outer_tag is None:
-            raise SessionError(f"op {self.name!r} does not run: use `with swapkit.op(...) as op:`")
+            raise SessionError(
+                f"op {self.name!r} is not running: use `with swapkit.op(...) as op:`"
+            )
         _check_operands(self.name, tensors)
         self._operands += tensors
         get_runtime().shim.settle(tensors, True, False)  # noqa: FBT003 - positional only
 
     def __enter__(self) -> Self:
         if self._outer_tag is not None or self._is_over:
-            raise SessionError(f"op {self.name!r} is entered once: call swapkit.op(...) again")
+            raise SessionError(
+                f"op {self.name!r} can be entered only once. Call swapkit.op(...) again."
+            )
         _settle_announced(self._operands)  # before the kernel overwrites their bytes
         tag = get_runtime().tracker.enter_operator(self.name)
         self._outer_tag = set_tag(tag)
@@ -118,11 +122,13 @@ def _settle_announced(operands: tuple[torch.Tensor, ...]) -> None:
 def _check_operands(name: str, operands: tuple[torch.Tensor, ...]) -> None:
     for position, operand in enumerate(operands):
         if not isinstance(operand, torch.Tensor):
-            raise InvalidArgument(f"op {name!r}, operand {position}: {operand!r} is no tensor")
+            raise InvalidArgument(
+                f"op {name!r}, operand {position}: expected a tensor, got {operand!r}"
+            )
         if operand.numel() > 0 and _bytes_of(operand) == 0:
             raise InvalidArgument(
-                f"op {name!r}, operand {position}: a tensor of shape {list(operand.shape)} without "
-                "memory; whoever took its storage away (FSDP, `resize_(0)`) must bring it back"
+                f"op {name!r}, operand {position}: the tensor of shape {list(operand.shape)} has "
+                "no memory. Restore its storage first, if FSDP or `resize_(0)` freed it."
             )
 
 

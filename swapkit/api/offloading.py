@@ -162,7 +162,9 @@ def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Swap:
         raise InvalidArgument(f"to={to!r}: expected 'host' or 'disk'")
     is_count = isinstance(prefetch, int) and not isinstance(prefetch, bool) and prefetch >= 1
     if prefetch is not None and not is_count:
-        raise InvalidArgument(f"prefetch={prefetch!r}: expected None or a whole number from 1 on")
+        raise InvalidArgument(
+            f"prefetch={prefetch!r}: expected None or a whole number of at least 1"
+        )
     least = parse_bytes(min_bytes, name="min_bytes", least=0)
     least = max(least, read_environment().min_swap_bytes)
     return Swap(to=to, prefetch=prefetch, min_bytes=least)
@@ -170,7 +172,7 @@ def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Swap:
 
 def _offload_optimizer(optimizer: torch.optim.Optimizer, to: str) -> torch.optim.Optimizer:
     if to == "disk":
-        raise InvalidArgument('offload(optimizer, to="disk"): states can only live on the host')
+        raise InvalidArgument('offload(optimizer, to="disk"): states can only be kept on the host')
     swapper = _swapper_for(optimizer)
     executor = HostCopies(swapper.scheduler, swapper.device)
     attach(optimizer, executor, device=swapper.device.name)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Schedule
     from swapkit.planning.planner import Policy
 
-_TRACE = "what swapkit.record returned, or the path of a file that holds one"
-_MACHINE = "a swapkit.ir.machines.Machine, or the path of a file that holds one"
+_TRACE = "a trace from swapkit.record(), or the path of a file with one"
+_MACHINE = "a swapkit.ir.machines.Machine, or the path of a file with one"
 
 
 def plan(
@@ -109,7 +109,7 @@ def _read_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
 
 def _check_plan(plan: object) -> None:
     if not isinstance(plan, Plan):
-        raise InvalidType(f"plan={show(plan)}: expected what swapkit.plan returned")
+        raise InvalidType(f"plan={show(plan)}: expected a plan from swapkit.plan()")
     with inside("plan: "):
         check_plan(plan)
 
@@ -126,7 +126,7 @@ def _read_machine(
         machine = read_argument("machine", machine, read_machine, _MACHINE)
     if budget is None:
         if machine is None:
-            raise InvalidArgument("budget=None: give a budget, or a machine that has one")
+            raise InvalidArgument("budget=None: pass a budget, or a machine that has one")
         return machine
     budget_bytes = parse_bytes(budget, whole_bytes=trace.peak_bytes, name="budget")
     if machine is None:
@@ -143,8 +143,8 @@ def _measure(name: str, budget_bytes: int) -> Machine:
     kind = torch.device(name).type
     if kind not in KINDS or (kind == "cuda" and not torch.cuda.is_available()):
         raise InvalidArgument(
-            f"machine=None: the trace is of {name}, which is not here: give machine=, a "
-            "swapkit.ir.machines.Machine with the speed of the link"
+            f"machine=None: the trace was recorded on {name}, which this process does not have. "
+            "Pass machine=, a swapkit.ir.machines.Machine with the speed of the link."
         )
     device = get_runtime().device(choose_device(kind))
     return measure_machine(device, Limits(budget_bytes=budget_bytes))

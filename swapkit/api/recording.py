@@ -87,8 +87,8 @@ def record(
     trace = recorder.trace()
     if all(operator.phase is not Phase.BACKWARD for operator in trace.operators):
         raise InvalidArgument(
-            "step: no backward was seen in it, so there is nothing to plan: call backward() inside "
-            "of it, on the thread that calls record()"
+            "step: record() saw no backward in it, so there is nothing to plan. Call backward() "
+            "inside it, on the thread that calls record()."
         )
     return trace
 
@@ -152,7 +152,7 @@ def _check(
     hooks = innermost()
     if hooks is not None and hooks.placement.action is Action.AUTO:
         raise SessionError(
-            "record() runs a step without a budget: call it outside of `with swapkit.budget(...)`, "
+            "record() runs a step without a budget. Call it outside `with swapkit.budget(...)`, "
             "which records by itself"
         )
 
@@ -179,13 +179,13 @@ def _hardware(
 ) -> Hardware | None:
     if is_modelled and hardware is None:
         raise InvalidArgument(
-            "hardware=None: tensors without memory take no time: say what they stand for, such as "
-            "hardware='H100'"
+            "hardware=None: operators on tensors without memory take no time. Name the hardware "
+            "to model, e.g. hardware='H100'."
         )
     if not is_modelled and hardware is not None:
         raise InvalidArgument(
-            f"hardware={hardware!r}: what runs on {place} is timed; this is for a model on 'meta' "
-            "or of fake tensors"
+            f"hardware={hardware!r}: operators on {place} are timed. Pass hardware= only for a "
+            "model on 'meta' or of fake tensors."
         )
     return None if hardware is None else hardware_named(hardware)
 

@@ -34,9 +34,7 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     choice = Choice(source=Source.DECORATOR, what=what)
     if isinstance(target, torch.nn.Module):
         if not runs(target):
-            raise InvalidArgument(
-                f"a {type(target).__name__} never runs itself: choose for its elements"
-            )
+            raise InvalidArgument(f"a {type(target).__name__} has no forward. Pass its elements.")
         make_part(target).add(choice)
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
@@ -83,7 +81,7 @@ def apply(decorator: object, what: What, target: Any, pattern: str | None) -> An
     """
     if target is None:
         if pattern is not None:
-            raise InvalidArgument(f"the pattern {pattern!r} needs a model to look in")
+            raise InvalidArgument(f"pattern {pattern!r} needs a model whose submodules it matches")
         return decorator
     return choose(target, what) if pattern is None else choose_matching(target, pattern, what)
 
@@ -95,7 +93,7 @@ def choose_matching(model: object, pattern: str, what: What) -> object:
         InvalidArgument: `model` is not a module, or nothing matches.
     """
     if not isinstance(model, torch.nn.Module):
-        raise InvalidArgument(f"{model!r}: a pattern is for the submodules of a Module")
+        raise InvalidArgument(f"{model!r}: expected a Module, whose submodules the pattern matches")
     for module in match_modules(model, pattern):
         make_part(module).add(Choice(source=Source.PATTERN, what=what))
     return model
@@ -117,8 +115,8 @@ def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]
     found = [module for module in matching.values() if runs(module)]
     if matching and not found:
         raise InvalidArgument(
-            f"pattern {pattern!r} matches only {', '.join(matching)}, which never run themselves: "
-            "let it match what is inside"
+            f"pattern {pattern!r} matches only {', '.join(matching)}, which have no forward. "
+            "Match the modules inside them."
         )
     if not found:
         shown = ", ".join([path for path in paths if path][:NAMES_SHOWN])

@@ -42,7 +42,7 @@ def accept_module_class(module_class: type) -> None:
         InvalidArgument: `module_class` is not a class.
     """
     if not isinstance(module_class, type):
-        raise InvalidArgument(f"{module_class!r}: expected a class of modules")
+        raise InvalidArgument(f"{module_class!r}: expected a module class")
 
 
 # MindSpeed module -> name -> (module, name) that provides it.
@@ -66,12 +66,14 @@ MODULES: dict[str, dict[str, tuple[str, str]]] = {
 _BUDGET = "with swapkit.budget(limit, model, optimizer):"
 # Commonly imported modules that have no replacement here, each with an alternative.
 WITHOUT_COUNTERPART = {
-    f"{_ROOT}.megatron_adaptor": "swapkit changes no framework: call swapkit.install()",
-    f"{_MEMORY}.adaptive_recomputing.swap_manager": f"train `{_BUDGET}`, which rescues",
+    f"{_ROOT}.megatron_adaptor": "swapkit does not patch frameworks: call swapkit.install()",
+    f"{_MEMORY}.adaptive_recomputing.swap_manager": f"train inside `{_BUDGET}`, which rescues",
     f"{_MEMORY}.adaptive_recomputing.pluggable_allocator_adpator": "call swapkit.install()",
-    f"{_MEMORY}.smart_swap.swap_manager": f"train `{_BUDGET}` with policy='swap'",
-    f"{_MEMORY}.smart_swap.swap_engine": f"train `{_BUDGET}` with policy='swap'",
-    f"{_MEMORY}.memory_fragmentation.memory_recorder": "swapkit's pool has none: swapkit.install()",
+    f"{_MEMORY}.smart_swap.swap_manager": f"train inside `{_BUDGET}` with policy='swap'",
+    f"{_MEMORY}.smart_swap.swap_engine": f"train inside `{_BUDGET}` with policy='swap'",
+    f"{_MEMORY}.memory_fragmentation.memory_recorder": (
+        "swapkit's pool has no recorder: call swapkit.install()"
+    ),
     f"{_MEMORY}.swap_attention.prefetch": "use swapkit.offload(model, pattern)",
     f"{_ROOT}.fsdp.memory.recompute.recompute": "use swapkit.checkpoint(model, pattern)",
 }
@@ -132,7 +134,7 @@ def _make_spec(fullname: str, *, is_package: bool = False) -> importlib.machiner
 
 
 def _advise(path: str) -> str:
-    instead = WITHOUT_COUNTERPART.get(path, f"Train `{_BUDGET}`")
+    instead = WITHOUT_COUNTERPART.get(path, f"Train inside `{_BUDGET}`")
     return f"{instead[0].upper()}{instead[1:]}; {_HERE} has {', '.join(sorted(MODULES))}"
 
 

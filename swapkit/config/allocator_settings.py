@@ -107,18 +107,16 @@ def parse_allocator_settings(text: str, *, variable: str = COMMON) -> AllocatorS
     while position < len(bare):
         match = _PAIR.match(bare, position)
         if match is None:
-            raise InvalidArgument(f"{variable}: {bare[position:]!r} is not understood; {_FORM}")
+            raise InvalidArgument(f"{variable}: cannot parse {bare[position:]!r}; {_FORM}")
         key, value = match[1], match[2]
         if not key or not value:
-            raise InvalidArgument(f"{variable}: {match[0]!r} is not a key and its value; {_FORM}")
+            raise InvalidArgument(f"{variable}: {match[0]!r} is not a key with a value; {_FORM}")
         if key in _PARSERS:
             field, parse, accepted = _PARSERS[key]
             try:
                 values[field] = parse(value)
             except (ValueError, KeyError):
-                raise InvalidArgument(
-                    f"{variable}: {key}:{value} is not possible; expected {accepted}"
-                ) from None
+                raise InvalidArgument(f"{variable}: {key}:{value}: expected {accepted}") from None
         else:
             _check_ignored(variable, key)
         position = match.end()
@@ -128,14 +126,15 @@ def parse_allocator_settings(text: str, *, variable: str = COMMON) -> AllocatorS
 def _check_ignored(variable: str, key: str) -> None:
     if key == "per_process_memory_fraction":
         warnings.warn(
-            f"{variable}: {key} is not read here: give the share to swapkit.install(limit=0.9), or "
-            "to torch.cuda.set_per_process_memory_fraction()",
+            f"{variable}: {key} has no effect here. Pass the share to swapkit.install(limit=0.9) "
+            "or torch.cuda.set_per_process_memory_fraction().",
             stacklevel=4,
         )
     elif key not in IGNORED_KEYS:
         raise InvalidArgument(
-            f"{variable}: the key {key!r} is unknown; these have an effect: "
-            f"{', '.join(sorted(_PARSERS))}; accepted without: {', '.join(sorted(IGNORED_KEYS))}"
+            f"{variable}: unknown key {key!r}; keys with an effect: "
+            f"{', '.join(sorted(_PARSERS))}; keys accepted without effect: "
+            f"{', '.join(sorted(IGNORED_KEYS))}"
         )
 
 
@@ -166,7 +165,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], int | float | bool], str]] = {
     "garbage_collection_threshold": (
         "garbage_collection_threshold",
         _threshold,
-        "a number between 0 and 1, both excluded",
+        "a number above 0 and below 1",
     ),
     "expandable_segments": (
         "expandable_segments",

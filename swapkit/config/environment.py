@@ -37,25 +37,25 @@ ALL_RANKS = -1
 MOST_RANKS = 1 << 20
 # Variables of MindSpeed and MindSpore that are accepted but have no effect, and the reason.
 WITHOUT_MEANING = {
-    "ADAPTIVE_RECOMPUTING": "it put the original's allocator below torch; swapkit.install() does",
+    "ADAPTIVE_RECOMPUTING": "it installed the original's allocator; call swapkit.install()",
     **dict.fromkeys(
         ("CPU_AFFINITY_CONF", "CPU_BINDING_NUM"),
-        "swapkit binds no process to processors; numactl and taskset do",
+        "swapkit does not bind processes to processors; use numactl or taskset",
     ),
     **dict.fromkeys(
         (
             *("vmmDefragment", "reuseLimit", "fragLimit", "reAlloc"),
             *("defragLevel", "autoGC", "gc_thresh"),
         ),
-        "they tune how free blocks are stitched together, which virtual memory makes needless",
+        "they tune how free blocks are stitched together, which virtual memory makes unnecessary",
     ),
     **dict.fromkeys(
         ("TORCH_EXTENSIONS_DIR", "LD_LIBRARY_PATH"),
-        "custom operators needed a library of the original's; those of swapkit need its headers",
+        "custom operators needed the original's library; swapkit's need only its headers",
     ),
     **dict.fromkeys(
         ("ENABLE_LAZY_INLINE_NO_PIPELINE", "MS_MEMORY_STATISTIC", "GLOG_v"),
-        "they are MindSpore's own",
+        "they belong to MindSpore",
     ),
 }
 
@@ -123,8 +123,8 @@ def note_without_effect(environment: Environment) -> None:
     """Warn about settings that have no effect; called once per process."""
     if environment.memory_fragmentation:
         _log.warning(
-            "MEMORY_FRAGMENTATION=1 does nothing yet: there are no pools by lifetime. Free memory "
-            "serves any request, wherever it lies, unless PYTORCH_CUDA_ALLOC_CONF says "
+            "MEMORY_FRAGMENTATION=1 has no effect yet: swapkit has no pools by lifetime. Free "
+            "memory serves any request, wherever it lies, unless PYTORCH_CUDA_ALLOC_CONF contains "
             "expandable_segments:False"
         )
 
@@ -143,7 +143,7 @@ def _read(variables: Mapping[str, str], name: str, parse: Callable[[str], int], 
         value = 0
     if value < least:
         warnings.warn(
-            f"{name}={text!r} is not a number of at least {least}: {least} is used", stacklevel=3
+            f"{name}={text!r}: expected a number of at least {least}; using {least}", stacklevel=3
         )
     return max(value, least)
 
@@ -160,9 +160,9 @@ def _choose(
         value = accepted.stop
     if value not in accepted:
         least, most = accepted.start, accepted.stop - 1
-        instead = "it is ignored" if default is None else f"{default} is used"
+        instead = "ignoring it" if default is None else f"using {default}"
         warnings.warn(
-            f"{name}={text!r} is not a number from {least} to {most}: {instead}", stacklevel=3
+            f"{name}={text!r}: expected a number from {least} to {most}; {instead}", stacklevel=3
         )
         return default
     return value

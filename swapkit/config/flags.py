@@ -41,33 +41,33 @@ def _gigabytes(text: str) -> float:
 
 
 FLAGS: dict[str, dict[str, Any]] = {
-    "adaptive-recompute-device-swap": {**_ON, "help": "plan which layers are recomputed"},
+    "adaptive-recompute-device-swap": {**_ON, "help": "plan which layers to recompute"},
     "adaptive-recompute-device-size": {
         **_NUMBER,
         "default": -1,
         "metavar": "MB",
-        "help": "memory to plan for; not above 0: all that the device has",
+        "help": "memory to plan for; 0 or less: all memory of the device",
     },
     "adaptive-recompute-profiling-step": {
         **_NUMBER,
         "default": PROFILE_STEPS,
         "help": "steps to measure before planning",
     },
-    "adaptive-memory-optimization": {**_ON, "help": "plan what is recomputed and what is swapped"},
+    "adaptive-memory-optimization": {**_ON, "help": "plan what to recompute and what to swap"},
     "smart-swap": {**_ON, "help": "plan what is swapped"},
-    "smart-swap-config": {**_TEXT, "metavar": "FILE", "help": "its settings, as YAML or JSON"},
-    "swap-attention": {**_ON, "help": "swap what attention saves"},
+    "smart-swap-config": {**_TEXT, "metavar": "FILE", "help": "settings, as YAML or JSON"},
+    "swap-attention": {**_ON, "help": "swap the saved tensors of attention"},
     "swap-modules": {
         **_TEXT,
         "default": SWAP_MODULES,
         "metavar": "NAMES",
-        "help": "the modules of a layer that --swap-attention means",
+        "help": "the modules of a layer whose saved tensors --swap-attention swaps",
     },
-    "swap-layer-input": {**_ON, "help": "swap what recomputed layers are handed"},
+    "swap-layer-input": {**_ON, "help": "swap the inputs of recomputed layers"},
     "swap-optimizer": {**_ON, "help": "keep optimizer states on the host between steps"},
     "swap-optimizer-times": {**_NUMBER, "default": SWAP_TIMES},
     "virtual-optimizer": {"type": _gigabytes, "nargs": "+", "default": None, "metavar": "GB"},
-    "memory-fragmentation": {**_ON, "help": "as MEMORY_FRAGMENTATION=1"},
+    "memory-fragmentation": {**_ON, "help": "same as MEMORY_FRAGMENTATION=1"},
     "recompute-granularity": {"choices": ("full", "selective"), "default": None},
     "recompute-method": {"choices": ("uniform", "block"), "default": None},
     "recompute-num-layers": _NUMBER,
@@ -90,20 +90,20 @@ FLAGS: dict[str, dict[str, Any]] = {
     "compress-optimizer": _ON,
     "reuse-fp32-param": _ON,
 }
-_PLAN = "--adaptive-memory-optimization plans what is recomputed and swapped"
-_SPLIT = "swapkit does not spread layers over stages; torch.distributed.pipelining does"
-_PACK = "swapkit compresses nothing; it moves or recomputes"
+_PLAN = "--adaptive-memory-optimization plans what to recompute and swap"
+_SPLIT = "swapkit does not spread layers over stages; use torch.distributed.pipelining"
+_PACK = "swapkit swaps or recomputes tensors instead of compressing them"
 # Flags without a counterpart, each with an alternative.
 WITHOUT_COUNTERPART = {
-    "recompute-in-bubble": f"recomputation is not moved into bubbles; {_PLAN}",
-    "recompute-in-advance": f"recomputation is not moved ahead; {_PLAN}",
-    "moe-adaptive-recompute-activation": f"experts are not recomputed by their load; {_PLAN}",
+    "recompute-in-bubble": f"swapkit does not move recomputation into bubbles; {_PLAN}",
+    "recompute-in-advance": f"swapkit does not recompute in advance; {_PLAN}",
+    "moe-adaptive-recompute-activation": f"swapkit ignores the load of experts; {_PLAN}",
     "automated-pipeline": _SPLIT,
     "num-layer-list": _SPLIT,
-    "compress-dense": f"{_PACK}: --swap-attention or --recompute-granularity",
-    "compress-activation": f"{_PACK}: --swap-attention or --recompute-granularity",
-    "compress-optimizer": f"{_PACK}: --swap-optimizer",
-    "reuse-fp32-param": "parameters have no shared copies here; --swap-optimizer moves the states",
+    "compress-dense": f"{_PACK}; use --swap-attention or --recompute-granularity",
+    "compress-activation": f"{_PACK}; use --swap-attention or --recompute-granularity",
+    "compress-optimizer": f"{_PACK}; use --swap-optimizer",
+    "reuse-fp32-param": "swapkit shares no copies of parameters; --swap-optimizer swaps the states",
 }
 
 
@@ -259,14 +259,14 @@ def _read_profile_steps(flags: _Flags, train_iters: int | None) -> int:
     steps: int = flags["adaptive-recompute-profiling-step"]
     what = f"--adaptive-recompute-profiling-step={steps}"
     if steps <= 0:
-        _warn(f"{what}: expected more than 0; {PROFILE_STEPS} is used")
+        _warn(f"{what}: expected more than 0; using {PROFILE_STEPS}")
         steps = PROFILE_STEPS
     if steps < LEAST_PROFILE_STEPS:
-        _warn(f"{what}: at least {LEAST_PROFILE_STEPS} are advised; training is not affected")
+        _warn(f"{what}: at least {LEAST_PROFILE_STEPS} are recommended; training is not affected")
     if train_iters is not None and steps > train_iters // 10:
         _warn(
-            f"{what}: more than a tenth of the {train_iters} steps of training are measured "
-            f"({steps}); it is not affected otherwise"
+            f"{what}: measuring {steps} of the {train_iters} training steps, more than a tenth; "
+            "training is not affected otherwise"
         )
     return steps
 
@@ -345,7 +345,7 @@ def _list_stored(flags: _Flags) -> list[LayerPart]:
         counts = (-1,)
     if min(counts) < 0:
         raise InvalidArgument(
-            f"--recompute-module-list={text!r}: expected a number for each stage, such as 2,1,0,0"
+            f"--recompute-module-list={text!r}: expected a number for each stage, e.g. 2,1,0,0"
         )
     return [LayerPart(action="recompute", role=RECOMPUTE_TYPES[kind], layers=counts)]
 
@@ -356,7 +356,7 @@ def _list_swapped(flags: _Flags) -> list[LayerPart]:
         names = [name.strip() for name in flags["swap-modules"].split(",")]
         if not all(names):
             raise InvalidArgument(
-                f"--swap-modules={flags['swap-modules']!r}: expected names, such as {SWAP_MODULES}"
+                f"--swap-modules={flags['swap-modules']!r}: expected names, e.g. {SWAP_MODULES}"
             )
         layers = flags["recompute-num-layers"] if flags["recompute-method"] == "block" else None
         parts = [LayerPart(action="swap", role=name, layers=layers) for name in names]
@@ -383,11 +383,11 @@ def _swaps_optimizer(flags: _Flags, smart_swap: SmartSwapConfig | None) -> bool:
     if times < 0:
         raise InvalidArgument(f"--swap-optimizer-times={times}: expected at least 0")
     if flags["swap-optimizer"] and times != SWAP_TIMES:
-        _warn("--swap-optimizer-times has no effect: states move in pieces of swapkit's choice")
+        _warn("--swap-optimizer-times has no effect: swapkit chooses the size of the pieces")
     if not min(amounts, default=1) > 0:
         raise InvalidArgument("--virtual-optimizer: expected 'all' or numbers above 0")
     if set(amounts) - {float("inf")}:
-        _warn("--virtual-optimizer: all states are on the host between steps, whatever their size")
+        _warn("--virtual-optimizer: keeping all states on the host between steps, of any size")
     moved = smart_swap is not None and smart_swap.moves_optimizer
     return bool(flags["swap-optimizer"] or amounts or moved)
 

@@ -29,11 +29,11 @@ class Pair:
     reason: str
 
 
-_PLANS = "it plans what is recomputed and swapped itself"
-_BY_HAND = f"{_PLANS}: leave the other flag away, or choose all by hand and leave this one away"
-_ONE_PLAN = "only one of them can plan a step: leave one away"
-_BUBBLE = f"{_PLANS}, at every point of the schedule: leave the other flag away"
-_FRAGMENTS = "both would put their own allocator below torch; swapkit's pool does either's work"
+_PLANS = "the first plans what to recompute and swap"
+_BY_HAND = f"{_PLANS}, so omit the second, or choose everything by hand and omit the first"
+_ONE_PLAN = "only one of them can plan a step, so omit one"
+_BUBBLE = f"{_PLANS}, at every point of the schedule, so omit the second"
+_FRAGMENTS = "both would install their own allocator; swapkit's pool does the work of either"
 
 INCOMPATIBLE = (
     Pair(first="adaptive recompute", second="full recompute", reason=_BY_HAND),
@@ -56,7 +56,7 @@ INCOMPATIBLE = (
     Pair(
         first="selective recompute",
         second="recompute method",
-        reason="a method says which layers are recomputed in full",
+        reason="a method selects which layers to recompute in full",
     ),
 )
 # Pairs that MindSpeed's code refuses and swapkit accepts.
@@ -64,7 +64,7 @@ COMPATIBLE = (
     Pair(
         first="adaptive memory",
         second="activation recompute",
-        reason="a user's choice stands, and the plan is made around it",
+        reason="the plan respects the user's choice",
     ),
     Pair(
         first="selective recompute",
@@ -79,17 +79,17 @@ COMPATIBLE = (
     Pair(
         first="smart swap",
         second="memory fragmentation",
-        reason="there is one pool, which serves both",
+        reason="one pool serves both",
     ),
     Pair(
         first="swap attention",
         second="recompute in bubble",
-        reason="nothing is recomputed in bubbles: a warning says so",
+        reason="swapkit warns that it recomputes nothing in bubbles",
     ),
     Pair(
         first="swap optimizer",
         second="reuse of fp32 parameters",
-        reason="nothing is reused: a warning says so",
+        reason="swapkit warns that it reuses nothing",
     ),
 )
 

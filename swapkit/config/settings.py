@@ -90,7 +90,6 @@ class Settings:
         """
         size = format_bytes(self.limit_bytes or 0)
         return (
-            f"--adaptive-recompute-device-size gives {size}: the next size to try is "
-            f"{-(-needed_bytes // MIB)} (MiB), which holds what was asked for here; or leave the "
-            "flag away to have the device's memory"
+            f"--adaptive-recompute-device-size gives {size}. Try {-(-needed_bytes // MIB)} (MiB), "
+            "which fits this request, or omit the flag to use all memory of the device"
         )

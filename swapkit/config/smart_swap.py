@@ -211,7 +211,8 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
     unknown = sorted(str(name) for name in set(values) - known - FORMER_FIELDS)
     if unknown:
         raise InvalidArgument(
-            f"SmartSwap has no {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+            f"SmartSwap has no field {', '.join(unknown)}; its fields are "
+            f"{', '.join(sorted(known))}"
         )
     chosen: dict[str, Any] = {name: value for name, value in values.items() if name in known}
     is_whole = set(chosen) == known
@@ -222,16 +223,16 @@ def _read_file(path: Path) -> Mapping[str, object]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidArgument(f"{path}: it cannot be read: {error.strerror}") from None
+        raise InvalidArgument(f"{path}: cannot read it: {error.strerror}") from None
     if path.suffix not in {".json", ".yaml", ".yml"}:
         raise InvalidArgument(f"{path}: expected a .yaml, .yml or .json file")
     try:
         values = yaml.safe_load(text) or {}  # JSON is YAML
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise InvalidArgument(f"{path}: it is not understood: {reason}") from None
+        raise InvalidArgument(f"{path}: cannot parse it: {reason}") from None
     if not isinstance(values, Mapping):
-        raise InvalidArgument(f"{path}: expected fields and their values")
+        raise InvalidArgument(f"{path}: expected a mapping of fields to values")
     return values
 
 

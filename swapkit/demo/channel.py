@@ -54,6 +54,6 @@ class Channel:
         for line in self._reader:
             message = decode(line)
             if not isinstance(message, Command):
-                msg = f"a run of the demo takes commands, not {type(message).__name__}"
+                msg = f"a run of the demo expects a Command, got {type(message).__name__}"
                 raise GarbledError(msg)
             yield message

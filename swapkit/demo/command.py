@@ -44,7 +44,7 @@ def run_demo(options: DemoOptions) -> int:
         sys.stderr.write(f"The demo failed: {error}\n")
         return EXIT_BROKEN
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted; all runs were ended.\n")
+        sys.stderr.write("Interrupted; ended all runs.\n")
         return EXIT_INTERRUPTED
 
 

@@ -88,8 +88,8 @@ def parse_shares(text: str | None) -> tuple[float, ...]:
             share = 0.0
         if not part.strip().endswith("%") or not 0 < share < 1:
             msg = (
-                f"--sweep {text!r}: possible are shares of the activations with commas between "
-                'them, each above 0% and below 100%, as in "80%,45%"'
+                f"--sweep {text!r}: expected shares of the activations, separated by commas, each "
+                'above 0% and below 100%, e.g. "80%,45%"'
             )
             raise OptionError(msg)
         shares.append(share)
@@ -113,8 +113,8 @@ def parse_budget(text: str) -> Budget:
     is_whole = text.endswith("%") and nbytes == _ANY_WHOLE_BYTES
     if nbytes == 0 or is_whole:
         msg = (
-            f"--budget {text!r}: possible are a share of the peak without a limit, above 0% and "
-            'below 100%, as in "60%", and a number of bytes, as in "300MiB"'
+            f"--budget {text!r}: expected a share of the peak without a limit, above 0% and below "
+            '100%, e.g. "60%", or a number of bytes, e.g. "300MiB"'
         )
         raise OptionError(msg)
     return Budget(text=text)
@@ -153,13 +153,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         action="append",
         metavar="BUDGET",
-        help='share of the peak without a limit, "60%%", or bytes, "300MiB"; may be repeated, or '
-        f"several with commas (default: {','.join(DEFAULT_BUDGETS).replace('%', '%%')})",
+        help='share of the peak without a limit, "60%%", or bytes, "300MiB"; repeat, or '
+        f"separate several with commas (default: {','.join(DEFAULT_BUDGETS).replace('%', '%%')})",
     )
     parser.add_argument(
         "--size",
         default=DEFAULT_SIZE,
-        help=f"of the model: {', '.join(SIZES)} (default: {DEFAULT_SIZE})",
+        help=f"size of the model: {', '.join(SIZES)} (default: {DEFAULT_SIZE})",
     )
     parser.add_argument("--steps", type=int, help="timed steps of every run")
     parser.add_argument(
@@ -167,8 +167,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=DEFAULT_SHARES,
         metavar="SHARES",
-        help="compare all policies, too, at these budgets over a fast and a slow link: shares of "
-        f"the activations (without any: {DEFAULT_SHARES.replace('%', '%%')}); takes ten minutes",
+        help="also compare all policies at these budgets over a fast and a slow link: shares of "
+        f"the activations (without a value: {DEFAULT_SHARES.replace('%', '%%')}); takes ten "
+        "minutes",
     )
     parser.add_argument(
         "--sweep-steps",
@@ -182,12 +183,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("swapkit-demo"),
         help="folder for chart.png and result.json (default: ./swapkit-demo)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the result there too; - for stdout")
-    parser.add_argument("--seed", type=int, default=0, help="of model and batches (default: 0)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write the result to FILE; - for stdout"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of model and batches (default: 0)"
+    )
     parser.add_argument(
         "--threads",
         type=int,
-        help="torch's, in every run (default: one per two processors; the others copy)",
+        help="torch's threads in every run (default: half of the processors; the others copy)",
     )
 
 
@@ -201,22 +206,22 @@ def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
         OptionError: a value is invalid.
     """
     if arguments.size not in SIZES:
-        msg = f"--size {arguments.size!r}: there is no such size; possible: {', '.join(SIZES)}"
+        msg = f"--size {arguments.size!r}: expected one of {', '.join(SIZES)}"
         raise OptionError(msg)
     steps = SIZES[arguments.size].steps if arguments.steps is None else arguments.steps
     if steps < 1:
-        msg = f"--steps {steps}: at least 1 timed step is needed"
+        msg = f"--steps {steps}: expected at least 1 timed step"
         raise OptionError(msg)
     if arguments.sweep_steps < 1:
-        msg = f"--sweep-steps {arguments.sweep_steps}: at least 1 timed step is needed"
+        msg = f"--sweep-steps {arguments.sweep_steps}: expected at least 1 timed step"
         raise OptionError(msg)
     # On a CPU, copies need processors too; other devices have copy engines.
     threads = max(1, processors() // 2) if arguments.threads is None else arguments.threads
     if not 1 <= threads <= processors():
-        msg = f"--threads {threads}: possible are 1 to {processors()}, the processors there are"
+        msg = f"--threads {threads}: expected 1 to {processors()}, the number of processors"
         raise OptionError(msg)
     if arguments.output.exists() and not arguments.output.is_dir():
-        msg = f"--output {arguments.output}: this is a file; a folder is needed, old or new"
+        msg = f"--output {arguments.output}: this is a file; expected a folder, existing or new"
         raise OptionError(msg)
     return DemoOptions(
         budgets=parse_budgets(arguments.budget or DEFAULT_BUDGETS),

@@ -169,7 +169,7 @@ def race(options: DemoOptions, progress: Progress) -> RaceResult:
         recompute = enter("recompute every block", RunKind.RECOMPUTE)
         limited = [enter(f"swapkit at {each.text}", RunKind.SWAPKIT) for each in options.budgets]
         entrants = [plain, alone, recompute, *limited]
-        progress.say("measuring what plain training needs")
+        progress.say("measuring the memory of plain training")
         peak_bytes, state_bytes = measure(plain, progress)
         budgets = [
             each.resolve(peak_bytes=peak_bytes, least_bytes=state_bytes) for each in options.budgets

@@ -172,17 +172,17 @@ def _budget_problems(result: RunResult, budget_bytes: int) -> Iterator[str]:
             f"more than {budget}"
         )
     if result.witness_peak_bytes == 0:
-        yield f"was looked at {result.witness_looks} times, and nothing of its pool was resident"
+        yield f"had nothing of its pool resident in any of {result.witness_looks} readings"
 
 
 def _difference(result: RunResult, reference: RunResult) -> str:
     """Return where two runs diverge."""
     for step, (mine, its) in enumerate(zip(result.losses, reference.losses, strict=False)):
         if mine != its:
-            return f"the losses differ from step {step + 1} on, {mine} there instead of {its}"
+            return f"the losses differ from step {step + 1} on: {mine} instead of {its}"
     if len(result.losses) != len(reference.losses):
         return f"it trained {len(result.losses)} steps instead of {len(reference.losses)}"
-    return "the losses are equal, the final parameters, buffers or optimizer states differ"
+    return "the losses are equal, but the final parameters, buffers or optimizer states differ"
 
 
 def verdict(race: RaceResult) -> str:

@@ -224,7 +224,7 @@ class TrainingRun:
 
     def _begun(self) -> tuple[Allocator, Training]:
         if self._allocator is None or self._training is None:
-            msg = "the run was asked to go on before it was built"
+            msg = "the run received a command before it was built"
             raise GarbledError(msg)
         return self._allocator, self._training
 
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> int:
     """
     spec = decode(arguments[0])
     if not isinstance(spec, RunSpec):
-        msg = f"a run of the demo needs its specification, not {type(spec).__name__}"
+        msg = f"a run of the demo expects a RunSpec, got {type(spec).__name__}"
         raise GarbledError(msg)
     die_with(spec.parent_pid)
     channel = Channel.from_stdio()

@@ -76,7 +76,11 @@ def check_plan(plan: Plan, trace: Trace | None = None) -> None:
     seen: set[int] = set()
     for row, decision in enumerate(plan.decisions):
         if decision.storage in seen:
-            refuse(f"decisions[{row}].storage", "one decision for a storage", decision.storage)
+            refuse(
+                f"decisions[{row}].storage",
+                ("at most one decision for each storage"),
+                decision.storage,
+            )
         seen.add(decision.storage)
         _check_decision(f"decisions[{row}]", decision)
     if trace is not None:
@@ -156,7 +160,9 @@ def _check_touches(trace: Trace) -> None:
                     refuse(where, f"storages below {len(births)}", storage)
                 if not births[storage] <= number < deaths[storage]:
                     life = f"from operator {births[storage]} until before {deaths[storage]}"
-                    refuse(where, f"storages that are there; {storage} is {life}", touched)
+                    refuse(
+                        where, (f"storages alive at this operator; {storage} lives {life}"), touched
+                    )
 
 
 def _check_events(trace: Trace) -> None:
@@ -178,7 +184,11 @@ def _check_events(trace: Trace) -> None:
         storage = trace.storages[event.storage]
         if not storage.birth <= event.operator <= storage.death:
             life = f"from operator {storage.birth} until before {storage.death}"
-            refuse(f"{where}.operator", f"one while the storage is there, {life}", event.operator)
+            refuse(
+                f"{where}.operator",
+                (f"an operator in the life of the storage, {life}"),
+                event.operator,
+            )
         if event.kind is EventKind.SAVE:
             saved.add(event.storage)
         elif event.storage not in saved:
@@ -211,4 +221,4 @@ def _check_plan_of(plan: Plan, trace: Trace) -> None:
             if slot is not None and slot >= count:
                 refuse(f"{where}.{field}", f"an operator below {count}", slot)
     if plan.signature and trace.signature and plan.signature != trace.signature:
-        refuse("signature", f"{trace.signature!r}, that of the trace", plan.signature)
+        refuse("signature", f"{trace.signature!r}, the signature of the trace", plan.signature)

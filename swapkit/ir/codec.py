@@ -232,8 +232,9 @@ def _decode_head(document: object, shape: Shape, parts: tuple[str, ...]) -> dict
         refuse("version", f"a whole number from 1 to {shape.version}", version)
     if version > shape.version:
         raise InvalidDocument(
-            f"version: {show(version)} is newer than what this swapkit reads, which is "
-            f"{shape.version}; read it with the swapkit that wrote it, or write it again"
+            f"version: {show(version)} is newer than {shape.version}, the newest that this "
+            "swapkit reads. Read the document with the swapkit that wrote it, or write it again "
+            "with this one."
         )
     return _check_keys("document", document, (*_HEADER, *shape.rules, *parts))
 
@@ -243,7 +244,9 @@ def _check_keys(where: str, document: object, keys: tuple[str, ...]) -> dict[str
         refuse(where, "an object", document)
     for key in keys:
         if key not in document:
-            raise InvalidDocument(f"{where}: {key!r} is missing; there are {show(list(document))}")
+            raise InvalidDocument(
+                f"{where}: {key!r} is missing; the keys are {show(list(document))}"
+            )
     for key in document:
         if key not in keys:
             refuse(where, f"only {', '.join(map(repr, keys))}", key)

@@ -40,7 +40,7 @@ def parse_document(content: bytes) -> object:
         raise
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidDocument(f"document: no JSON from {where} on: {error.msg}") from error
+        raise InvalidDocument(f"document: invalid JSON at {where}: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, too many digits, nested too deep
         raise InvalidDocument(f"document: cannot be read as JSON: {error}") from error
 
@@ -73,12 +73,12 @@ def _explain(error: OSError, target: Path) -> str:
     """Return why a file cannot be written, and what to try, without naming the temporary file."""
     folder = target.parent
     if os.path.isdir(target):
-        return "this is a folder; give the path of a file in it"
+        return "this is a folder; pass the path of a file in it"
     if not os.path.lexists(folder):
-        return f"the folder {str(folder)!r} does not exist; make it first, or give another path"
+        return f"the folder {str(folder)!r} does not exist; create it first, or pass another path"
     if not os.path.isdir(folder):
-        return f"{str(folder)!r} is no folder; give another path"
-    return f"it cannot be written: {error.strerror or error}; give another path"
+        return f"{str(folder)!r} is not a folder; pass another path"
+    return f"cannot write it: {error.strerror or error}; pass another path"
 
 
 def _replace(target: Path, document: dict[str, object]) -> None:
@@ -117,9 +117,9 @@ def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(made) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise InvalidDocument(f"document: the key {twice!r} is there twice")
+        raise InvalidDocument(f"document: the key {twice!r} appears twice")
     return made
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidDocument(f"document: {name} is no number that a document may have")
+    raise InvalidDocument(f"document: expected finite numbers, got {name}")

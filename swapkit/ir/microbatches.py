@@ -111,14 +111,17 @@ def read_chunks(traces: Sequence[Chunk], microbatches: int) -> list[list[Microba
             belong together.
     """
     if not traces:
-        raise InvalidArgument("a stage has at least one chunk, and so at least one trace")
+        raise InvalidArgument("expected at least one trace: a stage has at least one chunk")
     chunks = []
     for chunk in traces:
         if isinstance(chunk, Trace):
             chunks.append([_cut(chunk)] * max(1, microbatches))
             continue
         if len(chunk) != microbatches:
-            raise InvalidArgument(f"{len(chunk)} traces of a chunk for {microbatches} microbatches")
+            raise InvalidArgument(
+                f"expected {microbatches} traces of a chunk, one for each microbatch, got "
+                f"{len(chunk)}"
+            )
         chunks.append([_cut(each) for each in chunk])
         _check_shared(chunks[-1])
     return chunks
@@ -129,8 +132,8 @@ def _check_shared(recordings: Sequence[MicrobatchRecording]) -> None:
     for number, recorded in enumerate(recordings):
         if _shared_sizes(recorded) != expected:
             raise InvalidArgument(
-                f"microbatch {number} has other parameters, gradients or states than the first;"
-                " the traces of a chunk have to be recorded with one model"
+                f"microbatch {number} differs from the first in parameters, gradients or states. "
+                "Record all traces of a chunk with one model."
             )
 
 
@@ -145,7 +148,7 @@ def _cut(trace: Trace) -> MicrobatchRecording:
     expected = [phase for phase, n in zip(order, counts, strict=True) for _ in range(n)]
     if [each.phase for each in trace.operators] != expected or not all(counts[:2]):
         raise InvalidArgument(
-            f"trace {trace.label!r} is not the step of one microbatch: forward, backward, and"
-            " perhaps optimizer"
+            f"trace {trace.label!r} is not the step of one microbatch: forward, backward, and "
+            "optionally optimizer"
         )
     return MicrobatchRecording(trace, counts[0], counts[0] + counts[1])

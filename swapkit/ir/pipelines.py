@@ -90,7 +90,9 @@ def compose_stages(
     """
     parts = [read_chunks(chunks, microbatches) for chunks in traces]
     if len({len(chunks) for chunks in parts}) != 1:
-        raise InvalidArgument("the stages of a pipeline have equally many chunks, at least one")
+        raise InvalidArgument(
+            "expected the same number of chunks in each stage of the pipeline, at least one"
+        )
     pipeline = Pipeline(
         schedule=schedule,
         stages=len(parts),

@@ -24,7 +24,7 @@ GROWS = ("segment_alloc", "segment_map")
 SHRINKS = ("segment_free", "segment_unmap")
 _SIZED = {"alloc", *FREES, *REQUESTS, *GROWS, *SHRINKS}
 _ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
-_HOW = "torch.cuda.memory._record_memory_history() before the step that is to be seen"
+_HOW = "torch.cuda.memory._record_memory_history() before the step to record"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise InvalidDocument(
-            f"the pickle asks for {show(module)}.{show(name)}; a memory snapshot has only lists, "
+            f"the pickle refers to {show(module)}.{show(name)}; a memory snapshot has only lists, "
             "dictionaries, numbers and text"
         )
 
@@ -91,7 +91,7 @@ def unpickle_plain(file: BinaryIO) -> object:
         pickle.UnpicklingError, EOFError, MemoryError, RecursionError, struct.error,
         ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
     ) as error:  # fmt: skip
-        raise InvalidDocument(f"it is no pickle of a memory snapshot: {error}") from error
+        raise InvalidDocument(f"not a pickle of a memory snapshot: {error}") from error
 
 
 def _choose_device(traces: list[object], device: int | None) -> int:
@@ -99,9 +99,9 @@ def _choose_device(traces: list[object], device: int | None) -> int:
     if not recorded:
         raise InvalidDocument(f"device_traces: no device has a history; call {_HOW}")
     if device is None and len(recorded) > 1:
-        raise InvalidDocument(f"device_traces: devices {recorded} have a history; say which")
+        raise InvalidDocument(f"device_traces: devices {recorded} have a history; pass device=")
     if device is not None and device not in recorded:
-        refuse("device", f"one that has a history, of {recorded}", device)
+        refuse("device", f"a device with a history, one of {recorded}", device)
     return recorded[0] if device is None else device
 
 

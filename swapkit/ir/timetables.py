@@ -114,30 +114,34 @@ def time_jobs(
                 ends[stage, job] = clocks[stage]
                 left -= 1
         if left == before:
-            raise AssertionError("the stages of the pipeline wait for each other")
+            raise AssertionError("the stages of the pipeline deadlock")
     return tuple(map(tuple, starts))
 
 
 def _check(pipeline: Pipeline, stage: int) -> None:
     if min(pipeline.stages, pipeline.microbatches, pipeline.chunks) < 1:
-        raise InvalidArgument(f"a pipeline has stages, microbatches and chunks; got {pipeline}")
+        raise InvalidArgument(f"expected at least one stage, microbatch and chunk, got {pipeline}")
     if not 0 <= stage < pipeline.stages:
         raise InvalidArgument(f"stage {stage}: the pipeline has stages 0 to {pipeline.stages - 1}")
     if pipeline.schedule == "interleaved":
         if pipeline.microbatches % pipeline.stages:
             raise InvalidArgument(
-                f"an interleaved schedule takes microbatches in rounds of {pipeline.stages}, one"
-                f" for each stage; {pipeline.microbatches} is not a multiple"
+                f"schedule 'interleaved' takes microbatches in rounds of {pipeline.stages}, one "
+                "for each stage. Pass a multiple of that as microbatches, not "
+                f"{pipeline.microbatches}."
             )
     elif pipeline.chunks > 1:
         raise InvalidArgument(
-            f"schedule {pipeline.schedule!r} has one chunk in a stage, not {pipeline.chunks};"
-            ' with several it is "interleaved"'
+            f"schedule {pipeline.schedule!r} has one chunk in a stage, not {pipeline.chunks}. Use "
+            "'interleaved' for several chunks."
         )
     if pipeline.schedule == "accumulation" and pipeline.stages > 1:
-        raise InvalidArgument(f"accumulation has one stage, not {pipeline.stages}")
+        raise InvalidArgument(f"schedule 'accumulation' has one stage, not {pipeline.stages}")
     if pipeline.schedule not in {"1f1b", "interleaved", "gpipe", "accumulation"}:
-        raise InvalidArgument(f"there is no schedule {pipeline.schedule!r}")
+        raise InvalidArgument(
+            f"schedule={pipeline.schedule!r}: expected '1f1b', 'interleaved', 'gpipe' or "
+            "'accumulation'"
+        )
 
 
 def _nth(pipeline: Pipeline, number: int) -> tuple[int, int]:

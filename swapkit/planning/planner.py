@@ -300,8 +300,9 @@ def _explain_failure(
         hints.append("a larger host_limit")
     message = (
         f"no plan of policy {policy!r} fits {format_bytes(machine.budget_bytes)}: the smallest "
-        f"budget that has one is {format_bytes(least.budget_bytes)} ({least.budget_bytes} bytes), "
-        f"which {shown} need{'s' if len(names) == 1 else ''}; try that, {', or '.join(hints)}"
+        f"budget with a plan is {format_bytes(least.budget_bytes)} ({least.budget_bytes} bytes), "
+        f"which {shown} need{'s' if len(names) == 1 else ''}; try that budget, "
+        f"{', or '.join(hints)}"
     )
     return InfeasibleBudget(message, least_bytes=least.budget_bytes, operators=tuple(names))
 
@@ -310,8 +311,8 @@ def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:
     """Return the plan of a custom policy, checked, simulated and with its prediction."""
     plan: object = policy.plan(trace, machine)
     if not isinstance(plan, Plan):
-        who, what = type(policy).__name__, f"expected a Plan, of {Plan.__module__}"
-        raise InvalidType(f"plan() of the policy {who} returned {show(plan)}: {what}")
+        who, what = type(policy).__name__, f"expected a {Plan.__module__}.Plan"
+        raise InvalidType(f"{who}.plan() returned {show(plan)}: {what}")
     _refuse_illegal(find_violations(trace, plan, machine))
     if 0 < plan.budget_bytes < machine.budget_bytes:
         machine = replace(machine, budget_bytes=plan.budget_bytes)
@@ -320,7 +321,7 @@ def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:
             plan = set_moments(trace, plan, machine)
         schedule = simulate(trace, plan, machine)
     except PlanMismatch as error:  # legal, but not among the decisions that swapkit supports
-        raise InvalidArgument(f"the policy's plan is not possible: {error}") from None
+        raise InvalidArgument(f"swapkit cannot follow the policy's plan: {error}") from None
     plan = replace(
         plan, budget_bytes=machine.budget_bytes, prediction=schedule.prediction, trace=trace
     )
@@ -337,7 +338,7 @@ def _refuse_illegal(violations: Sequence[str]) -> None:
         more = len(violations) - REASONS_SHOWN
         rest = f"; and {more} more" if more > 0 else ""
         reasons = "; ".join(violations[:REASONS_SHOWN])
-        raise InvalidArgument(f"the policy's plan is not legal: {reasons}{rest}")
+        raise InvalidArgument(f"the policy's plan is invalid: {reasons}{rest}")
 
 
 def _assume(machine: Machine, policy: str) -> Iterator[tuple[Machine, str]]:

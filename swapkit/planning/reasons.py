@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class Why(enum.Enum):
     """The reason for a decision, in words."""
 
-    FITS = "there is room for it"
-    HIDDEN = "its copies take no time from computing"
-    CHEAPER_COPY = "waiting for its copies costs less than making it again"
-    CHEAPER_RECOMPUTE = "making it again costs less than the link's time for it"
-    BUSY_LINK = "the link has no time left for it"
-    ONLY_COPY = "it cannot be made again"
+    FITS = "it fits in the budget"
+    HIDDEN = "its copies cost no compute time"
+    CHEAPER_COPY = "waiting for its copies costs less than recomputing it"
+    CHEAPER_RECOMPUTE = "recomputing it costs less than its time on the link"
+    BUSY_LINK = "the link has no time left for its copies"
+    ONLY_COPY = "it cannot be recomputed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,17 +50,15 @@ def summarize_machine(machine: Machine) -> str:
     )
     if machine.disk_bytes:
         text += (
-            f", disk {format_speed(machine.disk_write_bytes_per_second)} written and "
-            f"{format_speed(machine.disk_read_bytes_per_second)} read"
+            f", disk write {format_speed(machine.disk_write_bytes_per_second)}, disk read "
+            f"{format_speed(machine.disk_read_bytes_per_second)}"
         )
     return text
 
 
 def format_machine(machine: Machine) -> str:
     """Return all measured values of a machine as a table."""
-    host = (
-        "as much as is needed" if machine.host_bytes is None else format_bytes(machine.host_bytes)
-    )
+    host = "no limit" if machine.host_bytes is None else format_bytes(machine.host_bytes)
     rows = [
         ("budget", format_bytes(machine.budget_bytes)),
         (
@@ -68,14 +66,14 @@ def format_machine(machine: Machine) -> str:
             _format_way(machine.out_bytes_per_second, machine.out_latency_seconds),
         ),
         ("in, to the device", _format_way(machine.in_bytes_per_second, machine.in_latency_seconds)),
-        ("both ways at once", f"{machine.duplex / 2:.0%} of its speed each"),
+        ("both ways at once", f"{machine.duplex / 2:.0%} of the speed each way"),
         ("computing while copying", f"{machine.interference:.1%} slower"),
         ("host memory for copies", host),
     ]
     if machine.disk_bytes:
         speeds = machine.disk_write_bytes_per_second, machine.disk_read_bytes_per_second
         rows += [
-            ("disk, written", format_speed(speeds[0])),
+            ("disk, write", format_speed(speeds[0])),
             ("disk, read", format_speed(speeds[1])),
             ("disk space for copies", format_bytes(machine.disk_bytes)),
         ]
@@ -85,4 +83,4 @@ def format_machine(machine: Machine) -> str:
 
 
 def _format_way(bytes_per_second: float, latency_seconds: float) -> str:
-    return f"{format_speed(bytes_per_second)}, {format_seconds(latency_seconds)} a copy beside it"
+    return f"{format_speed(bytes_per_second)}, {format_seconds(latency_seconds)} latency per copy"

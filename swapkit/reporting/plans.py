@@ -160,10 +160,10 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
     lines = []
     if found is not None:
         lines.append(
-            f"predicted: step {format_seconds(found.step_seconds)}, peak "
-            f"{format_bytes(found.peak_bytes)}, of the step "
-            f"{format_seconds(found.stall_seconds)} waiting for copies and "
-            f"{format_seconds(found.recompute_seconds)} recomputing"
+            f"predicted: step {format_seconds(found.step_seconds)} "
+            f"({format_seconds(found.stall_seconds)} waiting for copies, "
+            f"{format_seconds(found.recompute_seconds)} recomputing), peak "
+            f"{format_bytes(found.peak_bytes)}"
         )
         if plan.bound_seconds:
             gap = found.step_seconds / plan.bound_seconds - 1
@@ -173,7 +173,7 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
             )
     if step_seconds is not None:
         error = (
-            f", {step_seconds / found.step_seconds - 1:+.1%} beside the prediction" if found else ""
+            f", {step_seconds / found.step_seconds - 1:+.1%} from the prediction" if found else ""
         )
         lines.append(f"measured: step {format_seconds(step_seconds)}{error}")
     return lines
@@ -182,7 +182,7 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
 def format_sites(reports: Sequence[SiteReport], *, most: int = MOST_LINES) -> str:
     """Return a table of the first reports, with one line for all the rest."""
     if not reports:
-        return "nothing that a plan could move was saved"
+        return "the step saves nothing that a plan can move"
     rows = [
         (
             report.site,
@@ -243,7 +243,7 @@ def format_trade_offs(trade_offs: Sequence[TradeOff], *, plan: Plan | None = Non
         plan: the plan in force, whose step time is the reference. None: use the last row's.
     """
     if not trade_offs:
-        return "what another budget would change: not known"
+        return "effect of other budgets: unknown"
     found = None if plan is None else plan.prediction
     reference = trade_offs[-1].seconds if found is None else found.step_seconds
     rows = [
@@ -259,5 +259,5 @@ def format_trade_offs(trade_offs: Sequence[TradeOff], *, plan: Plan | None = Non
         for each in trade_offs
     ]
     than = "the largest budget" if found is None else "now"
-    heads = ("budget", "step", f"than {than}", "bound", "peak", "swapped", "recomputed")
-    return "what another budget would change (predicted)\n" + format_table(heads, rows)
+    heads = ("budget", "step", f"vs. {than}", "bound", "peak", "swapped", "recomputed")
+    return "effect of other budgets (predicted)\n" + format_table(heads, rows)

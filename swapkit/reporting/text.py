@@ -55,7 +55,7 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def format_stats(stats: Mapping[str, int], *, title: str) -> str:
     """Return the pool's statistics as a table."""
-    heads = ("", "current", "peak", "total taken", "total given")
+    heads = ("", "current", "peak", "allocated", "freed")
     lines = [title, "=" * sum(_WIDTHS)]
     lines.append("".join(f"{head:>{width}}" for head, width in zip(heads, _WIDTHS, strict=True)))
     for label, name, is_bytes in _ROWS:
@@ -100,9 +100,9 @@ def _describe_free(failure: AllocationFailure, whole: int) -> str:
     free = max(0, whole - failure.in_use)
     pieces = [nbytes for nbytes in (*failure.pieces, whole - failure.reserved) if nbytes > 0]
     if failure.asked > free or failure.asked <= max(pieces, default=0):
-        return f"at most {format_bytes(free)} could still be given"
+        return f"at most {format_bytes(free)} are still available"
     if not pieces:
-        return f"{format_bytes(free)} are not in use, but wait for work on other streams"
+        return f"{format_bytes(free)} are not in use, but wait for work on other streams to finish"
     return (
         f"{format_bytes(free)} are free, but in {len(pieces)} "
         f"{'piece' if len(pieces) == 1 else 'pieces'}, the largest of "

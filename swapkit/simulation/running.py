@@ -119,7 +119,7 @@ def run(
 
 def _check_length(array: NDArray[Any], nitems: int) -> NDArray[Any]:
     if array.shape != (nitems,):
-        message = f"{array.shape} actions or slots for {nitems} items"
+        message = f"expected an action or slot for each of {nitems} items, got shape {array.shape}"
         raise InvalidArgument(message)
     return array
 

@@ -156,7 +156,7 @@ def _lower_for(trace: Trace, plan: Plan) -> Problem:
     moved = [each.storage for each in decided]
     moments = _moments_of(decided, len(trace.operators))
     if not all(0 <= storage < len(trace.storages) for storage in moved):
-        message = "the plan decides about storages that the trace has not"
+        message = "the plan decides about storages that are not in the trace"
         raise PlanMismatch(message)
     kinds = {trace.storages[storage].kind for storage in moved}
     has_states = Kind.OPTIMIZER_STATE in kinds
@@ -210,7 +210,7 @@ def _explain(
     operator = trace.operators[at]
     where = f"operator {at} ({operator.name} in {operator.module or 'the model'})"
     if free.stuck_slot >= 0:
-        message = f"{where} cannot begin: the host has no room for what the plan swaps"
+        message = f"{where} cannot start: the plan swaps more than fits in host memory"
         return InfeasibleBudget(message, least_bytes=free.peak_bytes, operators=(operator.name,))
     too_few, enough = machine.budget_bytes, free.peak_bytes
     while enough - too_few > 1:
@@ -220,7 +220,7 @@ def _explain(
         else:
             too_few = middle
     message = (
-        f"{where} cannot begin under this plan: it needs a budget of {enough} bytes, "
-        f"and {machine.budget_bytes} are given"
+        f"{where} cannot start under this plan, which needs a budget of {enough} bytes and has "
+        f"{machine.budget_bytes}"
     )
     return InfeasibleBudget(message, least_bytes=enough, operators=(operator.name,))

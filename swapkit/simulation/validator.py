@@ -50,8 +50,8 @@ def find_violations(
     gaps = find_gaps(trace, touches)
     moved = {each.storage: each for each in plan.decisions if each.action is not Action.KEEP}
     violations = [
-        f"storage {number}: cannot be planned, as it is not saved, or not idle between forward and "
-        "what reads it next"
+        f"storage {number}: cannot be planned, as it is not saved, or not idle between forward "
+        "and its next read"
         for number in moved
         if number not in gaps
     ]
@@ -78,7 +78,7 @@ def _check_decisions(
     """Yield swaps to a missing disk, and releases and prefetches outside of the gap."""
     for number, decision in moved.items():
         if decision.tier is Tier.DISK and not machine.disk_bytes:
-            yield f"storage {number}: goes to disk, but there is none"
+            yield f"storage {number}: goes to disk, but the machine has no disk"
         if decision.action is not Action.SWAP:
             continue
         first, need = gaps[number].last + 1, demand.needs[number]
@@ -86,7 +86,7 @@ def _check_decisions(
             if operator is not None and not first <= operator <= need:
                 yield (
                     f"storage {number}: its {what} is operator {operator}, but it is idle from "
-                    f"{first} on, and needed by {need}"
+                    f"operator {first} on, and operator {need} needs it"
                 )
 
 
@@ -103,4 +103,7 @@ def _check_prediction(plan: Plan, trace: Trace) -> Iterator[str]:
     if plan.prediction.swapped_bytes != swapped:
         yield f"the plan swaps {swapped} bytes, but predicts {plan.prediction.swapped_bytes}"
     if not math.isclose(seconds, max(seconds, trace.seconds), rel_tol=RELATIVE_TOLERANCE):
-        yield f"the prediction, {seconds:g} s, is below what operators take, {trace.seconds:g} s"
+        yield (
+            f"the prediction, {seconds:g} s, is below the time of the operators, "
+            f"{trace.seconds:g} s"
+        )

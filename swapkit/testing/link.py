@@ -40,7 +40,9 @@ def slow_link(*, bytes_per_s: float = 0, latency_s: float = 0) -> Iterator[None]
         >>> loss.backward()
     """
     if bytes_per_s < 0 or latency_s < 0:
-        raise InvalidArgument(f"bytes_per_s={bytes_per_s}, latency_s={latency_s}: at least 0")
+        raise InvalidArgument(
+            f"bytes_per_s={bytes_per_s}, latency_s={latency_s}: expected at least 0"
+        )
     backend = Backend.cpu(
         copy_bytes_per_s=int(bytes_per_s), copy_latency_ns=int(latency_s * _NS_PER_S)
     )

@@ -241,10 +241,10 @@ def test_swap_when_recompute_overrules_it_then_warned_and_shown(
     model = configured(
         {**document, "recompute_config": {"select_recompute": {"feed_forward": [1]}}}
     )
-    (warning,) = [r.getMessage() for r in caplog.records if "without effect" in r.getMessage()]
+    (warning,) = [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()]
     where = ["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"]
     reasons = [f"{path} (model.layers.1.mlp is recomputed)" for path in where]
-    assert warning == f"without effect: {', '.join(reasons)}"
+    assert warning == f"no effect: {', '.join(reasons)}"
     assert [row.where for row in swapkit.choices(model) if not row.holds] == where
 
 

@@ -139,7 +139,9 @@ def test_adaptive_recompute_when_steps_need_more_than_planned_then_as_figure_1_d
     for event, is_rescued, (now, then) in zip(
         events[1:], rescued, pairwise(thresholds), strict=False
     ):
-        assert event.startswith(f"{now:.2f} MiB: memory {'ran out' if is_rescued else 'held'}; ")
+        assert event.startswith(
+            f"threshold {now:.2f} MiB: memory {'ran out' if is_rescued else 'held'}; "
+        )
         assert then < now if is_rescued else then >= now
     assert "; found: " in events[-1]
     assert log.rescues_since(profiled + probes) == 0
@@ -190,7 +192,7 @@ def test_fixed_size_when_it_is_enough_then_it_holds_else_the_error_says_what_to_
     assert log.session.plan is not None
     assert {each.action for each in log.session.plan.decisions} == {Action.RECOMPUTE}
     del log, training
-    with pytest.raises(torch.OutOfMemoryError, match="the next size to try is"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"device-size gives .*\. Try"):
         train(parse(f"{SIZE} 3"))
 
 

@@ -270,7 +270,7 @@ def test_arguments_when_only_by_keyword_then_refused_with_what_to_change() -> No
         def forward(ctx: Any, x: torch.Tensor, *, factor: float) -> Any:
             raise NotImplementedError
 
-    with pytest.raises(InvalidArgument, match=r"'factor' by keyword only.*make it a positional"):
+    with pytest.raises(InvalidArgument, match=r"'factor' by keyword only.*Make it a positional"):
         adapt_mem_func_wrapper(ByKeyword, torch.ones(2), factor=2.0)
 
 

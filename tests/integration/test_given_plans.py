@@ -61,5 +61,5 @@ def test_plan_when_for_a_larger_budget_then_refused_on_entry(plain: Plain) -> No
 
 def test_plan_when_its_trace_is_not_known_then_says_what_to_give(plain: Plain) -> None:
     made = replace(make_plan_for(plain.budget(0.7)), trace=None)
-    with pytest.raises(InvalidArgument, match=r"the trace .* give what swapkit\.plan returned"):
+    with pytest.raises(InvalidArgument, match=r"its trace.* Pass the plan that swapkit\.plan\(\)"):
         swapkit.budget("1GiB", make_training().model, plan=made)

@@ -210,7 +210,7 @@ def test_session_when_it_moves_what_is_recorded_then_storages_keep_their_numbers
 
 
 def test_record_when_a_session_is_active_then_it_is_refused() -> None:
-    with installed(), swapkit.budget("1GiB"), pytest.raises(SessionError, match="outside of"):
+    with installed(), swapkit.budget("1GiB"), pytest.raises(SessionError, match="outside `with"):
         record(lambda: None)
 
 
@@ -218,7 +218,7 @@ def test_record_when_a_session_is_active_then_it_is_refused() -> None:
     ("arguments", "words"),
     [
         ((3,), "a function of no arguments"),
-        ((lambda: None,), "no backward was seen"),
+        ((lambda: None,), "saw no backward"),
         ((lambda: None, 3), "model=3"),
         ((lambda: None, None, 3), "optimizer=3"),
     ],

@@ -120,14 +120,14 @@ def test_training_when_a_users_plan_is_not_legal_then_the_step_says_so_and_the_n
     limit_bytes = plain.budget(SHARE)
     with swapkit.budget(limit_bytes, training.model, training.optimizer, policy=Wrong()) as session:
         training.step()
-        with pytest.raises(InvalidArgument, match="not legal"):
+        with pytest.raises(InvalidArgument, match="plan is invalid"):
             training.step()
         training.model.zero_grad()
         training.steps_done += 1
         assert session.stage == "stable"
         training.step()
         training.step()
-        assert "not legal" in session.explain()
+        assert "plan is invalid" in session.explain()
     assert training.outcome() == plain.outcome
 
 
@@ -189,7 +189,7 @@ def test_budget_when_the_planner_finds_no_plan_then_the_smallest_budget_is_named
     with swapkit.budget(limit_bytes, training.model, training.optimizer, policy="recompute") as s:
         train(s, training, 4)
         assert s.stage == "stable"
-        assert "the smallest budget that has one is" in s.explain()
+        assert "the smallest budget with a plan is" in s.explain()
 
 
 def test_step_when_there_is_no_optimizer_then_it_ends_where_it_is_marked() -> None:

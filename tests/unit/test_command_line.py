@@ -45,7 +45,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_machine_when_asked_for_then_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["machine", *OPTIONS, "--host-limit", "2GiB"]) == 0
     said = capsys.readouterr().out
-    assert "3.00 GB/s, 10.0 us a copy beside it" in said
+    assert "3.00 GB/s, 10.0 us latency per copy" in said
     assert "1.00 GiB" in said
     assert "2.00 GiB" in said
 

@@ -38,7 +38,7 @@ Section = TypeVar("Section", RecomputeConfig, SwapConfig)
 SECTIONS = ("recompute_config", "swap_config")
 # Keys of `context`, and the reason why they have no effect.
 WITHOUT_EFFECT = {
-    "memory_optimize_level": "it is for static graphs of MindSpore, and there are none",
+    "memory_optimize_level": "it applies only to MindSpore's static graphs",
 }
 ALIKE = 0.75  # similarity (of 1) from which a key counts as a misspelt section
 
@@ -105,7 +105,7 @@ def _check_spelling(sections: Mapping[str, Any]) -> None:
     for key in sections:
         meant = difflib.get_close_matches(str(key), SECTIONS, n=1, cutoff=ALIKE)
         if key not in SECTIONS and meant:
-            message = f"The document has the key {key!r}: {meant[0]!r} is what is read"
+            message = f"The document has the key {key!r}; the section is named {meant[0]!r}"
             raise WrongKey(message)
 
 
@@ -116,8 +116,8 @@ def _as_mapping(source: object) -> Mapping[str, Any]:
         return {item.name: getattr(source, item.name) for item in dataclasses.fields(source)}
     if not isinstance(source, Mapping):
         message = (
-            f"A configuration document is a mapping of sections, but this is {source!r}; give a "
-            "path, a mapping or a dataclass with 'recompute_config' and 'swap_config'"
+            f"A configuration document is a mapping of sections, but got {source!r}; pass a path, "
+            "a mapping or a dataclass with 'recompute_config' and 'swap_config'"
         )
         raise WrongType(message)
     return source
@@ -133,7 +133,7 @@ def _load(source: str | os.PathLike[str]) -> object:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         name = "The document" if is_text else os.fspath(source)
-        message = f"{name} is no YAML: {error}"
+        message = f"{name} is not valid YAML: {error}"
         raise InvalidConfiguration(message) from error
 
 
@@ -210,5 +210,5 @@ def _read_whole(mapping: Mapping[str, object], key: str) -> int | None:
     value = mapping.get(key)
     if value is None or (isinstance(value, int) and is_whole(value)):
         return value
-    message = f"{key}={value!r}: give a whole number"
+    message = f"{key}={value!r}: expected a whole number"
     raise WrongType(message)

@@ -133,7 +133,7 @@ def settle(
     """
     kinds = [kind.value for kind in Flavour]
     if flavour not in kinds:
-        message = f"flavour={flavour!r}: give one of {kinds}"
+        message = f"flavour={flavour!r}: expected one of {kinds}"
         raise InvalidConfiguration(message)
     swaps = document.swap.swap and flavour == "legacy"
     recomputation = settle_recomputation(

@@ -162,7 +162,10 @@ def lay_out(
     """
     layers = inputs.num_layers if num_layers is None else num_layers
     if layers is None:
-        message = "num_layers: give it, or model.model_config.num_layers in the document"
+        message = (
+            "num_layers is unknown. Pass num_layers=, or set model.model_config.num_layers in the "
+            "document."
+        )
         raise InvalidConfiguration(message)
     interleave = inputs.pipeline_interleave
     return Layout(
@@ -190,10 +193,10 @@ def _first(*values: int | None) -> int:
 
 def _check_whole(key: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        message = f"{key}={value!r}: give a whole number of at least {least}"
+        message = f"{key}={value!r}: expected a whole number of at least {least}"
         raise WrongType(message)
     if value < least:
-        message = f"{key}={value!r}: give at least {least}"
+        message = f"{key}={value!r}: expected at least {least}"
         raise InvalidConfiguration(message)
 
 
@@ -227,8 +230,8 @@ def _read_offset(offset: object) -> Table:
         if all(isinstance(row, (list, tuple)) and all(map(is_whole, row)) for row in offset):
             return tuple(tuple(row) for row in offset)
     message = (
-        f"offset={offset!r}: give a whole number, a list of one for each stage, "
-        "or such a list for each chunk"
+        f"offset={offset!r}: expected a whole number, a list with one for each stage, or such a "
+        "list for each chunk"
     )
     raise WrongType(message)
 

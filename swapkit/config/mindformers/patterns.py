@@ -126,6 +126,6 @@ def _matches(pattern: str, component: str, text: str) -> bool:
 
 def _no_expression(pattern: str, component: str, error: re.error) -> InvalidPattern:
     return InvalidPattern(
-        f"The pattern {pattern!r}: {component!r} is no regular expression ({error}); "
-        rf"give one for each level of the module, separated by {SEPARATOR!r}"
+        f"The pattern {pattern!r}: {component!r} is not a valid regular expression "
+        rf"({error}); give one for each level of the module, separated by {SEPARATOR!r}"
     )

@@ -125,7 +125,7 @@ def _read_patterns(
     if isinstance(value, Mapping):
         for pattern in value:
             if not isinstance(pattern, str):
-                message = f"{key}: the pattern {pattern!r} is no text; quote it"
+                message = f"{key}: the pattern {pattern!r} is not a string; quote it"
                 raise WrongType(message)
         return {name: read(layers, key=f"{key}({name})") for name, layers in value.items()}
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):

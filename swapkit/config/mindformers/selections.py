@@ -57,8 +57,8 @@ class Counts:
         if place.chunk >= len(self.rows) or place.stage >= len(self.rows[place.chunk]):
             message = (
                 f"{self.key}={self.given} has no count for layer {place.layer}, which is in chunk "
-                f"{place.chunk} of stage {place.stage}; give a row for each chunk, and in it a "
-                "count for each stage"
+                f"{place.chunk} of stage {place.stage}; give a row for each chunk, with a count "
+                "for each stage"
             )
             raise WrongStage(message)
         return 0 <= place.index < self.rows[place.chunk][place.stage]
@@ -151,8 +151,8 @@ def _deal(value: Sequence[int], stage: int, layout: Layout, key: str) -> list[in
     count = min(count, all_layers)
     if count < 0:
         message = (
-            f"{key}={value!r}: stage {stage} has {all_layers} layers, of which {wanted} cannot be "
-            f"selected; give {COUNTS}"
+            f"{key}={value!r}: cannot select {wanted} of the {all_layers} layers of stage "
+            f"{stage}; give {COUNTS}"
         )
         raise InvalidConfiguration(message)
     dealt = [0] * layout.chunks

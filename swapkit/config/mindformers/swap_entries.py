@@ -73,7 +73,7 @@ def _list_mappings(key: str, value: object) -> list[Mapping[str, object]]:
         raise InvalidConfiguration(message)
     for index, entry in enumerate(value):
         if not isinstance(entry, Mapping):
-            message = f"{key}[{index}]={entry!r}: give a mapping with {_describe_keys(key)}"
+            message = f"{key}[{index}]={entry!r}: expected a mapping with {_describe_keys(key)}"
             raise WrongType(message)
     return value
 
@@ -97,7 +97,10 @@ def _group_by_name(
 
 def _read_names(index: int, entry: Mapping[str, object]) -> Sequence[str]:
     if "op_name" not in entry:
-        message = f"op_swap[{index}]={dict(entry)}: no 'op_name'; give {_describe_keys('op_swap')}"
+        message = (
+            f"op_swap[{index}]={dict(entry)}: 'op_name' is missing; give "
+            f"{_describe_keys('op_swap')}"
+        )
         raise WrongKey(message)
     names = entry["op_name"]
     if isinstance(names, str):
@@ -124,11 +127,15 @@ def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[Swap
         if differing and everywhere:
             message = (
                 f"Invalid {mode} configuration at index {index}: {dict(entry)}. Inconsistent "
-                "'backward_prefetch' values. Where one entry has 'layers: True', give all the same"
+                "'backward_prefetch' values. If one entry has 'layers: True', give all entries "
+                "the same value"
             )
             raise InvalidConfiguration(message)
         if "backward_prefetch" not in entry:
-            message = f"{mode}[{index}]={dict(entry)}: no 'backward_prefetch'; give at least 1"
+            message = (
+                f"{mode}[{index}]={dict(entry)}: 'backward_prefetch' is missing; give a number of "
+                "at least 1"
+            )
             raise WrongKey(message)
         previous = prefetch
     if everywhere:

@@ -175,7 +175,7 @@ class Solver:
         if status == highspy.HighsModelStatus.kInfeasible:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
-            message = f"HiGHS gave up: {self._highs.modelStatusToString(status)}"
+            message = f"HiGHS found no optimum: {self._highs.modelStatusToString(status)}"
             raise RuntimeError(message)
         solution = self._highs.getSolution()
         return np.array(solution.col_value), np.array(solution.row_dual)

@@ -130,13 +130,13 @@ class ThresholdLearner(Learner):
             super()._retreat(case, count)
             return
         if search.is_over:
-            self._forget(case, "memory ran out with the threshold that was found")
+            self._forget(case, "memory ran out with the threshold found")
             return
         former = search.threshold
         self._advance(case, rescues=1)
         if search.threshold != former:
             self.replans += 1
-            self.reason = "memory ran out soon after a threshold was found: a smaller one is tried"
+            self.reason = "memory ran out soon after a threshold was found: trying a smaller one"
 
     def _advance(self, case: Case, *, rescues: int) -> None:
         search = self._searches[self._signature]
@@ -193,7 +193,7 @@ class _ThresholdSearch:
             return
         what = "found" if self.threshold.is_found else "next"
         _log.info(
-            "%s: memory %s; %s: %s",
+            "threshold %s: memory %s; %s: %s",
             format_bytes(former.nbytes),
             "ran out" if outcome.swapped_bytes else "held",
             what,

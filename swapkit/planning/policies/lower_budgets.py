@@ -54,7 +54,7 @@ class AimedPolicy:
                 return make_plan(trace, aimed, self.stages)
             except InfeasibleBudget:
                 _log.warning(
-                    "what stages may swap is too little for %s: more is swapped",
+                    "swapping by stage does not reach a peak of %s: swapping more",
                     format_bytes(aimed.budget_bytes),
                 )
         try:
@@ -64,7 +64,7 @@ class AimedPolicy:
             if least.budget_bytes > machine.budget_bytes:
                 raise
         _log.warning(
-            "no plan comes down to %s: %s is the least",
+            "no plan reaches a peak of %s: using %s, the smallest budget with a plan",
             format_bytes(aimed.budget_bytes),
             format_bytes(least.budget_bytes),
         )

@@ -49,7 +49,7 @@ class StageSwapPolicy:
         """Return the plan with the swaps of all stages; of the machine, it uses only the budget."""
         stages = find_stages(trace, self.layers_per_stage, self.layers)
         if not stages:
-            _log.warning("no layers were found, so there are no stages that swap anything")
+            _log.warning("found no layers, so no stage swaps anything")
         gaps = list(self._list_gaps(trace, stages))
         # A stage of backward begins at the first read of a storage of its stage of forward.
         begins = {stage: min(gap.use for gap in gaps if gap.stage == stage) for stage in

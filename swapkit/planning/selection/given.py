@@ -40,8 +40,8 @@ class Given:
         if not self._has_told:
             self._has_told = True
             _log.warning(
-                "the given plan is not followed in these steps, which get one of their own: it was "
-                "made for other inputs, or other modules train"
+                "not following the given plan in these steps: it was made for other inputs or "
+                "other trainable modules. Making another plan for them."
             )
         return signature
 

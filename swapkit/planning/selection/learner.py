@@ -274,7 +274,7 @@ class Learner(Taking):
     def _doubt(self, case: Case, *, is_heavier: bool) -> None:
         """Start to replace the plan, because it needs rescues."""
         if is_heavier:
-            self._forget(case, "memory ran out in steps with more in use before they began")
+            self._forget(case, "memory ran out in steps that began with more memory in use")
         else:
             self._retreat(case, 1)
 
@@ -362,12 +362,12 @@ class Learner(Taking):
         case.regular_steps = 0
         case.odd_steps += 1
         if case.odd_steps > case.patience:
-            self._forget(case, f"{case.odd_steps} steps in a row were others; the last: {what}")
+            self._forget(case, f"{case.odd_steps} steps in a row deviated; the last: {what}")
 
     def _forget(self, case: Case, reason: str) -> None:
         """Drop the trace and all plans, so that the next step is recorded."""
         self.replans += 1
-        self.reason = f"{reason}: the next step is recorded"
+        self.reason = f"{reason}: recording the next step"
         case.trace, case.asked = None, None
         case.chosen, case.candidates, case.trials = None, [], []
         case.odd_steps = case.regular_steps = 0
@@ -375,7 +375,7 @@ class Learner(Taking):
     def _do_without(self, case: Case) -> None:
         """Continue with the current plans, because there are none for less memory."""
         if case is self._general:
-            self._note_odd(case, "memory ran out with the plan for whatever shapes come")
+            self._note_odd(case, "memory ran out with the plan for all shapes")
         elif case.chosen is None:
             self._choose(case)
 
@@ -386,7 +386,7 @@ class Learner(Taking):
             return
         failed = case.plan or case.trials[-1].plan  # all plans of one round have the same budget
         if case.chosen is None:
-            what = "a plan that was tried needed a rescue"
+            what = "a plan on trial needed a rescue"
         else:
             what = f"{sum(case.rescued)} of the last {len(case.rescued)} steps needed a rescue"
         assert case.trace is not None

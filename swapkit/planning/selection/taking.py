@@ -107,7 +107,7 @@ class Taking:
             is_less = asked.replaces != LONGER
             case.retreats = ROUNDS if found.is_last else case.retreats + is_less
             self.replans += 1
-            self.reason = f"{asked.replaces}: plans for {case.share:.1%} of the budget"
+            self.reason = f"{asked.replaces}: planning for {case.share:.1%} of the budget"
 
     def _take_refined(self, case: Case, found: Found) -> None:
         """Try a refined plan next, if it moves other storages than the plans tried so far."""

@@ -25,10 +25,10 @@ def check_computing(
     before = 0.0
     for number, (start, end) in enumerate(zip(schedule.starts, schedule.ends, strict=True)):
         if start < before - tolerance:
-            yield f"operator {number}: starts at {start:g}, but the one before ends at {before:g}"
+            yield f"operator {number}: starts at {start:g}, but the previous one ends at {before:g}"
         work = trace.operators[number].seconds + demand.rerun_seconds(trace, number)
         if end - start < work - tolerance:
-            yield f"operator {number}: lasts {end - start:g} s, but takes {work:g}"
+            yield f"operator {number}: lasts {end - start:g} s, but needs {work:g}"
         before = end
     yield from _check_interference(trace, schedule, machine, demand, tolerance)
     yield from _check_stalls(schedule, tolerance)
@@ -53,8 +53,8 @@ def _check_interference(
         lasted = end - schedule.starts[first]
         if lasted - slowed * disturbed < work - tolerance * (number - first + 1):
             yield (
-                f"operators {first} to {number}: last {lasted:g} s, but take {work:g} and are "
-                f"slowed down by copies for {disturbed:g}"
+                f"operators {first} to {number}: last {lasted:g} s, but need {work:g}, and copies "
+                f"slow them down for {disturbed:g}"
             )
         first, work, disturbed = number + 1, 0.0, 0.0
 
@@ -70,8 +70,8 @@ def _check_stalls(schedule: Schedule, tolerance: float) -> Iterator[str]:
     for number, (start, end) in enumerate(zip(schedule.starts, schedule.ends, strict=True)):
         if abs(start - before - stated[number]) > 2 * tolerance:
             yield (
-                f"operator {number}: waits {start - before:g} s, but {stated[number]:g} s of "
-                "stalls are stated"
+                f"operator {number}: waits {start - before:g} s, but its stalls add up to "
+                f"{stated[number]:g} s"
             )
         before = end
 

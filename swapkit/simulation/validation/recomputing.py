@@ -76,7 +76,7 @@ class Resolver:
         needs = self.demand.needs
         if maker == BEFORE:
             named = ", ".join(map(str, storages))
-            self._object(f"storage {named}: nothing in the step makes it again")
+            self._object(f"storage {named}: no operator of the step makes it")
             return
         need = min(needs[storage] for storage in storages)
         for storage in storages:
@@ -104,10 +104,10 @@ class Resolver:
             self.demand.reruns[need].add(step)
             operator = self.trace.operators[step]
             if not operator.is_repeatable:
-                self._object(f"operator {step} ({operator.name}) does not repeat its results")
+                self._object(f"operator {step} ({operator.name}) is not repeatable")
             for storage in set(operator.writes):
                 if self.trace.storages[storage].birth < step:
-                    self._object(f"operator {step}, run again, changes storage {storage}")
+                    self._object(f"operator {step}, when rerun, changes storage {storage}")
             waiting += [
                 self.trace.storages[storage].birth
                 for storage in sorted(set(operator.reads))
@@ -117,7 +117,7 @@ class Resolver:
     def _is_missing(self, storage: int, step: int, need: int, use: int) -> bool:
         """Return whether `storage` must be made again for `step`; if not, require it by `need`."""
         about = self.trace.storages[storage]
-        where = f"operator {step}, run again before operator {need}, reads storage {storage}"
+        where = f"operator {step}, when rerun before operator {need}, reads storage {storage}"
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):
             self._object(f"{where}, which was written in between")
             return False
@@ -147,8 +147,8 @@ class Resolver:
         ]
         if writers != [maker]:
             self._object(
-                f"storage {storage}: running operator {maker} again does not make it, as it was "
-                f"written by {writers or 'none'}"
+                f"storage {storage}: rerunning operator {maker} does not make it, as its writers "
+                f"are {writers or 'none'}"
             )
 
     def _object(self, violation: str) -> None:

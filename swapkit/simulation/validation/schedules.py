@@ -59,7 +59,7 @@ def _check_shape(trace: Trace, schedule: Schedule) -> Iterator[str]:
     for copy in schedule.transfers:
         times += [copy.out_start, copy.out_end, copy.released, copy.in_start, copy.in_end]
     if not all(map(math.isfinite, times)):
-        yield "the schedule has a time that is no number"
+        yield "the schedule has a time that is not finite"
 
 
 def _check_recomputations(
@@ -69,15 +69,15 @@ def _check_recomputations(
     missing = {number for number, each in moved.items() if each.action is Action.RECOMPUTE}
     for each in schedule.recomputations:
         if each.storage not in missing:
-            yield f"storage {each.storage}: is made again, but not decided to be, or twice"
+            yield f"storage {each.storage}: is recomputed without a decision, or twice"
         elif each.operator != demand.needs[each.storage]:
             yield (
-                f"storage {each.storage}: is made again before operator {each.operator}, but has "
-                f"to be before {demand.needs[each.storage]}"
+                f"storage {each.storage}: is recomputed before operator {each.operator}, but must "
+                f"be before {demand.needs[each.storage]}"
             )
         missing.discard(each.storage)
     for number in sorted(missing):
-        yield f"storage {number}: is recomputed, but not made again"
+        yield f"storage {number}: is decided to be recomputed, but is not"
 
 
 def _check_room(
@@ -95,7 +95,7 @@ def _check_room(
     if prediction.peak_bytes > machine.budget_bytes:
         yield f"the predicted peak, {prediction.peak_bytes}, is more than the budget"
     if not peak <= prediction.peak_bytes <= most:
-        yield f"the peak is {peak} bytes, but predicted is {prediction.peak_bytes}"
+        yield f"the peak is {peak} bytes, but the prediction is {prediction.peak_bytes}"
     limits = (
         (Tier.HOST, machine.host_bytes, prediction.host_peak_bytes),
         (Tier.DISK, machine.disk_bytes, prediction.disk_peak_bytes),
@@ -105,7 +105,7 @@ def _check_room(
         if limit is not None and max(least, predicted) > limit:
             yield f"{max(least, predicted)} bytes are on the {tier.name.lower()}, more than {limit}"
         if not least <= predicted <= most:
-            yield f"{least} bytes are on the {tier.name.lower()}, but predicted are {predicted}"
+            yield f"{least} bytes are on the {tier.name.lower()}, but the prediction is {predicted}"
 
 
 def _check_sums(
@@ -119,17 +119,19 @@ def _check_sums(
     predicted = schedule.prediction
     end = schedule.ends[-1]
     if abs(predicted.seconds - end) > tolerance:
-        yield f"the step takes {end:g} s, but predicted are {predicted.seconds:g}"
+        yield f"the step takes {end:g} s, but the prediction is {predicted.seconds:g}"
     swapped = sum(move.nbytes for move in moves)
     if predicted.swapped_bytes != swapped:
-        yield f"{swapped} bytes are swapped, but predicted are {predicted.swapped_bytes}"
+        yield f"{swapped} bytes are swapped, but the prediction is {predicted.swapped_bytes}"
     waited = _sum_waits(schedule)
     if abs(predicted.stall_seconds - waited) > tolerance * (1 + len(trace.operators)):
-        yield f"computing waits {waited:g} s, but predicted are {predicted.stall_seconds:g}"
+        yield f"computing waits {waited:g} s, but the prediction is {predicted.stall_seconds:g}"
     again = sum(demand.rerun_seconds(trace, operator) for operator in demand.reruns)
     busy = sum(schedule.ends) - sum(schedule.starts) - trace.seconds
     if not again - tolerance <= predicted.recompute_seconds <= busy + tolerance:
-        yield (f"recomputing takes {again:g} s, but predicted are {predicted.recompute_seconds:g}")
+        yield (
+            f"recomputing takes {again:g} s, but the prediction is {predicted.recompute_seconds:g}"
+        )
 
 
 def _sum_waits(schedule: Schedule) -> float:

@@ -48,7 +48,9 @@ def pair_transfers(
     for transfer in schedule.transfers:
         decision = missing.pop(transfer.storage, None)
         if decision is None:
-            violations.append(f"storage {transfer.storage}: is copied, but not swapped once")
+            violations.append(
+                f"storage {transfer.storage}: is copied without a swap decision, or twice"
+            )
             continue
         moves.append(
             SwappedStorage(
@@ -142,8 +144,8 @@ def _check_speed(
     took = end - start - lost * max(0.0, shared - undisturbed)
     if took < least - tolerance:
         yield (
-            f"storage {move.transfer.storage}: its copy {way} has {took:g} seconds, while "
-            f"{move.nbytes} bytes take {least:g}"
+            f"storage {move.transfer.storage}: its copy {way} lasts {took:g} s, but {move.nbytes} "
+            f"bytes take {least:g}"
         )
 
 

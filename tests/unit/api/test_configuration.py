@@ -148,9 +148,9 @@ def test_document_when_path_text_mapping_or_dataclass_then_the_same_choices(tmp_
 # ---- bad input ----------------------------------------------------------------------------------
 
 BAD_DOCUMENTS: list[tuple[Any, type[Exception], str]] = [
-    (3, WrongType, "this is 3; give a path, a mapping"),
+    (3, WrongType, "got 3; pass a path, a mapping"),
     ("/nowhere.yaml", FileNotFoundError, "/nowhere.yaml"),
-    ("a: [\nb", InvalidConfiguration, "is no YAML"),
+    ("a: [\nb", InvalidConfiguration, "is not valid YAML"),
     ({"recompute": True}, WrongKey, r"'recompute'.* belong under .*recompute_config"),
     ({"recompute_config": 5}, WrongType, "'recompute_config' must be a mapping .* int: 5"),
     (recompute(bogus=1), WrongKey, "unexpected key: bogus. It takes .*'recompute'"),
@@ -163,14 +163,18 @@ BAD_DOCUMENTS: list[tuple[Any, type[Exception], str]] = [
     (
         recompute(select_recompute={1: True}),
         WrongType,
-        "select_recompute: the pattern 1 is no text",
+        "select_recompute: the pattern 1 is not a string",
     ),
     (recompute(select_recompute={"a": "x"}), InvalidConfiguration, r"select_recompute\(a\): 'x'"),
     ({"swap_config": {"swap": 1}}, WrongType, "'swap' must be a bool.* It is 1"),
     (swap(default_prefetch=0), InvalidConfiguration, "default_prefetch must be int .* and 0"),
     (op_swap(backward_prefetch=True), WrongType, "must be int, but got 'bool': True"),
     (swap(layer_swap=3), InvalidConfiguration, "layer_swap must be a list or dict.* 3"),
-    (swap(layer_swap=[{"layers": [0]}]), WrongKey, r"layer_swap\[0\].*no 'backward_prefetch'"),
+    (
+        swap(layer_swap=[{"layers": [0]}]),
+        WrongKey,
+        r"layer_swap\[0\].*'backward_prefetch' is missing",
+    ),
     (op_swap(backward_prefetch=0), InvalidConfiguration, r"op_swap\(feed_forward\).* get 0"),
     (op_swap(backward_prefetch="Auto"), InvalidConfiguration, "must be positive, but get Auto"),
     (op_swap(layers="all"), InvalidConfiguration, "op_swap: feed_forward configuration: 'all'"),
@@ -181,7 +185,7 @@ BAD_DOCUMENTS: list[tuple[Any, type[Exception], str]] = [
     (
         {"model": {"model_config": {"num_layers": 8}}},
         InvalidArgument,
-        "4 layers and num_layers is 8",
+        "4 layers, but num_layers is 8",
     ),
 ]
 
@@ -202,28 +206,25 @@ def test_document_when_wrong_then_named_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        ({"num_layers": 5}, "4 layers and num_layers is 5: .* layer_ids=; .* layers="),
-        ({"num_layers": "4"}, "num_layers='4': give a whole number"),
+        ({"num_layers": 5}, "num_layers is 5.* layer_ids=.* layers="),
+        ({"num_layers": "4"}, "num_layers='4': expected a whole number"),
         ({"pipeline_stage": 3}, r"`num_layers` \(4\) % \(pp \(3\)"),
         ({"pp_interleave_num": 2.0}, r"pp_interleave_num=2\.0"),
-        ({"offset": "a"}, "offset='a': give a whole number"),
+        ({"offset": "a"}, "offset='a': expected a whole number"),
         ({"offset": [1]}, r"sum of `offset` \(1\)"),
         ({"layers": 5}, "layers=5: expected a pattern for paths, or modules"),
         ({"layers": "nothing"}, "pattern 'nothing' matches no submodule"),
-        ({"layers": "layers"}, "matches only layers, which never run themselves"),
-        ({"layers": [1]}, "submodules of Model; int is none"),
-        ({"layers": [nn.Linear(1, 1)]}, "submodules of Model; Linear is none"),
-        (
-            {"layers": r"layers\.0(\.norm1)?"},
-            r"layers\.0\.norm1 is there twice: .*inside layers\.0",
-        ),
-        ({"layer_ids": [0]}, r"layer_ids=\[0\]: 1 numbers for 4 layers"),
+        ({"layers": "layers"}, "matches only layers, which have no forward"),
+        ({"layers": [1]}, "submodules of Model; int is not one"),
+        ({"layers": [nn.Linear(1, 1)]}, "submodules of Model; Linear is not one"),
+        ({"layers": r"layers\.0(\.norm1)?"}, r"layers\.0\.norm1 is inside layers\.0, which"),
+        ({"layer_ids": [0]}, r"layer_ids=\[0\]: expected 4 numbers, one for each layer, got 1"),
         ({"layer_ids": [0, 1, 2, 4]}, r"layer_ids=.*from 0 to 3; num_layers is 4"),
-        ({"layer_ids": [0, 1, 2, 2]}, "layer_ids=.*different whole numbers"),
+        ({"layer_ids": [0, 1, 2, 2]}, "layer_ids=.*distinct whole numbers"),
         ({"layer_ids": [0, 1, 2, -1]}, "layer_ids=.*from 0 to 3"),
         ({"layer_ids": "0123"}, "layer_ids='0123'"),
         ({"layer_ids": 4}, "layer_ids=4"),
-        ({"names": ["a"]}, r"names=\['a'\]: expected paths in a layer"),
+        ({"names": ["a"]}, r"names=\['a'\]: expected a mapping of names"),
         ({"names": {"a": 5}}, "names={'a': 5}"),
         ({"names": {"a": "nothing"}}, r"names\['a'\]: no part 'nothing'"),
         ({"tensor_parallel_group": 5}, "tensor_parallel_group=5"),
@@ -241,12 +242,12 @@ def test_model_side_when_wrong_then_named_and_nothing_is_changed(
 
 def test_layers_when_given_twice_then_refused() -> None:
     model = make_model()
-    with pytest.raises(InvalidArgument, match=r"layers\.1 is there twice: by itself, and again"):
+    with pytest.raises(InvalidArgument, match=r"layers\.1 is given twice"):
         swapkit.configure(model, {}, layers=[model.layers[1]] * 2)
 
 
 def test_model_when_it_is_none_then_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"configure: 3 is no torch\.nn\.Module"):
+    with pytest.raises(InvalidArgument, match=r"configure: expected a torch\.nn\.Module, got 3"):
         swapkit.configure(3, {})  # type: ignore[arg-type]
 
 

@@ -32,9 +32,9 @@ def test_pattern_when_it_names_nothing_then_warned_with_what_there_is(
     configuration = swapkit.configure(make_model(), document)
     assert configuration.unmatched == ["up.mul", r"bogus\.x"]
     first, second = warnings(caplog)
-    assert first.startswith("select_recompute: up.mul names nothing in any layer")
+    assert first.startswith("select_recompute: up.mul matches nothing in any layer")
     assert second == (
-        r"select_recompute: bogus\.x names nothing in any layer; a layer has the parts up, down "
+        r"select_recompute: bogus\.x matches nothing in any layer; a layer has the parts up, down "
         "and the operators mul, sin, tanh"
     )
 
@@ -48,7 +48,7 @@ def test_pattern_of_a_swap_when_it_names_nothing_then_warned_once(
     configuration = swapkit.configure(make_model(), document)
     assert configuration.unmatched == ["attention"]
     assert [text.split(";")[0] for text in warnings(caplog)] == [
-        "op_swap: attention names nothing in any layer"
+        "op_swap: attention matches nothing in any layer"
     ]
 
 
@@ -67,8 +67,8 @@ def test_layers_when_there_are_none_of_these_numbers_then_warned(
         make_model(), {**op_swap("up", [2, 3, -1]), "recompute_config": {"recompute": [7]}}
     )
     assert warnings(caplog) == [
-        "recompute: there are no layers [7]; the last one is 2",
-        "op_swap(up): there are no layers [3, -1]; the last one is 2",
+        "recompute: layers [7] do not exist; the last layer is 2",
+        "op_swap(up): layers [3, -1] do not exist; the last layer is 2",
     ]
 
 
@@ -78,7 +78,7 @@ def test_swaps_when_what_is_around_is_recomputed_then_said_for_the_first_ones(
 ) -> None:
     document = op_swap("up|down|tanh|mul|sin", True)
     swapkit.configure(make_model(), {**document, "recompute_config": {"recompute": [0, 1, 2]}})
-    (text,) = [text for text in warnings(caplog) if "without effect" in text]
-    assert text.startswith("without effect: layers.0.mul (layers.0 is recomputed), layers.0.sin (")
+    (text,) = [text for text in warnings(caplog) if "no effect" in text]
+    assert text.startswith("no effect: layers.0.mul (layers.0 is recomputed), layers.0.sin (")
     assert text.endswith(" and 3 more")
     assert len(re.findall(r"is recomputed\)", text)) == 12

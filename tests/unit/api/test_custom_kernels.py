@@ -122,11 +122,11 @@ def test_ops_when_nested_then_each_ends_at_its_end() -> None:
 
 def test_op_when_used_twice_or_outside_then_refused() -> None:
     kernel = swapkit.op("my_kernel")
-    with pytest.raises(SessionError, match="does not run"):
+    with pytest.raises(SessionError, match="is not running"):
         kernel.outputs(torch.ones(1))
-    with kernel, pytest.raises(SessionError, match="entered once"):
+    with kernel, pytest.raises(SessionError, match="entered only once"):
         kernel.__enter__()
-    with pytest.raises(SessionError, match="entered once"):
+    with pytest.raises(SessionError, match="entered only once"):
         kernel.__enter__()
 
 
@@ -140,8 +140,8 @@ def make_empty() -> torch.Tensor:
     ("name", "operands", "text"),
     [
         ("", (), "the name is empty"),
-        ("k", (torch.ones(1), 3), "op 'k', operand 1: 3 is no tensor"),
-        ("k", (make_empty(),), r"operand 0: a tensor of shape \[8\] without memory"),
+        ("k", (torch.ones(1), 3), "op 'k', operand 1: expected a tensor, got 3"),
+        ("k", (make_empty(),), r"operand 0: the tensor of shape \[8\] has no memory"),
     ],
 )
 def test_operand_when_wrong_then_named(name: str, operands: tuple[Any, ...], text: str) -> None:
@@ -152,7 +152,7 @@ def test_operand_when_wrong_then_named(name: str, operands: tuple[Any, ...], tex
 def test_output_when_wrong_then_named() -> None:
     with (
         swapkit.op("k", torch.ones(1)) as kernel,
-        pytest.raises(InvalidArgument, match="operand 0: 'x' is no tensor"),
+        pytest.raises(InvalidArgument, match="operand 0: expected a tensor, got 'x'"),
     ):
         kernel.outputs("x")  # type: ignore[arg-type]
 

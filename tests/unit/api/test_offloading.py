@@ -147,14 +147,14 @@ def test_pattern_when_it_matches_nothing_then_the_error_names_paths(
     ("arguments", "options", "text"),
     [
         ((), {"to": "moon"}, "to='moon': expected 'host' or 'disk'"),
-        ((), {"prefetch": 0}, "prefetch=0: expected None or a whole number from 1 on"),
+        ((), {"prefetch": 0}, "prefetch=0: expected None or a whole number of at least 1"),
         ((), {"prefetch": True}, "prefetch=True"),
         ((), {"prefetch": 1.5}, r"prefetch=1\.5"),
         ((), {"min_bytes": "much"}, "min_bytes='much' is not understood"),
         ((3,), {}, "3: expected a Module class"),
         ((int,), {}, "int.*expected a Module class"),
-        ((None, "x"), {}, "the pattern 'x' needs a model"),
-        ((len, "x"), {}, "a pattern is for the submodules of a Module"),
+        ((None, "x"), {}, "pattern 'x' needs a model"),
+        ((len, "x"), {}, "expected a Module, whose submodules"),
     ],
 )
 def test_argument_when_wrong_then_named(

@@ -19,14 +19,14 @@ def altered(value: Any, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"trace": 5}, "trace=5: expected what swapkit.record returned, or the path"),
-        ({"trace": ""}, "trace='': expected what swapkit.record returned"),
-        ({"trace": "/nowhere/x"}, "trace='/nowhere/x': there is no such file; expected what"),
+        ({"trace": 5}, "trace=5: expected a trace from .*, or the path"),
+        ({"trace": ""}, "trace='': expected a trace from"),
+        ({"trace": "/nowhere/x"}, "trace='/nowhere/x': there is no such file; expected a trace"),
         ({"machine": 5}, "machine=5: expected a swapkit.ir.machines.Machine, or the path"),
         ({"machine": "none.json"}, "machine='none.json': there is no such file in '/"),
         ({"machine": altered(MACHINE, budget_bytes=10**400)}, "machine: budget_bytes: expected"),
         ({"machine": altered(MACHINE, duplex="x")}, "machine: duplex: expected .* got 'x'"),
-        ({"machine": None}, "budget=None: give a budget, or a machine that has one"),
+        ({"machine": None}, "budget=None: pass a budget, or a machine that has one"),
         ({"policy": "rescue"}, "policy='rescue': expected 'auto', 'swap', 'recompute', or an"),
         ({"policy": None}, "policy=None: expected 'auto'"),
         ({"budget": 10**400}, "budget=1000.* is more than any device has; expected bytes"),
@@ -44,8 +44,8 @@ def test_plan_when_an_argument_is_wrong_then_named(options: dict[str, Any], text
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        (None, "plan=None: expected what swapkit.plan returned"),
-        ("plan.json", "plan='plan.json': expected what swapkit.plan returned"),
+        (None, "plan=None: expected a plan from swapkit.plan()"),
+        ("plan.json", "plan='plan.json': expected a plan from swapkit.plan()"),
         (altered(PLAN, budget_bytes="x"), "plan: budget_bytes: expected a whole number"),
         (altered(PLAN, decisions=(5,)), r"plan: decisions\[0\]: expected a Decision, got 5"),
     ],

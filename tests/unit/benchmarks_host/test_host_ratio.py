@@ -186,7 +186,7 @@ class Refusing:
 
 @pytest.mark.usefixtures("installation")
 def test_session_when_there_is_no_plan_then_not_measured() -> None:
-    with pytest.raises(NotAsPlanned, match=r"(?s)^way: no plan that holds .* none today"):
+    with pytest.raises(NotAsPlanned, match=r"(?s)^way: no stable plan .* none today"):
         InSession("way", Training(SIZE), Refusing(), AMPLE_BYTES)
 
 

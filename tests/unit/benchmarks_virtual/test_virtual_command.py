@@ -44,8 +44,8 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("interpreter", "says"),
     [
-        ("", "names no interpreter that has a torch for CUDA"),
-        ("/nowhere/python", "/nowhere/python cannot be run"),
+        ("", "does not name an interpreter with torch for CUDA"),
+        ("/nowhere/python", "/nowhere/python does not run"),
         ("/bin/true", "/bin/true has no torch for CUDA"),
     ],
 )
@@ -61,7 +61,7 @@ def test_command_when_the_interpreter_is_missing_then_status_4_and_how_to_get_on
 def test_command_when_nothing_is_prepared_then_one_sentence_and_status_4(tmp_path: Path) -> None:
     done = run("--output", str(tmp_path), SWAPKIT_CUDA_PYTHON="")
     assert done.returncode == NOT_PREPARED == 4
-    assert "benchmarks.virtual: SWAPKIT_CUDA_PYTHON names no interpreter" in done.stderr
+    assert "benchmarks.virtual: SWAPKIT_CUDA_PYTHON does not name an interpreter" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -157,7 +157,7 @@ def test_figures_when_other_ways_run_or_fail_then_the_keys_stay(
 ) -> None:
     status, usual = run_main(tmp_path)
     assert status == FINE
-    assert "everything that was checked is met" in capsys.readouterr().out
+    assert "all checks passed" in capsys.readouterr().out
     assert usual["H100_1b_4k_auto_40_step_ms"] == 10.5
     assert usual["H100_1b_4k_auto_40_limit_bytes"] == 180 * MIB  # 100 stay, 40 % of the other 200
     assert usual["H100_1b_4k_auto_at_recompute_limit_bytes"] == 160 * MIB
@@ -199,5 +199,5 @@ def test_command_when_libraries_are_missing_then_counted_and_no_failure(
     status, _ = run_main(tmp_path, "--ways", "torchtune trl")
     assert status == FINE
     said = capsys.readouterr().out
-    assert "2 ways not run, their libraries missing: torchtune, trl" in said
+    assert "did not run 2 ways, their libraries missing: torchtune, trl" in said
     assert "swap_40" not in said  # nor rows that were not asked for

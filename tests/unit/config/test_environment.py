@@ -44,7 +44,9 @@ def test_least_size_when_a_number_then_taken(text: str, nbytes: int) -> None:
 @pytest.mark.promise("A14")
 @pytest.mark.parametrize("text", ["512", "abc", "-1", "0", "10%", "1.5.2"])
 def test_least_size_when_too_small_or_no_number_then_1024_and_a_warning(text: str) -> None:
-    with pytest.warns(UserWarning, match=f"MIN_SWAP_TENSOR_SIZE='{text}' is not a number of at le"):
+    with pytest.warns(
+        UserWarning, match=f"MIN_SWAP_TENSOR_SIZE='{text}': expected a number of at le"
+    ):
         environment = read_environment({"MIN_SWAP_TENSOR_SIZE": text})
     assert environment.min_swap_bytes == 1024
 
@@ -58,7 +60,7 @@ def test_multiple_when_a_number_then_taken() -> None:
 @pytest.mark.parametrize("text", ["0", "-2", "two", "1.5", "3x"])
 def test_multiple_when_too_small_or_no_number_then_one_and_a_warning(text: str) -> None:
     with pytest.warns(
-        UserWarning, match="SWAP_SIZE_MULTIPLE=.* is not a number of at least 1: 1 is"
+        UserWarning, match="SWAP_SIZE_MULTIPLE=.*: expected a number of at least 1; using 1"
     ):
         environment = read_environment({"SWAP_SIZE_MULTIPLE": text})
     assert environment.swap_size_multiple == 1
@@ -73,7 +75,7 @@ def test_fragmentation_when_set_then_noted(text: str, *, on: bool) -> None:
 @pytest.mark.promise("E5")
 @pytest.mark.parametrize("text", ["yes", "2", "-1", "true"])
 def test_fragmentation_when_not_0_or_1_then_off_and_a_warning(text: str) -> None:
-    with pytest.warns(UserWarning, match=f"MEMORY_FRAGMENTATION='{text}' is not .* 0 is used"):
+    with pytest.warns(UserWarning, match=f"MEMORY_FRAGMENTATION='{text}': expected .* using 0"):
         assert not read_environment({"MEMORY_FRAGMENTATION": text}).memory_fragmentation
 
 
@@ -88,14 +90,14 @@ def test_log_level_when_a_number_then_that_of_logging(text: str, level: int) -> 
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [
-        ("SWAP_LOG_LEVEL", "5", "0 to 4: it is ignored"),
-        ("SWAP_LOG_LEVEL", "info", "0 to 4: it is ignored"),
-        ("SWAP_LOG_RANK", "-2", "-1 is used"),
-        ("SWAP_LOG_RANK", "all", "-1 is used"),
+        ("SWAP_LOG_LEVEL", "5", "0 to 4; ignoring it"),
+        ("SWAP_LOG_LEVEL", "info", "0 to 4; ignoring it"),
+        ("SWAP_LOG_RANK", "-2", "using -1"),
+        ("SWAP_LOG_RANK", "all", "using -1"),
     ],
 )
 def test_log_setting_when_out_of_range_then_a_warning(name: str, text: str, instead: str) -> None:
-    with pytest.warns(UserWarning, match=f"{name}='{text}' is not a number from .*{instead}"):
+    with pytest.warns(UserWarning, match=f"{name}='{text}': expected a number from .*{instead}"):
         assert read_environment({name: text}) == Environment()
 
 
@@ -125,7 +127,7 @@ def test_log_level_when_set_then_messages_are_printed_unless_the_program_logs_it
     process = start_python(code, SWAP_LOG_LEVEL="1", MEMORY_FRAGMENTATION="1")
     _, printed = process.communicate(timeout=60)
     lines = [line for line in printed.splitlines() if "compil" not in line]
-    assert lines[0].startswith("swapkit WARNING: MEMORY_FRAGMENTATION=1 does nothing yet")
+    assert lines[0].startswith("swapkit WARNING: MEMORY_FRAGMENTATION=1 has no effect yet")
     assert lines[1:] == ["swapkit INFO: first", "own: second"]
     process = start_python(code, SWAP_LOG_LEVEL="")
     assert process.communicate(timeout=60)[1] == ""

@@ -55,7 +55,7 @@ def test_hint_when_a_size_was_chosen_by_hand_then_it_names_the_next() -> None:
     settings = settings_of("--adaptive-recompute-device-size 4096")
     assert settings.is_fixed_limit
     hint = settings.advise((5 << 30) + 1)
-    assert "device-size gives 4.00 GiB: the next size to try is 5121 (MiB)" in hint
+    assert "device-size gives 4.00 GiB. Try 5121 (MiB)" in hint
 
 
 @pytest.mark.parametrize(

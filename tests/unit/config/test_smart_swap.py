@@ -66,7 +66,10 @@ def test_config_when_an_object_of_the_originals_then_its_attributes() -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"target_memry": 1}, "SmartSwap has no target_memry; there are D2H_bandwidth, "),
+        (
+            {"target_memry": 1},
+            "SmartSwap has no field target_memry; its fields are D2H_bandwidth, ",
+        ),
         ({"warmup_step": 0}, "warmup_step=0: expected a whole number of at least 1"),
         ({"warmup_step": 2.5}, "warmup_step=2.5: expected a whole number"),
         ({"warmup_step": True}, "warmup_step=True: expected a whole number"),
@@ -102,11 +105,11 @@ def test_config_when_a_value_is_wrong_then_the_error_names_it(
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("absent.yaml", None, "it cannot be read: No such file"),
+        ("absent.yaml", None, "cannot read it: No such file"),
         ("config.py", "target_mode = True", r"expected a \.yaml, \.yml or \.json file"),
-        ("list.json", "[1]", "expected fields and their values"),
-        ("broken.json", "{", "it is not understood"),
-        ("broken.yaml", "a: [", "it is not understood"),
+        ("list.json", "[1]", "expected a mapping of fields to values"),
+        ("broken.json", "{", "cannot parse it"),
+        ("broken.yaml", "a: [", "cannot parse it"),
     ],
 )
 def test_file_when_it_is_no_configuration_then_invalid_argument(

@@ -33,7 +33,7 @@ def test_demo_when_an_option_makes_no_sense_then_status_2(
     with pytest.raises(SystemExit) as caught:
         command_line.main(["demo", "--budget", "200%"])
     assert caught.value.code == 2
-    assert "--budget '200%': possible are" in capsys.readouterr().err
+    assert "--budget '200%': expected a share" in capsys.readouterr().err
 
 
 def shown(race: RaceResult, problems: tuple[str, ...] = ()) -> list[str]:

@@ -88,11 +88,11 @@ def test_budget_when_out_of_reach_then_says_the_bounds(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--size", "huge"), "--size 'huge': there is no such size; possible: tiny, compact"),
-        (("--steps", "0"), "--steps 0: at least 1"),
-        (("--sweep-steps", "0"), "--sweep-steps 0: at least 1"),
-        (("--threads", "0"), f"--threads 0: possible are 1 to {processors()}"),
-        (("--threads", "9999"), f"--threads 9999: possible are 1 to {processors()}"),
+        (("--size", "huge"), "--size 'huge': expected one of tiny, compact"),
+        (("--steps", "0"), "--steps 0: expected at least 1"),
+        (("--sweep-steps", "0"), "--sweep-steps 0: expected at least 1"),
+        (("--threads", "0"), f"--threads 0: expected 1 to {processors()}"),
+        (("--threads", "9999"), f"--threads 9999: expected 1 to {processors()}"),
     ],
 )
 def test_options_when_a_value_makes_no_sense_then_says_what_is_possible(

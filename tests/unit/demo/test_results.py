@@ -75,8 +75,8 @@ def test_problems_when_all_is_well_then_none() -> None:
         ),
         (
             change(SWAPKIT, digest="x"),
-            "swapkit at 60% is not bit-equal to torch: the losses are equal, the final parameters, "
-            "buffers or optimizer states differ",
+            "swapkit at 60% is not bit-equal to torch: the losses are equal, but the final "
+            "parameters, buffers or optimizer states differ",
         ),
         (
             replace(SWAPKIT, losses=("0x1p+2",)),
@@ -98,7 +98,7 @@ def test_problems_when_all_is_well_then_none() -> None:
         ),
         (
             replace(SWAPKIT, witness_peak_bytes=0, witness_looks=0),
-            "swapkit at 60% was looked at 0 times, and nothing",
+            "swapkit at 60% had nothing of its pool resident in any of 0",
         ),
     ],
 )

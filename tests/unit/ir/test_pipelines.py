@@ -314,7 +314,7 @@ def test_lengths_when_parameters_differ_then_it_is_an_error() -> None:
     other = microbatch()
     grown = (replace(other.storages[0], nbytes=WEIGHT + 1), *other.storages[1:])
     pair = [microbatch(), replace(other, storages=grown)]
-    with pytest.raises(InvalidArgument, match="other parameters"):
+    with pytest.raises(InvalidArgument, match="differs from the first in parameters"):
         compose_pipeline([pair], schedule="accumulation", stages=1, stage=0, microbatches=2)
 
 
@@ -322,10 +322,10 @@ def test_lengths_when_parameters_differ_then_it_is_an_error() -> None:
     ("schedule", "stages", "stage", "microbatches", "text"),
     [
         ("1f1b", 2, 2, 4, "stages 0 to 1"),
-        ("1f1b", 2, 0, 0, "has stages, microbatches"),
-        ("interleaved", 4, 0, 6, "not a multiple"),
+        ("1f1b", 2, 0, 0, "at least one stage, microbatch"),
+        ("interleaved", 4, 0, 6, "Pass a multiple"),
         ("accumulation", 2, 0, 6, "one stage"),
-        ("zigzag", 2, 0, 6, "no schedule 'zigzag'"),
+        ("zigzag", 2, 0, 6, "schedule='zigzag': expected"),
     ],
 )
 def test_composing_when_numbers_do_not_fit_then_it_is_an_error(

@@ -205,7 +205,9 @@ def test_own_policy_when_its_plan_is_over_the_budget_then_infeasible() -> None:
 
 @pytest.mark.parametrize("result", [None, 5, Plan, {"decisions": ()}])
 def test_own_policy_when_it_makes_no_plan_then_error(result: object) -> None:
-    with pytest.raises(InvalidType, match=r"plan\(\) of the policy Fixed returned .* a Plan, of"):
+    with pytest.raises(
+        InvalidType, match=r"Fixed\.plan\(\) returned .* expected a swapkit\.ir\.plans\.Plan"
+    ):
         make_plan(trace(), machine_with(0.5), Fixed(result))  # type: ignore[arg-type]
 
 
@@ -229,7 +231,7 @@ def test_own_policy_when_a_field_of_its_plan_is_wrong_then_error_names_the_field
 ) -> None:
     machine = machine_with(0.9)
     plan = replace(make_plan(trace(), machine), **{field: value})  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match=rf"the policy's plan is not legal: {field}\b.*: exp"):
+    with pytest.raises(InvalidArgument, match=rf"the policy's plan is invalid: {field}\b.*: exp"):
         make_plan(trace(), machine, Fixed(plan))
 
 

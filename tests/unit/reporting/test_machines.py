@@ -30,11 +30,11 @@ def test_machine_when_formatted_then_each_figure_has_its_line() -> None:
     assert format_machine(MACHINE).splitlines() == [
         "a device",
         "budget                   10.00 GiB",
-        "out, to the host         24.50 GB/s, 12.0 us a copy beside it",
-        "in, to the device        200.0 MB/s, 2.10 ms a copy beside it",
-        "both ways at once        80% of its speed each",
+        "out, to the host         24.50 GB/s, 12.0 us latency per copy",
+        "in, to the device        200.0 MB/s, 2.10 ms latency per copy",
+        "both ways at once        80% of the speed each way",
         "computing while copying  3.4% slower",
-        "host memory for copies   as much as is needed",
+        "host memory for copies   no limit",
         "disk                     none",
     ]
 
@@ -44,7 +44,7 @@ def test_machine_when_it_has_a_disk_then_its_speeds_and_room_are_named() -> None
     assert lines[0] == "machine"
     assert lines[-4:] == [
         "host memory for copies   3.00 MiB",
-        "disk, written            1.50 GB/s",
+        "disk, write              1.50 GB/s",
         "disk, read               2.50 GB/s",
         "disk space for copies    5.00 GiB",
     ]
@@ -57,7 +57,7 @@ def test_summary_when_made_then_one_line_with_the_disk_only_if_there_is_one() ->
     )
     text = summarize_machine(WITH_DISK)
     assert text.startswith("the machine: ")
-    assert text.endswith("disk 1.50 GB/s written and 2.50 GB/s read")
+    assert text.endswith("disk write 1.50 GB/s, disk read 2.50 GB/s")
 
 
 def test_seconds_when_of_any_size_then_readable() -> None:

@@ -108,7 +108,7 @@ def test_table_when_there_are_more_classes_than_lines_then_the_rest_is_summed() 
     assert len(lines) == 4
     assert lines[1].split() == ["m0#0", "swap", "1", "1.00", "MiB", "250.00", "ms", "far"]
     assert lines[-1].split() == ["3", "other", "classes", "3", "3.00", "MiB", "750.00", "ms"]
-    assert format_sites([]) == "nothing that a plan could move was saved"
+    assert format_sites([]) == "the step saves nothing that a plan can move"
 
 
 def test_totals_when_summed_then_one_line_an_action() -> None:
@@ -132,10 +132,9 @@ def test_plan_when_formatted_then_prediction_bound_and_measurement() -> None:
     lines = format_plan(plan, eighty_layers(), step_seconds=1.0605).splitlines()
     assert lines[:4] == [
         "plan auto, budget 10.00 MiB",
-        "predicted: step 1.010 s, peak 9.00 MiB, of the step 2.00 ms waiting for copies and "
-        "80.00 ms recomputing",
+        "predicted: step 1.010 s (2.00 ms waiting for copies, 80.00 ms recomputing), peak 9.00 MiB",
         "no plan for this budget takes less than 1.000 s: this one takes 1.00% more",
-        "measured: step 1.060 s, +5.0% beside the prediction",
+        "measured: step 1.060 s, +5.0% from the prediction",
     ]
     assert len(lines) == 4 + 1 + 4 + 1 + 3
     unknown = Plan(decisions=(), budget_bytes=MIB)
@@ -149,9 +148,9 @@ def test_trade_offs_when_formatted_then_compared_to_the_plan_in_force() -> None:
     ]
     plan = Plan(decisions=(), budget_bytes=1, prediction=Prediction(seconds=4.0, peak_bytes=1))
     first, heads, small, large = format_trade_offs(rows, plan=plan).splitlines()
-    assert first == "what another budget would change (predicted)"
-    assert "than now" in heads
+    assert first == "effect of other budgets (predicted)"
+    assert "vs. now" in heads
     assert small.split()[:8] == ["1.00", "MiB", "4.000", "s", "+0.0%", "3.000", "s", "1.00"]
     assert large.split()[4] == "-50.0%"
     assert format_trade_offs(rows).splitlines()[2].split()[4] == "+100.0%"
-    assert format_trade_offs([]).endswith("not known")
+    assert format_trade_offs([]).endswith("unknown")

@@ -67,7 +67,7 @@ def test_rows_when_none_then_no_lines() -> None:
 def test_stats_when_formatted_then_every_number_stands_in_its_row() -> None:
     lines = format_stats(make_stats(budget_bytes=64 * KIB), title="the title").splitlines()
     assert lines[0] == "the title"
-    assert lines[2].split() == ["current", "peak", "total", "taken", "total", "given"]
+    assert lines[2].split() == ["current", "peak", "allocated", "freed"]
     rows = [line[22:].split() for line in lines[3:10]]
     in_bytes = [[f"{4 * row + cell}.00" for cell in (1, 2, 3, 4)] for row in (0, 1, 2, 3, 4)]
     assert [row[::2] for row in rows[:5]] == in_bytes
@@ -102,7 +102,7 @@ def test_failure_when_formatted_then_it_says_asked_possible_held_and_what_to_try
     assert format_failure(make_failure()).splitlines() == [
         "swapkit: out of memory on the CPU device: 100.00 KiB (102400 bytes) requested in "
         "layers.3.mlp; the budget is 1000.00 KiB.",
-        "In use: 960.00 KiB; reserved: 990.00 KiB; at most 40.00 KiB could still be given.",
+        "In use: 960.00 KiB; reserved: 990.00 KiB; at most 40.00 KiB are still available.",
         "Largest holders (number of tensors):",
         "    900.00 KiB  parameters (12)",
         "What to try:",
@@ -114,7 +114,7 @@ def test_failure_when_formatted_then_it_says_asked_possible_held_and_what_to_try
 def test_failure_when_there_is_no_budget_then_the_device_is_the_limit() -> None:
     text = format_failure(make_failure(budget=0))
     assert "there is no budget; the device has 3.91 MiB." in text
-    assert "at most 2.97 MiB could still be given" in text
+    assert "at most 2.97 MiB are still available" in text
 
 
 def test_failure_when_the_request_is_larger_than_the_budget_then_it_says_so() -> None:
@@ -128,8 +128,9 @@ def test_failure_when_free_memory_is_in_pieces_then_the_largest_is_named() -> No
         failure
     )
     failure = failure._replace(reserved=1000 * KIB, pieces=())
-    assert "40.00 KiB are not in use, but wait for work on other streams." in format_failure(
-        failure
+    assert (
+        "40.00 KiB are not in use, but wait for work on other streams to finish."
+        in format_failure(failure)
     )
 
 
@@ -138,4 +139,4 @@ def test_failure_when_the_place_is_unknown_then_none_is_named() -> None:
 
 
 def test_failure_when_more_is_in_use_than_the_budget_then_nothing_could_be_given() -> None:
-    assert "at most 0 B could still" in format_failure(make_failure(budget=KIB))
+    assert "at most 0 B are still" in format_failure(make_failure(budget=KIB))

@@ -325,11 +325,11 @@ def test_run_when_it_waits_then_the_lesser_of_both_slots_counts_beside_copies() 
 @pytest.mark.parametrize("wrong", [actions(KEEP, KEEP), actions()])
 def test_run_when_actions_are_too_many_or_few_then_invalid_argument(wrong: np.ndarray) -> None:
     problem = make_problem(3, Item(birth=0, use=2))
-    with pytest.raises(InvalidArgument, match="for 1 items"):
+    with pytest.raises(InvalidArgument, match="for each of 1 items"):
         run(problem, LINK, wrong)
-    with pytest.raises(InvalidArgument, match="for 1 items"):
+    with pytest.raises(InvalidArgument, match="for each of 1 items"):
         run(problem, LINK, actions(KEEP), prefetches=indexes([1, 2]))
-    with pytest.raises(InvalidArgument, match="slots for 1 items"):
+    with pytest.raises(InvalidArgument, match="slot for each of 1 items"):
         run(problem, LINK, actions(KEEP), releases=indexes([1, 2]))
 
 

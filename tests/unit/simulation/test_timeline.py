@@ -176,7 +176,7 @@ def test_simulate_when_it_gets_stuck_then_operator_and_least_budget() -> None:
     result = run(problem, machine, actions)
     plan = as_plan(trace, problem, machine, actions, result, policy="test")
     little = replace(machine, budget_bytes=int(problem.slot_bytes.max()) + 1)
-    with pytest.raises(InfeasibleBudget, match=r"operator \d+ \(.*cannot begin") as caught:
+    with pytest.raises(InfeasibleBudget, match=r"operator \d+ \(.*cannot start") as caught:
         simulate(trace, plan, little)
     least = caught.value.least_bytes
     assert caught.value.operators[0] in {operator.name for operator in trace.operators}
@@ -190,14 +190,14 @@ def test_simulate_when_host_has_no_room_then_said() -> None:
     storage = int(lower(trace).item_storages[0])
     plan = Plan(decisions=(Decision(storage=storage, action=Action.SWAP),), budget_bytes=1 << 40)
     machine = replace(machine_for(lower(trace), 2.0), host_bytes=10)
-    with pytest.raises(InfeasibleBudget, match="the host has no room"):
+    with pytest.raises(InfeasibleBudget, match="swaps more than fits in host memory"):
         simulate(trace, plan, machine)
 
 
 @pytest.mark.parametrize(
     ("storage", "action", "message"),
     [
-        (10_000, Action.SWAP, "trace has not"),
+        (10_000, Action.SWAP, "not in the trace"),
         (0, Action.SWAP, "never idle"),
         (5, Action.RECOMPUTE, "cannot be recomputed"),  # an anchor: what the first layer gets
     ],

@@ -92,21 +92,23 @@ def test_storage_when_read_in_forward_again_then_its_gap_begins_there() -> None:
     rows: list[Row] = [*CHAIN[:4], (F, (1,), (4,)), *CHAIN[4:]]
     trace = make_step(rows, SIZES | {4: 1}, saved=(1,))
     assert find_violations(trace, decide(1, release=5), MACHINE) == []
-    assert_found(trace, decide(1, release=4), "its release is operator 4, but it is idle from 5")
+    assert_found(
+        trace, decide(1, release=4), "its release is operator 4, but it is idle from operator 5"
+    )
 
 
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
-        (decide(1, release=1), "its release is operator 1, but it is idle from 2 on"),
-        (decide(2, release=5), "its release is operator 5, but it is idle from 3 on, and needed"),
+        (decide(1, release=1), "its release is operator 1, but it is idle from operator 2 on"),
+        (decide(2, release=5), "its release is operator 5, but it is idle from operator 3 on, and"),
         (decide(1, prefetch=1), "its prefetch is operator 1"),
         (decide(2, prefetch=5), "its prefetch is operator 5"),
         (decide(1, release=4, prefetch=3), "prefetch: expected an operator of at least 4"),
-        (decide(1, tier=Tier.DISK), "storage 1: goes to disk, but there is none"),
-        (decide(1, 1), "one decision for a storage"),
+        (decide(1, tier=Tier.DISK), "storage 1: goes to disk, but the machine has no disk"),
+        (decide(1, 1), "one decision for each storage"),
         (decide(7), "a storage below 4"),
-        (replace(decide(), prediction=Prediction(seconds=1.0, peak_bytes=1)), "operators take, 6"),
+        (replace(decide(), prediction=Prediction(seconds=1.0, peak_bytes=1)), "the operators, 6"),
         (
             replace(decide(), prediction=Prediction(seconds=6.0, peak_bytes=1), bound_seconds=6.1),
             "below the bound of all plans",
@@ -140,7 +142,9 @@ def test_swapped_input_when_needed_for_recomputing_then_by_then() -> None:
     assert find_violations(STEP, plan, MACHINE) == []
     late = Plan(decisions=decide(1, prefetch=5).decisions + rerun, budget_bytes=1)
     assert_found(
-        STEP, late, "its prefetch is operator 5, but it is idle from 2 on, and needed by 4"
+        STEP,
+        late,
+        "its prefetch is operator 5, but it is idle from operator 2 on, and operator 4 needs it",
     )
 
 
@@ -148,17 +152,19 @@ def test_recomputed_when_input_is_recomputed_too_then_both_are_needed_by_then() 
     # 3 is made again before operator 3, so 2 and 1 are there by then.
     swap = decide(1, prefetch=4).decisions
     plan = Plan(decisions=swap + again(2, 3).decisions, budget_bytes=1)
-    assert_found(STEP, plan, "storage 1: its prefetch is operator 4, but it is idle from 2 on")
+    assert_found(
+        STEP, plan, "storage 1: its prefetch is operator 4, but it is idle from operator 2 on"
+    )
 
 
 @pytest.mark.parametrize(
     ("trace", "storage", "expected"),
     [
-        (with_operator(STEP, 1, is_repeatable=False), 2, "operator 1 (op1) does not repeat"),
+        (with_operator(STEP, 1, is_repeatable=False), 2, "operator 1 (op1) is not repeatable"),
         (
             make_step(CHAIN, SIZES, saved=(1, 2), changes={1: {"birth": BEFORE}}),
             1,
-            "nothing in the",
+            "no operator of the",
         ),
         (
             make_step([*CHAIN[:5], (B, (1,), ())], SIZES, saved=(1,)),
@@ -173,12 +179,12 @@ def test_recomputed_when_input_is_recomputed_too_then_both_are_needed_by_then() 
         (
             make_step([(F, (0,), (1, 0)), *CHAIN[1:]], SIZES, saved=(1,)),
             1,
-            "operator 0, run again, changes storage 0",
+            "operator 0, when rerun, changes storage 0",
         ),
         (
             make_step([CHAIN[0], (F, (1,), (2, 1)), *CHAIN[2:]], SIZES, saved=(1,)),
             1,
-            "was written by [0, 1]",
+            "its writers are [0, 1]",
         ),
         (
             make_step(
@@ -190,12 +196,12 @@ def test_recomputed_when_input_is_recomputed_too_then_both_are_needed_by_then() 
         (
             make_step([(F, (0,), ()), *CHAIN[1:]], SIZES, saved=(1,), changes={1: {"birth": 0}}),
             1,
-            "was written by none",
+            "its writers are none",
         ),
         (
             with_operator(SHORT_LIVED, 0, is_repeatable=False),
             2,
-            "operator 0 (op0) does not repeat",
+            "operator 0 (op0) is not repeatable",
         ),
     ],
 )
@@ -230,7 +236,7 @@ def test_operand_when_nobody_was_seen_to_make_it_then_autograd_has_to_have_saved
     sizes = {0: 10, 1: 100, 2: 100}
     changes = {0: {"kind": Kind.ACTIVATION, "birth": 0, "death": 4}}
     trace = make_step(steps, sizes, saved=(1,), changes=changes)
-    assert_found(trace, again(1), "storage 0: running operator 0 again does not make it")
+    assert_found(trace, again(1), "storage 0: rerunning operator 0 does not make it")
     saves: list[Row] = [*steps[:3], (B, (0,), ())]
     trace = make_step(saves, sizes, saved=(1,), changes=changes)
     assert find_violations(trace, again(1), MACHINE) == []
@@ -249,7 +255,7 @@ def test_operand_when_a_module_remembers_it_then_it_is_made_again_unless_saved(
     if is_saved:
         assert find_violations(random, again(2), MACHINE) == []
     else:
-        assert_found(random, again(2), "operator 0 (op0) does not repeat its results")
+        assert_found(random, again(2), "operator 0 (op0) is not repeatable")
 
 
 def test_chain_when_a_write_follows_the_need_then_legal() -> None:
@@ -269,7 +275,7 @@ def state_step(rows: list[Row]) -> Trace:
 def test_optimizer_state_when_swapped_then_its_gap_begins_with_the_step() -> None:
     trace = state_step(STATE_ROWS)
     assert find_violations(trace, decide(3, release=0, prefetch=2), MACHINE) == []
-    assert_found(trace, again(3), "storage 3: nothing in the step makes it again")
+    assert_found(trace, again(3), "storage 3: no operator of the step makes it")
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ def test_disk_when_slow_or_too_small_then_found() -> None:
     plan = plan_of(decision)
     assert found(schedule, plan, machine) == ""
     slow = replace(machine, disk_write_bytes_per_second=50.0)
-    assert "copy out has 1 seconds, while 100 bytes take 2" in found(schedule, plan, slow)
+    assert "copy out lasts 1 s, but 100 bytes take 2" in found(schedule, plan, slow)
     slow = replace(machine, disk_read_bytes_per_second=50.0)
-    assert "copy back has 1 seconds, while 100 bytes take 2" in found(schedule, plan, slow)
+    assert "copy back lasts 1 s, but 100 bytes take 2" in found(schedule, plan, slow)
     small = replace(machine, disk_bytes=99)
     assert "100 bytes are on the disk, more than 99" in found(schedule, plan, small)
 
@@ -126,7 +126,7 @@ def test_recomputing_when_what_it_passes_through_is_large_then_found() -> None:
     violations = found(schedule, AGAIN, replace(AMPLE, budget_bytes=131), trace)
     assert "132 bytes are in use at operator 4, more than the budget, 131" in violations
     fast = predicting(replace(schedule, starts=REPEATED.starts, ends=REPEATED.ends), seconds=7.0)
-    assert "operator 4: lasts 2 s, but takes 3" in found(fast, AGAIN, AMPLE, trace)
+    assert "operator 4: lasts 2 s, but needs 3" in found(fast, AGAIN, AMPLE, trace)
 
 
 def test_recomputing_when_earlier_than_needed_then_its_memory_counts_from_there() -> None:
@@ -203,4 +203,6 @@ def test_host_when_one_is_gone_before_the_other_then_they_are_not_added_up() -> 
     )
     assert found(schedule, BOTH, MACHINE, trace) == ""
     wrong = predicting(schedule, host_peak_bytes=200)
-    assert "100 bytes are on the host, but predicted are 200" in found(wrong, BOTH, MACHINE, trace)
+    assert "100 bytes are on the host, but the prediction is 200" in found(
+        wrong, BOTH, MACHINE, trace
+    )

@@ -51,39 +51,39 @@ def test_times_when_rounded_otherwise_then_nothing_is_found() -> None:
     ("schedule", "expected"),
     [
         (with_copy(SWAPPED, out_start=0.9), "its bytes are final at 1, but its copy out starts"),
-        (with_copy(SWAPPED, out_end=1.9), "its copy out has 0.9 seconds, while 100 bytes take 1"),
+        (with_copy(SWAPPED, out_end=1.9), "its copy out lasts 0.9 s, but 100 bytes take 1"),
         (with_copy(SWAPPED, out_end=2.1), "its copy out ends at 2.1, but its memory is free at 2"),
         (with_copy(SWAPPED, released=1.9), "its last use in forward at 2, but its memory is free"),
         (with_copy(SWAPPED, released=2.1), "but operator 2, its release, starts at 2 already"),
         (with_copy(SWAPPED, in_start=3.9), "operator 4, its prefetch, is next at 4, but its copy"),
         (with_copy(SWAPPED, in_start=1.0), "its memory is free at 2, but its copy back"),
-        (with_copy(SWAPPED, in_end=4.9), "its copy back has 0.9 seconds"),
+        (with_copy(SWAPPED, in_end=4.9), "its copy back lasts 0.9 s"),
         (with_copy(SWAPPED, in_end=5.1), "its copy back ends at 5.1, but operator 5 "),
         (with_copy(SWAPPED, out_start=2.1), "its copy out starts at 2.1, but it ends at 2"),
         (with_copy(SWAPPED, storage=2), "storage 1: is swapped, but has no transfer"),
-        (with_copy(SWAPPED, storage=2), "storage 2: is copied, but not swapped"),
-        (replace(SWAPPED, transfers=(COPY, COPY)), "storage 1: is copied, but not swapped once"),
+        (with_copy(SWAPPED, storage=2), "storage 2: is copied without a swap decision"),
+        (replace(SWAPPED, transfers=(COPY, COPY)), "storage 1: is copied without a swap"),
         (replace(SWAPPED, transfers=()), "storage 1: is swapped, but has no transfer"),
-        (with_copy(SWAPPED, in_end=float("nan")), "a time that is no number"),
+        (with_copy(SWAPPED, in_end=float("nan")), "a time that is not finite"),
         (replace(SWAPPED, starts=(0.0,)), "1 starts and 6 ends for 6 operators"),
         (replace(SWAPPED, starts=(-1.0, *SWAPPED.starts[1:])), "operator 0: starts at -1, but"),
         (replace(SWAPPED, starts=(0.0, 0.9, 2.0, 3.0, 4.0, 5.0)), "operator 1: starts at 0.9, but"),
         (replace(SWAPPED, starts=(0.0, 1.1, 2.0, 3.0, 4.0, 5.0)), "operator 1: lasts 0.9 s, but"),
         (replace(SWAPPED, ends=(1.0, 2.0, 3.0, 4.0, 5.0, 5.9)), "operator 5: lasts 0.9 s, but"),
-        (predicting(SWAPPED, seconds=5.9), "the step takes 6 s, but predicted are 5.9"),
-        (predicting(SWAPPED, seconds=6.1), "the step takes 6 s, but predicted are 6.1"),
-        (predicting(SWAPPED, peak_bytes=1131), "the peak is 1132 bytes, but predicted is 1131"),
+        (predicting(SWAPPED, seconds=5.9), "the step takes 6 s, but the prediction is 5.9"),
+        (predicting(SWAPPED, seconds=6.1), "the step takes 6 s, but the prediction is 6.1"),
+        (predicting(SWAPPED, peak_bytes=1131), "the peak is 1132 bytes, but the prediction"),
         (predicting(SWAPPED, peak_bytes=1300), "the predicted peak, 1300, is more than the budget"),
-        (predicting(SWAPPED, swapped_bytes=200), "100 bytes are swapped, but predicted are 200"),
-        (predicting(SWAPPED, host_peak_bytes=99), "on the host, but predicted are 99"),
-        (predicting(SWAPPED, host_peak_bytes=101), "on the host, but predicted are 101"),
+        (predicting(SWAPPED, swapped_bytes=200), "100 bytes are swapped, but the prediction"),
+        (predicting(SWAPPED, host_peak_bytes=99), "on the host, but the prediction is 99"),
+        (predicting(SWAPPED, host_peak_bytes=101), "on the host, but the prediction is 101"),
         (predicting(SWAPPED, disk_peak_bytes=1), "1 bytes are on the disk, more than 0"),
-        (predicting(SWAPPED, stall_seconds=0.1), "computing waits 0 s, but predicted are 0.1"),
-        (predicting(SWAPPED, recompute_seconds=0.1), "recomputing takes 0 s, but predicted"),
-        (replace(SWAPPED, recomputations=REPEATED.recomputations), "storage 2: is made again, but"),
+        (predicting(SWAPPED, stall_seconds=0.1), "computing waits 0 s, but the prediction is 0.1"),
+        (predicting(SWAPPED, recompute_seconds=0.1), "recomputing takes 0 s, but the prediction"),
+        (replace(SWAPPED, recomputations=REPEATED.recomputations), "2: is recomputed without"),
         (
             replace(SWAPPED, stalls=(Stall(operator=3, storage=1, seconds=0.5),)),
-            "operator 3: waits 0 s, but 0.5 s of stalls",
+            "operator 3: waits 0 s, but its stalls add up to 0.5 s",
         ),
         (
             replace(SWAPPED, stalls=(Stall(operator=6, storage=1, seconds=0.0),)),
@@ -97,9 +97,9 @@ def test_swap_when_one_thing_is_wrong_then_found(schedule: Schedule, expected: s
 
 def test_latency_when_not_waited_for_then_found() -> None:
     machine = replace(MACHINE, out_latency_seconds=0.25)
-    assert "while 100 bytes take 1.25" in found(SWAPPED, SWAP, machine)
+    assert "but 100 bytes take 1.25" in found(SWAPPED, SWAP, machine)
     machine = replace(MACHINE, in_latency_seconds=0.25)
-    assert "its copy back has 1 seconds, while 100 bytes take 1.25" in found(SWAPPED, SWAP, machine)
+    assert "its copy back lasts 1 s, but 100 bytes take 1.25" in found(SWAPPED, SWAP, machine)
 
 
 def test_stall_when_stated_then_right_and_else_found() -> None:
@@ -113,26 +113,26 @@ def test_stall_when_stated_then_right_and_else_found() -> None:
     )
     assert found(waited, plan) == ""
     violations = found(replace(waited, stalls=()), plan)
-    assert "operator 5: waits 0.5 s, but 0 s of stalls" in violations
+    assert "operator 5: waits 0.5 s, but its stalls add up to 0 s" in violations
     violations = found(predicting(waited, stall_seconds=0.0), plan)
-    assert "computing waits 0.5 s, but predicted are 0" in violations
+    assert "computing waits 0.5 s, but the prediction is 0" in violations
 
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (replace(REPEATED, recomputations=()), "storage 2: is recomputed, but not made again"),
+        (replace(REPEATED, recomputations=()), "storage 2: is decided to be recomputed, but"),
         (
             replace(REPEATED, recomputations=(Recomputation(storage=2, operator=5),)),
-            "storage 2: is made again before operator 5, but has to be before 4",
+            "storage 2: is recomputed before operator 5, but must be before 4",
         ),
         (replace(REPEATED, recomputations=REPEATED.recomputations * 2), "or twice"),
         (
             replace(KEPT, recomputations=REPEATED.recomputations),
-            "operator 4: lasts 1 s, but takes 2",
+            "operator 4: lasts 1 s, but needs 2",
         ),
-        (predicting(REPEATED, recompute_seconds=0.5), "recomputing takes 1 s, but predicted"),
-        (predicting(REPEATED, peak_bytes=1166), "the peak is 1167 bytes, but predicted is 1166"),
+        (predicting(REPEATED, recompute_seconds=0.5), "recomputing takes 1 s, but the prediction"),
+        (predicting(REPEATED, peak_bytes=1166), "the peak is 1167 bytes, but the prediction"),
     ],
 )  # fmt: skip
 def test_recomputing_when_one_thing_is_wrong_then_found(schedule: Schedule, expected: str) -> None:
@@ -156,8 +156,8 @@ def test_directions_when_they_share_a_link_then_each_is_slower() -> None:
     assert found(CROSSING, BOTH, AMPLE, DUPLEX) == ""
     shared = replace(AMPLE, duplex=1.0)
     violations = found(CROSSING, BOTH, shared, DUPLEX)
-    assert "storage 1: its copy back has 0.5 seconds, while 100 bytes take 1" in violations
-    assert "storage 2: its copy out has 0.5 seconds" in violations
+    assert "storage 1: its copy back lasts 0.5 s, but 100 bytes take 1" in violations
+    assert "storage 2: its copy out lasts 0.5 s" in violations
     slow = with_copy(CROSSING, 0, in_end=4.0)
     slow = with_copy(slow, 1, out_end=4.0, released=4.0)
     assert found(slow, BOTH, shared, DUPLEX) == ""
@@ -181,9 +181,7 @@ def test_copies_when_two_go_the_same_way_then_found() -> None:
 def test_computing_when_copies_slow_it_down_then_it_takes_longer() -> None:
     machine = replace(MACHINE, interference=1.0)
     violations = found(SWAPPED, SWAP, machine)
-    assert (
-        "operators 0 to 5: last 6 s, but take 6 and are slowed down by copies for 2" in violations
-    )
+    assert "operators 0 to 5: last 6 s, but need 6, and copies slow them down for 2" in violations
     slowed = replace(
         SWAPPED,
         starts=(0.0, 1.0, 2.5, 3.5, 4.5, 6.0),
@@ -209,4 +207,4 @@ def test_recomputed_ones_when_made_by_one_operator_then_it_runs_once() -> None:
     assert found(schedule, plan, AMPLE, trace) == ""
     apart = tuple(Recomputation(storage=each, operator=2 + each) for each in (1, 2))
     violations = found(replace(schedule, recomputations=apart), plan, AMPLE, trace)
-    assert "storage 2: is made again before operator 4, but has to be before 3" in violations
+    assert "storage 2: is recomputed before operator 4, but must be before 3" in violations

@@ -68,6 +68,6 @@ def test_waits_when_copies_were_late_then_the_places_are_named() -> None:
 
 
 def test_plans_when_another_was_needed_then_the_reason_is_told() -> None:
-    text = explain(STATS, PlanStatus(replans=2, reason="2 steps in a row were others"), "auto", [])
-    assert "another plan was needed 2 times; the last time, 2 steps in a row were others" in text
+    text = explain(STATS, PlanStatus(replans=2, reason="2 steps in a row deviated"), "auto", [])
+    assert "another plan was needed 2 times; the last time, 2 steps in a row deviated" in text
     assert "another plan" not in explain(STATS, PlanStatus(), "auto", [])

@@ -117,17 +117,21 @@ def test_document_when_of_other_kinds_then_the_same() -> None:
         ({"swap_config": [1]}, WrongType, r"'swap_config' must be a mapping .* list: \[1\]"),
         ({"swap_config": {"swap": 1}}, WrongType, "The 'swap' must be a bool, but got int. It is"),
         ({"recompute_config": {"mp_comm_recompute": "yes"}}, WrongType, "'mp_comm_recompute' must"),
-        ({"model": {"model_config": {"num_layers": "4"}}}, WrongType, "num_layers='4': give a who"),
+        ({"model": {"model_config": {"num_layers": "4"}}}, WrongType, "num_layers='4': expected a"),
         (
             {"parallel": {"pipeline_config": {"pipeline_interleave": 1}}},
             WrongType,
             "'pipeline_interleave' must be a bool",
         ),
-        ({"recompute_cfg": {}}, WrongKey, "the key 'recompute_cfg': 'recompute_config' is what"),
-        ([1], WrongType, r"A configuration document is a mapping of sections, but this is \[1\]"),
+        (
+            {"recompute_cfg": {}},
+            WrongKey,
+            "'recompute_cfg'; the section is named 'recompute_config'",
+        ),
+        ([1], WrongType, r"A configuration document is a mapping of sections, but got \[1\]"),
         (Both, WrongType, "A configuration document is a mapping"),
         ("- a\n- b\n", WrongType, "A configuration document is a mapping"),
-        ("a: [\n", InvalidConfiguration, "The document is no YAML"),
+        ("a: [\n", InvalidConfiguration, "The document is not valid YAML"),
     ],
 )
 def test_document_when_bad_then_error_names_key_and_value(
@@ -140,7 +144,7 @@ def test_document_when_bad_then_error_names_key_and_value(
 def test_document_when_its_file_is_no_yaml_then_the_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "memory.yaml"
     path.write_text("a: [", encoding="utf-8")
-    with pytest.raises(InvalidConfiguration, match=r"memory\.yaml is no YAML"):
+    with pytest.raises(InvalidConfiguration, match=r"memory\.yaml is not valid YAML"):
         read_document(path)
     with pytest.raises(FileNotFoundError, match="missing"):
         read_document(tmp_path / "missing.yaml")

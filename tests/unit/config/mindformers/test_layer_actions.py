@@ -216,12 +216,12 @@ def test_exclusion_when_swap_is_on_then_counted_but_not_applied() -> None:
 
 
 def test_pattern_when_no_text_then_error() -> None:
-    with pytest.raises(WrongType, match="select_recompute: the pattern 3 is no text"):
+    with pytest.raises(WrongType, match="select_recompute: the pattern 3 is not a string"):
         settled(select_recompute={3: True})
 
 
 def test_flavour_when_unknown_then_error() -> None:
-    with pytest.raises(InvalidConfiguration, match="flavour='old': give one of"):
+    with pytest.raises(InvalidConfiguration, match="flavour='old': expected one of"):
         settle(Document(), Layout(num_layers=1), "old")  # type: ignore[arg-type]
 
 

@@ -47,20 +47,28 @@ def test_layout_when_asked_for_a_layer_that_is_not_there_then_error(layer: int) 
 @pytest.mark.parametrize(
     ("numbers", "error", "message"),
     [
-        ({"num_layers": -1}, InvalidConfiguration, "num_layers=-1: give at least 0"),
-        ({"num_layers": 2.0}, WrongType, "num_layers=2.0: give a whole number of at least 0"),
-        ({"pipeline_stage": 0}, InvalidConfiguration, "pipeline_stage=0: give at least 1"),
-        ({"pipeline_stage": True}, WrongType, "pipeline_stage=True: give a whole number"),
-        ({"pp_interleave_num": 0}, InvalidConfiguration, "pp_interleave_num=0: give at least 1"),
+        ({"num_layers": -1}, InvalidConfiguration, "num_layers=-1: expected at least 0"),
+        ({"num_layers": 2.0}, WrongType, "num_layers=2.0: expected a whole number of at least 0"),
+        ({"pipeline_stage": 0}, InvalidConfiguration, "pipeline_stage=0: expected at least 1"),
+        ({"pipeline_stage": True}, WrongType, "pipeline_stage=True: expected a whole number"),
+        (
+            {"pp_interleave_num": 0},
+            InvalidConfiguration,
+            "pp_interleave_num=0: expected at least 1",
+        ),
         ({"offset": [0]}, InvalidConfiguration, r"`pp` \(2\), but got \(1\). `offset`: \[0\]"),
         ({"offset": []}, InvalidConfiguration, r"`pp` \(2\), but got \(0\)"),
         ({"offset": [[0, 0], [0]]}, InvalidConfiguration, r"`pp` \(2\), but got \(1\)"),
         ({"offset": [[0, 0], [0, 0]]}, InvalidConfiguration, r"`pp_interleave_num` \(1\), but got"),
         ({"offset": [1, 0]}, InvalidConfiguration, r"sum of `offset` \(1\) .* = 0; .* \[1, 0\]"),
         ({"offset": [-1, 0]}, InvalidConfiguration, r"sum of `offset` \(-1\) should equal"),
-        ({"offset": "0"}, WrongType, "offset='0': give a whole number, a list of one for each"),
-        ({"offset": [0.5, 0]}, WrongType, r"offset=\[0.5, 0\]: give a whole number"),
-        ({"offset": True}, WrongType, "offset=True: give a whole number"),
+        (
+            {"offset": "0"},
+            WrongType,
+            "offset='0': expected a whole number, a list with one for each",
+        ),
+        ({"offset": [0.5, 0]}, WrongType, r"offset=\[0.5, 0\]: expected a whole number"),
+        ({"offset": True}, WrongType, "offset=True: expected a whole number"),
     ],
 )
 def test_layout_when_a_number_does_not_fit_then_error_names_it(
@@ -80,5 +88,5 @@ def test_lay_out_when_given_and_in_the_document_then_the_given_one_counts() -> N
 
 
 def test_lay_out_when_nobody_says_how_many_layers_then_error() -> None:
-    with pytest.raises(InvalidConfiguration, match="num_layers: give it, or model"):
+    with pytest.raises(InvalidConfiguration, match="num_layers is unknown"):
         lay_out(ModelInputs())

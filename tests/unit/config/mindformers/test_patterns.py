@@ -96,8 +96,8 @@ def test_patterns_when_compared_then_alike_in_either_direction(
 
 def test_pattern_when_no_regular_expression_then_error_names_it() -> None:
     with pytest.raises(
-        InvalidPattern, match=re.escape(r"'wide\\.[': '[' is no regular expression")
+        InvalidPattern, match=re.escape(r"'wide\\.[': '[' is not a valid regular expression")
     ):
         find(r"wide\.[", LAYER)
-    with pytest.raises(re.error, match="no regular expression"):
+    with pytest.raises(re.error, match="not a valid regular expression"):
         is_alike("(", "a")

@@ -54,13 +54,25 @@ def test_entries_when_given_then_grouped_by_name_and_all_layers_stand_for_some()
     [
         ({"layer_swap": "all"}, InvalidConfiguration, "layer_swap must be a list or dict.*'all'"),
         ({"op_swap": ({},)}, InvalidConfiguration, "op_swap must be a list or dict"),
-        ({"layer_swap": [1]}, WrongType, r"layer_swap\[0\]=1: give a mapping with the keys 'back"),
-        ({"op_swap": ["a"]}, WrongType, r"op_swap\[0\]='a': give .* 'op_name', 'backward_prefetch"),
+        (
+            {"layer_swap": [1]},
+            WrongType,
+            r"layer_swap\[0\]=1: expected a mapping with the keys 'back",
+        ),
+        (
+            {"op_swap": ["a"]},
+            WrongType,
+            r"op_swap\[0\]='a': expected .* 'op_name', 'backward_prefetch",
+        ),
         ({"layer_swap": [layers(1, 3)]}, InvalidConfiguration, "layer_swap configuration: 3. Expe"),
         ({"layer_swap": [{}]}, InvalidConfiguration, "layer_swap configuration: None. Expected"),
         ({"layer_swap": [layers(1, [True])]}, InvalidConfiguration, r"\[True\]. .* list of ints"),
-        ({"layer_swap": [{"layers": [0]}]}, WrongKey, r"layer_swap\[0\]=.* no 'backward_prefetch'"),
-        ({"op_swap": [layers(1, [0])]}, WrongKey, r"op_swap\[0\]=.* no 'op_name'; give"),
+        (
+            {"layer_swap": [{"layers": [0]}]},
+            WrongKey,
+            r"layer_swap\[0\]=.* 'backward_prefetch' is missing",
+        ),
+        ({"op_swap": [layers(1, [0])]}, WrongKey, r"op_swap\[0\]=.* 'op_name' is missing; give"),
         ({"op_swap": [{"op_name": 3}]}, InvalidConfiguration, "index 0: .* must be a string, list"),
         ({"op_swap": [{"op_name": [3]}]}, InvalidConfiguration, "must contain only strings"),
         (

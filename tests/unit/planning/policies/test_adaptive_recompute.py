@@ -81,7 +81,7 @@ def test_search_when_the_capacity_is_less_then_as_figure_1_draws_it(
     assert first == "search: the first threshold is 1000.00 MiB"
     for threshold, event in zip(probes, events, strict=False):
         came = "ran out" if threshold > capacity * MIB else "held"
-        assert event.startswith(f"{threshold / MIB:.2f} MiB: memory {came}; ")
+        assert event.startswith(f"threshold {threshold / MIB:.2f} MiB: memory {came}; ")
     assert all("; next: " in event for event in events[:-1])
     assert all("found: " not in event for event in events[:-1])
     assert events[-1].endswith(f"found: {capacity}.00 MiB")

@@ -104,7 +104,7 @@ def test_proven_plan_when_rescues_come_again_then_planned_once_for_less_and_says
     assert run(made, [rescued] * (RECURRENCES - 1)) == ["1.0"] * (RECURRENCES - 1)
     assert run(made, seconds(*[1.0] * 50)) == ["2.0"] * 50
     assert made.replans == 1
-    assert "2 of the last 12 steps needed a rescue: plans for 96.0%" in made.reason
+    assert "2 of the last 12 steps needed a rescue: planning for 96.0%" in made.reason
 
 
 @pytest.mark.promise("C5")
@@ -115,8 +115,8 @@ def test_proven_plan_when_steps_become_others_for_good_then_recorded_once_and_sa
     assert done.count("record") == 1
     assert done[-1] == "2.0"
     assert made.replans == 1
-    assert "2 steps in a row were others; the last: another" in made.reason
-    assert made.reason.endswith("the next step is recorded")
+    assert "2 steps in a row deviated; the last: another" in made.reason
+    assert made.reason.endswith("recording the next step")
 
 
 def test_proven_plan_when_more_is_in_use_before_rescued_steps_then_recorded_if_it_comes_again() -> (
@@ -125,7 +125,7 @@ def test_proven_plan_when_more_is_in_use_before_rescued_steps_then_recorded_if_i
     made = proven(Plans(count=1))
     heavier = Outcome(seconds=1.0, rescues=1, is_heavier=True)
     assert run(made, [heavier, *seconds(1.0), heavier, RECORDED]) == ["1.0"] * 3 + ["record"]
-    assert "more in use" in made.reason
+    assert "more memory in use" in made.reason
 
 
 def test_recordings_when_they_cost_much_then_they_are_a_small_share_of_the_steps() -> None:

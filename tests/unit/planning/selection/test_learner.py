@@ -338,7 +338,7 @@ def test_adopted_plan_when_for_one_set_of_training_modules_then_not_followed_wit
     assert run(made, seconds(1.0), f"{SHAPE}-other") == ["rescue"]
     assert run(made, seconds(1.0), SHAPE) == ["rescue"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "given plan is not followed" in caplog.text
+    assert "not following the given plan" in caplog.text
     assert run(made, seconds(1.0), f"{SHAPE}-norm") == ["saved"]
 
 
