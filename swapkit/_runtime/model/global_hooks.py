@@ -30,7 +30,7 @@ from swapkit._runtime.torch_compat.internals import (
     MODULE_CALL,
     MODULE_HOOK_TABLES,
     OPTIMIZER_HOOK_TABLES,
-    has_global_hook,
+    has_backward_hook,
     module_hooks,
     optimizer_hooks,
 )
@@ -149,14 +149,25 @@ def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
     return found
 
 
+class _IfOnlyOurs(type):
+    """The type of a warning's category that exists as long as torch has no hooks but ours."""
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return kind is UserWarning and calls.are_alone() and not has_backward_hook()
+
+
+class _CompiledModule(UserWarning, metaclass=_IfOnlyOurs):
+    """Torch's warning about global hooks and compiled modules."""
+
+
 def _ignore_warning() -> None:
     """Ignore torch's warning about global hooks and compiled modules if only our hooks exist.
 
-    Add the filter only once: any change of filters makes Python repeat warnings it has shown.
+    The filter stays: any change of filters makes Python repeat warnings it has shown.
     """
-    text = r"Using `torch\.compile\(module\)` when there are global"
-    if not any(each[1] is not None and each[1].pattern == text for each in warnings.filters):
-        warnings.filterwarnings("ignore", text)
+    if not any(each[2] is _CompiledModule for each in warnings.filters):
+        text = r"Using `torch\.compile\(module\)` when there are global"
+        warnings.filterwarnings("ignore", text, _CompiledModule)
 
 
 # ---- hooks called by torch ----------------------------------------------------------------------
@@ -270,8 +281,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 def _register_calls() -> None:
     global _period  # noqa: PLW0603
     _period += 1
-    if not has_global_hook():  # type: ignore[no-untyped-call]
-        _ignore_warning()
+    _ignore_warning()
     module_hooks.register_module_forward_pre_hook(_enter)
     module_hooks.register_module_forward_hook(_leave, always_call=True)
 

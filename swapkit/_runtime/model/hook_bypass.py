@@ -19,6 +19,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.internals import (
     MODULE_CALL,
     MODULE_HOOK_TABLES,
@@ -28,7 +34,7 @@ from swapkit._runtime.torch_compat.internals import (
 
 if TYPE_CHECKING:
     from collections import OrderedDict
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 # Torch tests this table only if the other one was false.
 _LAST = max(MODULE_HOOK_TABLES, key=MODULE_CALL.co_names.index)
@@ -105,20 +111,41 @@ def interrupt() -> None:
         _shim.interrupt_bypasses()
 
 
-def install(hooks: Mapping[str, Callable[..., Any]]) -> bool:
-    """Install our tables; return whether threads may bypass the hooks.
+def install() -> bool:
+    """Install our tables in place of torch's, which hold only our hooks.
 
-    Args:
-        hooks: our hooks, by the names of torch's tables.
+    Returns:
+        Whether threads may bypass the hooks.
     """
     if _shim is None or has_compiled():
         return False
-    tables = {name: getattr(module_hooks, name) for name in hooks}
-    if any(list(table.values()) != [hooks[name]] for name, table in tables.items()):
-        return False  # other hooks exist: torch takes the slow path for them anyway
-    for name, table in tables.items():
-        if not isinstance(table, (_shim.FirstTable, _shim.LastTable)):
-            # Swap atomically and keep torch's table unchanged: a thread may iterate over it.
-            ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
-            setattr(module_hooks, name, ours)
+    torchs = {
+        name: table
+        for name in MODULE_HOOK_TABLES
+        if not isinstance(table := getattr(module_hooks, name), (_shim.FirstTable, _shim.LastTable))
+    }
+    if torchs and may_register():
+        return False
+    for name, table in torchs.items():
+        # Swap atomically and keep torch's table unchanged: a thread may iterate over it.
+        ours = _shim.LastTable(table) if name == _LAST else _shim.FirstTable(table)
+        setattr(module_hooks, name, ours)
     return True
+
+
+# Torch's functions that register global hooks. Each makes a handle for the table, and then adds the
+# hook: if the table is replaced in between, the handle cannot remove the hook.
+_REGISTERING = frozenset(
+    function.__code__
+    for function in (
+        module_hooks.register_module_forward_pre_hook,
+        module_hooks.register_module_forward_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    )
+)
+
+
+def may_register() -> bool:
+    """Return whether another thread may be registering a global hook, so that no table may go."""
+    return any(code in _REGISTERING for stack in threads.stacks() for code, _ in stack)

@@ -5,8 +5,8 @@ removing a hook breaks the iteration of another thread ("OrderedDict mutated dur
 raised in that thread's `optimizer.step()`). So there is one set of hooks. The first listener adds
 the set. Removing the last listener removes the set: a table that holds no other hook is replaced by
 an empty one, which breaks no iteration. If a table holds hooks of others, whose handles refer to
-the table, the set is removed only if every other thread waits and no thread is inside an
-optimizer's step. Otherwise the set stays, without effect, until a later removal.
+the table, the set is removed only if every other thread waits and no thread iterates. Otherwise
+the set stays, without effect, until a later removal.
 
 Adding another listener does not touch torch's tables: the listeners are in a tuple that is replaced
 as a whole.
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from itertools import pairwise
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -23,7 +25,7 @@ import torch
 from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
-from swapkit._runtime.torch_compat.internals import forget_removed_hooks
+from swapkit._runtime.torch_compat.internals import MODULE_CALL, forget_removed_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,25 +75,29 @@ class Listeners(Generic[_Listener]):
     def prepare_bypass(self) -> bool:
         """Return whether torch can skip the hooks on a thread that bypasses them."""
         with self._lock:
-            return hook_bypass.install(self._hooks)
+            # With other hooks, torch takes the slow path for them anyway.
+            return self._is_installed and self.are_alone() and hook_bypass.install()
 
     def remove(self, listener: _Listener) -> None:
         """Remove a listener; do nothing if the listener is unknown."""
         with self._lock:
             self.now = tuple(other for other in self.now if other is not listener)
             hook_bypass.interrupt()
-            if not self.now and (
-                self._are_alone() or (threads.others_wait() and not _are_called())
-            ):
+            if not self.now and self._can_take_off():
                 self._take_off()
 
-    def _are_alone(self) -> bool:
+    def are_alone(self) -> bool:
         """Return whether torch's tables hold no hooks of others."""
         return all(
             each is hook
             for name, hook in self._hooks.items()
             for each in list(getattr(self._torchs, name).values())
         )
+
+    def _can_take_off(self) -> bool:
+        if self.are_alone():  # the tables are replaced
+            return not hook_bypass.may_register()
+        return threads.others_wait() and not _are_called()
 
     def _take_off(self) -> None:
         """Remove our hooks from torch's tables."""
@@ -121,10 +127,26 @@ def running_steps(frame: FrameType | None) -> list[torch.optim.Optimizer]:
     return found
 
 
+# With hooks, torch calls `forward` in this nested function of a module's call. Outside of it, torch
+# iterates over the hooks of a forward that raised.
+_CALL_FORWARD = next(
+    each for each in MODULE_CALL.co_consts if isinstance(each, CodeType) and each.co_name == "inner"
+)
+
+
 def _are_called() -> bool:
-    """Return whether some thread may be running torch's hooks of a step.
+    """Return whether some thread may be iterating over torch's tables of hooks.
 
     This can be the current thread, if a session ends in a hook, or one that waits in a hook.
     """
-    others = any(code is _STEP for stack in threads.stacks() for code, _ in stack)
-    return others or bool(running_steps(sys._getframe(1)))  # noqa: SLF001
+    here: list[CodeType] = []
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        here.append(frame.f_code)
+        frame = frame.f_back
+    stacks = [here, *([code for code, _ in stack] for stack in threads.stacks())]
+    return any(
+        caller is _STEP or (caller is MODULE_CALL and called is not _CALL_FORWARD)
+        for stack in stacks
+        for called, caller in pairwise(stack)
+    )

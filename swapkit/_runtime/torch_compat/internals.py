@@ -46,7 +46,6 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import _side_effectful_functions as side_effects
 from torch.nn.modules import module as module_hooks
-from torch.nn.modules.module import _has_any_global_hook as has_global_hook
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -95,8 +94,8 @@ __all__ = [
     "forget_removed_hooks",
     "free_weak_storage",
     "graph_task",
+    "has_backward_hook",
     "has_compiled",
-    "has_global_hook",
     "has_kernel",
     "has_kernel_for",
     "higher_order_operators",
@@ -195,6 +194,11 @@ MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
+
+
+def has_backward_hook() -> bool:
+    """Return whether there is a global hook of modules' backward passes."""
+    return bool(module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks)
 
 
 def forget_removed_hooks() -> None:

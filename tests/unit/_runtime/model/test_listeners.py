@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from swapkit._runtime.model import global_hooks
 from swapkit._runtime.torch_compat.thread_stacks import others_wait
 from tests.support.listeners import NotingListener, make_optimizer
 from tests.support.threads import busy_thread, on_thread
+from tests.unit._runtime.rig import interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
 
 TABLES = (
@@ -145,7 +146,7 @@ def test_hooks_when_interrupted_anywhere_as_they_come_and_go_then_torch_keeps_no
             listeners.remove(first)
 
     count = 0
-    while interrupt_at(count, come_and_go):
+    while interrupts(count + 1, come_and_go):
         count += 1
         for listeners in (global_hooks.calls, global_hooks.steps):
             listeners.remove(first)
@@ -158,32 +159,6 @@ def test_hooks_when_interrupted_anywhere_as_they_come_and_go_then_torch_keeps_no
     assert count > 50
 
 
-def interrupt_at(line: int, run: Callable[[], object]) -> bool:
-    """Interrupt a function before its line with this number, counted with all that it calls.
-
-    Return whether the function has so many lines.
-    """
-    left = line
-
-    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
-        nonlocal left
-        if event == "line":
-            left -= 1
-            if left == -1:
-                raise KeyboardInterrupt
-        return trace
-
-    former = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(former)
-    return False
-
-
 def test_hooks_when_they_come_and_go_then_a_warning_is_shown_once_as_without() -> None:
     listener = NotingListener()
     with warnings.catch_warnings(record=True) as shown:
@@ -194,3 +169,90 @@ def test_hooks_when_they_come_and_go_then_a_warning_is_shown_once_as_without() -
             global_hooks.calls.remove(listener)
     # The first time the hooks' own filter is added to these filters, after which all is known.
     assert [str(each.message) for each in shown] == ["once"]
+
+
+COMPILED = "Using `torch.compile(module)` when there are global hooks on modules (...)"
+
+
+def test_warning_about_global_hooks_when_only_ours_exist_then_it_is_ignored() -> None:
+    listener = NotingListener()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        global_hooks.calls.add(listener)
+        warnings.warn(COMPILED, UserWarning, stacklevel=1)
+        with module_hooks.register_module_forward_hook(lambda *_: None):
+            warnings.warn(COMPILED, UserWarning, stacklevel=1)
+        with module_hooks.register_module_full_backward_hook(lambda *_: None):
+            warnings.warn(COMPILED, UserWarning, stacklevel=1)
+        global_hooks.calls.remove(listener)
+        with module_hooks.register_module_forward_hook(lambda *_: None):
+            warnings.warn(COMPILED, UserWarning, stacklevel=1)
+    assert len(shown) == 3
+
+
+@pytest.mark.parametrize(
+    ("listeners", "register", "table"),
+    [
+        (global_hooks.calls, module_hooks.register_module_forward_hook, TABLES[1]),
+        (global_hooks.steps, optimizer_hooks.register_optimizer_step_post_hook, TABLES[3]),
+    ],
+    ids=["module", "optimizer"],
+)
+def test_hook_of_a_user_when_registered_as_ours_leave_then_its_handle_removes_it(
+    listeners: Any, register: Any, table: tuple[Any, str]
+) -> None:
+    """Torch makes the handle for a table, and reads the table again to add the hook."""
+    listener = NotingListener()
+    listeners.add(listener)
+    has_handle, has_left = threading.Event(), threading.Event()
+
+    def wait_inside(frame: FrameType, _event: str, _argument: object) -> Any:
+        if frame.f_code is not register.__code__:
+            return None
+        if "handle" in frame.f_locals and not has_handle.is_set():
+            has_handle.set()
+            has_left.wait()
+        return wait_inside
+
+    def use() -> None:
+        sys.settrace(wait_inside)
+        handle = register(lambda *_: None)
+        sys.settrace(None)
+        handle.remove()
+
+    user = threading.Thread(target=use)
+    user.start()
+    has_handle.wait()
+    listeners.remove(listener)
+    has_left.set()
+    user.join()
+    assert len(getattr(*table)) == 1  # ours: they leave with the next listener
+    listeners.add(listener)
+    listeners.remove(listener)
+    assert not getattr(*table)
+
+
+def test_hooks_when_the_last_listener_leaves_as_torch_handles_an_error_then_all_hooks_run() -> None:
+    listener, ran = NotingListener(), []
+
+    class Mine(ValueError):
+        """Raised by the forward."""
+
+    class Failing(nn.Module):
+        def forward(self) -> None:
+            raise Mine
+
+    def leave(*_: object) -> None:
+        global_hooks.calls.remove(listener)
+
+    global_hooks.calls.add(listener)
+    with (
+        module_hooks.register_module_forward_hook(leave, always_call=True),
+        module_hooks.register_module_forward_hook(lambda *_: ran.append(1), always_call=True),
+        pytest.raises(Mine),
+    ):
+        Failing()()
+    assert ran == [1]
+    global_hooks.calls.add(listener)
+    global_hooks.calls.remove(listener)
+    assert sizes() == [0] * len(TABLES)
