@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch._C import _len_torch_dispatch_stack
+from torch.utils import _python_dispatch
 
 import swapkit
 from swapkit._runtime.recompute import captured
 from swapkit._runtime.saved import hooks
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
 from tests.unit._runtime.rig import interrupts
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -55,3 +60,38 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
     assert nth > 50
     region(x).sum().backward()
     assert torch.autograd.graph.disable_saved_tensors_hooks is hooks._disable
+
+
+@pytest.mark.parametrize(
+    "options", [{"save": ["addmm"], "check_values": True}, {"offload": ["mm"]}]
+)
+@pytest.mark.parametrize("again", [False, True], ids=["forward", "backward"])
+def test_region_with_modes_when_interrupted_as_one_is_entered_then_none_is_left(
+    again: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region: nn.Module = swapkit.checkpoint(nn.Sequential(nn.Linear(WIDTH, WIDTH)), **options)
+    push = _python_dispatch._push_mode
+    entered = 0
+
+    def push_and_stop(mode: Any) -> None:
+        nonlocal entered
+        push(mode)
+        if isinstance(mode, DispatchMode):
+            entered += 1
+            if entered == wanted:
+                raise KeyboardInterrupt
+
+    for wanted in (1, 2):  # noqa: B007 - `push_and_stop` reads it
+        loss = region(torch.randn(4, WIDTH)).sum()
+        entered = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(_python_dispatch, "_push_mode", push_and_stop)
+            if again:
+                with suppress(KeyboardInterrupt):
+                    loss.backward()
+            else:
+                with suppress(KeyboardInterrupt):
+                    region(torch.randn(4, WIDTH))
+        assert entered > 0
+        assert _len_torch_dispatch_stack() == 0
+        region(torch.randn(4, WIDTH)).sum().backward()

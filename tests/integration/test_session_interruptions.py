@@ -11,7 +11,10 @@ from torch._C import _len_torch_dispatch_stack
 
 import swapkit
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.listeners import Listeners
+from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.recorder import Recorder
+from swapkit._runtime.saved.lent_hooks import Lending
 from tests.support.sessions import make_training, train_plainly
 
 pytestmark = [pytest.mark.usefixtures("installation", "steady_machine"), pytest.mark.promise("C5")]
@@ -50,3 +53,31 @@ def test_recording_when_its_end_is_interrupted_then_the_rest_of_it_ends(
     gc.collect()
     assert model() is None
     assert torch.ones(2, requires_grad=True).exp().sum().requires_grad
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Lending, "start"), (Listeners, "add")],
+    ids=["hooks", "calls"],
+)
+def test_session_when_interrupted_as_it_begins_then_no_listener_of_it_is_left(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = getattr(owner, name)
+    training = make_training()
+    listeners = global_hooks.calls.now, global_hooks.steps.now
+
+    def begin_and_stop(*args: object) -> None:
+        begin(*args)
+        if not isinstance(args[-1], ModuleTracker):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, begin_and_stop)
+        with (
+            pytest.raises(KeyboardInterrupt),
+            swapkit.budget("1GiB", training.model, training.optimizer),
+        ):
+            pass
+    assert (global_hooks.calls.now, global_hooks.steps.now) == listeners
+    training.step()

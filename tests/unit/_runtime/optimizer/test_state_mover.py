@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+import swapkit
 from swapkit._runtime.optimizer.chunked_step import attach
 from tests.support.offloading import (
     STATE,
     Recorder,
+    add_gradients,
     are_equal,
     is_on_device,
     make_adam,
@@ -238,3 +241,32 @@ def test_state_when_two_parameters_share_it_then_it_is_left_alone(executor: Reco
     attach(optimizer, executor)
     assert executor.asked == []
     assert moment(optimizer, 0) is moment(optimizer, 1)
+
+
+@pytest.mark.usefixtures("installation")
+def test_step_when_interrupted_anywhere_then_the_grad_mode_is_as_before() -> None:
+    """The traceback keeps frames of generators; what they restore must not come late."""
+    optimizer = make_adam(count=2)
+    swapkit.offload(optimizer)
+    add_gradients(optimizer.param_groups[0]["params"])
+    optimizer.step()
+    enter = contextlib._GeneratorContextManager.__enter__
+    begun = 0
+
+    def enter_and_stop(context: Any) -> Any:
+        nonlocal begun
+        entered = enter(context)
+        begun += "swapkit" in context.gen.gi_code.co_filename
+        if begun == wanted:
+            begun += 1
+            raise KeyboardInterrupt
+        return entered
+
+    for wanted in range(1, 9):
+        begun = 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(contextlib._GeneratorContextManager, "__enter__", enter_and_stop)
+            with contextlib.suppress(KeyboardInterrupt):
+                optimizer.step()
+        assert torch.is_grad_enabled(), wanted
+        assert not torch.is_inference_mode_enabled()
