@@ -47,7 +47,7 @@ def test_plans_when_one_rank_needs_more_than_the_other_has_then_neither_has_one(
         assert rank["planned"] is None
         assert rank["stages"][-1] == "stable"
         assert "no plan fits the budget of all 2 ranks, " in rank["explained"]
-        assert "(rank 0): the smallest that has one on rank 1 is " in rank["explained"]
+        assert "(rank 0): rank 1 needs at least " in rank["explained"]
 
 
 def test_plan_when_the_other_rank_has_no_session_then_one_is_made_after_a_while() -> None:

@@ -85,7 +85,7 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
         ({"host_limit": 10**5000}, "host_limit=.* is more than any device has"),
         ({"host_limit": "110%"}, "host_limit='110%': a share"),
         ({"min_swap_bytes": 1023}, "min_swap_bytes=1023: the least possible is 1024"),
-        ({"min_swap_bytes": "10%"}, "min_swap_bytes='10%': a share is not possible"),
+        ({"min_swap_bytes": "10%"}, "min_swap_bytes='10%': a share is not supported"),
         ({"disk": "/nonexistent/folder"}, "disk='/nonexistent/folder': there is no such folder"),
         ({"disk_limit": "1GiB"}, "disk_limit='1GiB' needs disk=, a folder"),
         ({"disk": "/tmp", "disk_limit": "x"}, "disk_limit='x' is not understood"),

@@ -224,7 +224,7 @@ def test_explain_when_asked_then_figures_and_outside_tensors(installation: Insta
     lines = session.explain().splitlines()
     assert lines[0].endswith("reserved, after 1 steps")
     assert lines[1].startswith("policy rescue: 1 rescues, 1.00 MiB copied out, 0 B back,")
-    assert lines[3].startswith("outside the budget, made before swapkit was installed")
+    assert lines[3].startswith("outside the budget (allocated before swapkit was installed")
     assert any("parameters (" in line for line in lines[4:])
     assert early.requires_grad
     assert loss.requires_grad
@@ -240,9 +240,9 @@ def test_hints_when_the_host_is_full_then_its_limit_is_named() -> None:
         del loss
         without = session.hints(1)
     assert hints[0] == (
-        "the host has no room for more copies (1.00 MiB): raise host_limit; the next to try is 3MiB"
+        "the host has no room for more copies (1.00 MiB): raise host_limit, e.g. to 3MiB"
     )
-    assert hints[1].startswith("2.00 MiB of saved tensors are still on the device")
+    assert hints[1].startswith("2.00 MiB of saved tensors remain on the device")
     assert f"give at least {(ROOMY >> 20) + 1}MiB" in hints[2]
     assert not any("of saved tensors" in hint for hint in without)
     assert "give a larger one" in without[-1]
