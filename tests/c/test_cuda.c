@@ -43,7 +43,7 @@ SK_TEST(cuda, test_open_when_arguments_wrong_then_invalid) {
     }
     params = (sk_cuda_params){.granule_bytes = KIB};
     CHECK_STATUS(SK_INVALID, sk_backend_cuda(&params, &backend));
-    CHECK_CONTAINS(sk_error_text(), "granules of 1024 bytes are not possible");
+    CHECK_CONTAINS(sk_error_text(), "granules of 1024 bytes are not supported");
     CHECK(backend == NULL);
 }
 

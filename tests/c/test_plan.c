@@ -212,5 +212,5 @@ SK_TEST(plan, test_check_when_one_thing_is_wrong_then_said) {
     check_fault(wrong_chain_step, "a step out of range");
     check_fault(wrong_row, "a step out of range");
     check_fault(wrong_input, "an input out of range");
-    check_fault(own_input, "no older");
+    check_fault(own_input, "not older");
 }
