@@ -70,4 +70,4 @@ def test_waits_when_copies_were_late_then_the_places_are_named() -> None:
 def test_plans_when_another_was_needed_then_the_reason_is_told() -> None:
     text = explain(STATS, PlanStatus(replans=2, reason="2 steps in a row were others"), "auto", [])
     assert "replanned 2 times; the last time, 2 steps in a row were others" in text
-    assert "another plan" not in explain(STATS, PlanStatus(), "auto", [])
+    assert "replanned" not in explain(STATS, PlanStatus(), "auto", [])

@@ -226,7 +226,7 @@ def test_names_when_only_some_layers_have_the_part_then_named_there() -> None:
             {"attention": "nothing"},
             r"names\['attention'\]: a layer has no part 'nothing'; its parts",
         ),
-        ({"attention": "mlp.gone.x"}, "no part 'mlp.gone.x' in a layer"),
+        ({"attention": "mlp.gone.x"}, "a layer has no part 'mlp.gone.x'"),
         ({"gone.x": "mlp"}, r"names\['gone.x'\]: a layer has no part 'gone'; name it first"),
         ({"mlp": "self_attn"}, "a part with this name already exists"),
         ({"mlp.mul": "mlp.silu"}, "an operator with this name already exists"),
