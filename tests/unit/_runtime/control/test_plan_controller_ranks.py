@@ -155,7 +155,7 @@ def test_session_when_the_other_rank_says_something_else_then_one_step_fails_and
     store.set(OTHER, "plenty")
     with open_session(training, plain.budget(0.7)) as session:
         run(session, training, 1)
-        with pytest.raises(InvalidDocument, match="rank 1 says b'plenty' of its budget"):
+        with pytest.raises(InvalidDocument, match="rank 1 published b'plenty'"):
             training.step()
         assert run(session, training, 1) != ["warmup"]
 
