@@ -60,27 +60,29 @@ def _add_machine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Declare `machine`."""
     parser = commands.add_parser(
         "machine",
-        help="measure how fast this machine copies, and print what is known of it",
-        description="Measure how fast a device copies to the host and back while it computes. "
-        "What was measured is remembered; plans are made for it.",
+        help="measure how fast this machine copies, and print the result",
+        description=(
+            "Measure how fast a device copies to the host and back while it computes. The result "
+            "is cached, and plans are made from it."
+        ),
     )
-    parser.add_argument(
-        "--device", help='"cpu", or such as "cuda:1" (default: a GPU if there is one)'
-    )
+    parser.add_argument("--device", help='e.g. "cpu" or "cuda:1" (default: a GPU if present)')
     parser.add_argument(
         "--budget",
         default="100%",
         help='bytes, or a share of the device\'s memory: "10GiB", "80%%" (default: all)',
     )
     parser.add_argument("--host-limit", metavar="BYTES", help="most host memory for copies")
-    parser.add_argument("--disk", metavar="FOLDER", help="measure a disk, too")
-    parser.add_argument("--fresh", action="store_true", help="measure even if it is remembered")
+    parser.add_argument("--disk", metavar="FOLDER", help="also measure a disk")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure even if a cached result exists"
+    )
     parser.add_argument(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write what swapkit.plan(machine=...) reads instead of a text (default: to stdout)",
+        help="write a document for swapkit.plan(machine=...) instead of text (default: to stdout)",
     )
     parser.set_defaults(run=_run_machine)
 
@@ -119,7 +121,7 @@ def _find_machine(arguments: argparse.Namespace) -> "Machine":
             raise
         name = choose_device("cpu")
     if arguments.disk is not None and not Path(arguments.disk).is_dir():
-        raise InvalidArgument(f"--disk {arguments.disk!r}: there is no such folder")
+        raise InvalidArgument(f"--disk {arguments.disk!r}: expected an existing folder")
     runtime = get_runtime()
     device = runtime.device(name)
     host_bytes = None
@@ -139,12 +141,14 @@ def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Declare `build`."""
     parser = commands.add_parser(
         "build",
-        help="compile what the first install() would compile",
-        description="Compile the part of swapkit that touches torch, for the torch at hand, so "
-        "that the first swapkit.install() does not: for images, and where there is no compiler "
-        "later on. It is kept in the cache, $XDG_CACHE_HOME/swapkit or ~/.cache/swapkit.",
+        help="compile the part that the first install() would compile",
+        description=(
+            "Compile the part of swapkit that touches torch for the installed torch, so that the "
+            "first swapkit.install() need not: for images, and where a compiler is missing later. "
+            "The library is kept in the cache, $XDG_CACHE_HOME/swapkit or ~/.cache/swapkit."
+        ),
     )
-    parser.add_argument("--force", action="store_true", help="compile even if it is there")
+    parser.add_argument("--force", action="store_true", help="compile even if the library exists")
     parser.set_defaults(run=_run_build)
 
 

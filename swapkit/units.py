@@ -115,11 +115,9 @@ def _share_of(amount: object, number: float | None) -> float | None:
 
 def _apply_share(amount: object, share: float, whole_bytes: int | None, name: str) -> int:
     if whole_bytes is None:
-        raise InvalidArgument(f"{name}={show(amount)}: a share is not possible here; give bytes")
+        raise InvalidArgument(f"{name}={show(amount)}: a share is not supported here; pass bytes")
     if not 0 < share <= 1:
-        raise InvalidArgument(
-            f"{name}={show(amount)}: a share must lie above 0 and be at most 100 %"
-        )
+        raise InvalidArgument(f"{name}={show(amount)}: a share must be above 0 and at most 100 %")
     return int(whole_bytes * share)
 
 
@@ -147,7 +145,7 @@ def show(value: object) -> str:
     try:
         return _SHOWN.repr(value)
     except ValueError:  # an int with more digits than Python converts to text
-        return "a number of very many digits"
+        return "a number with too many digits to print"
 
 
 def format_limit(nbytes: int) -> str:

@@ -318,7 +318,9 @@ class Stream(Handle):
 
     def _release(self, pointer: CData) -> None:
         if self._pools > 0:
-            raise InvalidArgument("this stream cannot be closed: a pool uses it; close that first")
+            raise InvalidArgument(
+                "this stream cannot be closed while a pool uses it: close the pool first"
+            )
         check(lib.sk_stream_destroy(self._backend, pointer))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-_HOW = "It is compiled with gcc when swapkit is installed"
+_HOW = "gcc compiles it when swapkit is installed"
 
 
 def explain_missing(root: Path, error: ImportError) -> str:
@@ -21,17 +21,17 @@ def explain_missing(root: Path, error: ImportError) -> str:
     head = f"swapkit's compiled core could not be loaded ({error}). {_HOW}"
     if not (root / "build_native.py").exists():
         return f"{head}: run `pip install --force-reinstall swapkit`, with gcc available."
-    checkout = f"Python imported swapkit from a checkout, {root}, which has none beside its sources"
+    checkout = f"Python imported swapkit from a checkout, {root}, which has no compiled core"
     elsewhere = _find_installed()
     if elsewhere is not None and elsewhere != root:
         return (
-            f"{head}. {checkout}; the installed one is in {elsewhere}. Start Python in another "
-            "folder to use that one, or run `make setup` (or `pip install -e .`) to compile the "
-            "checkout's."
+            f"{head}. {checkout}; an installed swapkit with a core is in {elsewhere}. Start Python "
+            "in another folder to use it, or run `make setup` (or `pip install -e .`) to compile "
+            "the core of the checkout."
         )
     return (
-        f"{head}. {checkout}: run `make setup` (or `pip install -e .`) there; `pip install .` "
-        "installs a copy elsewhere, which is used from any other folder."
+        f"{head}. {checkout}: run `make setup` (or `pip install -e .`) there. `pip install .` "
+        "installs a copy elsewhere, for use from any other folder."
     )
 
 

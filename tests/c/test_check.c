@@ -76,7 +76,7 @@ SK_TEST(check, test_check_when_a_block_is_wrong_then_found) {
     FINDS(a.first->nbytes, HOLE_BYTES + ROUNDING, "a gap after");
     FINDS(a.middle->state, SK_CACHED, "not merged");
     FINDS(a.first->lane, NULL, "belongs to no stream");
-    FINDS(a.first->requested_bytes, HOLE_BYTES + 1, "smaller than was asked");
+    FINDS(a.first->requested_bytes, HOLE_BYTES + 1, "smaller than requested");
     FINDS(a.middle->segment, NULL, "is lost");
     CHECK_EQUAL(SK_VACANT, a.rest->right->state);
     FINDS(a.rest->right->nbytes, a.rest->right->nbytes - ROUNDING, "not made of granules");

@@ -43,7 +43,7 @@ SK_TEST(cuda, test_open_when_arguments_wrong_then_invalid) {
     }
     params = (sk_cuda_params){.granule_bytes = KIB};
     CHECK_STATUS(SK_INVALID, sk_backend_cuda(&params, &backend));
-    CHECK_CONTAINS(sk_error_text(), "granules of 1024 bytes are not possible");
+    CHECK_CONTAINS(sk_error_text(), "granules of 1024 bytes are not supported");
     CHECK(backend == NULL);
 }
 
@@ -226,7 +226,7 @@ SK_TEST(cuda, test_error_when_it_is_sticky_then_it_says_what_to_do_and_releasing
         cusim()->cusim_break(results[i]);
         CHECK_STATUS(SK_BACKEND_FAILED, sk_memory_info_get(backend, &info));
         CHECK_CONTAINS(sk_error_text(), "cuMemGetInfo_v2 failed: CUDA_ERROR_");
-        CHECK_CONTAINS(sk_error_text(), "unusable from then on: the process must be restarted");
+        CHECK_CONTAINS(sk_error_text(), "unusable from then on: restart the process");
         CHECK_STATUS(SK_BACKEND_FAILED, sk_stream_sync(backend, stream));
         CHECK_STATUS(SK_BACKEND_FAILED, sk_event_query(backend, event));
         CHECK_OK(backend->ops.memory_free(backend->self, address, MIB));

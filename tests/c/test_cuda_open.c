@@ -24,7 +24,7 @@ enum { CHILD_SECONDS = 60, EXIT_CALLED = 77 };
 SK_TEST(cuda_driver, test_open_when_there_is_no_library_then_the_text_says_what_was_looked_for) {
     sk__cuda_driver driver;
     CHECK_STATUS(SK_UNSUPPORTED, sk__cuda_driver_open("/nowhere/libcuda.so.1", &driver));
-    CHECK_CONTAINS(sk_error_text(), "no NVIDIA driver here: looked for /nowhere/libcuda.so.1");
+    CHECK_CONTAINS(sk_error_text(), "no NVIDIA driver found: tried /nowhere/libcuda.so.1");
     CHECK_CONTAINS(sk_error_text(), "SWAPKIT_CUDA_DRIVER");
 }
 
@@ -41,7 +41,7 @@ SK_TEST(cuda_driver, test_open_when_the_driver_is_old_then_its_version_and_the_s
     }
     sk__cuda_driver driver;
     CHECK_STATUS(SK_UNSUPPORTED, sk__cuda_driver_open(path, &driver));
-    CHECK_CONTAINS(sk_error_text(), "for CUDA 9.2, has no cuGetErrorName: a newer driver");
+    CHECK_CONTAINS(sk_error_text(), "for CUDA 9.2, has no cuGetErrorName: install a newer driver");
 }
 
 /* ---- processes of their own ------------------------------------------------------------------ */
@@ -74,7 +74,7 @@ SK_TEST(cuda_alone, test_no_library) {
     int32_t count = -1;
     for (int again = 0; again < 2; again++) {
         CHECK_STATUS(SK_UNSUPPORTED, sk_backend_cuda(&params, &backend));
-        CHECK_CONTAINS(sk_error_text(), "looked for /nowhere/libcuda.so.1");
+        CHECK_CONTAINS(sk_error_text(), "tried /nowhere/libcuda.so.1");
         CHECK_STATUS(SK_UNSUPPORTED, sk_cuda_device_count(&count));
     }
     CHECK(backend == NULL);

@@ -195,22 +195,22 @@ static void own_input(step *s) {
 }
 
 SK_TEST(plan, test_check_when_one_thing_is_wrong_then_said) {
-    check_fault(no_slots, "without slots");
+    check_fault(no_slots, "no slots");
     check_fault(negative_seconds, "slot 2");
     check_fault(negative_held, "slot 2");
-    check_fault(late_death, "item 0 has a slot that is not there");
-    check_fault(early_birth, "item 0 has a slot that is not there");
+    check_fault(late_death, "item 0 has a slot out of range");
+    check_fault(early_birth, "item 0 has a slot out of range");
     check_fault(ready_unborn, "item 1 has slots out of order");
     check_fault(before_but_later, "item 1 has slots out of order");
     check_fault(released_unready, "item 1 has slots out of order");
     check_fault(used_unreleased, "item 1 has slots out of order");
     check_fault(dead_unused, "item 0 has slots out of order");
-    check_fault(negative_item, "item 1 has fewer bytes");
-    check_fault(negative_chain, "item 1 has fewer bytes");
+    check_fault(negative_item, "item 1 has negative bytes");
+    check_fault(negative_chain, "item 1 has negative bytes");
     check_fault(no_own_step, "no step of its own");
     check_fault(wrong_own_step, "no step of its own");
-    check_fault(wrong_chain_step, "a step that is not there");
-    check_fault(wrong_row, "a step that is not there");
-    check_fault(wrong_input, "an input that is not there");
-    check_fault(own_input, "no older");
+    check_fault(wrong_chain_step, "a step out of range");
+    check_fault(wrong_row, "a step out of range");
+    check_fault(wrong_input, "an input out of range");
+    check_fault(own_input, "not older");
 }

@@ -19,7 +19,7 @@ SK_TEST(sched, test_create_when_an_argument_is_missing_then_invalid) {
     CHECK_STATUS(SK_INVALID, sk_sched_create(backend, NULL, &sched));
     CHECK_STATUS(SK_INVALID, sk_sched_create(backend, &params, NULL));
     CHECK_STATUS(SK_INVALID, sk_sched_create(backend, &(sk_sched_params){0}, &sched));
-    CHECK_CONTAINS(sk_error_text(), "scheduler: a backend, parameters");
+    CHECK_CONTAINS(sk_error_text(), "scheduler: expected a backend, parameters");
     params.disk_folder = "/proc/no such folder";
     CHECK(sk_sched_create(backend, &params, &sched) != SK_OK);
     CHECK(sched == NULL);
@@ -73,11 +73,11 @@ static void try_illegal(parcel *p, sk_group_state state) {
     if (state != SK_GROUP_CLEAN) {
         CHECK_STATUS(SK_INVALID, sk_group_evict(p->group));
         CHECK_CONTAINS(sk_error_text(), state_words[state]);
-        CHECK_CONTAINS(sk_error_text(), "cannot be evicted: it has to be clean");
+        CHECK_CONTAINS(sk_error_text(), "cannot be evicted: it must be clean");
     } else {
         CHECK_STATUS(SK_INVALID, sk_group_finish_in(p->group, NULL, true));
         CHECK_CONTAINS(sk_error_text(),
-                       "that is clean cannot be waited for: it has to be copying in");
+                       "that is clean cannot be waited for: it must be copying in");
     }
     CHECK_EQUAL(0, scene_stats(p->scene).overtakes);
 }
@@ -493,7 +493,7 @@ SK_TEST(sched, test_destroy_when_groups_exist_then_refused_and_nothing_is_done) 
     parcel p = parcel_make(&s, SIZE, SK_TIER_ANY, 1);
     parcel_send(&p);
     CHECK_STATUS(SK_INVALID, sk_sched_destroy(s.sched));
-    CHECK_CONTAINS(sk_error_text(), "it cannot be destroyed, 1 groups exist");
+    CHECK_CONTAINS(sk_error_text(), "cannot be destroyed: 1 groups exist");
     parcel_fetch(&p);
     parcel_drop(&p);
     scene_close(&s);

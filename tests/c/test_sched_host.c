@@ -162,7 +162,7 @@ SK_TEST(sched, test_check_when_something_is_broken_then_it_is_named) {
     CHECK_BROKEN(clean.group->owner, clean.device, "holds an owner");
     CHECK_BROKEN(clean.group->done, running.group->done, "has an event behind it");
     CHECK_BROKEN(running.group->done->holders, 0, "used twice");
-    CHECK_BROKEN(running.group->done->ticket, 0, "not behind the copy");
+    CHECK_BROKEN(running.group->done->ticket, 0, "not behind its copy");
     CHECK_BROKEN(running.group->ticket, 0, "order of their start");
     CHECK_BROKEN(lane->in_flight_bytes, 1, "bytes in flight");
     CHECK_BROKEN(lane->unmarked, 1, "without an event");

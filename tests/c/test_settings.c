@@ -31,7 +31,7 @@ SK_TEST(settings, test_pool_when_a_setting_is_out_of_range_then_invalid_with_the
     for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
         sk_pool_params params = {.max_split_bytes = splits[i]};
         CHECK_STATUS(SK_INVALID, sk_pool_create(backend, &params, &pool));
-        CHECK_CONTAINS(sk_error_text(), "above 20971520");
+        CHECK_CONTAINS(sk_error_text(), "more than 20971520");
     }
     CHECK(pool == NULL);
     sk_backend_close(backend);

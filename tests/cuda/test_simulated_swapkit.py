@@ -268,13 +268,13 @@ def test_install_when_torch_uses_the_gpu_already_then_the_error_says_how_to_be_i
             try:
                 attempt()
             except SessionError as error:
-                print("came too late" in str(error), "allocator='torch'" in str(error))
+                print("was called too late" in str(error), "allocator='torch'" in str(error))
         print(torch.cuda.get_allocator_backend(), torch.cuda.memory_allocated())
         swapkit.install(device="cuda", allocator="torch")
         try:
             swapkit.install(device="cuda")
         except SessionError as error:
-            print("which stays for its life" in str(error))
+            print("which cannot change in this process" in str(error))
         """
     )
     assert lines == ["True True", "True True", "native 512", "True"]

@@ -167,7 +167,7 @@ def test_explain_when_tensors_are_older_than_the_pool_then_they_are_named(
     assert not in_pool(installation, model.weight)
     with swapkit.budget("1TiB", model) as session:
         text = session.explain()
-    assert "outside the budget, made before swapkit was installed or not by torch: " in text
+    assert "outside the budget (allocated before swapkit was installed, or not by torch): " in text
     assert " MiB  parameters (" in text
 
 
@@ -237,7 +237,7 @@ def test_budget_when_below_what_is_in_use_then_refused_and_nothing_changes(
 ) -> None:
     held = torch.ones(4 * MIB)
     before = installation.pool.stats()["allocated_bytes.all.current"]
-    with pytest.raises(OverBudget, match=r"1\.00 MiB is not possible: .* are in use already"):
+    with pytest.raises(OverBudget, match=r"1\.00 MiB is too small: .* are already in use"):
         swapkit.budget("1MiB").__enter__()
     assert installation.pool.budget_bytes == 0
     assert installation.sessions == []

@@ -47,7 +47,7 @@ def test_plans_when_one_rank_needs_more_than_the_other_has_then_neither_has_one(
         assert rank["planned"] is None
         assert rank["stages"][-1] == "stable"
         assert "no plan fits the budget of all 2 ranks, " in rank["explained"]
-        assert "(rank 0): the smallest that has one on rank 1 is " in rank["explained"]
+        assert "(rank 0): rank 1 needs at least " in rank["explained"]
 
 
 def test_plan_when_the_other_rank_has_no_session_then_one_is_made_after_a_while() -> None:
@@ -56,7 +56,7 @@ def test_plan_when_the_other_rank_has_no_session_then_one_is_made_after_a_while(
     assert "warmup" not in alone["stages"][PATIENCE_STEPS:]
     assert alone["stages"][-1] == "stable"
     assert 0 < alone["planned"] <= alone["limit"]
-    assert any("nothing came from rank 1," in text for text in alone["messages"])
+    assert any("no budget has arrived from rank 1," in text for text in alone["messages"])
 
 
 def test_session_when_only_one_rank_had_one_before_then_all_ranks_agree_again() -> None:
@@ -65,4 +65,4 @@ def test_session_when_only_one_rank_had_one_before_then_all_ranks_agree_again() 
     assert "planned" not in without
     for rank in found()["agreed"]:
         assert any(text.startswith("all 2 ranks agree: ") for text in rank["messages"])
-        assert not any("nothing came from" in text for text in rank["messages"])
+        assert not any("no budget has arrived from" in text for text in rank["messages"])

@@ -67,5 +67,5 @@ def test_function_when_others_run_in_its_middle_then_it_cannot_be_decorated(func
 
 
 def test_function_when_the_session_was_entered_then_it_cannot_be_decorated() -> None:
-    with swapkit.budget("64MiB") as session, pytest.raises(SessionError, match="entered once"):
+    with swapkit.budget("64MiB") as session, pytest.raises(SessionError, match="entered only once"):
         session(print)

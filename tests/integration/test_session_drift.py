@@ -302,6 +302,6 @@ def test_steps_when_others_for_good_then_the_log_and_the_session_say_why(
 
     with caplog.at_level("INFO", logger="swapkit"):
         log = train_both(make_training, 0.6, STEPS, before)
-    (reason,) = {line for line in caplog.messages if "another plan" in line and "in a row" in line}
+    (reason,) = {line for line in caplog.messages if "replanning" in line and "in a row" in line}
     assert "expected the step to end" in reason
     assert "the last time, 2 steps in a row deviated" in log.session.explain()

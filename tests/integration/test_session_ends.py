@@ -239,7 +239,7 @@ def test_session_when_its_handle_is_dropped_at_once_then_it_ends_and_a_warning_s
 ) -> None:
     swapkit.budget("64MiB").__enter__()
     assert budget_bytes() == 0
-    assert "its handle is gone" in caplog.text
+    assert "its handle was deleted" in caplog.text
     assert caplog.records[-1].levelno == logging.WARNING
 
 

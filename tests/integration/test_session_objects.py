@@ -221,7 +221,7 @@ def test_choices_when_a_policy_refers_to_the_model_then_it_pickles() -> None:
 
 def test_forward_when_its_module_is_gone_then_the_error_says_so() -> None:
     forward = swapkit.offload(make_plain_model()).forward
-    with pytest.raises(SessionError, match="the module of this forward is gone"):
+    with pytest.raises(SessionError, match="the module of this `forward` was deleted"):
         forward(torch.ones(2, 8))
 
 

@@ -171,8 +171,8 @@ def test_budget_when_no_plan_fits_then_rescue_goes_on_and_it_is_told_why(
     assert log.stages[1:] == ["stable"] * 5
     assert log.rescues_since(3) > 0
     assert log.session.plan is None
-    assert "no plan, only rescue: too little" in caplog.text
-    assert "no plan, only rescue: too little" in log.session.explain()
+    assert "no plan, rescue only: too little" in caplog.text
+    assert "no plan, rescue only: too little" in log.session.explain()
 
 
 class Nothing:

@@ -259,5 +259,5 @@ def test_loop_when_workers_load_data_then_their_processes_count_nothing() -> Non
 
 
 def test_budget_when_no_optimizer_is_in_what_is_given_then_refused() -> None:
-    with pytest.raises(InvalidArgument, match="something that wraps one"):
+    with pytest.raises(InvalidArgument, match="a wrapper that holds one"):
         swapkit.budget(64 * MIB, make_net(), object())  # type: ignore[arg-type]

@@ -235,7 +235,7 @@ def test_results_when_an_announced_kernel_overwrites_one_then_a_choice_has_the_s
 
 
 def test_operand_when_announced_only_after_it_was_overwritten_then_backward_says_so() -> None:
-    with pytest.raises(SavedTensorModified, match=r"give it to `swapkit\.op"):
+    with pytest.raises(SavedTensorModified, match=r"pass the operand to `swapkit\.op"):
         gradient(read_before, announced_afterwards, is_chosen=True)
 
 

@@ -73,7 +73,7 @@ def test_machine_when_asked_twice_then_measured_once_unless_fresh(measured: list
     [
         (["--device", "abacus"], "abacus"),
         (["--budget", "much"], "--budget='much'"),
-        (["--disk", "no/such/folder"], "there is no such folder"),
+        (["--disk", "no/such/folder"], "expected an existing folder"),
         (["--host-limit", "0"], "--host-limit"),
         (["--json", "no/such/folder/file.json"], "no/such/folder"),
     ],

@@ -62,13 +62,13 @@ def test_parse_when_a_share_is_written_then_it_is_taken_of_the_whole(
 
 @pytest.mark.parametrize("amount", ["80%", 0.5])
 def test_parse_when_there_is_no_whole_then_a_share_is_refused(amount: float | str) -> None:
-    with pytest.raises(InvalidArgument, match=r"host_limit=.*a share is not possible here"):
+    with pytest.raises(InvalidArgument, match=r"host_limit=.*a share is not supported here"):
         parse_bytes(amount, name="host_limit")
 
 
 @pytest.mark.parametrize("amount", [0.0, -0.25, float("-inf"), "0%", "101%", "9" * 5000 + "%"])
 def test_parse_when_a_share_is_out_of_range_then_the_range_is_named(amount: float | str) -> None:
-    with pytest.raises(InvalidArgument, match="a share must lie above 0 and be at most 100 %"):
+    with pytest.raises(InvalidArgument, match="a share must be above 0 and at most 100 %"):
         parse_bytes(amount, whole_bytes=1000, name="limit")
 
 

@@ -28,15 +28,15 @@ def advise_here(stats: dict[str, int]) -> list[str]:
     hints = []
     if _is_in(_CHECKPOINT):
         hints.append(
-            "this is inside a checkpointed region (torch.utils.checkpoint): what is saved while it "
-            "is computed again stays on the device until its backward has run. Make the regions "
-            "smaller, or leave them out and let the budget choose what to recompute"
+            "this is inside a checkpointed region (torch.utils.checkpoint): tensors saved during "
+            "its recomputation stay on the device until its backward has run. Make the regions "
+            "smaller, or remove them and let the budget choose what to recompute"
         )
     if _is_in(_COMPILED):
         hints.append(
-            "this is inside a compiled graph (torch.compile), which is one node of autograd: all "
-            "that it saves is needed at once in its backward, and nothing inside is recomputed for "
-            "the budget. Compile the blocks of the model instead of the whole (`for block in "
+            "this is inside a compiled graph (torch.compile), which is a single autograd node: its "
+            "backward needs all its saved tensors at once, and the budget recomputes nothing "
+            "inside. Compile the blocks of the model instead of the whole model (`for block in "
             "model.layers: block.compile()`), or let torch recompute inside the graph "
             "(torch._functorch.config.activation_memory_budget = 0.5)"
         )
@@ -59,6 +59,6 @@ def advise_layout(stats: dict[str, int]) -> list[str]:
     if free_bytes <= SCATTERED_BYTES or stats.get("expandable_segments", 0):
         return []
     return [
-        f"{format_bytes(free_bytes)} are reserved and not in use: with "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True free memory serves any request"
+        f"{format_bytes(free_bytes)} are reserved but unallocated: set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation"
     ]

@@ -39,7 +39,8 @@ class CudaAllocator:
         backend = torch.cuda.get_allocator_backend()
         if is_torchs and backend != "native":
             raise Unsupported(
-                f"allocator='torch' is for torch's own allocator; this process has {backend!r}"
+                "allocator='torch' requires torch's native allocator; this process uses "
+                f"{backend!r}"
             )
         self._runtime = runtime
         self.is_torchs = is_torchs
@@ -147,8 +148,9 @@ def _keep_benchmark_off() -> None:
     def refuse(on: bool) -> None:  # noqa: FBT001 - as torch calls it
         if on:
             warnings.warn(
-                "torch.backends.cudnn.benchmark stays off: cuDNN asks torch's own allocator what "
-                "it may try. Use swapkit.install(device='cuda', allocator='torch') to have it",
+                "torch.backends.cudnn.benchmark stays off: cuDNN can query free memory only from "
+                "torch's own allocator. To turn it on, use swapkit.install(device='cuda', "
+                "allocator='torch')",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -165,8 +167,8 @@ def _keep_benchmark_off() -> None:
 
 
 _TOO_LATE = (
-    "swapkit.install(device='cuda') came too late: torch uses the GPU already, and does not change "
-    "its allocator then. Call it first thing in the program, before a CUDA tensor is made and "
-    "before torch.cuda.init(), set_device() or current_device(); or use allocator='torch', which "
-    "can be installed at any time"
+    "swapkit.install(device='cuda') was called too late: torch already uses the GPU and can no "
+    "longer change its allocator. Call it at the start of the program, before a CUDA tensor is "
+    "created and before torch.cuda.init(), set_device() or current_device(). Or pass "
+    "allocator='torch', which can be installed at any time"
 )

@@ -74,7 +74,7 @@ def install(
         if name.type == "cuda":
             _install_cuda(limit, name, allocator)
         elif allocator == TORCHS:
-            raise InvalidArgument("allocator='torch' is for CUDA: give device='cuda', too")
+            raise InvalidArgument("allocator='torch' is only for CUDA: pass device='cuda' as well")
         else:
             _install_cpu(limit)
 
@@ -98,8 +98,8 @@ def _install_cuda(limit: int | float | str | None, name: torch.device, allocator
     elif _cuda.is_torchs != (allocator == TORCHS):
         present = TORCHS if _cuda.is_torchs else OURS
         raise SessionError(
-            f"allocator={allocator!r}: this process has swapkit installed on CUDA with "
-            f"allocator={present!r}, which stays for its life"
+            f"allocator={allocator!r}: swapkit is already installed on CUDA with "
+            f"allocator={present!r}, which cannot change in this process"
         )
     _cuda.set_limit(limit, name.index)
 
@@ -201,7 +201,7 @@ def parse_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise InvalidArgument(f"device={device!r} is not understood: {error}") from None
     if name.type not in KINDS:
-        raise Unsupported(f"device={str(device)!r}: swapkit serves {' and '.join(KINDS)}")
+        raise Unsupported(f"device={str(device)!r}: swapkit supports {' and '.join(KINDS)}")
     if name.type == "cpu":
         return CPU
     count = torch.cuda.device_count()
@@ -209,5 +209,5 @@ def parse_device(device: str | torch.device) -> torch.device:
         why = "has no CUDA" if torch.version.cuda is None else "sees no GPU"
         raise Unsupported(f"device={str(device)!r}: this torch ({torch.__version__}) {why}")
     if name != torch.device("cuda") and name.index >= count:
-        raise Unsupported(f"device={str(device)!r}: there are {count} GPUs, counted from 0")
+        raise Unsupported(f"device={str(device)!r}: this machine has {count} GPUs, counted from 0")
     return name

@@ -102,8 +102,8 @@ class Installation(Generic[_Pool]):
         """
         if self.sessions:
             raise SessionError(
-                "swapkit cannot be uninstalled inside `with swapkit.budget(...)`: end what "
-                "swapkit.sessions() returns by close(), or call swapkit.uninstall(force=True)"
+                "swapkit cannot be uninstalled inside `with swapkit.budget(...)`: close the "
+                "sessions in swapkit.sessions() first, or call swapkit.uninstall(force=True)"
             )
 
     def end_sessions(self) -> None:
@@ -160,8 +160,8 @@ class Installation(Generic[_Pool]):
         )
         in_use = format_bytes(self.pool.in_use_bytes())
         return (
-            f"a budget of {format_bytes(budget_bytes)} is not possible: {in_use} are in use "
-            f"already ({holders}). Give a larger budget, or free tensors first."
+            f"a budget of {format_bytes(budget_bytes)} is too small: {in_use} are already in use "
+            f"({holders}). Pass a larger budget, or free tensors first."
         )
 
     @untraced

@@ -105,7 +105,7 @@ class TorchPool:
             reserved_bytes = self._usage(self._device.type, self._index)[1]
             if reserved_bytes > budget_bytes:
                 raise OverBudget(
-                    f"a budget of {format_bytes(budget_bytes)} is not possible: "
+                    f"a budget of {format_bytes(budget_bytes)} is too small: "
                     f"{format_bytes(reserved_bytes)} are still reserved"
                 )
         fraction = min(1.0, budget_bytes / total_bytes) if budget_bytes else 1.0

@@ -384,9 +384,9 @@ class PlanController:
         former, replans = self._learner.stage, self._learner.replans
         self._learner.end(outcome)
         if self._learner.replans > replans:
-            _log.info("another plan is needed: %s", self._learner.reason)
+            _log.info("replanning: %s", self._learner.reason)
         elif outcome.deviation or (outcome.rescues and former is Stage.STABLE):
             what = outcome.deviation or f"{outcome.rescues} rescues"
-            _log.debug("the plan is kept after a step that was not as planned: %s", what)
+            _log.debug("keeping the plan after a step that deviated from it: %s", what)
         if self._learner.stage is not former:
             tell_stage(_log, self.status())

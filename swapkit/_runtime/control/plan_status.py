@@ -56,7 +56,7 @@ def describe(plan: Plan) -> str:
 def tell_stage(log: logging.Logger, status: PlanStatus) -> None:
     """Log the current stage."""
     if status.why_none:
-        log.warning("no plan, only rescue: %s", status.why_none)
+        log.warning("no plan, rescue only: %s", status.why_none)
     elif status.stage is Stage.STABLE and status.plan is not None:
         log.info("stable: %s", describe(status.plan))
     else:

@@ -51,8 +51,8 @@ def parse_figures(said: bytes, rank: int) -> Figures:
     amounts = [int(digits) for digits in found.groups()] if found else []
     if not amounts or max(amounts) > MOST_BYTES:
         raise InvalidDocument(
-            f"rank {rank} says {show(said)} of its budget: expected two numbers of bytes, the "
-            "budget and the least that has a plan; use the same version of swapkit on all ranks"
+            f"rank {rank} published {show(said)}: expected two numbers of bytes, its budget and "
+            "the smallest budget that has a plan. Use the same version of swapkit on all ranks"
         )
     return Figures(budget_bytes=amounts[0], floor_bytes=amounts[1])
 
@@ -95,7 +95,10 @@ class Ranks:
             said, silent = self._listen(self._own.text())
         except (RuntimeError, ValueError) as error:  # such as a destroyed process group
             self._is_settled = True
-            _log.warning("other ranks cannot be asked for their budgets, so none counts: %s", error)
+            _log.warning(
+                "cannot read the budgets of other ranks, so this rank plans for its own budget: %s",
+                error,
+            )
             return True
         self._is_settled = bool(said or silent)
         if said:
@@ -119,9 +122,9 @@ class Ranks:
         if floor_bytes > budget_bytes:
             raise InfeasibleBudget(
                 f"no plan fits the budget of all {len(self._all)} ranks, "
-                f"{format_bytes(budget_bytes)} (rank {smallest}): the smallest that has one on "
-                f"rank {largest} is {format_bytes(floor_bytes)} ({floor_bytes} bytes); try that on "
-                "all ranks, a smaller batch or shorter sequences",
+                f"{format_bytes(budget_bytes)} (rank {smallest}): rank {largest} needs at least "
+                f"{format_bytes(floor_bytes)} ({floor_bytes} bytes). Try that budget on all ranks, "
+                "a smaller batch or shorter sequences",
                 least_bytes=floor_bytes,
             )
         return budget_bytes
@@ -162,8 +165,8 @@ class Ranks:
     def _warn(self, silent: list[int]) -> None:
         more = len(silent) - MOST_NAMED
         _log.warning(
-            "rank %d plans for its own budget: in %d recorded steps nothing came from %s %s%s, "
-            "which may have no session that plans",
+            "rank %d plans for its own budget: after %d recorded steps, no budget has arrived from "
+            "%s %s%s, which may have no session that plans",
             self._place.rank,
             self._steps,
             "rank" if len(silent) == 1 else "ranks",

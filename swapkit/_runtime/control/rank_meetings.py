@@ -54,7 +54,9 @@ class _Answer(Generic[_T]):
         if self._error is not None:
             raise self._error
         if not self._answers:
-            raise RuntimeError(f"their store has not answered for {ANSWER_SECONDS:.0f} seconds")
+            raise RuntimeError(
+                f"the process group's store has not answered for {ANSWER_SECONDS:.0f} seconds"
+            )
         return self._answers[0]
 
     def _run(self) -> None:
@@ -113,7 +115,7 @@ class MeetingPlace:
             if self._has_said:
                 self._ask(self._end)
         except (RuntimeError, ValueError) as error:  # the group may end before its sessions
-            _log.debug("other ranks do not hear of a session's end: %s", error)
+            _log.debug("cannot tell other ranks that a session ended: %s", error)
         self._find_holder = lambda: None
 
     def begin(self) -> None:
@@ -127,7 +129,7 @@ class MeetingPlace:
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
         if self._is_mute:
-            raise RuntimeError("their store did not answer before")
+            raise RuntimeError("the process group's store did not answer an earlier request")
 
         def ask_alone() -> _T:
             with self._lock:
@@ -228,7 +230,7 @@ def find_places() -> MeetingPlaces | None:
 
     def find_store() -> Store:
         if distributed.group.WORLD is not find_group():
-            raise ValueError("the process group in which the session began is gone")
+            raise ValueError("the process group in which the session began no longer exists")
         store: Store = default_store()
         return store
 

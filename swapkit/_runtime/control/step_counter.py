@@ -352,11 +352,11 @@ def _outer_steps(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer
 
 def _describe_uncounted(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> str:
     name = type(optimizer).__name__
-    holds = "was not given to it"
+    holds = "was not passed to the session"
     if model is not None:
-        holds = f"holds no parameter of its model, a {type(model).__name__}"
+        holds = f"holds no parameter of the session's model, a {type(model).__name__}"
     return (
-        f"{STEPS_UNTIL_WARNING} steps of an optimizer ended no step of the swapkit session around: "
-        f"{name} {holds}. Until steps are counted no plan is made: give what steps as optimizer=, "
-        "or call session.mark_step()"
+        f"{STEPS_UNTIL_WARNING} optimizer steps inside a swapkit session ended none of its steps: "
+        f"{name} {holds}. The session makes no plan until it counts steps: pass the optimizer that "
+        "steps as optimizer=, or call session.mark_step()"
     )

@@ -124,15 +124,15 @@ def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_byt
     if plan.budget_bytes > limit_bytes:
         raise PlanMismatch(
             f"the plan is for a budget of {format_bytes(plan.budget_bytes)}, more than "
-            f"{format_bytes(limit_bytes)}: plan again, or give the plan's budget"
+            f"{format_bytes(limit_bytes)}: plan again, or pass the plan's budget"
         )
     if model is None:
-        raise PlanMismatch("a plan needs its model: give swapkit.budget(limit, model, ...)")
+        raise PlanMismatch("a plan needs its model: call swapkit.budget(limit, model, ...)")
     known = {"", type(model).__name__, *(path for path, _ in model.named_modules())}
     for storage in trace.storages:
         if storage.is_saved and not _is_known(storage.module, known):
             raise PlanMismatch(
-                f"the plan is for another model: there {storage.module} saves tensors, and "
+                f"the plan is for another model: its module {storage.module} saves tensors, but "
                 f"{type(model).__name__} has no such module"
             )
 

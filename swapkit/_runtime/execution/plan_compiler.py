@@ -97,11 +97,13 @@ def compile_plan(
 def _decisions(trace: Trace, plan: Plan) -> dict[int, Decision]:
     """Return a plan's decisions by storage; see `compile_plan`."""
     if not trace.events:
-        raise PlanMismatch("the trace has no events, by which its plan could be followed")
+        raise PlanMismatch("the trace has no events, so its plan cannot be followed")
     decisions = {decision.storage: decision for decision in plan.decisions}
     unknown = [storage for storage in decisions if not 0 <= storage < len(trace.storages)]
     if unknown:
-        raise PlanMismatch(f"the plan decides about storage {unknown[0]}, which the trace lacks")
+        raise PlanMismatch(
+            f"the plan decides about storage {unknown[0]}, which is not in the trace"
+        )
     return decisions
 
 

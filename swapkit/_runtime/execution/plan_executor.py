@@ -71,7 +71,7 @@ class PlanExecutor:
             SessionError: the swapper belongs to no session.
         """
         if swapper.events is None:
-            raise SessionError("a plan is followed in a session: nobody counts events here")
+            raise SessionError("a plan can only be followed inside a session, which counts events")
         self.plan = plan
         self.bytes_before = trace.bytes_before
         self.needs_modules = False  # for `tracker.Sites`
@@ -128,7 +128,7 @@ class PlanExecutor:
         """
         follower, swapper = self._follower, self._swapper
         if follower is None:
-            raise SessionError("this plan is not followed: call start() first")
+            raise SessionError("this plan is not being followed: call start() first")
         with swapper.shared.lock:
             position, count = int(follower.position), len(self._trace.events)
             if follower.is_on and position < count:
@@ -221,7 +221,7 @@ class PlanExecutor:
         self._packer.skips_backward = False
         position = found[0]  # not the follower's position, which also counts other threads' events
         expected = self._expected(position)
-        self._deviation = f"event {position}: {expected}; found that {self._describe(found)}"
+        self._deviation = f"event {position}: {expected}; instead, autograd {self._describe(found)}"
         self._swapper.curve = Curve(
             self._swapper.mover, self._table.curve, int(self._follower.moved_bytes)
         )
@@ -233,22 +233,22 @@ class PlanExecutor:
         if position >= len(events):
             return f"expected the step to end after {len(events)} events"
         event = events[position]
-        verb = "saves" if event.kind is EventKind.SAVE else "uses"
+        verb = "save" if event.kind is EventKind.SAVE else "use"
         if event.storage is None:
-            return f"expected that autograd {verb} something that no plan moves"
+            return f"expected autograd to {verb} a tensor that the plan does not move"
         storage = self._trace.storages[event.storage]
         return (
-            f"expected that autograd {verb} storage {event.storage}, {format_bytes(storage.nbytes)}"
-            f" of {storage.module or 'no module'}"
+            f"expected autograd to {verb} storage {event.storage}, {format_bytes(storage.nbytes)} "
+            f"of {storage.module or 'no module'}"
         )
 
     def _describe(self, found: tuple[int, bool, int, int, int, bool]) -> str:
         _, is_save, tag, nbytes, number, is_recipe = found
         verb = "saves" if is_save else "uses"
         if is_recipe:
-            return f"it {verb} what is computed again"
+            return f"{verb} a recomputed tensor"
         if nbytes == _NOTHING:
-            return f"it {verb} something that is not moved"
-        which = "what no plan knows" if number == _NOTHING else f"storage {number}"
+            return f"{verb} a tensor that is not moved"
+        which = "a storage unknown to the plan" if number == _NOTHING else f"storage {number}"
         where = self._tracker.name(tag) or "no module"
-        return f"it {verb} {which}, {format_bytes(nbytes)} of {where}"
+        return f"{verb} {which}, {format_bytes(nbytes)} of {where}"

@@ -302,7 +302,7 @@ def _run_disk(lanes: Lanes, nbytes: int) -> tuple[float, float]:
     written_bytes = scheduler.stats().written_bytes - before
     if written_bytes < COPIES * nbytes:  # bytes that cannot be written stay on the host
         raise DiskError(
-            f"the speed of the disk cannot be measured: it took {format_bytes(written_bytes)} of "
+            f"cannot measure the speed of the disk: it took {format_bytes(written_bytes)} of "
             f"{format_bytes(COPIES * nbytes)}"
         )
     scheduler.trim()  # bytes still on the host would not be read from the disk

@@ -158,6 +158,7 @@ def _take_memory(
                 torch.cuda.current_stream(device.name).synchronize()
             return nbytes, source.untyped_storage(), target.untyped_storage()
     raise OverBudget(
-        f"the speed of copies cannot be measured: of {format_bytes(device.budget_bytes)} there "
-        f"are not {format_bytes(2 * max(wanted_bytes, LEAST_BYTES))} free"
+        "cannot measure the speed of copies: fewer than "
+        f"{format_bytes(2 * max(wanted_bytes, LEAST_BYTES))} of "
+        f"{format_bytes(device.budget_bytes)} are free"
     )

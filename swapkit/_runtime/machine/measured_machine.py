@@ -66,7 +66,7 @@ def measure_machine(device: Device, limits: Limits, *, fresh: bool = False) -> M
         if cached is not None:
             return cached
         machine, is_steady = _measure(device, limits)
-        remark = "" if is_steady else " (disturbed by other programs: not remembered)"
+        remark = "" if is_steady else " (disturbed by other programs, not cached)"
         _log.info("measured %s%s", summarize_machine(machine), remark)
         if folder is not None and is_steady:
             _write(folder / _file_name(device, limits), machine)
@@ -138,7 +138,7 @@ def _read(device: Device, limits: Limits) -> Machine | None:
     except FileNotFoundError:
         return None
     except (OSError, InvalidDocument) as error:
-        _log.info("a machine is measured again, since what is known of it is not: %s", error)
+        _log.info("measuring the machine again, since the cached result cannot be read: %s", error)
         return None
     return _limited(machine, limits)
 
@@ -147,7 +147,7 @@ def _write(file: Path, machine: Machine) -> None:
     try:
         write_machine(file, machine)
     except OSError as error:
-        _log.info("what was measured could not be kept for the next time: %s", error)
+        _log.info("cannot cache the measurement: %s", error)
 
 
 def _key(device: Device, limits: Limits) -> str:

@@ -141,8 +141,8 @@ def matches(names: tuple[object, ...]) -> Callable[[Operator], bool]:
     for each in objects:
         if not isinstance(each, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
             raise InvalidArgument(
-                f"{each!r}: expected the name of an operator, such as 'mm' or 'aten.mm.default', "
-                "or an object of torch.ops"
+                f"{each!r}: expected the name of an operator, e.g. 'mm' or 'aten.mm.default', or "
+                "an object of torch.ops"
             )
 
     @functools.cache
@@ -167,8 +167,8 @@ def canonical_name(name: str) -> str:
     if is_known(word):
         return word
     near = difflib.get_close_matches(word, {**ALIASES, **_index()}, n=_NAMES_SUGGESTED)
-    hint = f"; near names: {', '.join(near)}" if near else ""
-    raise InvalidArgument(f"{name!r} is the name of no operator{hint}")
+    hint = f"; similar names: {', '.join(near)}" if near else ""
+    raise InvalidArgument(f"no operator is named {name!r}{hint}")
 
 
 def is_known(name: str) -> bool:

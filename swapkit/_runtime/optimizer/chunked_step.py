@@ -96,7 +96,7 @@ def attach(
     """
     hooks = step_pre_hooks_of(optimizer).values()
     if any(isinstance(getattr(hook, "__self__", None), OptimizerStates) for hook in hooks):
-        raise SessionError("the states of this optimizer are offloaded already")
+        raise SessionError("the states of this optimizer are already offloaded")
     return OptimizerStates(optimizer, executor, chunk_bytes=chunk_bytes, device=device)
 
 

@@ -50,7 +50,7 @@ def _innermost(one: object, given: object) -> torch.optim.Optimizer:
     usable = [each for each in found if "param_groups" in vars(each)]
     if not usable:
         raise InvalidArgument(
-            f"optimizer={show(given)}: expected a torch.optim.Optimizer, something that wraps one "
-            "(its `optimizer`), or a list of these"
+            f"optimizer={show(given)}: expected a torch.optim.Optimizer, a wrapper that holds one "
+            "as `optimizer`, or a list of these"
         )
     return usable[-1]

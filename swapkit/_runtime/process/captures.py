@@ -216,5 +216,7 @@ def find_operator(name: str) -> OpOverload:
     try:
         found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError:
-        raise PlanMismatch(f"the plan repeats {name}, which this torch does not have") from None
+        raise PlanMismatch(
+            f"the plan recomputes with {name}, an operator that this torch does not have"
+        ) from None
     return found

@@ -52,7 +52,7 @@ _LITTLE_BYTES = 1 << 16
 _SHARE = 1 / 32
 _MOST_KNOWN = 4096  # findings: one for each function and kind of arguments
 
-UNSEEN = "a kernel that torch does not see writes to its memory"
+UNSEEN = "a kernel hidden from torch writes to its memory"
 
 
 class Captured:
@@ -133,7 +133,7 @@ class Captured:
         if has_changed:
             reason = UNSEEN
         elif kept_bytes > max(_LITTLE_BYTES, _SHARE * again_bytes) and not _known.draws(self._call):
-            reason = f"{format_bytes(kept_bytes)} of it cannot be computed again by operators alone"
+            reason = f"operators alone cannot recompute {format_bytes(kept_bytes)} of it"
         # Tensors that were moved could not be checked.
         is_sure = self._evidence is not None and not moved
         if reason or is_sure:
@@ -273,7 +273,7 @@ def _form(owner: object) -> Hashable:
 
 def why_twice(terms: Recompute, owner: object) -> str:
     """Return why calls of a module or function run twice; no text: no known reason."""
-    return _known.reason_for(owner) if _is_simple(terms) else "its options need that"
+    return _known.reason_for(owner) if _is_simple(terms) else "its options require it"
 
 
 @untraced

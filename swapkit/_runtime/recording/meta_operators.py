@@ -71,8 +71,8 @@ def _make_autocast(
 ) -> None:
     if enabled and device_type in {"meta", _device}:
         raise Unsupported(
-            f"autocast({device_type!r}) does not reach tensors on 'meta', so the step would be "
-            "another: convert the model instead, such as by model.to(torch.bfloat16)"
+            f"autocast({device_type!r}) does not apply to tensors on 'meta', so the trace would "
+            "differ from a real step: convert the model instead, e.g. with model.to(torch.bfloat16)"
         )
     _init_autocast(self, "cpu", dtype, enabled, cache_enabled)
 

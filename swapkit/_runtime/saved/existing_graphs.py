@@ -86,7 +86,7 @@ def _careful(
             try:
                 return pack(tensor)
             except (RuntimeError, MemoryError, SwapkitError) as error:  # from torch or swapkit
-                note_failure("taking in a graph", error)
+                note_failure("saved-tensor hooks of an existing graph", error)
         except BaseException as error:  # noqa: BLE001 - from a signal handler; raised later
             defer_interruption(error)
         return kept

@@ -40,7 +40,7 @@ def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Seque
     if outside:
         total_bytes = sum(holder.nbytes for holder in outside)
         lines.append(
-            "outside the budget, made before swapkit was installed or not by torch: "
+            "outside the budget (allocated before swapkit was installed, or not by torch): "
             f"{format_bytes(total_bytes)}"
         )
         lines += format_holders(outside)
@@ -58,18 +58,18 @@ def _describe_others(medians: Sequence[float]) -> str:
 def _explain_stalls(status: PlanStatus) -> Iterator[str]:
     if status.stalls:
         longest = ", ".join(f"{where} ({seconds:.3f} s)" for where, seconds in status.stalls)
-        yield f"waited longest for copies of what these saved: {longest}"
+        yield f"longest waits for copies of tensors saved in: {longest}"
 
 
 def _explain_replans(status: PlanStatus) -> Iterator[str]:
     if status.replans:
         times = "once" if status.replans == 1 else f"{status.replans} times"
-        yield f"another plan was needed {times}; the last time, {status.reason}"
+        yield f"replanned {times}; the last time, {status.reason}"
 
 
 def _explain_plan(stats: SessionStats, status: PlanStatus, policy: str) -> Iterator[str]:
     if status.why_none:
-        yield f"no plan, only rescue: {status.why_none}"
+        yield f"no plan, rescue only: {status.why_none}"
     plan, trace, machine = status.plan, status.trace, status.machine
     if plan is None or trace is None:
         return

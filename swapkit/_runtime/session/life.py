@@ -155,25 +155,25 @@ class SessionLife:
             hints.append(self._advise_host(kept_bytes))
         if kept_bytes:
             hints.append(
-                f"{format_bytes(kept_bytes)} of saved tensors are still on the device, held by the "
-                "running operator, other references, or below min_swap_bytes"
+                f"{format_bytes(kept_bytes)} of saved tensors remain on the device: the running "
+                "operator or other references hold them, or they are smaller than min_swap_bytes"
             )
         larger = "a larger one"
         if needed_bytes > self.limit_bytes:
             larger = f"at least {format_limit(needed_bytes)}, if nothing else can be freed"
         hints.append(
             "parameters, gradients, optimizer states and the running operator must fit the budget: "
-            f"give {larger}, or a smaller batch or sequence"
+            f"try {larger}, or a smaller batch or sequence"
         )
         return hints
 
     def _advise_host(self, kept_bytes: int) -> str:
         limit = self._config.limits.host_bytes
         if limit is None:
-            return "the host has no room for more copies: give a folder as disk="
+            return "the host has no room for more copies: pass a folder as disk="
         return (
-            f"the host has no room for more copies ({format_bytes(limit)}): raise host_limit; the "
-            f"next to try is {format_limit(limit + kept_bytes)}"
+            f"the host has no room for more copies ({format_bytes(limit)}): raise host_limit, e.g. "
+            f"to {format_limit(limit + kept_bytes)}"
         )
 
     def note_peak(self) -> None:
@@ -199,7 +199,7 @@ class SessionLife:
         except BaseException:
             for undo in (self._of_thread, self._of_process):
                 for error in undo.run():
-                    _log.error("while a session that could not begin was undone", exc_info=error)
+                    _log.error("cleanup failed after a session could not begin", exc_info=error)
             raise
 
     def _start_process(self) -> None:
@@ -282,8 +282,8 @@ class SessionLife:
         level = logging.INFO if self._steps else logging.WARNING
         _log.log(
             level,
-            "a session with a budget of %s has ended: its handle is gone. Keep what "
-            "`with swapkit.budget(...) as session` gives for as long as it is to hold",
+            "a session with a budget of %s has ended because its handle was deleted. Keep the "
+            "`session` of `with swapkit.budget(...) as session` as long as you need it",
             format_bytes(self.limit_bytes),
         )
 
@@ -300,7 +300,7 @@ class SessionLife:
             errors = self._of_thread.run() if is_own else []
             errors += self._of_process.run()
         for error in errors:
-            _log.error("while a session that has ended was undone", exc_info=error)
+            _log.error("cleanup failed after a session ended", exc_info=error)
         return is_own
 
 

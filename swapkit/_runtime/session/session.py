@@ -157,7 +157,7 @@ class Session:
         active = self._active
         status = self._status if active is None else active.status_to_save()
         if status.plan is None or status.trace is None:
-            why = status.why_none or f"the session is at its {status.stage.value}"
+            why = status.why_none or f"the session is still in stage {status.stage.value!r}"
             raise SessionError(f"there is no plan to save: {why}")
         write_planned(path, status.trace, status.plan)
 
@@ -192,9 +192,9 @@ class Session:
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            "a swapkit session cannot be pickled or copied, being of this process: save its plan "
-            "by `session.save_plan(path)`, which the next one takes as plan=path, and its numbers "
-            "from `session.metrics()`"
+            "a swapkit session belongs to its process and cannot be pickled or copied: save its "
+            "plan with `session.save_plan(path)`, to pass to the next one as plan=path, and its "
+            "numbers from `session.metrics()`"
         )
 
     def _look(self) -> PlanStatus:
@@ -232,7 +232,7 @@ class Session:
 
     def _refuse_entered(self) -> None:
         if self._active is not None or self._final is not None:
-            raise SessionError("a session is entered once: call swapkit.budget(...) again")
+            raise SessionError("a session can be entered only once: call swapkit.budget(...) again")
 
     def __enter__(self) -> Self:
         self._refuse_entered()
@@ -347,7 +347,7 @@ def _check_function(function: object) -> None:
         raise InvalidType(f"budget(...) decorates functions, not {show(function)}: use `with`")
     if is_suspended(function):
         raise InvalidType(
-            f"budget(...) cannot decorate {show(function)}: its body runs after the call, in turns "
-            "with other code, which the budget would cover, too. Use `with swapkit.budget(...):` "
-            "inside, around code that neither yields nor awaits"
+            f"budget(...) cannot decorate {show(function)}: its body runs after the call, "
+            "interleaved with other code, which the budget would also cover. Use `with "
+            "swapkit.budget(...):` inside, around code that neither yields nor awaits"
         )

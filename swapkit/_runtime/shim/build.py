@@ -76,8 +76,7 @@ def build_shim(*, force: bool = False) -> Build:
     folder = cache_folder()
     if folder is None:
         raise NativeBuildError(
-            "there is no folder to keep swapkit's compiled shim in: "
-            "name one that can be written in XDG_CACHE_HOME"
+            "swapkit has no writable folder for its compiled shim: set XDG_CACHE_HOME to one"
         )
     with alone(folder, LOCK, PATIENCE_SECONDS, _say_waiting):
         cached = None if force else find_cached(shim_name())  # from another process meanwhile
@@ -146,8 +145,9 @@ def _find_compiler() -> list[str]:
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if shutil.which(compiler[0]) is None:
         raise NativeBuildError(
-            f"swapkit needs a C++ compiler once, to put its pool under torch: {compiler[0]!r} was "
-            "not found. Install g++ (Debian: `apt-get install g++`) or name one in CXX."
+            "swapkit needs a C++ compiler once, to compile its allocator for torch: "
+            f"{compiler[0]!r} was not found. Install g++ (Debian: `apt-get install g++`), or set "
+            "CXX to a compiler."
         )
     return compiler
 
@@ -156,8 +156,9 @@ def _find_headers() -> list[str]:
     python_headers = Path(sysconfig.get_path("include"))
     if not (python_headers / "Python.h").exists():
         raise NativeBuildError(
-            f"swapkit needs Python's headers once, to put its pool under torch: {python_headers} "
-            "has no Python.h. Install them (Debian: `apt-get install python3-dev`)."
+            "swapkit needs Python's headers once, to compile its allocator for torch: "
+            f"{python_headers} has no Python.h. Install them (Debian: `apt-get install "
+            "python3-dev`)."
         )
     torch_headers = Path(torch.__file__).parent / "include"
     return [f"-I{each}" for each in (torch_headers, python_headers, CORE_HEADERS, CPP)]

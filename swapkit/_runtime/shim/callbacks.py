@@ -54,8 +54,8 @@ def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
         refuse_modified(handle)
     except SavedTensorModified as error:
         raise SavedTensorModified(
-            f"{error} It is an operand of {function}, which was chosen to be computed again: "
-            "choose another operator, or do not change it in place."
+            f"{error} It is an operand of {function}, which was chosen for recomputation: choose "
+            "another operator, or do not change the operand in place."
         ) from None
 
 
@@ -63,18 +63,17 @@ def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
 def _refuse_emptied(handle: SavedTensor, function: Operator) -> NoReturn:
     operand = handle.alias
     raise SavedTensorModified(
-        f"an operand of {function}, whose result is computed again, has no memory: {operand.dtype} "
-        f"{list(operand.size())}. Whoever took its storage away (FSDP, `resize_(0)`) must bring it "
-        "back before backward needs the result; or keep what the module saves: "
-        "`swapkit.keep(module)`."
+        f"an operand of {function}, whose result is recomputed, has no memory: {operand.dtype} "
+        f"{list(operand.size())}. Restore its storage (FSDP or `resize_(0)` frees it) before "
+        "backward needs the result, or keep the module's saved tensors: `swapkit.keep(module)`."
     )
 
 
 @untraced
 def _refuse_overwritten(function: Operator) -> NoReturn:
     raise SavedTensorModified(
-        f"an operand of {function}, whose result is computed again, was overwritten by a kernel "
-        "that named it only afterwards: give it to `swapkit.op(...)` itself, which keeps the "
+        f"an operand of {function}, whose result is recomputed, was overwritten by a kernel that "
+        "named it only afterwards: pass the operand to `swapkit.op(...)` itself, which keeps the "
         "result before the kernel begins."
     )
 
@@ -82,8 +81,8 @@ def _refuse_overwritten(function: Operator) -> NoReturn:
 @untraced
 def _refuse_mismatch(function: Operator, found: torch.Tensor) -> NoReturn:
     raise RecomputeMismatch(
-        f"{function} was recomputed to {found.dtype} {list(found.size())}, strides "
-        f"{list(found.stride())}; in forward it made something else"
+        f"recomputation of {function} returned {found.dtype} {list(found.size())}, strides "
+        f"{list(found.stride())}; forward returned a different form"
     )
 
 
@@ -91,10 +90,10 @@ def _refuse_mismatch(function: Operator, found: torch.Tensor) -> NoReturn:
 def _compare_digest(digest: Digest, function: Operator, found: torch.Tensor) -> None:
     if not digest.is_of(found.untyped_storage()):
         raise RecomputeMismatch(
-            f"{function} was recomputed, since neither the device nor the host had room for what "
-            "it had made, and made something else: a kernel that torch does not run has written to "
-            "an operand, or the operator does not repeat itself. Announce such a kernel with "
-            "`swapkit.op(...)`, or raise host_limit."
+            f"recomputation of {function} returned other values than forward. It was recomputed "
+            "because its result fit neither on the device nor on the host. A kernel outside torch "
+            "has written to an operand, or the operator is nondeterministic. Announce such a "
+            "kernel with `swapkit.op(...)`, or raise host_limit."
         )
 
 

@@ -104,8 +104,8 @@ class Shim:
             quick = ctypes.PyDLL(str(library))  # keeps the GIL, for short calls
         except (ImportError, OSError) as error:
             raise NativeBuildError(
-                f"swapkit's allocator shim could not be loaded: {error}\n"
-                "`python -m swapkit build --force` compiles it again"
+                f"swapkit's allocator shim could not be loaded: {error}\nRun `python -m swapkit "
+                "build --force` to compile it again"
             ) from None
         self.lock: Callable[[], Lock] = module.Lock
         self.mover: MakeMover = module.Mover
@@ -194,7 +194,7 @@ class Shim:
 
 @untraced
 def _note_failure(error: BaseException) -> bool:
-    return note_failure("an alarm at an operator", error)
+    return note_failure("an operator alarm", error)
 
 
 def _address(function: Callable[..., object]) -> int:

@@ -33,7 +33,7 @@ def cache_folder() -> Path | None:
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         return _temporary_instead(str(error))
     if not os.access(folder, os.W_OK | os.X_OK):
-        return _temporary_instead(f"{folder} cannot be written")
+        return _temporary_instead(f"{folder} is not writable")
     return folder
 
 
@@ -106,9 +106,9 @@ def _temporary_instead(reason: str) -> Path | None:
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700)
     if not _is_own(folder):
-        _warn_once(f"there is no cache for swapkit: {reason}, and {folder} is not the user's alone")
+        _warn_once(f"swapkit has no cache: {reason}, and {folder} is not private to this user")
         return None
-    _warn_once(f"swapkit's cache is {folder}: {reason}")
+    _warn_once(f"swapkit uses {folder} as its cache: {reason}")
     return folder
 
 

@@ -189,17 +189,17 @@ def _add_user_name(root: ModulePart, name: str, path: str) -> str:
     above, _, last = name.rpartition(".")
     parent, found = root.find(above), root.find(path)
     if parent is None:
-        return f"a layer has no part {above!r}; name that first"
+        return f"a layer has no part {above!r}; name it first"
     if found is not None:
-        return "" if parent.add_part(last, found) else "a part of that name is there already"
+        return "" if parent.add_part(last, found) else "a part with this name already exists"
     inside, _, operator = path.rpartition(".")
     holder = root.find(inside)
     if holder is None or not holder.modules or not (inside or is_known(operator)):
         known = ", ".join(own for own, _ in root.children)
-        return f"no part {path!r} in a layer; its parts are {known}"
+        return f"a layer has no part {path!r}; its parts are {known}"
     means = ModuleOperator(module=holder.modules[0], pattern=re.escape(operator))
     parent.add_operator(last, means)
-    return "" if parent.operator(last) == means else "an operator of that name is there already"
+    return "" if parent.operator(last) == means else "an operator with this name already exists"
 
 
 def _add_usual_names(root: ModulePart) -> None:
@@ -276,7 +276,7 @@ def find_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     if not outer:
         raise InvalidArgument(
             f"{type(model).__name__} has no list of layers (a ModuleList of modules with parts): "
-            'say where they are with layers=, a pattern such as r"blocks\\.\\d+"'
+            'pass their paths as layers=, a pattern, e.g. r"blocks\\.\\d+"'
         )
     largest = max(outer.values(), key=len)
     origins = {type(one).__module__ for one in largest.values()}

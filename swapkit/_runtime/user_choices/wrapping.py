@@ -111,7 +111,7 @@ class PartForward:
         module = self._module()
         if module is None:
             raise SessionError(
-                "the module of this forward is gone: keep the module, not its `forward` alone"
+                "the module of this `forward` was deleted: keep the module, not only its `forward`"
             )
         return module
 

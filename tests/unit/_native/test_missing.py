@@ -30,14 +30,20 @@ def test_import_when_a_checkout_has_no_core_then_it_says_so(tmp_path: Path) -> N
     )  # fmt: skip
     last = done.stderr.splitlines()[-1]
     assert last.startswith("swapkit.errors.NativeBuildError: swapkit's compiled core could not be")
-    assert f"Python imported swapkit from a checkout, {tmp_path}, which has none" in last
+    assert (
+        f"Python imported swapkit from a checkout, {tmp_path}, which has no compiled core" in last
+    )
     assert "`make setup`" in last
 
 
 @pytest.mark.parametrize(
     ("is_checkout", "installed", "texts"),
     [
-        (True, "/site", ["the installed one is in /site", "Start Python in another folder"]),
+        (
+            True,
+            "/site",
+            ["an installed swapkit with a core is in /site", "Start Python in another folder"],
+        ),
         (True, None, ["run `make setup`", "`pip install .` installs a copy elsewhere"]),
         (False, None, ["run `pip install --force-reinstall swapkit`"]),
     ],

@@ -88,7 +88,7 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
         ({"host_limit": 10**5000}, "host_limit=.* is more than any device has"),
         ({"host_limit": "110%"}, "host_limit='110%': a share"),
         ({"min_swap_bytes": 1023}, "min_swap_bytes=1023: expected at least 1024"),
-        ({"min_swap_bytes": "10%"}, "min_swap_bytes='10%': a share is not possible"),
+        ({"min_swap_bytes": "10%"}, "min_swap_bytes='10%': a share is not supported"),
         (
             {"disk": "/nonexistent/folder"},
             "disk='/nonexistent/folder': expected an existing folder",

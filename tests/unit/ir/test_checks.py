@@ -43,7 +43,7 @@ def test_values_when_sound_then_pass() -> None:
         (with_row("operators", 1, reads=(0, 4)), r"operators\[1\]\.reads: .*below 4, got 4"),
         (with_row("operators", 0, writes=(2,)), r"operators\[0\]\.writes: .*2 lives from"),
         (with_row("operators", 4, reads=(2,)), r"operators\[4\]\.reads: .*until before 4"),
-        (with_row("storages", 0, nbytes=10**5000), r"storages\[0\]\.nbytes: .*very many digits"),
+        (with_row("storages", 0, nbytes=10**5000), r"storages\[0\]\.nbytes: .*too many digits"),
         (with_row("storages", 0, birth=5), r"storages\[0\]\.birth: expected an operator"),
         (with_row("storages", 2, death=0), r"storages\[2\]\.death: .*from 1 to 5, got 0"),
         (with_row("events", 1, storage=4), r"events\[1\]\.storage: .*below 4, got 4"),

@@ -337,5 +337,5 @@ def test_run_when_item_cannot_have_the_action_then_invalid_argument() -> None:
     problem = make_problem(3, Item(birth=0, use=2))
     with pytest.raises(InvalidArgument, match="item 0 cannot have action 2"):
         run(problem, LINK, actions(RECOMPUTE))
-    with pytest.raises(InvalidArgument, match="there is none"):
+    with pytest.raises(InvalidArgument, match="the machine has none"):
         run(problem, LINK, actions(SWAP_TO_DISK))

@@ -8,43 +8,45 @@
 
 static sk_status unsupported_range_reserve(void *self, size_t nbytes, void **out) {
     (void)self, (void)nbytes, (void)out;
-    return sk__fail(SK_UNSUPPORTED, "backend: it has no virtual memory");
+    return sk__fail(SK_UNSUPPORTED, "backend: virtual memory is not supported");
 }
 
 static sk_status unsupported_range(void *self, void *address, size_t nbytes) {
     (void)self, (void)address, (void)nbytes;
-    return sk__fail(SK_UNSUPPORTED, "backend: it has no virtual memory");
+    return sk__fail(SK_UNSUPPORTED, "backend: virtual memory is not supported");
 }
 
 static sk_status unsupported_range_move(void *self, void *from, void *to, size_t nbytes) {
     (void)self, (void)from, (void)to, (void)nbytes;
-    return sk__fail(SK_UNSUPPORTED, "backend: it cannot move memory to other addresses");
+    return sk__fail(SK_UNSUPPORTED, "backend: moving memory to other addresses is not supported");
 }
 
 static sk_status unsupported_range_alias(void *self, void *from, void *to, size_t nbytes) {
     (void)self, (void)from, (void)to, (void)nbytes;
-    return sk__fail(SK_UNSUPPORTED, "backend: its memory lies at one address at a time");
+    return sk__fail(SK_UNSUPPORTED, "backend: memory at several addresses is not supported");
 }
 
 static sk_status unsupported_memory_alloc(void *self, size_t nbytes, void **out) {
     (void)self, (void)nbytes, (void)out;
-    return sk__fail(SK_UNSUPPORTED, "backend: it has no whole segments, only virtual memory");
+    return sk__fail(SK_UNSUPPORTED,
+                    "backend: whole segments are not supported, only virtual memory");
 }
 
 static sk_status unsupported_memory_free(void *self, void *address, size_t nbytes) {
     (void)self, (void)address, (void)nbytes;
-    return sk__fail(SK_UNSUPPORTED, "backend: it has no whole segments, only virtual memory");
+    return sk__fail(SK_UNSUPPORTED,
+                    "backend: whole segments are not supported, only virtual memory");
 }
 
 static sk_status unsupported_stream_call(void *self, sk_stream *stream, void (*call)(void *),
                                          void *argument) {
     (void)self, (void)stream, (void)call, (void)argument;
-    return sk__fail(SK_UNSUPPORTED, "backend: it cannot call the host in stream order");
+    return sk__fail(SK_UNSUPPORTED, "backend: host calls in stream order are not supported");
 }
 
 static sk_status unsupported_host(void *self, void *address, size_t nbytes) {
     (void)self, (void)address, (void)nbytes;
-    return sk__fail(SK_UNSUPPORTED, "backend: it does not lock host memory");
+    return sk__fail(SK_UNSUPPORTED, "backend: locking host memory is not supported");
 }
 
 static void do_nothing(void *self) { (void)self; }
@@ -113,7 +115,7 @@ static sk_status groups_check(const sk_backend_ops *ops) {
                         ops->name, ops->granule_bytes);
     }
     if (present == 0 && ops->memory_alloc == NULL) {
-        return sk__fail(SK_INVALID, "backend '%s': memory_alloc or range_reserve is needed",
+        return sk__fail(SK_INVALID, "backend '%s': memory_alloc or range_reserve is required",
                         ops->name);
     }
     return pairs_check(ops);

@@ -55,7 +55,7 @@ static sk_status cpu_open(const sk_cpu_params *params, sk__cpu *cpu, sk_backend 
 
 sk_status sk_backend_cpu(const sk_cpu_params *params, sk_backend **out) {
     if (params == NULL || out == NULL || params->capacity_bytes > SK_MAX_BYTES) {
-        return sk__fail(SK_INVALID, "cpu backend: its capacity must be below %zu bytes",
+        return sk__fail(SK_INVALID, "cpu backend: the capacity must be below %zu bytes",
                         SK_MAX_BYTES);
     }
     sk__cpu *cpu = calloc(1, sizeof *cpu);

@@ -138,7 +138,7 @@ static sk_status capacity_claim(sk__cpu *cpu, size_t nbytes) {
     sk__unlock(&cpu->lock);
     if (nbytes > free_bytes) {
         return sk__fail(SK_OUT_OF_DEVICE_MEMORY,
-                        "cpu backend: %zu bytes asked, %zu of its %zu are free", nbytes, free_bytes,
+                        "cpu backend: %zu bytes requested, %zu of %zu are free", nbytes, free_bytes,
                         cpu->params.capacity_bytes);
     }
     return SK_OK;

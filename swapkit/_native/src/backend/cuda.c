@@ -136,7 +136,7 @@ static const sk_backend_ops cuda_ops = {
 
 sk_status sk_cuda_device_count(int32_t *out) {
     if (out == NULL) {
-        return sk__fail(SK_INVALID, "cuda backend: no place for the number of devices");
+        return sk__fail(SK_INVALID, "cuda backend: expected a pointer for the number of devices");
     }
     const sk__cuda_driver *driver = NULL;
     sk_status status = sk__cuda_driver_get(&driver);
@@ -202,7 +202,8 @@ static sk_status cuda_open(const sk_cuda_params *params, sk__cuda *cuda, sk_back
 
 sk_status sk_backend_cuda(const sk_cuda_params *params, sk_backend **out) {
     if (params == NULL || out == NULL) {
-        return sk__fail(SK_INVALID, "cuda backend: parameters and a place for the result");
+        return sk__fail(SK_INVALID,
+                        "cuda backend: expected parameters and a pointer for the result");
     }
     sk__cuda *cuda = calloc(1, sizeof *cuda);
     if (cuda == NULL) {

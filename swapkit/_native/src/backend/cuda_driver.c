@@ -77,12 +77,12 @@ sk_status sk__cuda_fail(const sk__cuda_driver *driver, sk_status status, const c
         name = "unknown error";
     }
     if (driver->cuGetErrorString(result, &text) != SK_CU_SUCCESS || text == NULL) {
-        text = "the driver has no text for it";
+        text = "the driver has no description";
     }
     const char *more = "";
     if (sk__cuda_is_sticky(result)) {
         more = "; the error happened earlier, in a kernel or a copy, and its CUDA context is "
-               "unusable from then on: the process must be restarted";
+               "unusable from then on: restart the process";
     }
     return sk__fail(status, "cuda backend: %s failed: %s (%d): %s%s", what, name, result, text,
                     more);
@@ -100,7 +100,7 @@ static sk_status symbol_missing(void *library, const char *path, const char *sym
                        version % VERSION_MAJOR / VERSION_MINOR);
     }
     return sk__fail(SK_UNSUPPORTED,
-                    "cuda backend: the driver library %s, %s, has no %s: a newer driver is needed",
+                    "cuda backend: the driver library %s, %s, has no %s: install a newer driver",
                     path, found, symbol);
 }
 
@@ -111,8 +111,8 @@ sk_status sk__cuda_driver_open(const char *path, sk__cuda_driver *out) {
     if (library == NULL) {
         const char *why = dlerror();
         return sk__fail(SK_UNSUPPORTED,
-                        "cuda backend: no NVIDIA driver here: looked for %s (%s); another library "
-                        "can be named by " LIBRARY_VARIABLE,
+                        "cuda backend: no NVIDIA driver found: tried %s (%s); set " LIBRARY_VARIABLE
+                        " to use another library",
                         path, why == NULL ? "no reason given" : why);
     }
     sk__cuda_driver table;

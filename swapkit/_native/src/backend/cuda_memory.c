@@ -69,7 +69,7 @@ sk_status sk__cuda_memory_open(sk__cuda *cuda, const sk_cuda_params *params) {
         params->granule_bytes == 0 ? sk__max(GRANULE_BYTES, least) : params->granule_bytes;
     if (least == 0 || granule % least != 0 || granule > SK_MAX_BYTES) {
         return sk__fail(SK_INVALID,
-                        "cuda backend: granules of %zu bytes are not possible: the device maps "
+                        "cuda backend: granules of %zu bytes are not supported: the device maps "
                         "multiples of %zu",
                         granule, least);
     }

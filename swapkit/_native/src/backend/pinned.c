@@ -86,7 +86,7 @@ static sk_status pinned_range_commit(void *self, void *address, size_t nbytes) {
 
 static sk_status pinned_range_move(void *self, void *from, void *to, size_t nbytes) {
     (void)self, (void)from, (void)to, (void)nbytes;
-    return sk__fail(SK_UNSUPPORTED, "locked host memory: it stays at its addresses");
+    return sk__fail(SK_UNSUPPORTED, "locked host memory: it cannot move to other addresses");
 }
 
 static sk_status pinned_range_decommit(void *self, void *address, size_t nbytes) {
@@ -117,7 +117,7 @@ sk_status sk__backend_pinned(sk_backend *device, size_t granule_bytes, sk_backen
     sk_assert(device->ops.host_lock_bytes != 0 && granule_bytes % cpu->ops.granule_bytes == 0);
     pinned *state = calloc(1, sizeof *state);
     if (state == NULL) {
-        return sk__fail(SK_OUT_OF_HOST_MEMORY, "locked host memory: none for its state");
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "locked host memory: no host memory for its state");
     }
     state->base = (sk__interposer){.inner = cpu, .destroy = pinned_destroy};
     state->device = device;

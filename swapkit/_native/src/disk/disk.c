@@ -27,7 +27,7 @@ SK_NO_ANALYSIS static void disk_after_fork(void *owner) {
 
 SK_NO_ANALYSIS sk_status sk__disk_open(const char *folder, size_t limit_bytes, sk__disk **out) {
     if (folder == NULL || folder[0] == '\0') {
-        return sk__fail(SK_INVALID, "disk: no folder named");
+        return sk__fail(SK_INVALID, "disk: expected a folder");
     }
     sk__disk *disk = calloc(1, sizeof *disk);
     if (disk == NULL) {

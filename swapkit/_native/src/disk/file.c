@@ -85,7 +85,7 @@ sk_status sk__file_open(sk__file *file, const char *folder) {
         int error = errno;
         free(copy);
         return sk__fail(error == ENOMEM ? SK_OUT_OF_HOST_MEMORY : SK_DISK_FAILED,
-                        "disk: no file can be made in %.300s: %s; choose another folder", folder,
+                        "disk: cannot create a file in %.300s: %s; choose another folder", folder,
                         strerror(error));
     }
     *file = (sk__file){.fd = fd, .folder = copy};
@@ -137,7 +137,7 @@ sk_status sk__file_allocate(sk__file *file, uint64_t offset, size_t nbytes) {
         if (errno == EOPNOTSUPP || errno == ENOSYS) {
             atomic_store(&file->can_allocate, false);
         } else if (errno != EINTR) {
-            return fail(file, errno, "setting aside", nbytes, offset);
+            return fail(file, errno, "allocating", nbytes, offset);
         }
     }
     /* Space cannot be set aside here: the best alternative is a check before writing. */
@@ -149,11 +149,11 @@ sk_status sk__file_give_back(sk__file *file, uint64_t offset, size_t nbytes) {
     sk_assert(offset % file->block_bytes == 0 && nbytes % file->block_bytes == 0);
     while (sk__system_give_back(file->fd, offset, nbytes) != 0) {
         if (errno == EOPNOTSUPP || errno == ENOSYS) {
-            return sk__fail(SK_UNSUPPORTED, "disk: the file system of %.200s takes no space back",
+            return sk__fail(SK_UNSUPPORTED, "disk: the file system of %.200s cannot free space",
                             file->folder);
         }
         if (errno != EINTR) {
-            return fail(file, errno, "giving back", nbytes, offset);
+            return fail(file, errno, "freeing", nbytes, offset);
         }
     }
     return SK_OK;

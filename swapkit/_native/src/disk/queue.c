@@ -133,7 +133,7 @@ static sk_status workers_start(sk__disk *disk) SK_REQUIRES(disk->lock) {
         disk->nworkers += error == 0;
     }
     if (disk->nworkers == 0) {
-        return sk__fail(SK_OUT_OF_HOST_MEMORY, "disk: no thread to write and read with: %s",
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "disk: no thread for reads and writes: %s",
                         strerror(error));
     }
     return SK_OK;
@@ -142,7 +142,7 @@ static sk_status workers_start(sk__disk *disk) SK_REQUIRES(disk->lock) {
 sk_status sk__disk_submit(sk__disk *disk, sk__disk_request *request) {
     if (request == NULL || request->memory == NULL || request->done == NULL ||
         (request->way != SK_DISK_WRITE && request->way != SK_DISK_READ)) {
-        return sk__fail(SK_INVALID, "disk: a request without memory, done() or direction");
+        return sk__fail(SK_INVALID, "disk: a request needs memory, done() and a direction");
     }
     sk__lock(&disk->lock);
     sk_status status = SK_OK;
@@ -150,8 +150,10 @@ sk_status sk__disk_submit(sk__disk *disk, sk__disk_request *request) {
         status = sk__fail(SK_UNSUPPORTED, "disk: a forked child cannot write or read the file");
     } else if (!sk__extents_own(&disk->extents, &request->extent) || request->nbytes == 0 ||
                request->nbytes > request->extent.nbytes) {
-        status = sk__fail(SK_INVALID, "disk: a request for %zu bytes of an extent of %zu, %s",
-                          request->nbytes, request->extent.nbytes, "or one that was released");
+        status = sk__fail(SK_INVALID,
+                          "disk: a request for %zu bytes of an extent of %zu, or of "
+                          "a released one",
+                          request->nbytes, request->extent.nbytes);
     } else {
         status = workers_start(disk);
     }

@@ -27,7 +27,7 @@ static _Thread_local bool failure_is_memory;
 
 sk_status sk_entry_create(sk_pool *pool, sk_entry **out) {
     if (pool == NULL || out == NULL) {
-        return sk__fail(SK_INVALID, "entry: a pool and a place for the result are needed");
+        return sk__fail(SK_INVALID, "entry: expected a pool and a pointer for the result");
     }
     sk_entry *entry = calloc(1, sizeof *entry);
     if (entry == NULL) {

@@ -17,18 +17,18 @@ static sk_status check_action(const sk__plan *plan, int32_t item) {
         return sk__fail(SK_INVALID, "plan: item %d cannot have action %d", item, action);
     }
     if (action == SK_PLAN_SWAP_TO_DISK && plan->machine->disk_bytes <= 0) {
-        return sk__fail(SK_INVALID, "plan: item %d goes to disk, and there is none", item);
+        return sk__fail(SK_INVALID, "plan: item %d goes to disk, but the machine has none", item);
     }
     return SK_OK;
 }
 
 static sk_status check_machine(const sk_plan_machine *machine) {
     if (!(machine->out_bytes_per_second > 0) || !(machine->in_bytes_per_second > 0)) {
-        return sk__fail(SK_INVALID, "plan: a link without a speed");
+        return sk__fail(SK_INVALID, "plan: the link has no speed");
     }
     if (machine->disk_bytes > 0 &&
         !(machine->disk_write_bytes_per_second > 0 && machine->disk_read_bytes_per_second > 0)) {
-        return sk__fail(SK_INVALID, "plan: a disk without a speed");
+        return sk__fail(SK_INVALID, "plan: the disk has no speed");
     }
     if (!(machine->duplex >= 1 && machine->duplex <= 2) || !(machine->interference >= 0) ||
         !(machine->out_latency_seconds >= 0) || !(machine->in_latency_seconds >= 0)) {

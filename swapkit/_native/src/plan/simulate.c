@@ -25,7 +25,7 @@ static const char *fault_of_slots(const sk_plan_problem *problem, int32_t item) 
     int32_t release = problem->releases[item];
     bool is_there_before = ready == -1 && birth == 0;
     if (birth < 0 || problem->deaths[item] >= problem->nslots) {
-        return "a slot that is not there";
+        return "a slot out of range";
     }
     if (!(is_there_before || ready >= birth) || release < ready || problem->uses[item] <= release ||
         problem->deaths[item] < problem->uses[item]) {
@@ -40,7 +40,7 @@ static const char *fault_of_item(const sk_plan_problem *problem, int32_t item) {
         return fault;
     }
     if (problem->item_bytes[item] < 0 || problem->chain_bytes[item] < 0) {
-        return "fewer bytes than none";
+        return "negative bytes";
     }
     if (problem->can_recompute[item] &&
         (problem->own_steps[item] < 0 || problem->own_steps[item] >= problem->nsteps ||
@@ -48,10 +48,10 @@ static const char *fault_of_item(const sk_plan_problem *problem, int32_t item) {
         return "no step of its own";
     }
     if (!are_in_range(problem->chain_starts, problem->chain_steps, item, problem->nsteps)) {
-        return "a step that is not there";
+        return "a step out of range";
     }
     if (!are_in_range(problem->input_starts, problem->inputs, item, problem->nitems)) {
-        return "an input that is not there";
+        return "an input out of range";
     }
     return NULL;
 }
@@ -59,7 +59,7 @@ static const char *fault_of_item(const sk_plan_problem *problem, int32_t item) {
 static sk_status check_inputs(const sk_plan_problem *problem, int32_t item) {
     for (int32_t i = problem->input_starts[item]; i < problem->input_starts[item + 1]; i++) {
         if (problem->births[problem->inputs[i]] >= problem->births[item]) {
-            return sk__fail(SK_INVALID, "plan: item %d is made from item %d, which is no older",
+            return sk__fail(SK_INVALID, "plan: item %d is made from item %d, which is not older",
                             item, problem->inputs[i]);
         }
     }
@@ -68,11 +68,11 @@ static sk_status check_inputs(const sk_plan_problem *problem, int32_t item) {
 
 sk_status sk_plan_check(const sk_plan_problem *problem) {
     if (problem->nslots <= 0 || problem->nitems < 0 || problem->nsteps < 0) {
-        return sk__fail(SK_INVALID, "plan: a step without slots");
+        return sk__fail(SK_INVALID, "plan: the problem has no slots");
     }
     for (int32_t slot = 0; slot < problem->nslots; slot++) {
         if (!(problem->slot_seconds[slot] >= 0) || problem->slot_bytes[slot] < 0) {
-            return sk__fail(SK_INVALID, "plan: slot %d has less than no time or memory", slot);
+            return sk__fail(SK_INVALID, "plan: slot %d has negative time or memory", slot);
         }
     }
     for (int32_t item = 0; item < problem->nitems; item++) {

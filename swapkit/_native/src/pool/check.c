@@ -120,7 +120,7 @@ static sk_status block_check(const sk_pool *pool, const sk__block *block) SK_REQ
     }
     if (block->state == SK_IN_USE) {
         ENSURE(sk__table_find(&pool->table, block->address) == block, "%p is not in the table", at);
-        ENSURE(block->requested_bytes <= block->nbytes, "%p is smaller than was asked", at);
+        ENSURE(block->requested_bytes <= block->nbytes, "%p is smaller than requested", at);
     }
     return SK_OK;
 }
@@ -136,9 +136,9 @@ static sk_status slot_check(const sk_pool *pool, const sk__slot *slot, const sk_
         listed = listed || each == slot;
     }
     ENSURE(listed, "%p is not among the slots of its granule", at);
-    ENSURE(block->state != SK_VACANT, "%p is vacant, and mapped", at);
-    ENSURE((granule->home == slot) == (block->state != SK_DORMANT), "%p is not where it lies", at);
-    ENSURE((granule->home == slot) == (slot->left_at == 0), "%p does not know who left it", at);
+    ENSURE(block->state != SK_VACANT, "%p is vacant but mapped", at);
+    ENSURE((granule->home == slot) == (block->state != SK_DORMANT), "%p is not at home", at);
+    ENSURE((granule->home == slot) == (slot->left_at == 0), "%p has a wrong departure time", at);
     count->aliases += granule->home == slot ? 0 : 1;
     return SK_OK;
 }

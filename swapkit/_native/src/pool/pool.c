@@ -50,12 +50,12 @@ static size_t budget_or_none(size_t budget_bytes) {
 static sk_status params_check(const sk_pool_params *params) {
     size_t split = params->max_split_bytes;
     if (split != 0 && split <= SK_MIDDLE_BYTES) {
-        return sk__fail(SK_INVALID, "pool: max_split_bytes of %zu; it must be above %d", split,
+        return sk__fail(SK_INVALID, "pool: max_split_bytes=%zu: expected more than %d", split,
                         SK_MIDDLE_BYTES);
     }
     double share = params->garbage_collection_threshold;
     if (!(share >= 0.0 && share < 1.0)) {
-        return sk__fail(SK_INVALID, "pool: garbage_collection_threshold of %g; 0 to below 1 are",
+        return sk__fail(SK_INVALID, "pool: garbage_collection_threshold=%g: expected 0 to below 1",
                         share);
     }
     return SK_OK;
@@ -75,7 +75,8 @@ static void params_apply(sk_pool *pool, const sk_pool_params *params) {
 
 sk_status sk_pool_create(sk_backend *backend, const sk_pool_params *params, sk_pool **out) {
     if (backend == NULL || params == NULL || out == NULL) {
-        return sk__fail(SK_INVALID, "pool: a backend, parameters and a place for the result");
+        return sk__fail(SK_INVALID,
+                        "pool: expected a backend, parameters and a pointer for the result");
     }
     sk_status status = params_check(params);
     if (status != SK_OK) {
@@ -136,7 +137,7 @@ sk_status sk_pool_destroy(sk_pool *pool) {
     sk__lock(&pool->lock);
     sk_status status = SK_OK;
     if (pool->table.count > 0) {
-        status = sk__fail(SK_INVALID, "pool: it cannot be destroyed, %zu blocks are in use",
+        status = sk__fail(SK_INVALID, "pool: cannot be destroyed: %zu blocks are in use",
                           pool->table.count);
     }
     if (status == SK_OK) {
@@ -222,8 +223,7 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
         block = sk__fit(pool, list, request);
     }
     if (block == NULL) {
-        (void)sk__fail(SK_CORRUPT, "pool: what has grown has no room for %zu bytes",
-                       request->nbytes);
+        (void)sk__fail(SK_CORRUPT, "pool: grown memory has no room for %zu bytes", request->nbytes);
         return SK_CORRUPT;
     }
     sk__freelist_remove(list, block);
@@ -289,8 +289,8 @@ static sk_making_fn making_of(sk_pool *pool, sk__request *request, sk_stream *st
 
 sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **out) {
     if (nbytes == 0 || nbytes > SK_MAX_BYTES) {
-        return sk__fail(SK_INVALID, "pool: a block of %zu bytes is not possible (1 to %zu are)",
-                        nbytes, SK_MAX_BYTES);
+        return sk__fail(SK_INVALID, "pool: a block of %zu bytes: expected 1 to %zu", nbytes,
+                        SK_MAX_BYTES);
     }
     sk__request request = {
         .nbytes = sk__round_up(nbytes, SK_ROUND_BYTES),
@@ -433,7 +433,7 @@ sk_status sk_pool_set_budget(sk_pool *pool, size_t budget_bytes) {
     }
     if (status == SK_OK && pool->reserved_bytes > budget) {
         status = sk__fail(SK_OVER_BUDGET,
-                          "pool: a budget of %zu bytes is not possible, %zu are still reserved",
+                          "pool: a budget of %zu bytes is too small: %zu are still reserved",
                           budget, pool->reserved_bytes);
     }
     if (status == SK_OK) {

@@ -118,11 +118,11 @@ static sk_status request_fail(sk_pool *pool, const sk__request *request, sk_stat
     if (pool->ring != NULL) {
         sk__ring_note(pool, SK_RING_OOM, request->requested_bytes, 0);
     }
-    char budget[64] = "there is no budget";
+    char budget[64] = "no budget";
     if (pool->budget_bytes != SIZE_MAX) {
         (void)snprintf(budget, sizeof budget, "the budget is %zu", pool->budget_bytes);
     }
-    return sk__fail(status, "pool: %zu bytes asked; %lld in use, %zu reserved, %s",
+    return sk__fail(status, "pool: %zu bytes requested; %lld in use, %zu reserved, %s",
                     request->requested_bytes, (long long)pool->stats.allocated_bytes[0].current,
                     pool->reserved_bytes, budget);
 }

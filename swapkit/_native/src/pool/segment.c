@@ -16,8 +16,8 @@ static size_t budget_room(const sk_pool *pool) SK_REQUIRES(pool->lock) {
 static sk_status budget_check(const sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
     if (nbytes > budget_room(pool)) {
         return sk__fail(SK_OVER_BUDGET,
-                        "pool: %zu bytes more would pass the budget of %zu (%zu reserved)", nbytes,
-                        pool->budget_bytes, pool->reserved_bytes);
+                        "pool: %zu bytes more would exceed the budget of %zu (%zu reserved)",
+                        nbytes, pool->budget_bytes, pool->reserved_bytes);
     }
     return SK_OK;
 }

@@ -30,7 +30,7 @@ static sk_status running_check(const sk__lane_of_copies *lane) {
     for (const sk_group *group = lane->running.first; group != NULL; group = group->next) {
         ENSURE(group->ticket > ticket, "copies that run are not in the order of their start");
         ENSURE(group->done == NULL || (unmarked == 0 && group->done->ticket >= group->ticket),
-               "an event is not behind the copy that has it");
+               "an event is not behind its copy");
         ticket = group->ticket;
         nbytes += group->nbytes;
         unmarked += group->done == NULL;
@@ -74,7 +74,7 @@ static sk_status transfer_check(const sk_group *group) {
     ENSURE(group->phase != SK_WAITING || copying, "a transfer waits for a group that does not");
     ENSURE(!group->orphan || group->phase == SK_RUNNING || sk__in_transit(group) ||
                group->sched->left_orphans,
-           "a group that nobody has was not freed");
+           "an unowned group was not freed");
     return SK_OK;
 }
 

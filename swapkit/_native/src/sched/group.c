@@ -10,7 +10,7 @@ static sk_status state_require(const sk_group *group, sk_group_state wanted, con
     if (group->state == wanted) {
         return SK_OK;
     }
-    return sk__fail(SK_INVALID, "scheduler: a group that is %s cannot be %s: it has to be %s",
+    return sk__fail(SK_INVALID, "scheduler: a group that is %s cannot be %s: it must be %s",
                     state_names[group->state], what, state_names[wanted]);
 }
 
@@ -24,7 +24,7 @@ sk_status sk_group_create(sk_sched *sched, size_t nbytes, sk_tier tier, sk_group
         return sk__fail(SK_INVALID, "scheduler: there is no tier %d", (int)tier);
     }
     if (tier == SK_TIER_DISK && sched->disk == NULL) {
-        return sk__fail(SK_INVALID, "scheduler: no disk was given to write copies to");
+        return sk__fail(SK_INVALID, "scheduler: no disk was given for copies");
     }
     sk_group *group = calloc(1, sizeof *group);
     if (group == NULL) {

@@ -218,7 +218,8 @@ static SK_NO_ANALYSIS sk_status sched_open(sk_sched *sched, const sk_sched_param
 
 sk_status sk_sched_create(sk_backend *backend, const sk_sched_params *params, sk_sched **out) {
     if (backend == NULL || params == NULL || params->drop_owner == NULL || out == NULL) {
-        return sk__fail(SK_INVALID, "scheduler: a backend, parameters and a place for the result");
+        return sk__fail(SK_INVALID,
+                        "scheduler: expected a backend, parameters and a pointer for the result");
     }
     sk_sched *sched = calloc(1, sizeof *sched);
     if (sched == NULL) {
@@ -268,7 +269,7 @@ sk_status sk_sched_destroy(sk_sched *sched) {
     }
     if (alive > 0) {
         sk__leave(sched);
-        return sk__fail(SK_INVALID, "scheduler: it cannot be destroyed, %u groups exist", alive);
+        return sk__fail(SK_INVALID, "scheduler: cannot be destroyed: %u groups exist", alive);
     }
     drain_locked(sched);
     sk_assert(sched->groups == NULL && sched->nowners == 0);

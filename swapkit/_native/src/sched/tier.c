@@ -195,7 +195,7 @@ static bool is_room_coming(const sk_sched *sched, const sk_group *asking) SK_REQ
 static sk_status host_refuse(const sk_sched *sched, size_t nbytes) SK_REQUIRES(sched->lock) {
     if (sched->host_limit_bytes == SK_NO_LIMIT) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY,
-                        "no host memory for a copy of %zu bytes beside the %zu bytes of others",
+                        "no host memory for a copy of %zu bytes beside %zu bytes of other copies",
                         nbytes, sched->host_bytes);
     }
     if (sched->disk == NULL) {

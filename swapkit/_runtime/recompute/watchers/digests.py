@@ -86,7 +86,7 @@ class RegionDigests:
             if not self.is_complete:
                 return  # backward inside of the first run has passed the first run's position
             raise RecomputeMismatch(
-                f"operator {number}, {operator}, ran in recomputation, but forward had only "
+                f"recomputation ran operator {number}, {operator}, but forward ran only "
                 f"{len(self._rows)}. {CAUSES}"
             )
         first, again = self._rows[number], self._row(operator, results)
@@ -98,8 +98,8 @@ class RegionDigests:
         for index, (before, after) in enumerate(zip(first.digests, again.digests, strict=True)):
             if before != after:
                 raise RecomputeMismatch(
-                    f"operator {number}, {_describe(first)}: result {index} has other values in "
-                    f"recomputation than in forward. {CAUSES}"
+                    f"operator {number}, {_describe(first)}: result {index} differs between "
+                    f"forward and recomputation. {CAUSES}"
                 )
 
     def end(self, count: int) -> None:

@@ -298,22 +298,22 @@ class Replaying(OperatorMode):
                 return None
             raise RecomputeMismatch(
                 f"{operator} ran {len(calls)} times in forward, and more often in recomputation, "
-                f"so that results kept cannot be told apart. {CAUSES}"
+                f"so its kept results cannot be matched to calls. {CAUSES}"
             )
         kept = calls[number]
         if kept is None or kept.parts is _GONE:
             return None
         if kept.form != call.form:
             raise RecomputeMismatch(
-                f"{operator}, call {number}: its result was kept, but in recomputation it is "
-                f"called with {_describe(call.form)} instead of {_describe(kept.form)}. {CAUSES}"
+                f"{operator}, call {number}: its result was kept, but recomputation calls it with "
+                f"{_describe(call.form)} instead of {_describe(kept.form)}. {CAUSES}"
             )
         return kept
 
 
 CAUSES = (
-    "The function must do the same each time: it may depend on something that changed, on random "
-    "numbers that torch does not draw, or on an operator that does not repeat itself"
+    "The function must do the same each time: it may depend on state that changed, on random "
+    "numbers from outside torch, or on a nondeterministic operator"
 )
 
 

@@ -56,8 +56,8 @@ def _check_operators(names: tuple[object, ...]) -> None:
         found = list(find_operators(name))
         if found and not any(map(can_keep, found)):
             raise InvalidArgument(
-                f"{name}: an operator that changes a tensor in place, or gives a view of one, has "
-                "no result of its own to keep: name the operator that made that tensor"
+                f"{name}: an operator that changes a tensor in place or returns a view has no "
+                "result of its own to keep. Name the operator that produces that tensor"
             )
 
 

@@ -93,7 +93,7 @@ def test_session_when_the_other_rank_has_no_plan_then_this_one_has_none_and_says
     with open_session(training, limit) as session:
         assert run(session, training, 3) == ["warmup", "stable", "stable"]
         assert session.plan is None
-        text = f"on rank 1 is {(limit + 1) / 2**20:.2f} MiB ({limit + 1} bytes)"
+        text = f"rank 1 needs at least {(limit + 1) / 2**20:.2f} MiB ({limit + 1} bytes)"
         assert text in " ".join(session.explain().split())
 
 
@@ -106,7 +106,7 @@ def test_session_when_the_other_rank_never_comes_then_it_plans_alone(
         assert run(session, training, waited) == ["warmup"] * waited
         assert run(session, training, SEARCH_STEPS + 2)[-1] == "stable"
         assert session.plan is not None
-    assert "nothing came from rank 1," in caplog.text
+    assert "no budget has arrived from rank 1," in caplog.text
     assert store.check([OWN])
 
 
@@ -155,7 +155,7 @@ def test_session_when_the_other_rank_says_something_else_then_one_step_fails_and
     store.set(OTHER, "plenty")
     with open_session(training, plain.budget(0.7)) as session:
         run(session, training, 1)
-        with pytest.raises(InvalidDocument, match="rank 1 says b'plenty' of its budget"):
+        with pytest.raises(InvalidDocument, match="rank 1 published b'plenty'"):
             training.step()
         assert run(session, training, 1) != ["warmup"]
 

@@ -90,8 +90,8 @@ def test_ranks_when_patience_ends_then_those_that_are_silent_are_named_and_one_g
     (message,) = caplog.messages
     silent = {2: "rank 1", 3: "ranks 1, 2"}.get(count, "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more")
     assert message == (
-        f"rank 0 plans for its own budget: in {PATIENCE_STEPS} recorded steps nothing came from "
-        f"{silent}, which may have no session that plans"
+        f"rank 0 plans for its own budget: after {PATIENCE_STEPS} recorded steps, no budget "
+        f"has arrived from {silent}, which may have no session that plans"
     )
 
 
@@ -140,7 +140,7 @@ def test_ranks_when_one_says_something_else_then_refused_once_and_this_one_goes_
     store = distributed.HashStore()
     first = make_ranks(2, store)[0]
     store.set("swapkit/0/0/rank-1", said)
-    with pytest.raises(InvalidDocument, match=r"^rank 1 says b.* of its budget: expected two"):
+    with pytest.raises(InvalidDocument, match=r"^rank 1 published b.*: expected two"):
         agree(first)
     assert agree(first)
     assert first.find_budget(8 * MIB) == 8 * MIB
@@ -158,9 +158,9 @@ def test_ranks_when_a_floor_is_above_the_smallest_budget_then_all_say_whose_and_
             ranks.find_budget(8 * MIB)
         assert caught.value.least_bytes == 5 * MIB
         assert str(caught.value) == (
-            "no plan fits the budget of all 3 ranks, 4.00 MiB (rank 1): the smallest that has one "
-            "on rank 2 is 5.00 MiB (5242880 bytes); try that on all ranks, a smaller batch or "
-            "shorter sequences"
+            "no plan fits the budget of all 3 ranks, 4.00 MiB (rank 1): rank 2 needs at least "
+            "5.00 MiB (5242880 bytes). Try that budget on all ranks, a smaller batch or shorter "
+            "sequences"
         )
 
 
@@ -176,7 +176,7 @@ def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
     assert agree(ranks)
     assert ranks.find_budget(8 * MIB) == 8 * MIB
     (message,) = caplog.messages
-    assert message.startswith("other ranks cannot be asked for their budgets, so none counts: ")
+    assert message.startswith("cannot read the budgets of other ranks, so ")
 
 
 @pytest.mark.usefixtures("group")

@@ -197,7 +197,7 @@ def test_session_when_the_store_s_host_hangs_then_it_goes_on_alone_and_ends_with
     hung.goes_on.clear()
     assert agree(ranks, 4)
     assert ranks.find_budget(4 * MIB) == 4 * MIB
-    assert "so none counts: their store has not answered for 0 seconds" in caplog.text
+    assert "its own budget: the process group's store has not answered for 0 seconds" in caplog.text
     ranks.leave()
     assert agree(first.enter(), 4)
     hung.goes_on.set()

@@ -326,7 +326,9 @@ def test_steps_when_none_counts_then_one_warning_says_why(count: Any) -> None:
     foreign = sgd(nn.Linear(3, 3))
     foreign.step()
     foreign.step()
-    with pytest.warns(UserWarning, match="SGD holds no parameter of its model, a Linear.*mark_s"):
+    with pytest.warns(
+        UserWarning, match="SGD holds no parameter of the session's model, a Linear.*mark_s"
+    ):
         foreign.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

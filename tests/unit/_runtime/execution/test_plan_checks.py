@@ -90,7 +90,12 @@ def test_fit_when_plan_model_and_budget_belong_together_then_accepted() -> None:
     [
         ("0", MODEL, 999, "more than 999 B"),
         ("0", None, 1000, "needs its model"),
-        ("1.mlp", MODEL, 1000, r"there 1\.mlp saves tensors, and Sequential has no such module"),
+        (
+            "1.mlp",
+            MODEL,
+            1000,
+            r"its module 1\.mlp saves tensors, but Sequential has no such module",
+        ),
     ],
 )
 def test_fit_when_something_is_not_as_it_was_then_refused_with_the_reason(

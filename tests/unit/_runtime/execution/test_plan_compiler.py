@@ -174,7 +174,7 @@ def test_captures_when_an_operator_is_in_no_module_then_its_result_is_swapped() 
 
 
 def test_plan_when_it_is_not_one_for_the_trace_then_refused() -> None:
-    with pytest.raises(PlanMismatch, match="storage 4, which the trace lacks"):
+    with pytest.raises(PlanMismatch, match="storage 4, which is not in the trace"):
         compiled(Decision(storage=4, action=Action.SWAP))
     with pytest.raises(PlanMismatch, match="no events"):
         compiled(trace=Trace(operators=TRACE.operators, storages=TRACE.storages))

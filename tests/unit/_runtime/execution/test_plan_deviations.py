@@ -224,16 +224,18 @@ def test_deviation_when_sizes_or_modules_differ_then_it_says_where_and_what() ->
         with course.following_plan(trace, *swap_all(trace)) as following:
             shorten(course)
             text = following.end_step().deviation or ""
-            assert "expected that autograd saves storage" in text
-            assert "found that it saves what no plan knows, 32.00 KiB of blocks.0.norm" in text
+            assert "expected autograd to save storage" in text
+            assert (
+                "autograd saves a storage unknown to the plan, 32.00 KiB of blocks.0.norm" in text
+            )
             skip(course)
-            assert "blocks.1.norm; found" in (following.end_step().deviation or "")
+            assert "blocks.1.norm; instead" in (following.end_step().deviation or "")
             end_early(course)
             text = following.end_step().deviation or ""
             assert f"the step ended after 31 of {len(trace.events)} events" in text
             add_forward(course)
             text = following.end_step().deviation or ""
-            assert "event 31: expected that autograd uses storage" in text
+            assert "event 31: expected autograd to use storage" in text
             accumulate(course)
             text = following.end_step().deviation or ""
             assert f"expected the step to end after {len(trace.events)} events" in text
@@ -248,8 +250,8 @@ def test_deviation_when_other_threads_events_were_counted_since_then_its_own_pla
         with course.following_plan(trace, *swap_all(trace)) as following:
             following.deviated((2, True, -1, -1, -1, True))  # nothing has been counted so far
             text = following._deviation or ""
-    assert text.startswith("event 2: expected that autograd")
-    assert text.endswith("found that it saves what is computed again")
+    assert text.startswith("event 2: expected autograd to ")
+    assert text.endswith("instead, autograd saves a recomputed tensor")
 
 
 def test_deviation_when_something_is_out_then_it_comes_back_ahead_of_its_use() -> None:

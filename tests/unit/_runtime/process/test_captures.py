@@ -321,7 +321,7 @@ def test_graph_when_it_outlives_the_session_then_it_is_used_all_the_same() -> No
 
 
 def test_operator_when_torch_has_none_of_the_name_then_refused() -> None:
-    with pytest.raises(PlanMismatch, match=r"the plan repeats aten\.not_there\.default"):
+    with pytest.raises(PlanMismatch, match=r"the plan recomputes with aten\.not_there\.default"):
         find_operator("aten.not_there.default")
 
 

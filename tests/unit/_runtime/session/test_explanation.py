@@ -62,12 +62,12 @@ def test_measured_time_when_steps_are_of_several_kinds_then_others_are_told_apar
 def test_waits_when_copies_were_late_then_the_places_are_named() -> None:
     course = PlanStatus(stalls=(("layers.3.mlp #2", 0.25), ("layers.1 #0", 0.0104)))
     text = explain(STATS, course, "auto", [])
-    assert "waited longest for" in text
+    assert "longest waits for copies of" in text
     assert "layers.3.mlp #2 (0.250 s), layers.1 #0 (0.010 s)" in text
     assert "waited" not in explain(STATS, PlanStatus(), "auto", [])
 
 
 def test_plans_when_another_was_needed_then_the_reason_is_told() -> None:
     text = explain(STATS, PlanStatus(replans=2, reason="2 steps in a row deviated"), "auto", [])
-    assert "another plan was needed 2 times; the last time, 2 steps in a row deviated" in text
-    assert "another plan" not in explain(STATS, PlanStatus(), "auto", [])
+    assert "replanned 2 times; the last time, 2 steps in a row deviated" in text
+    assert "replanned" not in explain(STATS, PlanStatus(), "auto", [])

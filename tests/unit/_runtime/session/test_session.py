@@ -1,4 +1,4 @@
-"""The life of a session: entered once, undone whatever happens, with figures of its own."""
+"""The life of a session: entered only once, undone whatever happens, with figures of its own."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_session_when_not_entered_then_it_has_nothing_to_tell() -> None:
 @pytest.mark.usefixtures("installation")
 def test_session_when_entered_again_then_refused() -> None:
     session = make_session()
-    with session, pytest.raises(SessionError, match="entered once"):
+    with session, pytest.raises(SessionError, match="entered only once"):
         session.__enter__()
-    with pytest.raises(SessionError, match="entered once"):
+    with pytest.raises(SessionError, match="entered only once"):
         session.__enter__()
 
 
@@ -224,7 +224,7 @@ def test_explain_when_asked_then_figures_and_outside_tensors(installation: Insta
     lines = session.explain().splitlines()
     assert lines[0].endswith("reserved, after 1 steps")
     assert lines[1].startswith("policy rescue: 1 rescues, 1.00 MiB copied out, 0 B back,")
-    assert lines[3].startswith("outside the budget, made before swapkit was installed")
+    assert lines[3].startswith("outside the budget (allocated before swapkit was installed")
     assert any("parameters (" in line for line in lines[4:])
     assert early.requires_grad
     assert loss.requires_grad
@@ -240,12 +240,12 @@ def test_hints_when_the_host_is_full_then_its_limit_is_named() -> None:
         del loss
         without = session.hints(1)
     assert hints[0] == (
-        "the host has no room for more copies (1.00 MiB): raise host_limit; the next to try is 3MiB"
+        "the host has no room for more copies (1.00 MiB): raise host_limit, e.g. to 3MiB"
     )
-    assert hints[1].startswith("2.00 MiB of saved tensors are still on the device")
-    assert f"give at least {(ROOMY >> 20) + 1}MiB" in hints[2]
+    assert hints[1].startswith("2.00 MiB of saved tensors remain on the device")
+    assert f"try at least {(ROOMY >> 20) + 1}MiB" in hints[2]
     assert not any("of saved tensors" in hint for hint in without)
-    assert "give a larger one" in without[-1]
+    assert "try a larger one" in without[-1]
 
 
 @pytest.mark.parametrize("copied_by", [pickle.dumps, copy.deepcopy])

@@ -264,7 +264,7 @@ def test_operand_when_named_after_it_was_overwritten_then_an_error_and_no_result
     with swapkit.op("kernel") as kernel:
         operand.numpy()[:] = 0
         kernel.outputs(operand)
-    with pytest.raises(SavedTensorModified, match=r"aten\.mul.*give it to `swapkit\.op"):
+    with pytest.raises(SavedTensorModified, match=r"aten\.mul.*pass the operand to `swapkit\.op"):
         unpack(packed)
 
 

@@ -193,7 +193,7 @@ def test_mover_when_it_is_given_a_group_of_another_or_none_then_it_refuses() -> 
         swapper.mover.release(handle)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="without a copy"):
         swapper.mover.release(group_of(handle))
-    with pytest.raises(TypeError, match="SavedTensor is needed"):
+    with pytest.raises(TypeError, match="expected a SavedTensor"):
         swapper.unpack(torch.ones(2))  # type: ignore[arg-type]
 
 

@@ -112,7 +112,7 @@ def test_cache_when_the_temporary_folder_is_not_the_users_alone_then_none(
         monkeypatch.setattr(Path, "lstat", lambda _path: as_another)
     assert cache_folder() is None
     assert find_cached("planted") is None
-    assert "is not the user's alone" in caplog.text
+    assert "is not private to this user" in caplog.text
 
 
 def test_alone_when_another_process_is_at_it_then_awaited_and_said_once(

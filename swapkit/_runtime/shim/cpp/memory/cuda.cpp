@@ -39,7 +39,7 @@ std::string take_error() {
 
 sk_entry *open_device(int device) {
     TORCH_CHECK(Py_IsInitialized(), "swapkit: device ", device,
-                " has no pool, and Python has ended");
+                " has no pool, and Python has shut down");
     WithPython python;
     Ref<> index = Ref<>::steal(PyLong_FromLong(device));
     Ref<> address = index ? swapkit::call_method<"open">(owner, index.get()) : Ref<>();
@@ -122,7 +122,7 @@ void swapkit_cuda_begin_pool(
     int, std::pair<unsigned long long, unsigned long long>,
     std::function<bool(void *)>) { // NOLINT(performance-unnecessary-value-param)
     TORCH_CHECK(false,
-                "swapkit's pool keeps no private memory for CUDA graphs and MemPools. Use "
+                "swapkit's pool does not support private pools (CUDA graphs, MemPool). Use "
                 "swapkit.install(device=\"cuda\", allocator=\"torch\"), which leaves torch's "
                 "own allocator in place.");
 }

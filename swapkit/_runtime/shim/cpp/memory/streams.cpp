@@ -27,7 +27,7 @@ template <class Stream> void *handle_of(const Stream &stream) {
     } else {
         static const auto ask = reinterpret_cast<void *(*)(const Stream *)>(
             torchs_function(cuda_library, "_ZNK3c104cuda10CUDAStream6streamEv"));
-        TORCH_CHECK(ask != nullptr, "swapkit: this torch does not tell the driver's streams");
+        TORCH_CHECK(ask != nullptr, "swapkit: this torch does not expose driver streams");
         return ask(&stream);
     }
 }

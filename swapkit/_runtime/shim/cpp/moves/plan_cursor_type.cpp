@@ -16,7 +16,7 @@ template <class Row> bool read_rows(const Py_buffer &bytes, std::vector<Row> *ou
     static_assert(sizeof(Row) % sizeof(std::int64_t) == 0);
     auto length = static_cast<std::size_t>(bytes.len);
     if (length % sizeof(Row) != 0) {
-        PyErr_SetString(PyExc_ValueError, "a table's rows are not whole");
+        PyErr_SetString(PyExc_ValueError, "a table has an incomplete row");
         return false;
     }
     out->resize(length / sizeof(Row));
@@ -49,7 +49,7 @@ bool read_body(const Py_buffer (&tables)[3], Body *body) {
         return false;
     }
     if (!is_sound(*body)) {
-        PyErr_SetString(PyExc_ValueError, "a table names a storage that is not there");
+        PyErr_SetString(PyExc_ValueError, "a table names an unknown storage");
         return false;
     }
     body->progress.resize(body->storages.size());
@@ -203,7 +203,7 @@ PyTypeObject follower_type = {
     .tp_basicsize = sizeof(Follower),
     .tp_dealloc = follower_free,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "What a plan says is due at each event of a step.",
+    .tp_doc = "Follows a plan: does what is due at each event of a step.",
     .tp_traverse = follower_traverse,
     .tp_clear = follower_clear,
     .tp_methods = follower_methods,

@@ -137,7 +137,7 @@ PyTypeObject lock_type = {
     .tp_basicsize = sizeof(Lock),
     .tp_dealloc = lock_free,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "The runtime's lock, reentrant.",
+    .tp_doc = "The runtime's reentrant lock.",
     .tp_methods = lock_methods,
     .tp_new = lock_make,
 };

@@ -57,7 +57,7 @@ Mover *as_mover(PyObject *self) { return reinterpret_cast<Mover *>(self); }
 Group *as_group(PyObject *self, PyObject *argument) {
     auto *group = reinterpret_cast<Group *>(argument);
     if (Py_TYPE(argument) != &group_type || group->mover != as_mover(self)) {
-        PyErr_Format(PyExc_TypeError, "a StorageGroup of this mover is needed, not %R", argument);
+        PyErr_Format(PyExc_TypeError, "expected a StorageGroup of this mover, not %R", argument);
         return nullptr;
     }
     return group;
@@ -78,7 +78,7 @@ template <bool (*move)(Mover *, Group *)> PyObject *do_move(PyObject *self, PyOb
 
 bool release_group(Mover *mover, Group *group) {
     if (group->native == nullptr) {
-        PyErr_SetString(PyExc_ValueError, "a group without a copy cannot be released");
+        PyErr_SetString(PyExc_ValueError, "cannot release a group without a copy");
         return false;
     }
     return release(mover, group);
@@ -222,7 +222,7 @@ PyObject *get_follower(PyObject *self, void *) {
 int set_follower(PyObject *self, PyObject *value, void *) {
     bool is_none = value == nullptr || value == Py_None;
     if (!is_none && Py_TYPE(value) != &follower_type) {
-        PyErr_Format(PyExc_TypeError, "a Follower is needed, not %R", value);
+        PyErr_Format(PyExc_TypeError, "expected a Follower, not %R", value);
         return -1;
     }
     auto *follower = reinterpret_cast<Follower *>(is_none ? nullptr : Py_NewRef(value));
@@ -265,7 +265,7 @@ void mover_free(PyObject *self) {
 }
 
 PyMethodDef mover_methods[] = {
-    {"packer", mover_packer, METH_O, "Return the hooks of a placement."},
+    {"packer", mover_packer, METH_O, "Return the saved-tensor hooks of a placement."},
     {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
     {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
     {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
@@ -320,7 +320,7 @@ PyTypeObject mover_type = {
     .tp_basicsize = sizeof(Mover),
     .tp_dealloc = mover_free,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Finds groups, and moves them.",
+    .tp_doc = "Finds storage groups and moves them.",
     .tp_traverse = mover_traverse,
     .tp_clear = mover_clear,
     .tp_weaklistoffset = offsetof(Mover, weakrefs),
@@ -470,7 +470,7 @@ PyMethodDef functions[] = {
 PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_shim",
-    .m_doc = "Saved tensors and their storages, as far as every one of them pays for it.",
+    .m_doc = "The hot paths of saved tensors and their storages.",
     .m_size = -1,
     .m_methods = functions,
 };

@@ -276,11 +276,10 @@ void settle_written(const Named *named, const c10::IValue *arguments) {
         bool is_out_of_memory = PyErr_ExceptionMatches(links.out_of_memory) != 0;
         swallow(named);
         TORCH_CHECK_WITH(OutOfMemoryError, !is_out_of_memory,
-                         "swapkit: no memory to keep what is computed again from an operand of ",
-                         named->op.schema().name(), " before that is changed in place");
-        TORCH_CHECK(false, "swapkit: what is computed again from an operand of ",
-                    named->op.schema().name(),
-                    " could not be kept before that is changed in place");
+                         "swapkit: no memory to keep the recomputed results of an operand of ",
+                         named->op.schema().name(), " before it changes the operand in place");
+        TORCH_CHECK(false, "swapkit: cannot keep the recomputed results of an operand of ",
+                    named->op.schema().name(), " before it changes the operand in place");
     }
 }
 
@@ -469,7 +468,7 @@ PyObject *name_operator(PyObject *, PyObject *args) {
     registered.push_back(dispatcher.registerImpl(
         {name, overload}, c10::DispatchKey::BackendSelect,
         c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(&kept)), std::nullopt,
-        nullptr, "swapkit: operators that are computed again"));
+        nullptr, "swapkit: recomputed operators"));
     return PyLong_FromSize_t(names.size() - 1);
 }
 
@@ -486,7 +485,7 @@ PyObject *settle_tensors(PyObject *, PyObject *args) {
         return nullptr;
     }
     Settled which = only_chosen != 0 ? Settled::chosen : Settled::all;
-    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "a sequence of tensors is needed"));
+    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "expected a sequence of tensors"));
     std::vector<c10::StorageImpl *> changed;
     for (Py_ssize_t at = 0; tensors && at < PySequence_Fast_GET_SIZE(tensors.get()); at++) {
         c10::TensorImpl *impl = nullptr;
@@ -545,7 +544,7 @@ std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &bytes, std::s
         bool is_sound = latest <= row.event && row.event <= static_cast<std::int64_t>(events) &&
                         0 <= row.named && row.named < static_cast<std::int64_t>(names.size());
         if (!is_sound) {
-            PyErr_SetString(PyExc_ValueError, "a row names an event or operator that is not there");
+            PyErr_SetString(PyExc_ValueError, "a row names an unknown event or operator");
             return nullptr;
         }
         latest = row.event;
@@ -566,7 +565,7 @@ const Named *named_at(std::size_t number) {
         return &names[number];
     }
     if (PyErr_Occurred() == nullptr) {
-        PyErr_SetString(PyExc_ValueError, "an operator of no number");
+        PyErr_SetString(PyExc_ValueError, "unknown operator number");
     }
     return nullptr;
 }

@@ -121,7 +121,7 @@ bool read_kind_places(ChoiceTable *table, const Py_buffer &bytes) {
         const Named *named = named_at(static_cast<std::size_t>(row.named));
         auto kind = static_cast<std::size_t>(row.kind);
         if (named != nullptr && kind >= table->kinds.size()) {
-            PyErr_SetString(PyExc_ValueError, "a row names a kind that is not there");
+            PyErr_SetString(PyExc_ValueError, "a row names an unknown kind");
         }
         if (PyErr_Occurred() != nullptr) {
             return false;
@@ -250,7 +250,7 @@ PyObject *choosing_make(PyTypeObject *type, PyObject *args, PyObject *) {
         return nullptr;
     }
     if (choices != Py_None && Py_TYPE(choices) != &choices_type) {
-        return PyErr_Format(PyExc_TypeError, "Choices are needed, or None, not %R", choices);
+        return PyErr_Format(PyExc_TypeError, "expected Choices or None, not %R", choices);
     }
     Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
     if (made) {
@@ -265,7 +265,7 @@ PyObject *choosing_make(PyTypeObject *type, PyObject *args, PyObject *) {
 PyObject *choosing_enter(PyObject *self, PyObject *) {
     Choosing *choosing = as_choosing(self);
     if (choosing->open != nullptr) {
-        PyErr_SetString(PyExc_RuntimeError, "it holds already");
+        PyErr_SetString(PyExc_RuntimeError, "this Choosing is already entered");
         return nullptr;
     }
     bool has_table = choosing->choices != nullptr;
@@ -478,7 +478,7 @@ PyTypeObject choices_type = {
     .tp_basicsize = sizeof(Choices),
     .tp_dealloc = choices_free,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "What users have chosen for the operators of a module.",
+    .tp_doc = "The users' choices for the operators of a module.",
     .tp_methods = choices_methods,
     .tp_new = choices_make,
 };
@@ -488,7 +488,7 @@ PyTypeObject choosing_type = {
     .tp_basicsize = sizeof(Choosing),
     .tp_dealloc = choosing_free,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "A context manager: choices for operators hold on its thread.",
+    .tp_doc = "A context manager that applies choices for operators on its thread.",
     .tp_methods = choosing_methods,
     .tp_new = choosing_make,
 };

@@ -69,7 +69,7 @@ PyTypeObject hidden_type = {
     .tp_basicsize = sizeof(Hidden),
     .tp_dealloc = hidden_free,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "A context manager: nobody sees operators.",
+    .tp_doc = "A context manager that hides operators from all observers.",
     .tp_methods = hidden_methods,
     .tp_new = PyType_GenericNew,
 };

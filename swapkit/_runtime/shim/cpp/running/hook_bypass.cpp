@@ -87,7 +87,7 @@ PyObject *prepare_bypass(PyObject *, PyObject *argument) {
 
 PyObject *begin_bypass(PyObject *, PyObject *bypass) {
     if (Py_TYPE(bypass) != &bypass_type) {
-        return PyErr_Format(PyExc_TypeError, "a Bypass is needed, not %R", bypass);
+        return PyErr_Format(PyExc_TypeError, "expected a Bypass, not %R", bypass);
     }
     latest_bypass = as_bypass(bypass)->state;
     Py_RETURN_NONE;
@@ -129,7 +129,7 @@ PyTypeObject bypass_type = {
     .tp_basicsize = sizeof(Bypass),
     .tp_dealloc = rest_free,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "One bypass of a thread.",
+    .tp_doc = "A bypass of torch's hooks on one thread.",
     .tp_methods = rest_methods,
 };
 
@@ -137,7 +137,7 @@ PyTypeObject first_table_type = {
     .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.FirstTable",
     .tp_as_number = &table_number<false>,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "Torch's table of a kind of hooks, which holds ours, and those that others add.",
+    .tp_doc = "Replaces torch's table of one kind of hook: holds swapkit's hooks and other hooks.",
     .tp_base = &PyODict_Type,
 };
 
@@ -145,7 +145,7 @@ PyTypeObject last_table_type = {
     .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.LastTable",
     .tp_as_number = &table_number<true>,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "The same of the one that torch asks last.",
+    .tp_doc = "A FirstTable for the table that torch queries last.",
     .tp_base = &PyODict_Type,
 };
 

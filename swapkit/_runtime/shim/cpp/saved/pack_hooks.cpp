@@ -37,8 +37,7 @@ bool action_read(PyObject *word, Action *out) {
             return true;
         }
     }
-    PyErr_Format(PyExc_ValueError, "a placement's action is keep, swap, auto or pass, not %R",
-                 word);
+    PyErr_Format(PyExc_ValueError, "expected the action keep, swap, auto or pass, not %R", word);
     return false;
 }
 
@@ -544,7 +543,7 @@ PyObject *packer_new(Mover *mover, PyObject *placement) {
 PyObject *unpack(PyObject *, PyObject *argument) {
     if (Py_TYPE(argument) != &handle_type) {
         if (PyObject_HasAttr(argument, interned<"unpack">()) == 0) {
-            return PyErr_Format(PyExc_TypeError, "a SavedTensor is needed, not %R", argument);
+            return PyErr_Format(PyExc_TypeError, "expected a SavedTensor, not %R", argument);
         }
         return call_method<"unpack">(argument).release(); // a recorder's
     }
@@ -578,7 +577,7 @@ PyTypeObject packer_type = {
     .tp_basicsize = sizeof(Packer),
     .tp_dealloc = packer_free,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "The hooks of a scope.",
+    .tp_doc = "The saved-tensor hooks of a scope.",
     .tp_traverse = packer_traverse,
     .tp_clear = packer_clear,
     .tp_methods = packer_methods,

@@ -147,7 +147,7 @@ PyObject *mark(PyObject *, PyObject *args) {
 
 // void_swaps(tensors): let no mark swap any of these tensors.
 PyObject *void_swaps(PyObject *, PyObject *argument) {
-    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "a sequence of tensors is needed"));
+    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "expected a sequence of tensors"));
     if (!tensors) {
         return nullptr;
     }
