@@ -40,8 +40,8 @@ C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
 SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
 	$(patsubst %,tests/unit/_runtime/%.py,user_choices/test_operators execution/test_plan_executor \
 		execution/test_plan_deviations execution/test_plan_memory \
-		execution/test_plan_recompute execution/test_planned_recomputation model/test_resting \
-		process/test_captures saved/test_emptied_storages saved/test_eviction \
+		execution/test_plan_recompute execution/test_planned_recomputation \
+		model/test_hook_bypass model/test_listeners process/test_captures saved/test_emptied_storages saved/test_eviction \
 		saved/test_existing_graphs saved/test_hooks saved/test_swapper saved/test_swapper_storages) \
 	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*/*.cpp))

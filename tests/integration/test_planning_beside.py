@@ -121,7 +121,7 @@ def test_plan_when_saved_while_it_is_made_then_waited_for_and_followed_later(
 ) -> None:
     training, path = make_training(), tmp_path / "plan.json"
     with open_session(plain, training) as session:
-        with pytest.raises(SessionError, match=r"there is no plan to save: .* warmup"):
+        with pytest.raises(SessionError, match=r"there is no plan to save: .*warmup"):
             session.save_plan(path)
         assert take_steps(session, training, 2) == ["warmup"] * 2
         threading.Timer(0.3, gate.open).start()

@@ -100,7 +100,7 @@ def test_saved_plan_when_for_another_model_then_refused_with_the_module_that_is_
 ) -> None:
     other = nn.ModuleDict({"first": Block()})
     session = swapkit.budget("1GiB", other, plan=saved.path)
-    with pytest.raises(PlanMismatch, match=r"another model: there 0\.norm saves"), session:
+    with pytest.raises(PlanMismatch, match=r"another model: its module 0\.norm saves"), session:
         pytest.fail("was entered")
 
 

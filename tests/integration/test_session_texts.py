@@ -43,7 +43,7 @@ def test_failure_when_one_request_is_larger_than_the_budget_then_it_says_so_and_
         assert "less than this request alone" in text
         assert "of saved tensors" not in text  # there are none
         needed_bytes = swapkit.memory_stats()["allocated_bytes.all.current"] + 2 * limit_bytes
-        assert f"give at least {-(-needed_bytes // MIB)}MiB" in text
+        assert f"try at least {-(-needed_bytes // MIB)}MiB" in text
 
 
 @pytest.mark.promise("F11")

@@ -226,7 +226,7 @@ def test_document_when_wrong_then_named_and_nothing_is_changed(
         ({"layer_ids": 4}, "layer_ids=4"),
         ({"names": ["a"]}, r"names=\['a'\]: expected a mapping of names"),
         ({"names": {"a": 5}}, "names={'a': 5}"),
-        ({"names": {"a": "nothing"}}, r"names\['a'\]: no part 'nothing'"),
+        ({"names": {"a": "nothing"}}, r"names\['a'\]: a layer has no part 'nothing'"),
         ({"tensor_parallel_group": 5}, "tensor_parallel_group=5"),
     ],
 )

@@ -188,7 +188,7 @@ def test_hardware_when_it_is_missing_or_not_wanted_then_that_is_said() -> None:
         model, x = nn.Linear(8, 8), torch.ones(8, 8)
     with pytest.raises(InvalidArgument, match="hardware='H100'"):
         record(lambda: model(x).sum().backward(), model)
-    with pytest.raises(InvalidArgument, match="is timed"):
+    with pytest.raises(InvalidArgument, match="are timed"):
         record(lambda: None, nn.Linear(8, 8), hardware="H100")
     with pytest.raises(InvalidArgument, match=r"expected a Hardware or one of H100"):
         record(lambda: None, model, hardware="H1000")
