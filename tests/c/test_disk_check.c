@@ -33,7 +33,7 @@ SK_TEST(disk, test_check_when_something_is_wrong_then_found) {
     FINDS(extents->first, NULL, "begin at 0");
     FINDS(extents->first->offset, BLOCK, "begin at 0");
     FINDS(extents->bytes[SK_TILE_USED], 0, "counted 0");
-    FINDS(extents->listed[SK_TILE_KEPT].filled, 0, "not marked");
+    FINDS(extents->listed[SK_TILE_KEPT].filled, 0, "the bitmap is wrong");
     FINDS(second.tile->prev, second.tile, "links of bin");
     FINDS(s.disk->limit_bytes, BLOCK, "limit is 4096");
     FINDS(s.disk->peak_bytes, BLOCK, "peak");

@@ -175,7 +175,7 @@ SK_TEST(sched, test_check_when_something_is_broken_then_it_is_named) {
     CHECK_BROKEN(resident.group->has_extent, true, "without a copy has an extent");
     CHECK_BROKEN(resident.group->state, SK_GROUP_OUT, "copy is gone");
     CHECK_BROKEN(clean.group->above, NULL, "the list of groups is broken");
-    CHECK_BROKEN(clean.group->has_extent, true, "larger than what is kept free");
+    CHECK_BROKEN(clean.group->has_extent, true, "larger than the memory kept free");
     CHECK_BROKEN(s.sched->ngroups, 0, "groups");
     CHECK_BROKEN(s.sched->nowners, 0, "owners");
     CHECK_BROKEN(s.sched->nwrites, 1, "on the way to a tier");

@@ -244,7 +244,7 @@ static sk_status bins_check(const sk__extents *extents, sk__tile_state state, si
     size_t count = 0;
     for (unsigned bin = 0; bin < SK_TILE_BINS; bin++) {
         bool filled = ((listed->filled >> bin) & 1) != 0;
-        ENSURE(filled == (listed->bins[bin] != NULL), "bin %u is not marked as it is", bin);
+        ENSURE(filled == (listed->bins[bin] != NULL), "the bitmap is wrong at bin %u", bin);
         const sk__tile *prev = NULL;
         for (const sk__tile *tile = listed->bins[bin]; tile != NULL; tile = tile->next) {
             ENSURE(tile->prev == prev, "the links of bin %u do not agree", bin);

@@ -151,8 +151,8 @@ sk_status sk__disk_submit(sk__disk *disk, sk__disk_request *request) {
     } else if (!sk__extents_own(&disk->extents, &request->extent) || request->nbytes == 0 ||
                request->nbytes > request->extent.nbytes) {
         status = sk__fail(SK_INVALID,
-                          "disk: a request for %zu bytes of an extent of %zu, or of "
-                          "a released one",
+                          "disk: cannot transfer %zu bytes of an extent of %zu: expected 1 to "
+                          "its size, of an extent in use",
                           request->nbytes, request->extent.nbytes);
     } else {
         status = workers_start(disk);

@@ -22,7 +22,7 @@ sk_status sk_pool_segment_at(sk_pool *pool, const void *address, sk_segment_info
     const sk__segment *segment = sk__segment_find(pool, (uintptr_t)address);
     sk_status status = SK_OK;
     if (segment == NULL) {
-        status = sk__fail(SK_INVALID, "pool: %p lies in none of its segments", address);
+        status = sk__fail(SK_INVALID, "pool: %p is not in any of its segments", address);
     } else {
         *out = segment_show(segment);
     }
@@ -159,7 +159,7 @@ static sk_status slots_check(const sk_pool *pool, const sk__segment *segment, ce
         }
         const sk__block *first = begun != NULL && begun->address < address + granule ? begun : NULL;
         bool starts = (segment->starts[i / SK_WORD_BITS] >> (i % SK_WORD_BITS)) & 1;
-        ENSURE(slot->first == first && starts == (first != NULL), "%p does not know its blocks",
+        ENSURE(slot->first == first && starts == (first != NULL), "%p has the wrong first block",
                (void *)address);
         ENSURE(slot->granule != NULL || covering->state == SK_VACANT, "%p is not mapped",
                (void *)address);
@@ -223,7 +223,7 @@ static sk_status departed_check(const sk_pool *pool, size_t aliases) SK_REQUIRES
         before = slot;
         count++;
     }
-    ENSURE(pool->departing == before, "the last departure is not the last");
+    ENSURE(pool->departing == before, "the end of the order of departures is lost");
     ENSURE(aliases == pool->alias_count && aliases == count, "%zu aliases, %zu counted, %zu left",
            pool->alias_count, aliases, count);
     return SK_OK;

@@ -66,12 +66,13 @@ static sk_status transfer_check(const sk_group *group) {
     bool under_way = sk__is_under_way(group);
     bool copying = group->state == SK_GROUP_COPYING_OUT || group->state == SK_GROUP_COPYING_IN;
     ENSURE(under_way || (group->owner == NULL && group->ready == NULL),
-           "a transfer that is over holds an owner or an event");
+           "a finished transfer holds an owner or an event");
     ENSURE(group->done == NULL || group->phase == SK_RUNNING,
            "a copy that does not run has an event behind it");
     ENSURE(group->done == NULL || group->done->holders > 0, "an event is used twice");
     ENSURE(!copying || group->phase != SK_IDLE, "a group copies without a transfer");
-    ENSURE(group->phase != SK_WAITING || copying, "a transfer waits for a group that does not");
+    ENSURE(group->phase != SK_WAITING || copying,
+           "a transfer waits for a group that does not copy");
     ENSURE(!group->orphan || group->phase == SK_RUNNING || sk__in_transit(group) ||
                group->sched->left_orphans,
            "an unowned group was not freed");
@@ -110,7 +111,7 @@ static sk_status groups_check(const sk_sched *sched) SK_REQUIRES(sched->lock) {
         ENSURE(group->above == above && group->sched == sched, "the list of groups is broken");
         ENSURE(!group->has_extent ||
                    sk__round_up(group->nbytes, sched->host_rounding) <= sched->reserve_bytes,
-               "a copy on the disk is larger than what is kept free to read it");
+               "a copy on the disk is larger than the memory kept free to read it");
         above = group;
         ngroups++;
         nowners += group->owner != NULL;
