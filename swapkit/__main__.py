@@ -141,11 +141,12 @@ def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Declare `build`."""
     parser = commands.add_parser(
         "build",
-        help="compile the part that the first install() would compile",
+        help="compile the shim that the first install() would compile",
         description=(
-            "Compile the part of swapkit that touches torch for the installed torch, so that the "
-            "first swapkit.install() need not: for images, and where a compiler is missing later. "
-            "The library is kept in the cache, $XDG_CACHE_HOME/swapkit or ~/.cache/swapkit."
+            "Compile the shim, the part of swapkit that uses torch's C++ headers, for the "
+            "installed torch. The first swapkit.install() then does not have to, e.g. in an image "
+            "without a compiler. The library is kept in the cache, $XDG_CACHE_HOME/swapkit or "
+            "~/.cache/swapkit."
         ),
     )
     parser.add_argument("--force", action="store_true", help="compile even if the library exists")
@@ -163,7 +164,7 @@ def _run_build(arguments: argparse.Namespace) -> int:
     except SwapkitError as error:
         print(f"python -m swapkit build: {error}", file=sys.stderr)
         return 1
-    how = "there already" if built.seconds is None else f"compiled in {built.seconds:.1f} s"
+    how = "already compiled" if built.seconds is None else f"compiled in {built.seconds:.1f} s"
     print(f"{built.library}: {how}")
     return 0
 

@@ -356,7 +356,7 @@ def _describe_uncounted(optimizer: torch.optim.Optimizer, model: torch.nn.Module
     if model is not None:
         holds = f"holds no parameter of the session's model, a {type(model).__name__}"
     return (
-        f"{STEPS_UNTIL_WARNING} optimizer steps inside a swapkit session ended none of its steps: "
+        f"a swapkit session counted no step after {STEPS_UNTIL_WARNING} optimizer steps: "
         f"{name} {holds}. The session makes no plan until it counts steps: pass the optimizer that "
         "steps as optimizer=, or call session.mark_step()"
     )

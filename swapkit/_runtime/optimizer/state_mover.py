@@ -262,8 +262,8 @@ class StateMover:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "the host has no room for all optimizer states (%s): %s are there, and the rest "
-                "stays on the device. Raise host_limit.",
+                "the host has no room for all optimizer states (%s): %s are on the host, and the "
+                "rest stays on the device. Raise host_limit.",
                 error,
                 format_bytes(self.hosted_bytes()),
             )

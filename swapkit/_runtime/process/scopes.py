@@ -125,7 +125,7 @@ class Scope:
             if entered.scope is self:
                 entered.__exit__()
                 return
-        raise SessionError("a scope must end on the thread that it began on")
+        raise SessionError("a scope must end on the thread on which it began")
 
 
 @untraced

@@ -268,7 +268,7 @@ def test_scope_when_it_ends_on_a_thread_that_has_another_open_then_refused_and_b
 
     def end() -> None:
         with swapkit.keep():
-            with pytest.raises(SessionError, match="on the thread that it began on"):
+            with pytest.raises(SessionError, match="on the thread on which it began"):
                 scope.__exit__(None, None, None)
             assert len(thread_state.scopes) == 1
         assert not thread_state.scopes

@@ -248,7 +248,7 @@ def test_command_when_run_then_prints_where_and_whether_it_compiled(
     monkeypatch.setattr(shim, "Shim", lambda _library: None)
     for options, how in (
         ([], r"compiled in \d+\.\d s"),
-        ([], "there already"),
+        ([], "already compiled"),
         (["--force"], "comp"),
     ):
         assert command_line.main(["build", *options]) == 0
