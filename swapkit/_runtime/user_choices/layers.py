@@ -196,7 +196,8 @@ def _add_user_name(root: ModulePart, name: str, path: str) -> str:
     holder = root.find(inside)
     if holder is None or not holder.modules or not (inside or is_known(operator)):
         known = ", ".join(own for own, _ in root.children)
-        return f"a layer has no part {path!r}; its parts are {known}"
+        has = f"its parts are {known}" if known else "it has no parts"
+        return f"a layer has no part {path!r}; {has}"
     means = ModuleOperator(module=holder.modules[0], pattern=re.escape(operator))
     parent.add_operator(last, means)
     return "" if parent.operator(last) == means else "an operator with this name already exists"
