@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,6 @@ from swapkit._runtime.user_choices.wrapping import (
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAMES_SHOWN = 8  # module paths in the error when a pattern matches none
 
@@ -43,9 +40,7 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         make_operator(target).add(choice)
         return target
-    if isinstance(target, (classmethod, staticmethod)):  # the decorator stands above this one
-        return type(target)(_wrap(target.__func__, choice))
-    if callable(target) and not isinstance(target, type):
+    if isinstance(target, _UNBOUND) or (callable(target) and not isinstance(target, type)):
         return _wrap(target, choice)
     raise InvalidArgument(
         f"{target!r}: expected a Module class, a Module, a function, a torch.autograd.Function or, "
@@ -53,7 +48,13 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     )
 
 
-def _wrap(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
+# Functions in a class body that Python has not bound yet.
+_UNBOUND = (classmethod, staticmethod)
+
+
+def _wrap(function: Any, choice: Choice) -> Any:  # noqa: ANN401 - of the same kind
+    if isinstance(function, _UNBOUND):
+        return type(function)(_wrap(function.__func__, choice))
     if is_suspended(function):
         raise InvalidArgument(
             f"{show(function)} is a generator or coroutine function: its body runs after the call, "
@@ -66,8 +67,8 @@ def _wrap(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
 def _wrap_forward(kind: type[torch.nn.Module], choice: Choice) -> Any:  # noqa: ANN401 - as in a class
     """Return the `forward` to set on a class: bound to instances exactly as the former one."""
     former = inspect.getattr_static(kind, "forward")
-    if isinstance(former, (classmethod, staticmethod)):
-        return type(former)(_wrap(former.__func__, choice))
+    if isinstance(former, _UNBOUND):
+        return _wrap(former, choice)
     if callable(former) and not hasattr(type(former), "__get__"):  # an object that is never bound
         return staticmethod(_wrap(former, choice))
     return _wrap(kind.forward, choice)

@@ -184,6 +184,12 @@ def _read_part(module: torch.nn.Module, known: dict[torch.nn.Module, ModulePart]
 # ---- names --------------------------------------------------------------------------------------
 
 
+def _refuse_part(root: ModulePart, path: str) -> str:
+    known = ", ".join(own for own, _ in root.children)
+    has = f"its parts are {known}" if known else "it has no parts"
+    return f"a layer has no part {path!r}; {has}"
+
+
 def _add_user_name(root: ModulePart, name: str, path: str) -> str:
     """Add a name; return what is wrong with it, or an empty string."""
     above, _, last = name.rpartition(".")
@@ -195,9 +201,7 @@ def _add_user_name(root: ModulePart, name: str, path: str) -> str:
     inside, _, operator = path.rpartition(".")
     holder = root.find(inside)
     if holder is None or not holder.modules or not (inside or is_known(operator)):
-        known = ", ".join(own for own, _ in root.children)
-        has = f"its parts are {known}" if known else "it has no parts"
-        return f"a layer has no part {path!r}; {has}"
+        return _refuse_part(root, path)
     means = ModuleOperator(module=holder.modules[0], pattern=re.escape(operator))
     parent.add_operator(last, means)
     return "" if parent.operator(last) == means else "an operator with this name already exists"

@@ -21,7 +21,7 @@ import torch
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import operator_names
 from swapkit._runtime.recompute.watchers.collectives import may_be_under_way
-from swapkit._runtime.recompute.watchers.operator_modes import OperatorMode, inspect
+from swapkit._runtime.recompute.watchers.operator_modes import OperatorMode, ReplayMode, inspect
 from swapkit._runtime.recompute.watchers.selection import CAUSES
 from swapkit._runtime.torch_compat.internals import pytree, storage_address
 from swapkit._runtime.torch_compat.isolation import hidden
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.operators.names import Operator
+
+    _Tell = Callable[[Operator, list[torch.Tensor]], None]
 
 _UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")
 _FIRST_ONLY = ("*attention*", "*_rnn*", "*lstm*", "*gru*", "_embedding_bag*", "*_ctc_loss*")
@@ -143,40 +145,26 @@ class RegionDigests:
 class _Watching(OperatorMode):
     """Reports each operator that the check covers, with its results."""
 
-    def __init__(self, tell: Callable[[Operator, list[torch.Tensor]], None]) -> None:
+    def __init__(self, tell: _Tell) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tell = tell
 
     def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator."""
-        results = func(*args, **kwargs)
-        tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-        if tensors and not _is_any(_base(func), _UNSEEN):
-            call = inspect(func, args, kwargs)
-            if not (call.is_abstract or call.is_weight_cast):
-                self._tell(func, tensors)
-        return results
+        return _run(func, args, kwargs, self._tell)
 
 
-class _Comparing(_Watching):
+class _Comparing(ReplayMode):  # type: ignore[no-untyped-call]
     """Compares one recomputation with the first run."""
 
     def __init__(self, digests: RegionDigests) -> None:
-        super().__init__(self._compare)
+        super().__init__(digests.replays)
         self._digests = digests
         self._count = 0
 
-    def __enter__(self) -> _Comparing:
-        self._digests.replays.add(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def leave(self) -> None:
-        """Leave the mode stack; no effect if the mode has left."""
-        try:
-            super().leave()
-        finally:
-            self._digests.replays.discard(self)
+    def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator."""
+        return _run(func, args, kwargs, self._compare)
 
     def _compare(self, operator: Operator, results: list[torch.Tensor]) -> None:
         self._digests.compare(self._count, operator, results)
@@ -185,6 +173,17 @@ class _Comparing(_Watching):
     def end(self) -> None:
         """Note that the recomputation has ended."""
         self._digests.end(self._count)
+
+
+def _run(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], tell: _Tell) -> Any:  # noqa: ANN401 - whatever the operator returns
+    """Run an operator; report it with its results if the check covers it."""
+    results = func(*args, **kwargs)
+    tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    if tensors and not _is_any(_base(func), _UNSEEN):
+        call = inspect(func, args, kwargs)
+        if not (call.is_abstract or call.is_weight_cast):
+            tell(func, tensors)
+    return results
 
 
 def _base(operator: Operator) -> str:

@@ -13,6 +13,8 @@ from swapkit._runtime.torch_compat.internals import FakeTensor, ModeKind, mode_o
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from swapkit._runtime.operators.names import Operator
 
 _DISTRIBUTED = {
@@ -78,3 +80,27 @@ class OperatorMode(DispatchMode):  # type: ignore[no-untyped-call]
     @abc.abstractmethod
     def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator; return its result."""
+
+
+class ReplayMode(OperatorMode):  # type: ignore[no-untyped-call]
+    """The mode of one recomputation."""
+
+    def __init__(self, replays: set[OperatorMode]) -> None:
+        """Create the mode. `replays`: the region's recomputations under way; has it while entered.
+
+        The mode of the first run ignores operators while backward runs inside of the first run.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._replays = replays
+
+    def __enter__(self) -> Self:
+        self._replays.add(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def leave(self) -> None:
+        """Leave the mode stack; no effect if the mode has left."""
+        try:
+            super().leave()
+        finally:
+            self._replays.discard(self)

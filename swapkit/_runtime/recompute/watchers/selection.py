@@ -37,6 +37,7 @@ from swapkit._runtime.operators.settings import VERSIONS
 from swapkit._runtime.recompute.watchers.operator_modes import (
     OperatorCall,
     OperatorMode,
+    ReplayMode,
     inspect,
     is_tensor,
 )
@@ -255,25 +256,13 @@ class RegionRecording(OperatorMode):
         return results
 
 
-class Replaying(OperatorMode):
+class Replaying(ReplayMode):  # type: ignore[no-untyped-call]
     """Returns the results that a region's first run kept. One mode for each recomputation."""
 
     def __init__(self, log: Log) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(log.replays)
         self._log = log
         self._counts: defaultdict[Operator, itertools.count[int]] = defaultdict(itertools.count)
-
-    def __enter__(self) -> Replaying:
-        self._log.replays.add(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def leave(self) -> None:
-        """Leave the mode stack; no effect if the mode has left."""
-        try:
-            super().leave()
-        finally:
-            self._log.replays.discard(self)
 
     def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator."""
