@@ -23,6 +23,7 @@ HEADERS = (
     "swapkit.h",
     "swapkit_entry.h",
     "swapkit_plan.h",
+    "swapkit_pool.h",
     "swapkit_sched.h",
     "swapkit_testing.h",
 )

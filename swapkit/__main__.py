@@ -66,7 +66,9 @@ def _add_machine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
             "is cached, and plans are made from it."
         ),
     )
-    parser.add_argument("--device", help='e.g. "cpu" or "cuda:1" (default: a GPU if present)')
+    parser.add_argument(
+        "--device", help='e.g. "cpu" or "cuda:1" (default: an accelerator if present)'
+    )
     parser.add_argument(
         "--budget",
         default="100%",
@@ -107,19 +109,14 @@ def _run_machine(arguments: argparse.Namespace) -> int:
 
 
 def _find_machine(arguments: argparse.Namespace) -> "Machine":
-    from swapkit._runtime.allocators.installation import choose_device
+    from swapkit._runtime.allocators.installation import choose_device, default_device
     from swapkit._runtime.machine.measured_machine import measure_machine
     from swapkit._runtime.process.runtime import get_runtime
     from swapkit._runtime.saved.limits import Limits
-    from swapkit.errors import InvalidArgument, Unsupported
+    from swapkit.errors import InvalidArgument
     from swapkit.units import parse_bytes
 
-    try:
-        name = choose_device(arguments.device or "cuda")
-    except Unsupported:
-        if arguments.device is not None:
-            raise
-        name = choose_device("cpu")
+    name = choose_device(arguments.device or default_device())
     if arguments.disk is not None and not Path(arguments.disk).is_dir():
         raise InvalidArgument(f"--disk {arguments.disk!r}: expected an existing folder")
     runtime = get_runtime()

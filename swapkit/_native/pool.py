@@ -281,6 +281,17 @@ class Pool(Handle):
         """Forward a begin to the current witnesses, and an end to those of its begin."""
         self._witnesses.tell(begins=begins)
 
+    def set_settle(self, function: int, context: int) -> None:
+        """Set the C function that waits until queued work is in its stream (`swapkit_pool.h`).
+
+        Args:
+            function: its address. It runs on threads that take memory, without a lock.
+            context: its argument, a number.
+        """
+        lib.sk_pool_set_settle(
+            self.pointer, ffi.cast("sk_settle_fn", function), ffi.cast("void *", context)
+        )
+
     def attach(self, ring: Ring) -> None:
         """Record events into `ring` from now on."""
         lib.sk_pool_set_ring(self.pointer, ring.pointer)

@@ -35,6 +35,7 @@ COUNT_NAMES = (
     "maps",
     "unmaps",
     "alias_failures",
+    "num_settles",
 )
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
-from swapkit._runtime.allocators.installation import KINDS, choose_device
+from swapkit._runtime.allocators.installation import choose_device
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.limits import Limits
 from swapkit.api.path_arguments import read_argument
-from swapkit.errors import InvalidArgument, InvalidType
+from swapkit.errors import InvalidArgument, InvalidType, Unsupported
 from swapkit.ir.checks import check_machine, check_plan
 from swapkit.ir.codec import inside, read_machine, read_trace
 from swapkit.ir.machines import Machine
@@ -140,11 +138,12 @@ def _measure(name: str, budget_bytes: int) -> Machine:
     Raises:
         InvalidArgument: this machine has no such device.
     """
-    kind = torch.device(name).type
-    if kind not in KINDS or (kind == "cuda" and not torch.cuda.is_available()):
+    try:
+        place = choose_device(name.partition(":")[0])
+    except (InvalidArgument, Unsupported):
         raise InvalidArgument(
             f"machine=None: the trace was recorded on {name}, which this process does not have. "
             "Pass machine=, a swapkit.ir.machines.Machine with the speed of the link."
-        )
-    device = get_runtime().device(choose_device(kind))
+        ) from None
+    device = get_runtime().device(place)
     return measure_machine(device, Limits(budget_bytes=budget_bytes))

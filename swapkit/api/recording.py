@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.allocators.installation import KINDS, choose_device, installed_pool
+from swapkit._runtime.allocators.installation import choose_device, installed_pool
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.process.runtime import get_runtime
@@ -16,6 +16,7 @@ from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.saved_events import EventWatcher
 from swapkit._runtime.recording.tables.roofline import hardware_named
+from swapkit._runtime.saved.device import TYPES
 from swapkit._runtime.saved.hooks import Hooks, innermost
 from swapkit._runtime.shim.placement import Placement
 from swapkit._runtime.torch_compat.internals import FakeTensor
@@ -192,7 +193,7 @@ def _hardware(
 
 def _pool(place: torch.device) -> DevicePool | None:
     """Return swapkit's pool for a device; None: swapkit is not installed on it."""
-    if place.type not in KINDS:
+    if place.type not in TYPES:
         return None
     try:
         return installed_pool(place)

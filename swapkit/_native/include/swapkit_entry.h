@@ -15,6 +15,8 @@ typedef size_t (*sk_explain_fn)(void *context, size_t nbytes, char *text, size_t
 /* pool  borrowed: must outlive the entry.   out  owned: sk_entry_destroy(). */
 SK_API SK_NODISCARD sk_status sk_entry_create(sk_pool *pool, sk_entry **out);
 SK_API void sk_entry_destroy(sk_entry *entry);
+/* The pool, borrowed. Threads: any. */
+SK_API sk_pool *sk_entry_pool(const sk_entry *entry);
 /* Set the writer of that text; NULL: the plain text with the pool's figures. Threads: any. */
 SK_API void sk_entry_set_explain(sk_entry *entry, sk_explain_fn explain, void *context);
 /* Take memory that is safe to use on `stream`. NULL on failure: sk_entry_error() then has this
@@ -23,6 +25,8 @@ SK_API void *sk_entry_alloc(sk_entry *entry, size_t nbytes, sk_stream *stream);
 SK_API void sk_entry_free(sk_entry *entry, void *address);
 /* As sk_pool_use; does nothing where no block in use begins. Threads: any. */
 SK_API SK_NODISCARD sk_status sk_entry_use(sk_entry *entry, void *address, sk_stream *stream);
+/* As sk_pool_unuse. */
+SK_API void sk_entry_unuse(sk_entry *entry, void *address, sk_stream *stream);
 /* As sk_pool_trim; memory that cannot be given back yet stays for later. */
 SK_API void sk_entry_trim(sk_entry *entry);
 /* The segment that holds `address`, as sk_pool_segment_at. */

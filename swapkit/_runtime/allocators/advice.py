@@ -60,5 +60,5 @@ def advise_layout(stats: dict[str, int]) -> list[str]:
         return []
     return [
         f"{format_bytes(free_bytes)} are reserved but unallocated: set "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation"
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation"
     ]

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.allocators.cuda_allocator import CudaAllocator
+from swapkit._runtime.allocators.accelerator_allocator import AcceleratorAllocator
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.saved.device import CPU, TYPES
+from swapkit._runtime.torch_compat.accelerators import (
+    ACCELERATORS,
+    CUDA,
+    NPU,
+    present_accelerator,
+)
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
 from swapkit.units import parse_bytes
 
@@ -19,17 +25,16 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.device import DevicePool
 
 OURS, TORCHS = "swapkit", "torch"
-KINDS = ("cpu", "cuda")
 
 _cpu: PoolInstallation | None = None
-_cuda: CudaAllocator | None = None
+_accelerator: AcceleratorAllocator | None = None
 _lock = threading.RLock()
 
 
 def install(
     limit: int | float | str | None = None,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     allocator: str = OURS,
 ) -> None:
     """Allocate all new tensors on the device from swapkit's pool.
@@ -38,45 +43,55 @@ def install(
     are outside the budget, and a session's summary names them.
 
     On the CPU this covers only tensors of torch's own allocator; shared memory, files and numpy
-    arrays keep their own memory. On CUDA, call it before torch first uses a GPU. It then covers
-    all GPUs, each with its own pool. The memory functions of `torch.cuda` keep working. CUDA
-    graphs, `torch.cuda.MemPool` and sharing CUDA tensors with other processes need torch's own
-    allocator: `allocator="torch"` keeps it, and can be installed at any time. The limit is then
-    torch's memory fraction, and a session frees memory when torch runs out. swapkit cannot promise
-    more: torch reports that it needs memory, not how much (see `docs/cuda.md`).
+    arrays keep their own memory. On CUDA and Ascend NPUs, call it before torch first uses a device.
+    It then covers all devices, each with its own pool. The memory functions of `torch.cuda` and
+    `torch.npu` keep working. Device graphs, `MemPool` and sharing tensors with other processes need
+    torch's own allocator: on CUDA, `allocator="torch"` keeps it, and can be installed at any time.
+    The limit is then torch's memory fraction, and a session frees memory when torch runs out.
+    swapkit cannot promise more: torch reports that it needs memory, not how much (see
+    `docs/cuda.md`).
 
     Args:
         limit: maximum bytes the pool may reserve in this process, regardless of sessions: bytes,
             `"10GiB"`, `"80%"` or a fraction of the device's memory. None: no limit. An allocation
             that would exceed it raises `torch.OutOfMemoryError`.
-        device: `"cpu"`, `"cuda"` for all GPUs (with `allocator="torch"` the current one), or
-            `"cuda:1"` to set the limit of one GPU.
+        device: `"cpu"`, `"cuda"` or `"npu"` for all devices (with `allocator="torch"` the current
+            one), or `"cuda:1"` to set the limit of one. None: the accelerator that torch reports
+            (`torch.accelerator`), else the CPU.
         allocator: `"swapkit"`, or on CUDA `"torch"`.
 
     Raises:
         InvalidArgument: an argument is invalid.
         OverBudget: more memory than the limit is already in use.
         NativeBuildError: the allocator shim could not be compiled; see the message.
-        SessionError: torch already uses the GPU; the message says when to call `install`.
+        SessionError: torch already uses the device; the message says when to call `install`.
         Unsupported: swapkit does not support the device, or the device does not exist.
 
     Example:
         >>> import swapkit, torch
-        >>> swapkit.install()
+        >>> swapkit.install(device="cpu")
         >>> x = torch.zeros(1024)
-        >>> swapkit.memory_stats()["allocated_bytes.all.current"] >= 4096
+        >>> swapkit.memory_stats(device="cpu")["allocated_bytes.all.current"] >= 4096
         True
     """
-    name = parse_device(device)
+    name = default_device() if device is None else parse_device(device)
     if allocator not in {OURS, TORCHS}:
         raise InvalidArgument(f"allocator={allocator!r}: expected 'swapkit' or 'torch'")
     with _lock:
-        if name.type == "cuda":
-            _install_cuda(limit, name, allocator)
+        if name != CPU:
+            _install_accelerator(limit, name, allocator)
         elif allocator == TORCHS:
             raise InvalidArgument("allocator='torch' is only for CUDA: pass device='cuda' as well")
         else:
             _install_cpu(limit)
+
+
+def default_device() -> torch.device:
+    """Return the installed accelerator, else the one that torch reports, else the CPU."""
+    if _accelerator is not None:
+        return torch.device(_accelerator.accelerator.type)
+    present = present_accelerator()
+    return CPU if present is None else torch.device(present.type)
 
 
 def _install_cpu(limit: int | float | str | None) -> None:
@@ -91,24 +106,27 @@ def _install_cpu(limit: int | float | str | None) -> None:
     _cpu.active = True
 
 
-def _install_cuda(limit: int | float | str | None, name: torch.device, allocator: str) -> None:
-    global _cuda  # noqa: PLW0603
-    if _cuda is None:
-        _cuda = CudaAllocator(get_runtime(), is_torchs=allocator == TORCHS)
-    elif _cuda.is_torchs != (allocator == TORCHS):
-        present = TORCHS if _cuda.is_torchs else OURS
+def _install_accelerator(
+    limit: int | float | str | None, name: torch.device, allocator: str
+) -> None:
+    global _accelerator  # noqa: PLW0603
+    kind = ACCELERATORS[name.type]
+    if _accelerator is None:
+        _accelerator = AcceleratorAllocator(get_runtime(), kind, is_torchs=allocator == TORCHS)
+    elif _accelerator.is_torchs != (allocator == TORCHS):
+        present = TORCHS if _accelerator.is_torchs else OURS
         raise SessionError(
-            f"allocator={allocator!r}: swapkit is already installed on CUDA with "
+            f"allocator={allocator!r}: swapkit is already installed on {kind.title} with "
             f"allocator={present!r}, which cannot change in this process"
         )
-    _cuda.set_limit(limit, name.index)
+    _accelerator.set_limit(limit, name.index)
 
 
 def uninstall(*, force: bool = False) -> None:
     """Allocate new tensors from torch's own allocator again.
 
-    Tensors in the pool stay valid and are freed as usual. On CUDA torch cannot switch back: only
-    the limits are removed. Without an installation this does nothing.
+    Tensors in the pool stay valid and are freed as usual. Torch cannot switch the allocator of
+    an accelerator back: only its limits are removed. Without an installation this does nothing.
 
     Args:
         force: close all active sessions on all threads, as `session.close()` does.
@@ -117,7 +135,7 @@ def uninstall(*, force: bool = False) -> None:
         SessionError: a session is active, and `force` is false.
     """
     with _lock:
-        ours = [] if _cuda is None else list(_cuda.installations.values())
+        ours = [] if _accelerator is None else list(_accelerator.installations.values())
         for installation in [*ours, *([_cpu] if _cpu is not None else [])]:
             if force:
                 installation.end_sessions()
@@ -126,8 +144,8 @@ def uninstall(*, force: bool = False) -> None:
             _cpu.runtime.shim.uninstall()
             _cpu.active = False
             _cpu.drop_limit()
-        if _cuda is not None:
-            _cuda.drop_limits()
+        if _accelerator is not None:
+            _accelerator.drop_limits()
 
 
 def require_installation(device: torch.device = CPU) -> Installation[Any]:
@@ -136,8 +154,8 @@ def require_installation(device: torch.device = CPU) -> Installation[Any]:
     Raises:
         SessionError: swapkit is not installed there.
     """
-    if device.type == "cuda" and _cuda is not None:
-        return _cuda.installation(device.index)
+    if _accelerator is not None and device.type == _accelerator.accelerator.type:
+        return _accelerator.installation(device.index)
     if device.type == "cpu" and _cpu is not None and _cpu.active:
         return _cpu
     argument = "" if device.type == "cpu" else f"device={device.type!r}"
@@ -151,15 +169,15 @@ def ensure_installation(device: torch.device = CPU) -> Installation[Any]:
         SessionError: it is too late to install swapkit.
     """
     with _lock:
-        if device.type == "cuda" and _cuda is None:
-            install(device="cuda")
+        if device.type != "cpu" and _accelerator is None:
+            install(device=device.type)
         elif device.type == "cpu" and (_cpu is None or not _cpu.active):
-            install()
+            install(device=CPU)
     return require_installation(device)
 
 
 def installed_pool(device: str | torch.device | None = None) -> DevicePool:
-    """Return the pool that serves torch on a device. None: the installed one, a GPU first.
+    """Return the pool that serves torch on a device. None: the installed one, an accelerator first.
 
     Raises:
         SessionError: swapkit is not installed.
@@ -180,12 +198,12 @@ def choose_device(
     if device is None and model is not None:
         devices = (parameter.device for parameter in model.parameters())
         # Skip other kinds, such as the meta device of a model without memory.
-        device = next((each for each in devices if each.type in KINDS), None)
+        device = next((each for each in devices if each.type in TYPES), None)
     if device is None:
-        device = CPU if _cuda is None else "cuda"
+        device = CPU if _accelerator is None else _accelerator.accelerator.type
     name = parse_device(device)
-    if name == torch.device("cuda"):  # without an index
-        return torch.device("cuda", torch.cuda.current_device())
+    if name != CPU and name == torch.device(name.type):  # without an index
+        return ACCELERATORS[name.type].current_device()
     return name
 
 
@@ -196,18 +214,36 @@ def parse_device(device: str | torch.device) -> torch.device:
         InvalidArgument: `device` is not a valid device.
         Unsupported: swapkit does not support the device, or it does not exist.
     """
+    if isinstance(device, str) and device.partition(":")[0] == "npu" and not NPU.exists():
+        raise Unsupported(
+            f"device={device!r}: this torch ({torch.__version__}) has no NPUs: install torch_npu "
+            "(`pip install swapkit[npu]`), and import it"
+        )
     try:
         name = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise InvalidArgument(f"device={device!r} is not understood: {error}") from None
-    if name.type not in KINDS:
-        raise Unsupported(f"device={str(device)!r}: swapkit supports {' and '.join(KINDS)}")
+    if name.type not in TYPES:
+        raise Unsupported(f"device={str(device)!r}: swapkit supports {', '.join(TYPES)}")
     if name.type == "cpu":
         return CPU
-    count = torch.cuda.device_count()
-    if count == 0:
-        why = "has no CUDA" if torch.version.cuda is None else "sees no GPU"
-        raise Unsupported(f"device={str(device)!r}: this torch ({torch.__version__}) {why}")
-    if name != torch.device("cuda") and name.index >= count:
-        raise Unsupported(f"device={str(device)!r}: this machine has {count} GPUs, counted from 0")
+    _require_device(name)
     return name
+
+
+def _require_device(name: torch.device) -> None:
+    """Check that an accelerator's device exists.
+
+    Raises:
+        Unsupported: it does not.
+    """
+    accelerator = ACCELERATORS[name.type]
+    count = accelerator.count()
+    if count == 0:
+        lacks = accelerator is CUDA and torch.version.cuda is None
+        why = "has no CUDA" if lacks else f"sees no {accelerator.unit}"
+        raise Unsupported(f"device={str(name)!r}: this torch ({torch.__version__}) {why}")
+    if name != torch.device(name.type) and name.index >= count:
+        raise Unsupported(
+            f"device={str(name)!r}: this machine has {count} {accelerator.unit}s, counted from 0"
+        )

@@ -22,6 +22,7 @@ from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undo import raise_first
+from swapkit._runtime.torch_compat.accelerators import NPU
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit.config.allocator_settings import read_allocator_settings
@@ -236,6 +237,8 @@ class PoolInstallation(Installation):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device, _open_pool(device))
+        if device.name.type == NPU.type:
+            self.pool.set_settle(self.runtime.shim.npu_settle_address, device.index)
         self.entry = AllocatorEntry(self.pool)
         self.entry.set_explain(self.explain)
 

@@ -1,16 +1,15 @@
-"""Torch's CUDA memory statistics, answered from our pools.
+"""Torch's memory statistics of an accelerator, answered from our pools.
 
-With a replaced allocator, torch's statistics functions raise. They all call a few functions of
-`torch._C`. This module replaces those with functions that return the same structures. So
-`torch.cuda.memory_allocated`, `memory_stats`, `memory_summary`, `memory_snapshot`,
-`reset_peak_memory_stats` and related functions, also in `torch.accelerator`, keep working.
+With a replaced allocator, torch's statistics functions raise, and those of `torch_npu` end the
+process. They all call a few functions of a C module. This module replaces those with functions that
+return the same structures. So `torch.cuda.memory_allocated`, `memory_stats`, `memory_summary`,
+`memory_snapshot`, `reset_peak_memory_stats` and related functions, also in `torch.npu` and
+`torch.accelerator`, keep working.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from swapkit._native.pool import BlockState
 from swapkit._native.pool_stats import STAT_FIELDS, STAT_NAMES, STAT_POOLS
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from swapkit._native.pool import BlockInfo, Pool, SegmentInfo
     from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.torch_compat.accelerators import Accelerator
 
 # Torch counts these; our pool never has any.
 ABSENT_COUNTS = ("num_oom_rejections",)
@@ -39,34 +39,39 @@ COUNTS = (
 )
 
 
-def repair_statistics(opened: Mapping[int, Installation]) -> None:
-    """Make torch's functions query our pools. `opened`: the GPUs in use, by index.
+def repair_statistics(accelerator: Accelerator, opened: Mapping[int, Installation]) -> None:
+    """Make torch's functions query our pools. `opened`: the devices in use, by index.
 
-    A GPU that is not in use reports zeros; a query does not open it.
+    A device that is not in use reports zeros; a query does not open it.
     """
-    answers = _Answers(opened)
-    functions = {
-        "_cuda_memoryStats": answers.stats,
-        "_cuda_resetPeakMemoryStats": answers.reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
-        "_cuda_getMemoryFraction": answers.fraction,
-        "_cuda_memorySnapshot": answers.snapshot,
-        # The originals check whether torch's own allocator is in use.
+    answers = _Answers(accelerator, opened)
+    own = {
+        "memoryStats": answers.stats,
+        "resetPeakMemoryStats": answers.reset_peak,
+        "resetAccumulatedMemoryStats": answers.reset_accumulated,
+        "getMemoryFraction": answers.fraction,
+        "memorySnapshot": answers.snapshot,
+    }
+    common = {  # the originals check whether torch's own allocator is in use
         "_accelerator_isAllocatorInitialized": answers.is_in_use,
-        "_accelerator_emptyCache": torch.cuda.empty_cache,
+        "_accelerator_emptyCache": accelerator.module.empty_cache,
         "_accelerator_getDeviceStats": answers.stats,
         "_accelerator_resetPeakStats": answers.reset_peak,
         "_accelerator_resetAccumulatedStats": answers.reset_accumulated,
     }
-    for name, function in functions.items():
-        if hasattr(C, name):
-            setattr(C, name, function)
+    functions = accelerator.functions
+    replacements = [(functions, f"_{accelerator.type}_{name}", own[name]) for name in own]
+    replacements += [(C, name, common[name]) for name in common]
+    for module, name, function in replacements:
+        if hasattr(module, name):
+            setattr(module, name, function)
 
 
 class _Answers:
     """Replacements of torch's C functions, answered from our pools."""
 
-    def __init__(self, opened: Mapping[int, Installation]) -> None:
+    def __init__(self, accelerator: Accelerator, opened: Mapping[int, Installation]) -> None:
+        self._accelerator = accelerator
         self._opened = opened
 
     def is_in_use(self) -> bool:
@@ -97,7 +102,7 @@ class _Answers:
                 for index, installation in sorted(self._opened.items())
                 for segment in _segments(index, installation.pool)
             ],
-            "device_traces": [[] for _ in range(torch.cuda.device_count())],
+            "device_traces": [[] for _ in range(self._accelerator.count())],
             "external_annotations": [],
             "allocator_settings": {},
         }
@@ -122,7 +127,7 @@ def nest_stats(flat: dict[str, int]) -> dict[str, Any]:
 
 
 def _segments(index: int, pool: Pool) -> list[dict[str, Any]]:
-    """Return the segments of a GPU in the format of torch's snapshots."""
+    """Return the segments of a device in the format of torch's snapshots."""
     blocks = sorted(pool.blocks(), key=lambda block: block.address)
     segments = []
     for segment in pool.segments():

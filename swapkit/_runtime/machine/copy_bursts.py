@@ -155,7 +155,7 @@ def _take_memory(
         else:
             source.mul_(_ODD)
             if device.name != CPU:
-                torch.cuda.current_stream(device.name).synchronize()
+                torch.accelerator.current_stream(device.name).synchronize()
             return nbytes, source.untyped_storage(), target.untyped_storage()
     raise OverBudget(
         "cannot measure the speed of copies: fewer than "

@@ -22,6 +22,7 @@ import torch
 from swapkit._runtime.machine.bandwidth import measure_disk, measure_speeds
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.shim.user_cache import alone, cache_folder
+from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import InvalidDocument
 from swapkit.ir.codec import read_machine, write_machine
@@ -172,7 +173,7 @@ def _file_name(device: Device, limits: Limits) -> str:
 def _name(device: Device) -> str:
     if device.name == CPU:
         return f"{_processor()}, {torch.get_num_threads()} threads"
-    return torch.cuda.get_device_name(device.index)
+    return ACCELERATORS[device.name.type].name_of(device.index)
 
 
 def _processor() -> str:

@@ -15,6 +15,7 @@ from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
 from swapkit._runtime.saved.shared import SharedState
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.accelerators import NPU, initialized_accelerator
 from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
 
 if TYPE_CHECKING:
@@ -121,15 +122,15 @@ class Runtime(SharedState):
                     return swapper
         if device_type == TYPES["cpu"]:
             return self.default_swapper(self.cpu) if self.cpu.pool is not None else None
-        if device_type == TYPES["cuda"]:
-            return self.default_swapper(self.device(torch.device("cuda", index)))
+        accelerator = initialized_accelerator()
+        if accelerator is not None and device_type == accelerator.number:
+            return self.default_swapper(self.device(torch.device(accelerator.type, index)))
         return None
 
     def current_device(self) -> Device:
-        """Return the current GPU if torch has initialized CUDA, else the CPU."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return self.device(torch.device("cuda", torch.cuda.current_device()))
-        return self.cpu
+        """Return the current device of the accelerator that torch uses, else the CPU."""
+        accelerator = initialized_accelerator()
+        return self.cpu if accelerator is None else self.device(accelerator.current_device())
 
     def current_swapper(self) -> Swapper:
         """Return the swapper for a scope that this thread opens.
@@ -154,6 +155,8 @@ class Runtime(SharedState):
 def _open_backend(name: torch.device) -> Backend:
     if name.type == "cpu":
         return Backend.cpu()
+    if name.type == NPU.type:
+        return Backend.ascend(device=name.index)
     others = [index for index in range(torch.cuda.device_count()) if index != name.index]
     # Torch copies between GPUs as if each could access all memory of the other. Virtual memory is
     # accessible only to GPUs with direct peer access.

@@ -8,6 +8,7 @@ import torch
 
 from swapkit._native.sched import Scheduler
 from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 NO_LIMITS = Limits()
 LOCKED_SHARE = 0.75  # of the memory of the machine, or of its control group
-# Torch's numbers for device types.
-TYPES = {"cpu": 0, "cuda": 1}
+# Torch's numbers for the device types that swapkit serves.
+TYPES = {"cpu": 0, **{each.type: each.number for each in ACCELERATORS.values()}}
 NO_INDEX = -1  # torch's index of the CPU
 
 

@@ -30,17 +30,17 @@ from swapkit._runtime.shim.types import refuse_modified
 from swapkit._runtime.shim.user_cache import cache_folder, find_cached
 from swapkit._runtime.torch_compat import isolation as guards
 from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit._runtime.torch_compat.internals import (
     AROUND_MODULE_CALL,
     MODULE_CALL,
     NoDispatchModes,
     NoFunctionModes,
     NoTransforms,
-    cuda_allocator,
-    cuda_custom_allocator,
     storage_from_weak,
 )
 from swapkit._runtime.torch_compat.isolation import hide, untraced
+from swapkit._runtime.torch_compat.stream_delays import is_capturing
 from swapkit.errors import NativeBuildError, Unsupported
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         MakeSavedTensor,
         SavedTensor,
     )
+    from swapkit._runtime.torch_compat.accelerators import Accelerator
 
 
 class NameOperator(Protocol):
@@ -79,14 +80,14 @@ class NameOperator(Protocol):
         """
 
 
-class CudaOwner(Protocol):
-    """Opens GPUs for `cpp/memory/cuda.cpp`."""
+class DeviceOwner(Protocol):
+    """Opens devices for `cpp/memory/device_allocator.cpp`."""
 
     def open(self, index: int, /) -> int:
-        """Return the address of a GPU's entry."""
+        """Return the address of a device's entry."""
 
     def set_fraction(self, fraction: float, index: int, /) -> None:
-        """Limit a GPU's pool to a share of its memory."""
+        """Limit a device's pool to a share of its memory."""
 
 
 class Shim:
@@ -168,28 +169,42 @@ class Shim:
                 "registered one with a higher priority (c10::SetCPUAllocator)"
             )
 
-    def cuda_allocator(self, owner: CudaOwner) -> Any:  # noqa: ANN401 - torch has no public type
-        """Return our pools as a CUDA allocator for torch.
+    def replace_allocator(self, accelerator: Accelerator, owner: DeviceOwner) -> None:
+        """Make our pools the allocator of an accelerator.
 
-        `owner` opens a GPU when torch first allocates there. It is kept until the process ends.
+        `owner` opens a device when torch first allocates there. It is kept until the process ends.
+
+        Raises:
+            RuntimeError: torch already allocates on a device.
         """
-        self._cuda_owner = owner
+        self._device_owner = owner
         library = self._library
-        library.swapkit_cuda_owner.argtypes = [ctypes.py_object]
-        library.swapkit_cuda_owner(owner)
-        allocator: Any = cuda_custom_allocator(
-            _address(library.swapkit_cuda_alloc), _address(library.swapkit_cuda_free)
-        )
-        allocator.set_reset_fn(_address(library.swapkit_cuda_reset))
-        allocator.set_memory_fraction_fn(_address(library.swapkit_cuda_fraction))
-        allocator.set_base_alloc_fn(_address(library.swapkit_cuda_base))
-        allocator.set_record_stream_fn(_address(library.swapkit_cuda_record_stream))
-        allocator.set_begin_allocate_to_pool(_address(library.swapkit_cuda_begin_pool))
-        return cuda_allocator(allocator)
+        library.swapkit_device_owner.argtypes = [ctypes.py_object]
+        library.swapkit_device_owner(owner)
+
+        def find(name: str) -> int:
+            return _address(getattr(library, f"swapkit_{accelerator.type}_{name}"))
+
+        allocator: Any = accelerator.new_allocator(find("alloc"), find("free"))
+        for setter, name in accelerator.hooks:
+            getattr(allocator, setter)(find(name))
+        accelerator.use_allocator(allocator)
+
+    @property
+    def npu_settle_address(self) -> int:
+        """The address of the function that waits for the host queues of an NPU, by its index."""
+        return _address(self._library.swapkit_npu_settle)
 
     def uninstall(self) -> None:
         """Restore torch's former CPU allocator."""
         self._library.swapkit_shim_uninstall()
+
+
+@untraced
+def _is_capturing(number: int) -> bool:
+    """Return whether this thread's stream records a graph on the accelerator of this number."""
+    accelerator = next(each for each in ACCELERATORS.values() if each.number == number)
+    return is_capturing(torch.device(accelerator.type))
 
 
 @untraced
@@ -226,7 +241,7 @@ def _load(library: Path) -> ModuleType:
         {
             "tensor": torch.Tensor,
             "out_of_memory": torch.OutOfMemoryError,
-            "is_capturing": torch.cuda.is_current_stream_capturing,
+            "is_capturing": _is_capturing,
             "parameter": torch.nn.Parameter,
             "wrap_storage": storage_from_weak,
             "error_of": untraced(error_of),

@@ -84,7 +84,6 @@ __all__ = [
     "buffers_of",
     "count_modes",
     "cuda_allocator",
-    "cuda_custom_allocator",
     "current_node",
     "default_store",
     "destroy_library",
@@ -110,6 +109,7 @@ __all__ = [
     "mode_of_kind",
     "module_hooks",
     "nodes_made",
+    "npu_functions",
     "observe_cuda_out_of_memory",
     "optimizer_hooks",
     "overload_of",
@@ -239,9 +239,9 @@ def has_compiled() -> bool:
     return loaded is not None and loaded.FRAME_COUNTER > 0
 
 
-def cuda_custom_allocator(alloc: int, free: int) -> Any:  # noqa: ANN401 - torch's C type
-    """Return torch's pluggable allocator around two C functions; only in builds for CUDA."""
-    return C._cuda_customAllocator(alloc, free)
+def npu_functions() -> Any:  # noqa: ANN401 - torch_npu's C module
+    """Return the C module of torch_npu, which must be loaded."""
+    return sys.modules["torch_npu"]._C
 
 
 def observe_cuda_out_of_memory(observer: Callable[..., None]) -> None:

@@ -49,6 +49,8 @@ void sk_entry_destroy(sk_entry *entry) {
     }
 }
 
+sk_pool *sk_entry_pool(const sk_entry *entry) { return entry->pool; }
+
 void sk_entry_set_explain(sk_entry *entry, sk_explain_fn explain, void *context) {
     sk__lock(&entry->lock);
     entry->explain = explain;
@@ -98,6 +100,10 @@ void sk_entry_free(sk_entry *entry, void *address) {
 sk_status sk_entry_use(sk_entry *entry, void *address, sk_stream *stream) {
     sk_status status = sk_pool_use(entry->pool, address, stream);
     return status == SK_INVALID ? SK_OK : status; /* no block of the pool's begins there */
+}
+
+void sk_entry_unuse(sk_entry *entry, void *address, sk_stream *stream) {
+    sk_pool_unuse(entry->pool, address, stream);
 }
 
 void sk_entry_trim(sk_entry *entry) { sk__ignore(sk_pool_trim(entry->pool)); }

@@ -263,6 +263,10 @@ static sk_status lists_check(const sk_pool *pool, const census *count) SK_REQUIR
                "the list of pending blocks breaks at %p", at);
         pending++;
     }
+    for (const sk__block *block = pool->parked; block != NULL; block = block->next) {
+        ENSURE(block->state == SK_PENDING, "%p is parked", (void *)block->address);
+        pending++;
+    }
     ENSURE(pending == count->blocks[SK_PENDING], "%zu blocks are pending, %zu are accounted for",
            count->blocks[SK_PENDING], pending);
     ENSURE(vacant == count->blocks[SK_VACANT], "%zu blocks are vacant, %zu are listed",

@@ -38,6 +38,8 @@ static void pool_after_fork(void *owner) {
     pool->rescue = NULL;
     pool->making = NULL;
     pool->ring = NULL;
+    pool->settle = NULL;
+    pool->settlers = 0;
     pool->lost_blocks += pool->in_transit; /* blocks that other threads held are lost */
     pool->in_transit = 0;
     (void)pthread_cond_init(&pool->settled, NULL);
@@ -135,8 +137,8 @@ sk_status sk_pool_destroy(sk_pool *pool) {
         return SK_OK;
     }
     sk__lock(&pool->lock);
-    sk_status status = SK_OK;
-    if (pool->table.count > 0) {
+    sk_status status = sk__settlers_enter(pool);
+    if (status == SK_OK && pool->table.count > 0) {
         status = sk__fail(SK_INVALID, "pool: cannot be destroyed: %zu blocks are in use",
                           pool->table.count);
     }
@@ -154,6 +156,7 @@ sk_status sk_pool_destroy(sk_pool *pool) {
             sk__segments_free(pool);
         }
     }
+    sk__settlers_leave(pool);
     sk__unlock(&pool->lock);
     if (status == SK_OK) {
         pool_free(pool);
@@ -273,18 +276,28 @@ static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *str
     return SK_OK;
 }
 
-/* Return the callback for making memory; NULL: there is none, or a free block fits. */
-static sk_making_fn making_of(sk_pool *pool, sk__request *request, sk_stream *stream)
+/* Whether no free block of the stream fits the request. */
+static bool is_lacking(sk_pool *pool, sk__request *request, sk_stream *stream)
     SK_REQUIRES(pool->lock) {
-    bool is_told = pool->making != NULL && making_for != pool && !sk__is_tentative();
-    if (!is_told || sk__lane_of(pool, stream, &request->lane) != SK_OK) {
-        return NULL;
+    if (sk__lane_of(pool, stream, &request->lane) != SK_OK) {
+        return false; /* the take fails */
     }
     if (pool->pending != NULL) {
         sk__pending_poll(pool, false);
     }
-    bool fits = sk__fit(pool, &request->lane->free[request->arena], request) != NULL;
-    return fits ? NULL : pool->making;
+    return sk__fit(pool, &request->lane->free[request->arena], request) == NULL;
+}
+
+/* Return the callback for making memory; NULL: there is none, or a free block fits. */
+static sk_making_fn making_of(sk_pool *pool, sk__request *request, sk_stream *stream)
+    SK_REQUIRES(pool->lock) {
+    bool is_told = pool->making != NULL && making_for != pool && !sk__is_tentative();
+    return is_told && is_lacking(pool, request, stream) ? pool->making : NULL;
+}
+
+static bool needs_settle(sk_pool *pool, sk__request *request, sk_stream *stream)
+    SK_REQUIRES(pool->lock) {
+    return pool->settle != NULL && is_lacking(pool, request, stream);
 }
 
 sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **out) {
@@ -308,7 +321,14 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
         making(context, true);
         sk__lock(&pool->lock); /* everything is looked up again */
     }
-    sk_status status = take_locked(pool, &request, stream, &block);
+    bool settles = needs_settle(pool, &request, stream);
+    sk_status status = settles ? sk__settlers_enter(pool) : SK_OK;
+    if (status == SK_OK) {
+        status = take_locked(pool, &request, stream, &block);
+    }
+    if (settles) {
+        sk__settlers_leave(pool);
+    }
     sk__unlock(&pool->lock);
     if (making != NULL) {
         making(context, false);
@@ -338,13 +358,25 @@ static sk_status uses_record(sk_pool *pool, const sk__block *block) SK_REQUIRES(
     return SK_OK;
 }
 
+/* Free a given block, at once or once the events of its other streams have completed. */
+static void block_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    block->given_at = ++block->lane->clock;
+    if (block->uses != NULL) {
+        sk__pending_add(pool, block);
+    } else {
+        sk__stats_free(pool, block);
+        sk__block_cache(pool, block);
+    }
+}
+
 static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool->lock) {
     sk__block *block = sk__table_find(&pool->table, address);
     if (block == NULL) {
         return sk__fail(SK_INVALID, "pool: no block in use begins at %p", (void *)address);
     }
     sk_assert(block->state == SK_IN_USE && block->lane != NULL);
-    sk_status status = uses_record(pool, block);
+    bool parks = sk__must_park(pool, block);
+    sk_status status = parks ? SK_OK : uses_record(pool, block);
     if (status != SK_OK) {
         return status;
     }
@@ -353,14 +385,21 @@ static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool-
     if (pool->ring != NULL) {
         sk__ring_note(pool, SK_RING_GIVE, block->nbytes, block->tag);
     }
-    block->given_at = ++block->lane->clock;
-    if (block->uses != NULL) {
-        sk__pending_add(pool, block);
+    if (parks) {
+        sk__park(pool, block);
     } else {
-        sk__stats_free(pool, block);
-        sk__block_cache(pool, block);
+        block_release(pool, block);
     }
     return SK_OK;
+}
+
+sk_status sk__block_free(sk_pool *pool, sk__block *block) {
+    sk_assert(block->state == SK_PENDING && block->next == NULL);
+    sk_status status = uses_record(pool, block);
+    if (status == SK_OK) {
+        block_release(pool, block);
+    }
+    return status;
 }
 
 sk_status sk_pool_give(sk_pool *pool, void *address) {
@@ -403,17 +442,37 @@ sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream) {
     return status;
 }
 
+void sk_pool_unuse(sk_pool *pool, void *address, sk_stream *stream) {
+    sk__lock(&pool->lock);
+    sk__block *block = sk__table_find(&pool->table, (uintptr_t)address);
+    sk__use **link = block != NULL ? &block->uses : NULL;
+    while (link != NULL && *link != NULL && (*link)->stream != stream) {
+        link = &(*link)->next;
+    }
+    if (link != NULL && *link != NULL) {
+        sk__use *use = *link;
+        *link = use->next;
+        sk__ignore(sk_event_destroy(pool->backend, use->event));
+        free(use);
+    }
+    sk__unlock(&pool->lock);
+}
+
 /* ---- settings -------------------------------------------------------------------------------- */
 
 /* Wait for pending blocks, then give back cached memory until `reserved_bytes` are left. */
 static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool->lock) {
-    sk_status status = sk__pending_wait(pool);
+    sk_status status = sk__settlers_enter(pool);
+    if (status == SK_OK) {
+        status = sk__pending_wait(pool);
+    }
     if (status == SK_OK) {
         status = sk__lanes_settle(pool);
     }
     if (status == SK_OK && pool->reserved_bytes > reserved_bytes) {
         (void)sk__segment_shrink(pool, pool->reserved_bytes - reserved_bytes);
     }
+    sk__settlers_leave(pool);
     return status;
 }
 

@@ -145,9 +145,13 @@ struct sk_pool {
     size_t size_count, turn_count;     /* turn_count: room for turns, in total */
     uint64_t steps;                    /* that have ended */
     sk__block *pending, *pending_last; /* in the order in which they were given back */
-    size_t lost_blocks;                /* in a forked child: in transit at the fork */
-    size_t in_transit;                 /* blocks that threads hold while the lock is released */
-    pthread_cond_t settled;            /* in_transit fell */
+    sk_settle_fn settle;               /* NULL: work is in its stream as soon as it is queued */
+    void *settle_context;
+    size_t settlers;        /* threads that rely on a settle */
+    sk__block *parked;      /* given blocks that wait for the next settle, linked by next */
+    size_t lost_blocks;     /* in a forked child: in transit at the fork */
+    size_t in_transit;      /* blocks that threads hold while the lock is released */
+    pthread_cond_t settled; /* in_transit fell */
     sk__table table;
     sk__block *spare; /* unused block records, linked by next */
     size_t spare_count;
@@ -250,6 +254,17 @@ void sk__transit_leave(sk_pool *pool) SK_ACQUIRE(pool->lock);
 /* Wait until a thread has brought a block back. SK_NOT_READY: none is in transit. */
 sk_status sk__transit_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
 
+/* parked.c: blocks whose last work may still be queued on the host. */
+/* Whether a block that is being given back must wait for a settle. */
+bool sk__must_park(const sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
+void sk__park(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* Release the lock until all work queued so far is in its stream; then free the blocks that were
+ * parked before. */
+sk_status sk__settle(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Settle, and park all blocks that are given until this thread leaves. */
+sk_status sk__settlers_enter(sk_pool *pool) SK_REQUIRES(pool->lock);
+void sk__settlers_leave(sk_pool *pool) SK_REQUIRES(pool->lock);
+
 /* lane.c */
 sk_status sk__lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) SK_REQUIRES(pool->lock);
 /* Wait for the work behind one lane's free blocks. SK_NOT_READY: no lane has such work.
@@ -283,6 +298,9 @@ sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__requ
 /* Cut the request's part out of a block that is in no list; the rest is free again. */
 sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *request)
     SK_REQUIRES(pool->lock);
+/* Free a given block, in no list: at once, or once the events of its other streams' work, recorded
+ * here, have completed. On failure the block stays as it is. */
+sk_status sk__block_free(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 /* Serve from the free lists, or by growing; the block is in no list afterwards. */
 sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out)
     SK_REQUIRES(pool->lock);

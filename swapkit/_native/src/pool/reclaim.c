@@ -102,6 +102,7 @@ static size_t rescue_call(sk_pool *pool, const sk__request *request) SK_REQUIRES
     size_t freed = rescue(context, needed);
     rescuing = outer;
     sk__lock(&pool->lock);
+    sk__ignore(sk__settle(pool)); /* blocks that cannot be freed now stay parked */
     if (freed > 0) {
         pool->stats.num_rescues++;
         pool->stats.rescued_bytes += (int64_t)freed;

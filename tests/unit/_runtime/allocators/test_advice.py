@@ -18,7 +18,7 @@ def stats_of(free_bytes: int, *, expandable: int) -> dict[str, int]:
 @pytest.mark.promise("F14")
 def test_advice_when_more_than_a_gib_lies_in_pieces_then_the_setting_is_named() -> None:
     (advice,) = advise_layout(stats_of(SCATTERED_BYTES + (1 << 29), expandable=0))
-    assert advice.startswith("1.50 GiB are reserved but unallocated: set PYTORCH_CUDA_ALLOC_CONF=e")
+    assert advice.startswith("1.50 GiB are reserved but unallocated: set PYTORCH_ALLOC_CONF=expand")
 
 
 @pytest.mark.parametrize(("free_bytes", "expandable"), [(SCATTERED_BYTES, 0), (1 << 40, 1)])

@@ -160,7 +160,7 @@ def test_limit_when_set_then_modules_are_tracked_until_it_is_gone(
 
 @pytest.mark.parametrize("device", ["meta", "xpu:1", torch.device("mps")])
 def test_device_when_not_served_then_unsupported(device: str | torch.device) -> None:
-    with pytest.raises(Unsupported, match="swapkit supports cpu and cuda"):
+    with pytest.raises(Unsupported, match="swapkit supports cpu, cuda, npu"):
         parse_device(device)
 
 

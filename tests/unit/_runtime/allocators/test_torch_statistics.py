@@ -15,6 +15,7 @@ import torch
 from swapkit._native.backend import Backend
 from swapkit._native.pool import Pool
 from swapkit._runtime.allocators.torch_statistics import nest_stats, repair_statistics
+from swapkit._runtime.torch_compat.accelerators import CUDA
 from tests.support import MIB
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def installation(unrepaired: None) -> Iterator[FakeInstallation]:  # noqa: ARG00
     backend = Backend.cpu(capacity_bytes=FakeInstallation.total_bytes)
     with Pool(backend) as pool:
         installation = FakeInstallation(pool)
-        repair_statistics({0: installation})  # type: ignore[dict-item]
+        repair_statistics(CUDA, {0: installation})  # type: ignore[dict-item]
         yield installation
         pool.trim()
 

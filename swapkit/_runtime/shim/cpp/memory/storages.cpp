@@ -74,12 +74,24 @@ template <class Slot> bool has_object(Slot *slot) {
     }
 }
 
+// Return a new storage with this memory; some devices have storages of their own class.
+c10::intrusive_ptr<c10::StorageImpl> storage_of(c10::DataPtr memory, std::size_t nbytes,
+                                                c10::Allocator *allocator) {
+    constexpr c10::StorageImpl::use_byte_size_t in_bytes;
+    auto make = c10::GetStorageImplCreate(memory.device().type());
+    if (make != nullptr) {
+        return make(in_bytes, c10::SymInt(static_cast<std::int64_t>(nbytes)), std::move(memory),
+                    allocator, /*resizable=*/false);
+    }
+    return c10::make_intrusive<c10::StorageImpl>(in_bytes, nbytes, std::move(memory), allocator,
+                                                 /*resizable=*/false);
+}
+
 // Return an empty storage, one for all aliases of a thread: no code finds an alias by its storage.
 c10::Storage empty_storage(c10::Device device) {
     thread_local c10::Storage latest;
     if (!latest || latest.device() != device) {
-        latest = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-            c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false));
+        latest = c10::Storage(storage_of(c10::DataPtr(nullptr, device), 0, nullptr));
     }
     return latest;
 }
@@ -149,9 +161,7 @@ c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_typ
             current.reset_device(device);
         }
         c10::Allocator *allocator = swapkit::allocator_of(device.type());
-        return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                                     allocator, /*resizable=*/false)
-            .release();
+        return storage_of(allocator->allocate(nbytes), nbytes, allocator).release();
     } catch (const c10::OutOfMemoryError &error) {
         storage_is_out_of_memory = true;
         storage_error = error.what_without_backtrace();

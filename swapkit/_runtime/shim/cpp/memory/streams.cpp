@@ -9,6 +9,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 #include <dlfcn.h>
 
 namespace swapkit {
@@ -19,8 +21,8 @@ c10::Stream stream_of(c10::Device device, std::int64_t stream) {
     return c10::Stream(c10::Stream::UNSAFE, device, stream);
 }
 
-// Return the driver's stream. Torch 2.10 has it only on its CUDA class, which holds a c10::Stream
-// and nothing else.
+// Return the driver's stream; torch_npu first empties its host queue. Torch 2.10 has the stream only
+// on its CUDA class, which holds a c10::Stream and nothing else.
 template <class Stream> void *handle_of(const Stream &stream) {
     if constexpr (requires { stream.native_handle(); }) {
         return stream.native_handle();
@@ -30,6 +32,14 @@ template <class Stream> void *handle_of(const Stream &stream) {
         TORCH_CHECK(ask != nullptr, "swapkit: this torch does not expose driver streams");
         return ask(&stream);
     }
+}
+
+// Return torch_npu's current allocator; a c10::Allocator is its first base.
+c10::Allocator *npu_allocator() {
+    static auto *current = static_cast<std::atomic<c10::Allocator *> *>(
+        torchs_function(npu_library, "_ZN7c10_npu19NPUCachingAllocator9allocatorE"));
+    TORCH_CHECK(current != nullptr, "swapkit: this torch_npu does not expose its allocator");
+    return current->load();
 }
 
 } // namespace
@@ -45,6 +55,8 @@ c10::Allocator *allocator_of(c10::DeviceType type) {
         return c10::GetCPUAllocator();
     case c10::DeviceType::CUDA: // the registered allocator is the initial one, not the current one
         return at::detail::getCUDAHooks().getCUDADeviceAllocator();
+    case c10::DeviceType::PrivateUse1: // likewise
+        return npu_allocator();
     default:
         return c10::GetAllocator(type);
     }

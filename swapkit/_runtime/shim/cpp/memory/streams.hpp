@@ -25,7 +25,8 @@ void require_memory(const void *address);
 c10::Allocator *allocator_of(c10::DeviceType type);
 
 // Torch libraries that the shim is not linked with.
-constexpr const char *cuda_library = "libc10_cuda.so", *python_library = "libtorch_python.so";
+constexpr const char *cuda_library = "libc10_cuda.so", *npu_library = "libtorch_npu.so",
+                     *python_library = "libtorch_python.so";
 // Return a symbol of such a library by its mangled name; null: the symbol or the library is not
 // there.
 void *torchs_function(const char *library, const char *name);
@@ -37,7 +38,8 @@ inline bool has_streams(c10::Device device) { return !device.is_cpu(); }
 
 // Return the id of this thread's current stream.
 std::int64_t current_stream(c10::Device device);
-// Return the driver's handle of a stream.
+// Return the driver's handle of a stream, once work that torch has queued for the stream on the host
+// is in the stream (torch_npu's task queue): a call with the handle is ordered behind that work.
 sk_stream *stream_handle(c10::Device device, std::int64_t stream);
 // Let work queued on `later` from now on wait for the work already queued on `earlier`.
 void order_streams(c10::Device device, std::int64_t earlier, std::int64_t later);

@@ -135,6 +135,9 @@ static bool begin(Mover *mover, Group *group) {
     if (raises(links.sk_group_create(mover->sched, nbytes, tier, &group->native))) {
         return false;
     }
+    if (group->description == nullptr) {
+        group->description = description_of(group->storage);
+    }
     group->part_bytes = part;
     group->nbytes = nbytes;
     group->state_at = links.sk_group_state_at(group->native);
@@ -266,6 +269,7 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
         }
         return -1;
     }
+    describe(storage, group->description);
     group_restore(group, storage);
     group->stream = current_stream(mover->device()); // it was allocated there
     swapkit_storage_hold(storage);                   // for the copy

@@ -25,6 +25,8 @@ namespace swapkit {
     X(sk_entry_alloc)                                                                              \
     X(sk_entry_free)                                                                               \
     X(sk_entry_use)                                                                                \
+    X(sk_entry_unuse)                                                                              \
+    X(sk_entry_pool)                                                                               \
     X(sk_entry_trim)                                                                               \
     X(sk_entry_segment_at)                                                                         \
     X(sk_entry_is_out_of_memory)                                                                   \
@@ -33,6 +35,7 @@ namespace swapkit {
     X(sk_pool_note)                                                                                \
     X(sk_pool_has_room)                                                                            \
     X(sk_pool_stats_get)                                                                           \
+    X(sk_pool_stats_reset_peak)                                                                    \
     X(sk_pool_owns)                                                                                \
     X(sk_tag_set)                                                                                  \
     X(sk_tentative_set)
@@ -40,7 +43,7 @@ namespace swapkit {
 #define SWAPKIT_PYTHON(X)                                                                          \
     X(tensor)             /* torch.Tensor */                                                       \
     X(out_of_memory)      /* torch.OutOfMemoryError */                                             \
-    X(is_capturing)       /* () -> whether this thread's CUDA stream records a graph */            \
+    X(is_capturing)       /* (type) -> whether this thread's stream there records a graph */       \
     X(parameter)          /* torch.nn.Parameter */                                                 \
     X(wrap_storage)       /* (address) -> torch.UntypedStorage */                                  \
     X(error_of)           /* (status) -> the exception that it stands for */                       \

@@ -172,7 +172,8 @@ sk_group_state group_state(const Group *group) { return *group->state_at; }
 bool group_is_partial(const Group *group) {
     double covered =
         static_cast<double>(group->cover.end_bytes) - static_cast<double>(group->cover.begin_bytes);
-    return covered < static_cast<double>(group->nbytes) * coverage;
+    return covered < static_cast<double>(group->nbytes) * coverage &&
+           (group->storage == nullptr || has_plain_format(group->storage));
 }
 
 bool group_has_storage(const Group *group) {
@@ -346,6 +347,7 @@ void group_free(PyObject *self) {
     if (group->storage != nullptr) {
         swapkit_storage_drop(group->storage);
     }
+    description_free(group->description);
     Py_XDECREF(group->digest);
     Py_DECREF(group->terms.placement);
     Py_DECREF(group->mover);

@@ -124,13 +124,15 @@ int is_state(Mover *mover, c10::StorageImpl *storage) {
     return found ? PyObject_IsTrue(found.get()) : -1;
 }
 
-// Return whether a CUDA graph is being captured: its replays would not repeat copies of tensors
+// Return whether a device graph is being captured: its replays would not repeat copies of tensors
 // that are saved now. -1: an exception is set.
 int is_recording(const Mover *mover) {
-    if (mover->device_type != c10::DeviceType::CUDA) {
+    if (!has_streams(mover->device())) {
         return 0;
     }
-    Ref<> found = Ref<>::steal(PyObject_CallNoArgs(links.is_capturing));
+    Ref<> type = Ref<>::steal(PyLong_FromLong(static_cast<long>(mover->device_type)));
+    Ref<> found =
+        type ? Ref<>::steal(PyObject_CallOneArg(links.is_capturing, type.get())) : Ref<>();
     return found ? PyObject_IsTrue(found.get()) : -1;
 }
 

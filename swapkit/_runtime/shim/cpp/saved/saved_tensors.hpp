@@ -20,6 +20,7 @@
 
 #include "python/links.hpp"
 
+#include "memory/descriptions.hpp"
 #include "memory/storages.hpp"
 #include "saved/tensors.hpp"
 
@@ -144,6 +145,7 @@ struct Group {
     std::size_t part_bytes;    // where the copied part begins in the first storage
     std::size_t shift_bytes;   // where the current storage begins in the first
     sk_group *native;          // owned; null before the first copy
+    Description *description;  // owned: of the storage that was copied; null: it has none
     std::uint64_t copied_from; // the memory (`copy_owners.hpp`) that was copied or copied back to
     Recipe *recipe;            // owned: recomputes its bytes (`recipes.hpp`); null: none
     std::uint32_t result;      // its index in the recipe's results

@@ -1,4 +1,4 @@
-"""The CUDA allocator: swapkit's pools, or torch's own allocator observed by swapkit."""
+"""An accelerator's allocator: swapkit's pools, or torch's own allocator observed by swapkit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
 from swapkit._runtime.allocators.torch_allocator import NativeInstallation
 from swapkit._runtime.allocators.torch_statistics import repair_statistics
+from swapkit._runtime.torch_compat.accelerators import CUDA
 from swapkit._runtime.torch_compat.internals import C
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
@@ -20,54 +21,52 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.process.runtime import Runtime
+    from swapkit._runtime.torch_compat.accelerators import Accelerator
 
 Limit = int | float | str | None
 ANY_BYTES = 1 << 40  # assumed device memory while a limit is only validated
 
 
-class CudaAllocator:
-    """The allocator of all GPUs in the process; each GPU's pool is created at first use."""
+class AcceleratorAllocator:
+    """The allocator of all devices of one type; each device's pool is created at first use."""
 
-    def __init__(self, runtime: Runtime, *, is_torchs: bool) -> None:
+    def __init__(self, runtime: Runtime, accelerator: Accelerator, *, is_torchs: bool) -> None:
         """Replace torch's allocator with our pools, unless `is_torchs`.
 
         Raises:
             InvalidArgument: an environment variable with allocator settings is invalid.
-            SessionError: torch already uses a GPU.
+            SessionError: torch already uses a device of this type.
             Unsupported: `is_torchs`, but another allocator has replaced torch's own.
         """
-        backend = torch.cuda.get_allocator_backend()
-        if is_torchs and backend != "native":
-            raise Unsupported(
-                "allocator='torch' requires torch's native allocator; this process uses "
-                f"{backend!r}"
-            )
+        if is_torchs:
+            _require_native(accelerator)
         self._runtime = runtime
+        self.accelerator = accelerator
         self.is_torchs = is_torchs
         self.installations: dict[int, PoolInstallation | NativeInstallation] = {}
         self._limits: dict[int | None, Limit] = {}  # by device; None: all other devices
         if not is_torchs:
-            read_allocator_settings("cuda")  # report errors here, not at the first allocation
+            read_allocator_settings(accelerator.type)  # report errors now, not at an allocation
             self._replace()
-            _keep_benchmark_off()
-            repair_statistics(cast("Mapping[int, Installation]", self.installations))
+            if accelerator is CUDA:
+                _keep_benchmark_off()
+            opened = cast("Mapping[int, Installation]", self.installations)
+            repair_statistics(accelerator, opened)
 
     def _replace(self) -> None:
-        shim = self._runtime.shim
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            raise SessionError(_TOO_LATE)
-        allocator = shim.cuda_allocator(self)
+        if self.accelerator.is_initialized():
+            raise SessionError(_describe_lateness(self.accelerator))
         try:
-            torch.cuda.memory.change_current_allocator(allocator)
+            self._runtime.shim.replace_allocator(self.accelerator, self)
         except RuntimeError as error:
-            raise SessionError(f"{_TOO_LATE} ({error})") from None
+            raise SessionError(f"{_describe_lateness(self.accelerator)} ({error})") from None
 
     def installation(self, index: int | None = None) -> Installation[Any]:
-        """Return a GPU's installation, created on first use. None: of the current GPU."""
-        number = torch.cuda.current_device() if index is None else index
+        """Return a device's installation, created on first use. None: of the current device."""
+        number = self.accelerator.current_device().index if index is None else index
         with self._runtime.lock:
             if number not in self.installations:
-                device = self._runtime.device(torch.device("cuda", number))
+                device = self._runtime.device(torch.device(self.accelerator.type, number))
                 kind = NativeInstallation if self.is_torchs else PoolInstallation
                 installation = kind(device)
                 self.installations[number] = installation  # kept even if its limit fails
@@ -75,7 +74,7 @@ class CudaAllocator:
             return self.installations[number]
 
     def set_limit(self, limit: Limit, index: int | None) -> None:
-        """Set the limit of one GPU. None: of all GPUs, also of those opened later.
+        """Set the limit of one device. None: of all devices, also of those opened later.
 
         Raises:
             InvalidArgument: the limit is invalid.
@@ -83,7 +82,7 @@ class CudaAllocator:
         """
         if limit is not None:
             parse_bytes(limit, whole_bytes=ANY_BYTES, name="limit")
-        if self.is_torchs:  # no allocation of torch would open the GPU
+        if self.is_torchs:  # no allocation of torch would open the device
             index = self.installation(index).device.index
         with self._runtime.lock:
             meant = {n: each for n, each in self.installations.items() if index in {None, n}}
@@ -114,18 +113,17 @@ class CudaAllocator:
             limit_bytes = parse_bytes(limit, whole_bytes=whole_bytes, name="limit")
         installation.set_limit(limit_bytes)
 
-    # ---- called by cpp/memory/cuda.cpp
-    # -----------------------------------------------------------------------
+    # ---- called by cpp/memory/device_allocator.cpp -----------------------------------------------
 
     def open(self, index: int) -> int:
-        """Return the address of a GPU's entry; called at its first allocation."""
+        """Return the address of a device's entry; called at its first allocation."""
         installation = self.installation(index)
         assert isinstance(installation, PoolInstallation)  # else torch would not call this
         installation.active = True
         return installation.entry.address
 
     def set_fraction(self, fraction: float, index: int) -> None:
-        """Limit a GPU's pool to a share of its memory, as torch's memory fraction does.
+        """Limit a device's pool to a share of its memory, as torch's memory fraction does.
 
         Raises:
             InvalidArgument: `fraction` is not between 0 and 1.
@@ -135,6 +133,36 @@ class CudaAllocator:
             raise InvalidArgument(f"fraction={fraction}: expected a number from 0 to 1")
         whole_bytes = self.installation(index).total_bytes
         self.set_limit(max(1, int(fraction * whole_bytes)), index)
+
+
+def _require_native(accelerator: Accelerator) -> None:
+    """Check that torch's own allocator is in use and can be observed.
+
+    Raises:
+        Unsupported: it is not, or cannot.
+    """
+    if accelerator is not CUDA:
+        raise Unsupported(
+            f"allocator='torch' is only for CUDA: torch's allocator for {accelerator.unit}s does "
+            "not let other code free memory when it runs out. Leave the argument out"
+        )
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise Unsupported(
+            f"allocator='torch' requires torch's native allocator; this process uses {backend!r}"
+        )
+
+
+def _describe_lateness(accelerator: Accelerator) -> str:
+    text = (
+        f"swapkit.install(device={accelerator.type!r}) was called too late: torch already uses the "
+        f"{accelerator.unit} and can no longer change its allocator. Call it at the start of the "
+        f"program, before a tensor is created on the {accelerator.unit} and before "
+        f"torch.{accelerator.type}.init(), set_device() or current_device()"
+    )
+    if accelerator is CUDA:
+        text += ". Or pass allocator='torch', which can be installed at any time"
+    return text
 
 
 def _keep_benchmark_off() -> None:
@@ -164,11 +192,3 @@ def _keep_benchmark_off() -> None:
     )
     if was_on:
         cudnn.benchmark = True  # so that the warning is seen
-
-
-_TOO_LATE = (
-    "swapkit.install(device='cuda') was called too late: torch already uses the GPU and can no "
-    "longer change its allocator. Call it at the start of the program, before a CUDA tensor is "
-    "created and before torch.cuda.init(), set_device() or current_device(). Or pass "
-    "allocator='torch', which can be installed at any time"
-)

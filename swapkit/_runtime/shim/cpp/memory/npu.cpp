@@ -1,0 +1,137 @@
+// npu.cpp - the functions that torch_npu's NPUPluggableAllocator takes by address.
+//
+// torch_npu queues operators on the host (TASK_QUEUE_ENABLE): a thread of its own puts them into
+// their stream. So an operator may not be in its stream yet when memory that it uses is freed. The
+// pool therefore settles (`sk_pool_set_settle`) before memory leaves its stream: it waits here for
+// the queues of all streams that allocated or used memory.
+//
+// Torch_npu's headers need CANN's, so its functions are looked up by name. A stream object is that
+// of `c10_npu/NPUStream.h`: a c10::Stream, passed by reference.
+#include "memory/device_allocator.hpp"
+#include "memory/streams.hpp"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr auto npu = c10::DeviceType::PrivateUse1;
+
+// The streams of a device that the pool knows: a few, and never fewer.
+struct Streams {
+    std::atomic<void *> latest{nullptr}; // handle: the usual one, found without the lock
+    std::mutex mutex;
+    std::vector<std::pair<void *, c10::StreamId>> known;
+};
+Streams streams[swapkit::most_allocators];
+
+void note_stream(int device, void *handle, c10::StreamId id) {
+    std::lock_guard lock(streams[device].mutex);
+    auto &known = streams[device].known;
+    bool is_new = std::none_of(known.begin(), known.end(),
+                               [&](const auto &each) { return each.first == handle; });
+    if (is_new) {
+        known.emplace_back(handle, id);
+    }
+    streams[device].latest = handle;
+}
+
+// Note this thread's stream on a device; its handle is known.
+void note_current(int device, void *handle) {
+    if (streams[device].latest.load(std::memory_order_relaxed) != handle) {
+        c10::Device name(npu, static_cast<c10::DeviceIndex>(device));
+        note_stream(device, handle, c10::impl::VirtualGuardImpl(npu).getStream(name).id());
+    }
+}
+
+// Return the runtime's stream without waiting for the stream's queue.
+void *handle_of(const c10::Stream *stream) {
+    static const auto ask = reinterpret_cast<void *(*)(const c10::Stream *, bool)>(
+        swapkit::torchs_function(swapkit::npu_library, "_ZNK7c10_npu9NPUStream6streamEb"));
+    TORCH_CHECK(ask != nullptr, "swapkit: this torch_npu does not expose its streams");
+    return ask(stream, false);
+}
+
+} // namespace
+
+extern "C" {
+
+void *swapkit_npu_alloc(std::size_t nbytes, int device, void *stream) {
+    if (nbytes == 0) { // often: torch_npu allocates for tensors without data, too
+        return nullptr;
+    }
+    TORCH_CHECK(0 <= device && device < swapkit::most_allocators, "swapkit: there is no device ",
+                device);
+    note_current(device, stream);
+    return swapkit::device_alloc(nbytes, device, static_cast<sk_stream *>(stream));
+}
+
+// Called by any thread, also by those that empty the queues.
+void swapkit_npu_free(void *address, std::size_t, int device, void *) {
+    swapkit::device_free(address, device);
+}
+
+// Also called when the interpreter exits.
+void swapkit_npu_reset(bool) { swapkit::device_trim(); }
+
+void swapkit_npu_record_stream(void *address, const c10::Stream *stream) {
+    void *handle = handle_of(stream);
+    note_stream(stream->device_index(), handle, stream->id());
+    swapkit::device_use(address, static_cast<sk_stream *>(handle));
+}
+
+void swapkit_npu_erase_stream(void *address, const c10::Stream *stream) {
+    swapkit::device_unuse(address, static_cast<sk_stream *>(handle_of(stream)));
+}
+
+void *swapkit_npu_base(void *address, std::size_t *nbytes) {
+    return swapkit::device_base(address, nbytes);
+}
+
+void swapkit_npu_fraction(double fraction, int device) { swapkit::device_limit(fraction, device); }
+
+void swapkit_npu_begin_pool(
+    int, std::pair<unsigned long long, unsigned long long>,
+    std::function<bool(void *)>) { // NOLINT(performance-unnecessary-value-param)
+    TORCH_CHECK(false, "swapkit's pool does not support private pools (NPU graphs, MemPool). "
+                       "Do not install swapkit in a program that needs them.");
+}
+
+// The statistics that torch_npu itself asks for in C++: without this function it aborts.
+c10::CachingDeviceAllocator::DeviceStats swapkit_npu_stats(c10::DeviceIndex device) {
+    return swapkit::device_stats(device);
+}
+
+void swapkit_npu_reset_peak(c10::DeviceIndex device) { swapkit::device_reset_peak(device); }
+
+// Wait until all operators queued on a device are in their streams; `context`: its index. Called on
+// threads that allocate, without locks. Torch_npu releases the GIL while it waits.
+void swapkit_npu_settle(void *context) {
+    auto index = static_cast<c10::DeviceIndex>(reinterpret_cast<std::intptr_t>(context));
+    std::vector<std::pair<void *, c10::StreamId>> known;
+    {
+        std::lock_guard lock(streams[index].mutex);
+        known = streams[index].known;
+    }
+    c10::Device device(npu, index);
+    c10::OptionalDeviceGuard current;
+    if (c10::impl::VirtualGuardImpl(npu).getDevice() != device) { // it has the queue
+        current.reset_device(device);
+    }
+    for (const auto &each : known) {
+        (void)swapkit::stream_handle(device, each.second);
+    }
+}
+
+} // extern "C"
