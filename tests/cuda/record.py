@@ -63,7 +63,7 @@ def main() -> None:
     """Record in two processes, since a process has one allocator."""
     if sys.argv[1:] == ["ours"]:
         operators.install()
-        with mock.patch("swapkit._runtime.allocators.cuda_allocator.repair_statistics"):
+        with mock.patch("swapkit._runtime.allocators.accelerator_allocator.repair_statistics"):
             swapkit.install(device="cuda")
         sys.stdout.write(json.dumps(call_all()))
         return

@@ -16,6 +16,7 @@ from swapkit._runtime.saved.shared import SharedState
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import NPU, initialized_accelerator
+from swapkit._runtime.torch_compat.npu import check_storage_layout
 from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
 
 if TYPE_CHECKING:
@@ -87,7 +88,13 @@ class Runtime(SharedState):
     def new_swapper(
         self, device: Device, scheduler: Scheduler, terms: EvictionTerms = NO_BUDGET
     ) -> Swapper:
-        """Return a swapper that takes part in every rescue."""
+        """Return a swapper that takes part in every rescue.
+
+        Raises:
+            Unsupported: the device's framework does not store tensors as swapkit expects.
+        """
+        if device.name.type == NPU.type:
+            check_storage_layout(self.shim.storage_description)
         swapper = Swapper(device, scheduler, terms)
         with self.lock:
             self._swappers.add(swapper)

@@ -129,6 +129,10 @@ class Shim:
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
         # Whether a tensor is plain and its storage has at least n bytes (`cpp/saved/tensors.cpp`).
         self.has_plain_memory: Callable[[object, int], bool] = module.has_plain_memory
+        # What a device's framework keeps about a tensor's storage (`cpp/memory/descriptions.hpp`).
+        self.storage_description: Callable[[torch.Tensor], tuple[object, ...] | None] = (
+            module.storage_description
+        )
         # How many operators this thread has run that fill tensors autograd has already saved.
         self.fills_run: Callable[[], int] = module.fills_run
         size = ctypes.c_size_t

@@ -146,9 +146,8 @@ void device_limit(double share, int device) {
     WithPython python;
     Ref<> number = Ref<>::steal(PyFloat_FromDouble(share));
     Ref<> index = Ref<>::steal(PyLong_FromLong(device));
-    Ref<> done = number && index
-                     ? call_method<"set_fraction">(owner, number.get(), index.get())
-                     : Ref<>();
+    Ref<> done =
+        number && index ? call_method<"set_fraction">(owner, number.get(), index.get()) : Ref<>();
     TORCH_CHECK(done, take_error());
 }
 

@@ -21,8 +21,8 @@ c10::Stream stream_of(c10::Device device, std::int64_t stream) {
     return c10::Stream(c10::Stream::UNSAFE, device, stream);
 }
 
-// Return the driver's stream; torch_npu first empties its host queue. Torch 2.10 has the stream only
-// on its CUDA class, which holds a c10::Stream and nothing else.
+// Return the driver's stream; torch_npu first empties its host queue. Torch 2.10 has the stream
+// only on its CUDA class, which holds a c10::Stream and nothing else.
 template <class Stream> void *handle_of(const Stream &stream) {
     if constexpr (requires { stream.native_handle(); }) {
         return stream.native_handle();

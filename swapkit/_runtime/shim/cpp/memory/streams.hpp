@@ -38,8 +38,9 @@ inline bool has_streams(c10::Device device) { return !device.is_cpu(); }
 
 // Return the id of this thread's current stream.
 std::int64_t current_stream(c10::Device device);
-// Return the driver's handle of a stream, once work that torch has queued for the stream on the host
-// is in the stream (torch_npu's task queue): a call with the handle is ordered behind that work.
+// Return the driver's handle of a stream, once work that torch has queued for the stream on the
+// host is in the stream (torch_npu's task queue): a call with the handle is ordered behind that
+// work.
 sk_stream *stream_handle(c10::Device device, std::int64_t stream);
 // Let work queued on `later` from now on wait for the work already queued on `earlier`.
 void order_streams(c10::Device device, std::int64_t earlier, std::int64_t later);

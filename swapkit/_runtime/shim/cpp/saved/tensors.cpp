@@ -1,6 +1,7 @@
 // tensors.cpp - tensors in Python, and their TensorImpls.
 #include "saved/tensors.hpp"
 
+#include "memory/descriptions.hpp"
 #include "memory/storages.hpp"
 #include "memory/streams.hpp"
 #include "python/links.hpp"
@@ -195,7 +196,39 @@ static PyObject *has_plain_memory(PyObject *, PyObject *args) {
     return PyBool_FromLong(storage != nullptr && storage->data() != nullptr);
 }
 
+// Return a tuple of sizes.
+static PyObject *sizes_tuple(const std::vector<std::int64_t> &sizes) {
+    Ref<> tuple = Ref<>::steal(PyTuple_New(static_cast<Py_ssize_t>(sizes.size())));
+    for (std::size_t i = 0; tuple && i < sizes.size(); i++) {
+        PyObject *size = PyLong_FromLongLong(sizes[i]);
+        if (size == nullptr) {
+            return nullptr;
+        }
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), size);
+    }
+    return tuple.release();
+}
+
+// storage_description(tensor): return the sizes, strides, sizes of the storage, format and bytes of
+// an item that the device's framework keeps for a tensor's storage. None: it keeps nothing.
+static PyObject *storage_description(PyObject *, PyObject *tensor) {
+    c10::TensorImpl *impl;
+    if (!impl_of(tensor, &impl)) {
+        return nullptr;
+    }
+    Description *description = description_of(impl->unsafe_storage().unsafeGetStorageImpl());
+    if (description == nullptr) {
+        Py_RETURN_NONE;
+    }
+    DescribedSizes found = described_sizes(description);
+    description_free(description);
+    return Py_BuildValue("NNNLn", sizes_tuple(found.sizes), sizes_tuple(found.strides),
+                         sizes_tuple(found.storage_sizes), static_cast<long long>(found.format),
+                         static_cast<Py_ssize_t>(found.item_bytes));
+}
+
 PyMethodDef tensor_functions[] = {
+    {"storage_description", shielded<storage_description>, METH_O, nullptr},
     {"has_plain_memory", shielded<has_plain_memory>, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
