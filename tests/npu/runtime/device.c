@@ -41,6 +41,7 @@ static CUresult context_of(int32_t device, CUcontext *out) {
 aclError aclInit(const char *path) {
     ACL_ENTER(aclInit);
     (void)path;
+    (void)cuInit(0); /* a machine without devices is no error */
     if (atomic_exchange(&initialised, true)) {
         return acl_fail(ACL_ERROR_REPEAT_INITIALIZE, "aclInit: was called before");
     }

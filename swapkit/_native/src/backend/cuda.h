@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "backend/cuda_driver.h"
 #include "backend/pieces.h"
+#include "swapkit_devices.h"
 
 enum { SK_CUDA_DEVICES = 64 }; /* of one process, which may share memory */
 
