@@ -21,6 +21,7 @@ INCLUDE = Path("swapkit/_native/include")
 SOURCE = Path("swapkit/_native/src")
 HEADERS = (
     "swapkit.h",
+    "swapkit_devices.h",
     "swapkit_entry.h",
     "swapkit_plan.h",
     "swapkit_pool.h",

@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "swapkit.h"
+#include "swapkit_devices.h"
 
 enum { MAX_THREADS = 4, MAX_ALLOCATORS = 3, GROWTH = 8, CALIBRATION = 16 };
 

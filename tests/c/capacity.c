@@ -230,7 +230,7 @@ sk_backend *make_capped(sk_backend *inner, size_t capacity_bytes) {
 }
 
 sk_backend *make_aliasing(size_t capacity_bytes) {
-    if (device_is_cuda()) {
+    if (device_is_remote()) {
         return make_device(capacity_bytes);
     }
     int file = memfd_create("aliases", MFD_CLOEXEC);

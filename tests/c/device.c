@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/base.h"
+#include "ascend_device.h"
+#include "backend/backend.h"
 #include "cuda_device.h"
 #include "fixture.h"
 
@@ -15,33 +16,66 @@
 void *__real_malloc(size_t nbytes);
 void *__real_calloc(size_t count, size_t nbytes);
 
-bool device_is_cuda(void) {
+static bool device_is(const char *kind) {
     const char *name = getenv("SK_TEST_DEVICE");
-    return name != NULL && strcmp(name, "cuda") == 0;
+    return name != NULL && strcmp(name, kind) == 0;
 }
+
+bool device_is_cuda(void) { return device_is("cuda"); }
+
+bool device_is_ascend(void) { return device_is("ascend"); }
+
+bool device_is_remote(void) { return device_is_cuda() || device_is_ascend(); }
 
 /* ---- the driver ------------------------------------------------------------------------------ */
 
 static cuda_calls calls;
+static acl_calls runtime;
 static CUcontext context;
 static pthread_once_t calls_once = PTHREAD_ONCE_INIT;
+
+static void give_up(const char *what, const char *why) {
+    (void)fprintf(stderr, "SK_TEST_DEVICE: %s%s\n", what, why);
+    abort();
+}
 
 static void *find(void *library, const char *name, bool needed) {
     void *symbol = dlsym(library, name);
     if (symbol == NULL && needed) {
-        (void)fprintf(stderr, "the driver has no %s\n", name);
-        abort();
+        give_up("the library has no ", name);
     }
     return symbol;
 }
 
-static void calls_find(void) {
-    const char *path = getenv("SWAPKIT_CUDA_DRIVER");
-    void *library = dlopen(path == NULL ? "libcuda.so.1" : path, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-        (void)fprintf(stderr, "SK_TEST_DEVICE=cuda: %s\n", dlerror());
-        abort();
+static void *library_find(void) {
+    const char *variable = device_is_ascend() ? "SWAPKIT_ASCEND_RUNTIME" : "SWAPKIT_CUDA_DRIVER";
+    const char *path = getenv(variable);
+    if (path == NULL) {
+        path = device_is_ascend() ? "libascendcl.so" : "libcuda.so.1";
     }
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        give_up("", dlerror());
+    }
+    return library;
+}
+
+/* Every device is set once, so that none of the tests is the first to do so. */
+static void runtime_open(void *library) {
+#define FIND(name) *(void **)&runtime.name = find(library, #name, true);
+    ACL_TEST_CALLS(FIND)
+#undef FIND
+    uint32_t count = 0;
+    (void)runtime.aclrtGetDeviceCount(&count);
+    while (count > 0) {
+        count--;
+        (void)runtime.aclrtSetDevice((int32_t)count);
+    }
+    (void)calls.cuCtxSetCurrent(NULL);
+}
+
+static void calls_find(void) {
+    void *library = library_find();
     bool simulated = dlsym(library, "cusim_report") != NULL;
 #define FIND(name) *(void **)&calls.name = find(library, #name, true);
 #define FIND_SIMULATED(name) *(void **)&calls.name = find(library, #name, simulated);
@@ -51,14 +85,21 @@ static void calls_find(void) {
 #undef FIND_SIMULATED
     if (calls.cuInit(0) != CUDA_SUCCESS ||
         calls.cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS) {
-        (void)fprintf(stderr, "SK_TEST_DEVICE=cuda: the driver has no device\n");
-        abort();
+        give_up("there is no device", "");
+    }
+    if (device_is_ascend()) {
+        runtime_open(library);
     }
 }
 
 const cuda_calls *cuda(void) {
     (void)pthread_once(&calls_once, calls_find);
     return &calls;
+}
+
+const acl_calls *acl(void) {
+    (void)cuda();
+    return &runtime;
 }
 
 const cuda_calls *cusim(void) {
@@ -69,6 +110,15 @@ const cuda_calls *cusim(void) {
 }
 
 /* ---- devices -------------------------------------------------------------------------------- */
+
+sk_backend *make_ascend(int32_t device, bool whole) {
+    (void)acl();
+    sk_ascend_params params = {
+        .device = device, .granule_bytes = GRANULE, .no_virtual_memory = whole};
+    sk_backend *out = NULL;
+    CHECK_OK(sk_backend_ascend(&params, &out));
+    return out;
+}
 
 sk_backend *make_cuda(int32_t device, bool whole) {
     sk_cuda_params params = {
@@ -83,9 +133,13 @@ sk_backend *make_cuda(int32_t device, bool whole) {
     return out;
 }
 
+static sk_backend *make_remote(bool whole) {
+    return device_is_ascend() ? make_ascend(0, whole) : make_cuda(0, whole);
+}
+
 void need_small_granules(void) {
-    if (device_is_cuda()) {
-        sk_backend *backend = make_cuda(0, false);
+    if (device_is_remote()) {
+        sk_backend *backend = make_remote(false);
         bool small = sk_backend_table(backend)->granule_bytes <= GRANULE;
         sk_backend_close(backend);
         if (!small) {
@@ -94,21 +148,24 @@ void need_small_granules(void) {
     }
 }
 
-sk_backend *make_device(size_t capacity_bytes) {
-    return device_is_cuda() ? make_capped(make_cuda(0, false), capacity_bytes)
-                            : make_cpu(capacity_bytes);
+static sk_backend *make_exact(size_t capacity_bytes, bool whole) {
+    if (!device_is_remote()) {
+        return make_cpu(capacity_bytes);
+    }
+    sk_backend *capped = make_capped(make_remote(whole), capacity_bytes);
+    capped->ops.over_read_bytes = 0;
+    return capped;
 }
 
-sk_backend *make_whole_device(size_t capacity_bytes) {
-    return device_is_cuda() ? make_capped(make_cuda(0, true), capacity_bytes)
-                            : make_cpu(capacity_bytes);
-}
+sk_backend *make_device(size_t capacity_bytes) { return make_exact(capacity_bytes, false); }
+
+sk_backend *make_whole_device(size_t capacity_bytes) { return make_exact(capacity_bytes, true); }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static bool is_device(const void *address) {
     unsigned type = 0;
-    return device_is_cuda() &&
+    return device_is_remote() &&
            cuda()->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                          (uintptr_t)address) == CUDA_SUCCESS &&
            type == CU_MEMORYTYPE_DEVICE;
@@ -170,7 +227,7 @@ void device_slow(sk_stream *stream, uint64_t nanoseconds) {
 
 void *host_take(size_t nbytes) {
     void *address = NULL;
-    if (device_is_cuda()) {
+    if (device_is_remote()) {
         enter();
         leave(cuda()->cuMemHostAlloc(&address, nbytes, CU_MEMHOSTALLOC_PORTABLE));
         memset(address, 0, nbytes);
@@ -182,7 +239,7 @@ void *host_take(size_t nbytes) {
 }
 
 void host_give(void *address) {
-    if (!device_is_cuda()) {
+    if (!device_is_remote()) {
         free(address);
         return;
     }
@@ -198,13 +255,13 @@ static void wipe(bool on) {
 }
 
 void device_wipe_not(void) {
-    if (device_is_cuda() && cuda()->cusim_configure != NULL) {
+    if (device_is_remote() && cuda()->cusim_configure != NULL) {
         wipe(false);
     }
 }
 
 void need_host_order(void) {
-    if (device_is_cuda()) {
+    if (device_is_remote()) {
         test_skip("the NULL stream is a real one here, not the host's own order");
     }
 }
@@ -218,14 +275,14 @@ static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void own_open(void) {
     sk_pool_params pool_params = {0};
-    own_backend = make_cuda(0, false);
+    own_backend = make_remote(false);
     CHECK_OK(sk_stream_create(own_backend, &own_stream));
     CHECK_OK(sk_pool_create(own_backend, &pool_params, &own_pool));
 }
 
 void *device_take(size_t nbytes) {
     void *address = NULL;
-    if (!device_is_cuda()) {
+    if (!device_is_remote()) {
         address = __real_malloc(nbytes);
         CHECK(address != NULL);
         return address;
@@ -241,7 +298,7 @@ void *device_take(size_t nbytes) {
 
 void device_give(void *address, size_t nbytes) {
     enum { GONE = 0xdd };
-    if (!device_is_cuda()) {
+    if (!device_is_remote()) {
         free(address);
         return;
     }
@@ -256,10 +313,13 @@ void device_give(void *address, size_t nbytes) {
 static cusim_open open_before;
 
 void device_test_begin(void) {
-    if (device_is_cuda() && cuda()->cusim_report != NULL) {
+    if (device_is_remote() && cuda()->cusim_report != NULL) {
         wipe(true);
         calls.cusim_hold(false);
         (void)calls.cusim_fail("*", 0, CUDA_SUCCESS);
+        if (device_is_ascend()) {
+            (void)runtime.aclsim_fail("*", 0, 0);
+        }
         calls.cusim_break(CUDA_SUCCESS);
         calls.cusim_report(&open_before);
     }
@@ -272,7 +332,7 @@ const char *device_test_end(void) {
         sk_backend_close(own_backend);
         own_pool = NULL;
     }
-    if (!device_is_cuda() || cuda()->cusim_report == NULL) {
+    if (!device_is_remote() || cuda()->cusim_report == NULL) {
         return NULL;
     }
     cusim_open now;
@@ -296,22 +356,26 @@ const char *device_test_end(void) {
     return text;
 }
 
+static bool device_is_local(void) { return !device_is_remote(); }
+
 const char *device_unfit(const char *subject) {
     static const struct {
         const char *subject;
-        bool on_cuda;
+        bool (*fits)(void);
         const char *reason;
     } only[] = {
-        {"cpu", false, "about the cpu backend itself"},
-        {"fork", false, "a forked child cannot use a CUDA device"},
-        {"cuda", true, "needs a CUDA device, or its simulation: SK_TEST_DEVICE=cuda"},
-        {"cuda_wait", true, "needs a CUDA device, or its simulation: SK_TEST_DEVICE=cuda"},
+        {"cpu", device_is_local, "about the cpu backend itself"},
+        {"fork", device_is_local, "a forked child cannot use such a device"},
+        {"cuda", device_is_cuda, "needs a CUDA device, or its simulation: SK_TEST_DEVICE=cuda"},
+        {"ascend", device_is_ascend, "needs a simulated NPU: SK_TEST_DEVICE=ascend"},
+        {"wait", device_is_remote, "needs a simulated device: SK_TEST_DEVICE=cuda or ascend"},
     };
-    if (strcmp(subject, "cuda_alone") == 0 && getenv("SK_TEST_ALONE") == NULL) {
+    bool alone = strcmp(subject, "cuda_alone") == 0 || strcmp(subject, "ascend_alone") == 0;
+    if (alone && getenv("SK_TEST_ALONE") == NULL) {
         return "run by other tests, in processes of their own";
     }
     for (size_t i = 0; i < sizeof only / sizeof only[0]; i++) {
-        if (strcmp(only[i].subject, subject) == 0 && only[i].on_cuda != device_is_cuda()) {
+        if (strcmp(only[i].subject, subject) == 0 && !only[i].fits()) {
             return only[i].reason;
         }
     }

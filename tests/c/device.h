@@ -1,8 +1,10 @@
 /* device.h - the device that the tests run on, and its memory from the host's side.
  *
  * SK_TEST_DEVICE=cuda in the environment: an NVIDIA device, or the simulated driver that
- * SWAPKIT_CUDA_DRIVER names; the host then cannot touch device memory. Else the cpu backend. What
- * is here works on either, and takes host memory where device memory is expected.
+ * SWAPKIT_CUDA_DRIVER names. SK_TEST_DEVICE=ascend: the simulated ACL runtime that
+ * SWAPKIT_ASCEND_RUNTIME names, which is the same driver underneath. The host then cannot touch
+ * device memory. Else the cpu backend. What is here works on all of them, and takes host memory
+ * where device memory is expected.
  */
 #ifndef SWAPKIT_TESTS_DEVICE_H
 #define SWAPKIT_TESTS_DEVICE_H
@@ -11,11 +13,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "swapkit.h"
+#include "swapkit_devices.h"
 
 bool device_is_cuda(void);
+bool device_is_ascend(void);
+bool device_is_remote(void); /* either: the host cannot touch its memory */
 
-/* A device of its own, of which `capacity_bytes` can be had. */
+/* A device of its own, of which `capacity_bytes` can be had. Blocks have no room to be read past,
+ * so that sizes are the same on all devices. */
 sk_backend *make_device(size_t capacity_bytes);
 sk_backend *make_whole_device(size_t capacity_bytes); /* without virtual memory, where possible */
 
@@ -45,8 +50,9 @@ void device_wipe_not(void);
 /* Let a stream of a simulated device be busy for this long; skips the test elsewhere. */
 void device_slow(sk_stream *stream, uint64_t nanoseconds);
 
-/* A CUDA device as it is, in granules of 64 KiB if it can. */
+/* A device as it is, in granules of 64 KiB if it can. */
 sk_backend *make_cuda(int32_t device, bool whole);
+sk_backend *make_ascend(int32_t device, bool whole);
 /* Skip the test unless it can. */
 void need_small_granules(void);
 /* Skip the test unless work on the NULL stream is done when the call returns. */

@@ -71,17 +71,17 @@ const backend_kind *backend_kinds(size_t *count) {
         {"fault", make_faulty}, {"delay", make_open_gate},
         {"trace", make_traced}, {"trace, fault, delay", make_stack},
     };
-    static const backend_kind on_cuda[] = {
-        {"cuda", make_plain},
-        {"cuda without virtual memory", make_whole},
-        {"fault over cuda", make_faulty},
-        {"delay over cuda", make_open_gate},
-        {"trace over cuda", make_traced},
-        {"trace, fault, delay over cuda", make_stack},
+    static const backend_kind on_device[] = {
+        {"device", make_plain},
+        {"device without virtual memory", make_whole},
+        {"fault over device", make_faulty},
+        {"delay over device", make_open_gate},
+        {"trace over device", make_traced},
+        {"trace, fault, delay over device", make_stack},
     };
-    *count =
-        device_is_cuda() ? sizeof on_cuda / sizeof on_cuda[0] : sizeof on_cpu / sizeof on_cpu[0];
-    return device_is_cuda() ? on_cuda : on_cpu;
+    bool remote = device_is_remote();
+    *count = remote ? sizeof on_device / sizeof on_device[0] : sizeof on_cpu / sizeof on_cpu[0];
+    return remote ? on_device : on_cpu;
 }
 
 sk_stream *make_stream(sk_backend *backend) {
@@ -220,7 +220,7 @@ static unsigned char *mirror_take(size_t nbytes) {
 }
 
 void pattern_write(void *address, size_t nbytes, unsigned seed) {
-    if (!device_is_cuda()) {
+    if (!device_is_remote()) {
         pattern_fill(address, nbytes, seed);
         return;
     }
@@ -231,7 +231,7 @@ void pattern_write(void *address, size_t nbytes, unsigned seed) {
 }
 
 bool pattern_holds(const void *address, size_t nbytes, unsigned seed) {
-    if (!device_is_cuda()) {
+    if (!device_is_remote()) {
         return pattern_is(address, nbytes, seed);
     }
     unsigned char *mirror = mirror_take(nbytes);

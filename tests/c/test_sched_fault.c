@@ -320,8 +320,8 @@ SK_TEST(sched_fault, test_device_when_silent_for_long_then_the_copy_is_given_up)
 enum { CHILD_SECONDS = 30 };
 
 static void need_fork(void) {
-    if (device_is_cuda()) {
-        test_skip("a forked child cannot use a CUDA device");
+    if (device_is_remote()) {
+        test_skip("a forked child cannot use such a device");
     }
 #ifdef __SANITIZE_THREAD__
     test_skip("the thread sanitiser takes a child's thread for the parent's at the same address");

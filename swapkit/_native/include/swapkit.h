@@ -120,6 +120,8 @@ typedef struct sk_backend_ops {
     /* Optional, both or none; they nest. Between them, per-call work on this thread (making the
      * context current) is done once; end undoes it. No other code may change it in between. */
     void (*visit_begin)(void *self), (*visit_end)(void *self);
+    /* Kernels may read this many bytes past a block. The pool keeps them inside the block. */
+    size_t over_read_bytes;
 } sk_backend_ops;
 
 /* Validate `ops` (sizes, mandatory members, both-or-none groups) and make a backend of them; absent
@@ -148,32 +150,6 @@ SK_API SK_NODISCARD sk_status sk_event_query(sk_backend *backend, sk_event *even
 SK_API SK_NODISCARD sk_status sk_event_sync(sk_backend *backend, sk_event *event);
 SK_API SK_NODISCARD sk_status sk_copy_async(sk_backend *backend, void *to, const void *from,
                                             size_t nbytes, sk_copy_kind kind, sk_stream *stream);
-
-/* The CPU as a device: a range of host memory, worker threads as streams. */
-typedef struct sk_cpu_params {
-    size_t capacity_bytes;     /* 0: the limit of the machine or its control group */
-    uint64_t copy_bytes_per_s; /* of each stream; 0: no limit */
-    uint64_t copy_latency_ns;  /* added to every asynchronous copy */
-    uint64_t numa_nodes;       /* bit n: prefer memory of node n; 0: of any node. A hint */
-    bool populate;             /* committed memory has its pages at once, not at the first touch */
-} sk_cpu_params;
-
-SK_API SK_NODISCARD sk_status sk_backend_cpu(const sk_cpu_params *params, sk_backend **out);
-
-/* An NVIDIA device, through the driver's library alone: libcuda.so.1, or the library named by the
- * environment variable SWAPKIT_CUDA_DRIVER. An sk_stream is any CUstream and an sk_event any
- * CUevent; NULL is the legacy default stream. Calls leave the thread's own context current. In a
- * forked child, and once the process exits, calls fail, and functions that release do nothing. */
-typedef struct sk_cuda_params {
-    int32_t device;         /* the driver's index */
-    size_t granule_bytes;   /* of virtual memory; 0: 2 MiB. A multiple of the device's minimum */
-    bool no_virtual_memory; /* whole segments only */
-    uint64_t peer_devices;  /* bit n: give device n access to the virtual memory, if possible */
-} sk_cuda_params;
-
-/* SK_UNSUPPORTED: no driver, no device, or too old a driver; the text says what is missing. */
-SK_API SK_NODISCARD sk_status sk_backend_cuda(const sk_cuda_params *params, sk_backend **out);
-SK_API SK_NODISCARD sk_status sk_cuda_device_count(int32_t *out);
 
 #include "swapkit_pool.h"
 

@@ -84,6 +84,11 @@ SIM_API CUresult cusim_delay_stream(CUstream stream, uint64_t nanoseconds);
  * current context. `arg` must live until it ran. */
 SIM_API CUresult cusim_run(CUstream stream, cusim_kernel *kernel, void *arg, const cusim_use *uses,
                            size_t count);
+/* Free what cuMemAlloc() gave, without waiting for any work; work that still uses it is a problem.
+ */
+SIM_API CUresult cusim_free(CUdeviceptr address);
+/* When the event's latest recording was reached. NOT_FOUND: it was never recorded. */
+SIM_API CUresult cusim_event_time(CUevent event, uint64_t *time_ns);
 /* Let cuStreamIsCapturing() say that the stream captures. Then calls that a capture forbids
  * (synchronising or querying it, or the context) return STREAM_CAPTURE_UNSUPPORTED. */
 SIM_API CUresult cusim_capture(CUstream stream, bool active);

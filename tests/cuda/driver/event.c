@@ -202,6 +202,23 @@ CUresult cuEventQuery(CUevent handle) {
     return sim_leave(NULL, done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
+CUresult cusim_event_time(CUevent handle, uint64_t *time_ns) {
+    if (atomic_load(&sim.forked) || !atomic_load(&sim.initialised)) {
+        return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    (void)pthread_mutex_lock(&sim.lock);
+    sim_event *event = NULL;
+    CUresult result = event_get("cusim_event_time", handle, &event);
+    if (result == CUDA_SUCCESS && event->recording == NULL) {
+        result = CUDA_ERROR_NOT_FOUND;
+    } else if (result == CUDA_SUCCESS && !is_done(event->recording)) {
+        result = CUDA_ERROR_NOT_READY;
+    } else if (result == CUDA_SUCCESS) {
+        *time_ns = event->recording->time_ns;
+    }
+    return sim_leave(NULL, result);
+}
+
 CUresult cuEventSynchronize(CUevent handle) {
     sim_event *event = NULL;
     CUresult result = event_enter(SIM_cuEventSynchronize, "cuEventSynchronize", handle, &event);

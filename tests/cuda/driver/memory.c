@@ -177,10 +177,10 @@ static void allocation_close(sim_allocation *allocation) {
     free(allocation);
 }
 
-/* Waits for the work of the memory's context first. */
-static CUresult memory_free(CUdeviceptr address) {
+/* `waits`: for the work of the memory's context first. */
+static CUresult memory_free(CUdeviceptr address, bool waits) {
     const sim_allocation *allocation = sim_table_at(&sim.allocations, address);
-    if (allocation != NULL) {
+    if (allocation != NULL && waits) {
         sim_context_wait(allocation->context);
         allocation =
             sim_table_at(&sim.allocations, address); /* somebody else may have been faster */
@@ -201,7 +201,15 @@ static CUresult memory_free(CUdeviceptr address) {
 CUresult cuMemFree_v2(CUdeviceptr address) {
     sim_context *context = NULL;
     CUresult result = sim_enter(SIM_cuMemFree_v2, &context);
-    return result != CUDA_SUCCESS ? result : sim_leave(context, memory_free(address));
+    return result != CUDA_SUCCESS ? result : sim_leave(context, memory_free(address, true));
+}
+
+CUresult cusim_free(CUdeviceptr address) {
+    if (atomic_load(&sim.forked) || !atomic_load(&sim.initialised)) {
+        return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    (void)pthread_mutex_lock(&sim.lock);
+    return sim_leave(NULL, memory_free(address, false));
 }
 
 void sim_memory_close(const sim_context *context) {

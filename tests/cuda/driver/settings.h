@@ -23,6 +23,9 @@
     X(PEERS, "1")                                                                                  \
     X(REUSE, "0")                                                                                  \
     X(LOG, "0")                                                                                    \
+    X(SOC, "Ascend910B3")  /* what the simulated ACL runtime says of itself */                     \
+    X(CANN, "8.1.RC1")     /* likewise, its version */                                             \
+    X(DEVICE_OOM, "0")     /* 1: its error for memory that does not fit is 207018, not 207001 */   \
     X(STRICT_EXIT, "0")    /* 1 prints the driver calls that the process makes while it exits */   \
     X(TIMED, "0")          /* 1: the virtual GPU, on which work only takes time */                 \
     X(MACHINE, "H100")     /* which one: a column of rates.c */                                    \

@@ -78,6 +78,8 @@ static const char *missing_member(const sk_backend_ops *ops) {
     return NULL;
 }
 
+enum { MOST_OVER_READ_BYTES = 1 << 20 }; /* more would be a mistake */
+
 static bool is_power_of_two(size_t n) { return n != 0 && (n & (n - 1)) == 0; }
 
 static sk_status pairs_check(const sk_backend_ops *ops) {
@@ -117,6 +119,10 @@ static sk_status groups_check(const sk_backend_ops *ops) {
     if (present == 0 && ops->memory_alloc == NULL) {
         return sk__fail(SK_INVALID, "backend '%s': memory_alloc or range_reserve is required",
                         ops->name);
+    }
+    if (ops->over_read_bytes > MOST_OVER_READ_BYTES) {
+        return sk__fail(SK_INVALID, "backend '%s': over_read_bytes is at most %d, not %zu",
+                        ops->name, MOST_OVER_READ_BYTES, ops->over_read_bytes);
     }
     return pairs_check(ops);
 }

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "base/thread.h"
+#include "swapkit_devices.h"
 
 typedef struct sk__cpu {
     sk__mutex lock;

@@ -3,62 +3,44 @@
 
 #include <stdlib.h>
 
+#include "backend/visit.h"
+
 enum { HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides the cost of its start */
 
 /* ---- a visit to the driver ------------------------------------------------------------------- */
 
-/* The backend whose context stays current on this thread, from its first call until its visit ends.
- * Calls to another device in the meantime are outside the visit: each sets its own context. */
-static _Thread_local struct {
-    const sk__cuda *cuda; /* NULL: none */
-    unsigned depth;
-    bool entered, pushed;
-} visit;
-
-void sk__cuda_visit_begin(void *self) {
-    if (visit.cuda == NULL) {
-        visit.cuda = self;
-    }
-    visit.depth += visit.cuda == self;
-}
-
-sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed) {
-    *pushed = false;
-    if (sk__cuda_gone() != NULL) {
-        return SK_CU_DEINITIALIZED;
-    }
-    if (visit.cuda == cuda && visit.entered) {
-        return SK_CU_SUCCESS;
-    }
+static int context_push(const void *self, void **undo) {
+    const sk__cuda *cuda = self;
     sk__cu_context *current = NULL;
     sk__cu_result result = cuda->driver->cuCtxGetCurrent(&current);
     if (result == SK_CU_SUCCESS && current != cuda->context) {
         result = cuda->driver->cuCtxPushCurrent_v2(cuda->context);
-        *pushed = result == SK_CU_SUCCESS;
-    }
-    if (visit.cuda == cuda && result == SK_CU_SUCCESS) {
-        visit.entered = true;
-        visit.pushed = *pushed;
-        *pushed = false;
+        *undo = result == SK_CU_SUCCESS ? cuda->context : NULL;
     }
     return result;
 }
 
-static void pop(const sk__cuda *cuda, bool pushed) {
-    if (pushed) {
-        sk__cu_context *popped = NULL;
-        (void)cuda->driver->cuCtxPopCurrent_v2(&popped);
-    }
+static void context_pop(const void *self, void *undo) {
+    const sk__cuda *cuda = self;
+    sk__cu_context *popped = NULL;
+    (void)undo;
+    (void)cuda->driver->cuCtxPopCurrent_v2(&popped);
 }
 
-void sk__cuda_visit_end(void *self) {
-    if (visit.cuda != self || --visit.depth > 0) {
-        return;
-    }
-    bool pushed = visit.pushed && sk__cuda_gone() == NULL;
-    visit.cuda = NULL;
-    visit.entered = visit.pushed = false;
-    pop(self, pushed);
+static const sk__visitor visitor = {.gone = sk__cuda_gone,
+                                    .gone_result = SK_CU_DEINITIALIZED,
+                                    .enter = context_push,
+                                    .leave = context_pop};
+
+static void cuda_visit_begin(void *self) { sk__visit_begin_with(self); }
+
+static void cuda_visit_end(void *self) { sk__visit_end_with(&visitor, self); }
+
+sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed) {
+    void *undo = NULL;
+    sk__cu_result result = sk__visit_enter(&visitor, cuda, &undo);
+    *pushed = undo != NULL;
+    return result;
 }
 
 static sk_status result_status(const sk__cuda *cuda, const char *what, sk__cu_result result) {
@@ -82,7 +64,7 @@ static sk_status result_status(const sk__cuda *cuda, const char *what, sk__cu_re
 
 sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what,
                          sk__cu_result result) {
-    pop(cuda, pushed);
+    sk__visit_leave(&visitor, cuda, pushed ? cuda->context : NULL);
     return result_status(cuda, what, result);
 }
 
@@ -103,8 +85,7 @@ static void cuda_free(sk__cuda *cuda) {
 
 static void cuda_destroy(void *self) {
     sk__cuda *cuda = self;
-    sk__fork_unregister(&cuda->fork_node);
-    sk__mutex_destroy(&cuda->lock);
+    sk__pieces_close(&cuda->pieces);
     cuda_free(cuda);
 }
 
@@ -130,8 +111,8 @@ static const sk_backend_ops cuda_ops = {
     .event_sync = sk__cuda_event_sync,
     .copy_async = sk__cuda_copy_async,
     .stream_call = sk__cuda_stream_call,
-    .visit_begin = sk__cuda_visit_begin,
-    .visit_end = sk__cuda_visit_end,
+    .visit_begin = cuda_visit_begin,
+    .visit_end = cuda_visit_end,
 };
 
 sk_status sk_cuda_device_count(int32_t *out) {
@@ -214,8 +195,6 @@ sk_status sk_backend_cuda(const sk_cuda_params *params, sk_backend **out) {
         cuda_free(cuda);
         return status;
     }
-    sk__mutex_init(&cuda->lock, SK_RANK_BACKEND);
-    cuda->fork_node = (sk__fork_node){.lock = &cuda->lock};
-    sk__fork_register(&cuda->fork_node);
+    sk__pieces_open(&cuda->pieces);
     return SK_OK;
 }

@@ -11,12 +11,12 @@
 
 #include "backend/backend.h"
 #include "backend/cuda_driver.h"
-#include "base/thread.h"
+#include "backend/pieces.h"
+#include "swapkit_devices.h"
 
 enum { SK_CUDA_DEVICES = 64 }; /* of one process, which may share memory */
 
 typedef struct sk__cuda {
-    sk__mutex lock;
     const sk__cuda_driver *driver;
     sk__cu_context *context; /* the device's primary one, retained */
     sk__cu_device device;
@@ -24,16 +24,12 @@ typedef struct sk__cuda {
     sk__cu_allocation kind;                /* of physical memory */
     sk__cu_access access[SK_CUDA_DEVICES]; /* devices that may use it; the own one first */
     size_t naccess;
-    sk__fork_node fork_node;
-    size_t locked_bytes SK_GUARDED_BY(lock); /* of host memory */
-    size_t cut_bytes SK_GUARDED_BY(lock);    /* the smallest locked piece; 0: none is */
+    sk__pieces pieces;
 } sk__cuda;
 
 /* Make the device's context current on this thread, if it is not; sk__cuda_leave restores the
  * caller's. Calls no driver that is gone: the result is then SK_CU_DEINITIALIZED. */
 sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed);
-void sk__cuda_visit_begin(void *self);
-void sk__cuda_visit_end(void *self);
 /* Undo sk__cuda_enter; return `result` of the driver's function `what` as a status with a text. */
 sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what, sk__cu_result result);
 /* The same for releases: an object that went with the process or the context counts as released. */
@@ -53,8 +49,6 @@ sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes);
 sk_status sk__cuda_range_alias(void *self, void *from, void *to, size_t nbytes);
 sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes);
 sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes);
-/* Return the bytes of host memory at whose multiples a copy must be cut; 0: nowhere. */
-size_t sk__cuda_cut_bytes(sk__cuda *cuda);
 
 /* Stream half: cuda_stream.c. */
 sk_status sk__cuda_stream_create(void *self, sk_stream **out);

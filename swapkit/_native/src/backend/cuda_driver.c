@@ -1,56 +1,37 @@
-/* cuda_driver.c - opening libcuda.so.1, once per process; its errors; and when not to call it.
- *
- * The driver shuts down at some point of the process's exit, and does not work in a forked child. A
- * handler for each case, registered after the driver's own, notes it; from then on no code here
- * calls the driver. */
+/* cuda_driver.c - opening libcuda.so.1, once per process, and its errors. */
 #include "backend/cuda_driver.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 
-#include "base/thread.h"
+#include "backend/library.h"
 
 #define DEFAULT_LIBRARY "libcuda.so.1"
 #define LIBRARY_VARIABLE "SWAPKIT_CUDA_DRIVER"
 
 enum { TEXT_BYTES = 256, VERSION_MAJOR = 1000, VERSION_MINOR = 10 };
 
-typedef enum presence { PRESENT, EXITING, FORKED } presence;
+static sk_status driver_start(void);
+static void driver_prepare(void);
 
-static struct {
-    sk__mutex lock;
-    sk__fork_node fork_node;
-    bool ready SK_GUARDED_BY(lock);
-    sk__cuda_driver table; /* never changes once it is ready */
-    presence presence;     /* atomic */
-} process;
+static sk__library library = {
+    .backend = "cuda",
+    .exiting = "the CUDA driver has shut down: the process is exiting",
+    .forked = "a CUDA device cannot be used in a forked child; start processes with 'spawn' or "
+              "'forkserver'",
+    .start = driver_start,
+    .prepare = driver_prepare,
+    .at_exit = sk__cuda_shut_down,
+    .once = PTHREAD_ONCE_INIT,
+};
 
-static pthread_once_t process_once = PTHREAD_ONCE_INIT;
+static sk__cuda_driver process_driver; /* never changes once the library is ready */
 
-/* ---- the end of the driver ------------------------------------------------------------------- */
+static void driver_prepare(void) { sk__library_prepare(&library); }
 
-const char *sk__cuda_gone(void) {
-    switch (__atomic_load_n(&process.presence, __ATOMIC_RELAXED)) {
-    case EXITING:
-        return "the CUDA driver has shut down: the process is exiting";
-    case FORKED:
-        return "a CUDA device cannot be used in a forked child; start processes with 'spawn' or "
-               "'forkserver'";
-    case PRESENT:
-        break;
-    }
-    return NULL;
-}
+const char *sk__cuda_gone(void) { return sk__library_gone(&library); }
 
-void sk__cuda_shut_down(void) { __atomic_store_n(&process.presence, EXITING, __ATOMIC_RELAXED); }
-
-static SK_NO_ANALYSIS void driver_after_fork(void *owner) {
-    (void)owner;
-    if (process.ready) { /* otherwise the child may open a driver of its own */
-        __atomic_store_n(&process.presence, FORKED, __ATOMIC_RELAXED);
-    }
-}
+void sk__cuda_shut_down(void) { sk__library_end(&library); }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
@@ -90,10 +71,10 @@ sk_status sk__cuda_fail(const sk__cuda_driver *driver, sk_status status, const c
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static sk_status symbol_missing(void *library, const char *path, const char *symbol) {
+static sk_status symbol_missing(void *handle, const char *path, const char *symbol) {
     char found[TEXT_BYTES] = "of unknown version";
     sk__cu_result (*get_version)(int *) = NULL;
-    *(void **)&get_version = dlsym(library, "cuDriverGetVersion");
+    *(void **)&get_version = dlsym(handle, "cuDriverGetVersion");
     int version = 0;
     if (get_version != NULL && get_version(&version) == SK_CU_SUCCESS) {
         (void)snprintf(found, sizeof found, "for CUDA %d.%d", version / VERSION_MAJOR,
@@ -105,72 +86,47 @@ static sk_status symbol_missing(void *library, const char *path, const char *sym
 }
 
 sk_status sk__cuda_driver_open(const char *path, sk__cuda_driver *out) {
-    /* A user who sets the environment chooses the process's libraries anyway. */
-    /* NOLINTNEXTLINE(clang-analyzer-optin.taint.GenericTaint) */
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-        const char *why = dlerror();
-        return sk__fail(SK_UNSUPPORTED,
-                        "cuda backend: no NVIDIA driver found: tried %s (%s); set " LIBRARY_VARIABLE
-                        " to use another library",
-                        path, why == NULL ? "no reason given" : why);
+#define NAME(name, arguments) #name,
+    static const char *const needed[] = {SK_CUDA_CALLS(NAME)};
+#undef NAME
+    void *handle = sk__library_open(&library, "NVIDIA driver", path, LIBRARY_VARIABLE);
+    if (handle == NULL) {
+        return SK_UNSUPPORTED;
     }
     sk__cuda_driver table;
-#define FIND(name, arguments)                                                                      \
-    *(void **)&table.name = dlsym(library, #name);                                                 \
-    if (table.name == NULL) {                                                                      \
-        sk_status missing = symbol_missing(library, path, #name);                                  \
-        (void)dlclose(library);                                                                    \
-        return missing;                                                                            \
+    const char *missing =
+        sk__library_find(handle, needed, sizeof needed / sizeof needed[0], &table);
+    if (missing != NULL) {
+        sk_status status = symbol_missing(handle, path, missing);
+        (void)dlclose(handle);
+        return status;
     }
-    SK_CUDA_CALLS(FIND)
-#undef FIND
-#define FIND(name, arguments) *(void **)&table.name = dlsym(library, #name);
+#define FIND(name, arguments) *(void **)&table.name = dlsym(handle, #name);
     SK_CUDA_OPTIONAL_CALLS(FIND)
 #undef FIND
     *out = table;
     return SK_OK;
 }
 
-static sk_status driver_start(sk__cuda_driver *out) {
-    const char *path = getenv(LIBRARY_VARIABLE);
+static sk_status driver_start(void) {
+    sk__cuda_driver *driver = &process_driver;
     sk_status status =
-        sk__cuda_driver_open(path == NULL || path[0] == '\0' ? DEFAULT_LIBRARY : path, out);
+        sk__cuda_driver_open(sk__library_path(LIBRARY_VARIABLE, DEFAULT_LIBRARY), driver);
     if (status != SK_OK) {
         return status;
     }
-    sk__cu_result result = out->cuInit(0);
+    sk__cu_result result = driver->cuInit(0);
     if (result == SK_CU_SUCCESS) {
         return SK_OK;
     }
-    return sk__cuda_fail(out, result == SK_CU_NO_DEVICE ? SK_UNSUPPORTED : SK_BACKEND_FAILED,
+    return sk__cuda_fail(driver, result == SK_CU_NO_DEVICE ? SK_UNSUPPORTED : SK_BACKEND_FAILED,
                          "cuInit", result);
 }
 
-static void process_init(void) {
-    sk__mutex_init(&process.lock, SK_RANK_BACKEND);
-    process.fork_node = (sk__fork_node){.lock = &process.lock, .child = driver_after_fork};
-    sk__fork_register(&process.fork_node);
-}
-
 sk_status sk__cuda_driver_get(const sk__cuda_driver **out) {
-    (void)pthread_once(&process_once, process_init);
-    const char *gone = sk__cuda_gone();
-    if (gone != NULL) {
-        return sk__fail(SK_BACKEND_FAILED, "cuda backend: %s", gone);
-    }
-    sk_status status = SK_OK;
-    sk__lock(&process.lock);
-    if (!process.ready) {
-        status = driver_start(&process.table);
-        process.ready = status == SK_OK;
-        if (process.ready) {
-            (void)atexit(sk__cuda_shut_down); /* registered after the driver's: runs before it */
-        }
-    }
-    sk__unlock(&process.lock);
+    sk_status status = sk__library_get(&library);
     if (status == SK_OK) {
-        *out = &process.table;
+        *out = &process_driver;
     }
     return status;
 }

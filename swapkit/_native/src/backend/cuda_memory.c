@@ -257,25 +257,6 @@ sk_status sk__cuda_range_alias(void *self, void *from, void *to, size_t nbytes) 
 
 /* ---- host memory ----------------------------------------------------------------------------- */
 
-size_t sk__cuda_cut_bytes(sk__cuda *cuda) {
-    sk__lock(&cuda->lock);
-    size_t cut_bytes = cuda->cut_bytes;
-    sk__unlock(&cuda->lock);
-    return cut_bytes;
-}
-
-static void locked_change(sk__cuda *cuda, size_t nbytes, bool growing) {
-    sk__lock(&cuda->lock);
-    sk_assert(growing || nbytes <= cuda->locked_bytes);
-    cuda->locked_bytes += growing ? nbytes : -nbytes;
-    if (cuda->locked_bytes == 0) {
-        cuda->cut_bytes = 0;
-    } else if (growing && (cuda->cut_bytes == 0 || nbytes < cuda->cut_bytes)) {
-        cuda->cut_bytes = nbytes;
-    }
-    sk__unlock(&cuda->lock);
-}
-
 sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes) {
     sk__cuda *cuda = self;
     bool pushed = false;
@@ -286,7 +267,7 @@ sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes) {
     }
     sk_status status = sk__cuda_leave(cuda, pushed, "cuMemHostRegister_v2", result);
     if (status == SK_OK) {
-        locked_change(cuda, nbytes, true);
+        sk__pieces_locked(&cuda->pieces, nbytes);
     } else if (result != SK_CU_DEINITIALIZED && !sk__cuda_is_sticky(result)) {
         status = SK_OUT_OF_HOST_MEMORY; /* the system's limits, under any error name */
     }
@@ -302,7 +283,7 @@ sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes) {
     }
     sk_status status = sk__cuda_leave_released(cuda, pushed, "cuMemHostUnregister", result);
     if (status == SK_OK) {
-        locked_change(cuda, nbytes, false);
+        sk__pieces_unlocked(&cuda->pieces, nbytes);
     }
     return status;
 }

@@ -124,62 +124,43 @@ sk_status sk__cuda_event_sync(void *self, sk_event *event) {
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-typedef struct copy {
-    char *to;
-    const char *from;
-    size_t nbytes;
-    sk_copy_kind kind;
-    sk_stream *stream;
-    const char *what; /* the driver's function that was called last */
-} copy;
-
-static sk__cu_result piece_start(const sk__cuda *cuda, copy *copy, size_t offset, size_t nbytes) {
-    char *to = copy->to + offset;
-    const char *from = copy->from + offset;
-    switch (copy->kind) {
+static int piece_start(const void *self, sk__copy *piece) {
+    const sk__cuda *cuda = self;
+    void *to = piece->to;
+    const void *from = piece->from;
+    switch (piece->kind) {
     case SK_HOST_TO_DEVICE:
-        copy->what = "cuMemcpyHtoDAsync_v2";
-        return cuda->driver->cuMemcpyHtoDAsync_v2((uintptr_t)to, from, nbytes, copy->stream);
+        piece->what = "cuMemcpyHtoDAsync_v2";
+        return cuda->driver->cuMemcpyHtoDAsync_v2((uintptr_t)to, from, piece->nbytes,
+                                                  piece->stream);
     case SK_DEVICE_TO_HOST:
-        copy->what = "cuMemcpyDtoHAsync_v2";
-        return cuda->driver->cuMemcpyDtoHAsync_v2(to, (uintptr_t)from, nbytes, copy->stream);
+        piece->what = "cuMemcpyDtoHAsync_v2";
+        return cuda->driver->cuMemcpyDtoHAsync_v2(to, (uintptr_t)from, piece->nbytes,
+                                                  piece->stream);
     case SK_DEVICE_TO_DEVICE:
         break;
     }
-    copy->what = "cuMemcpyDtoDAsync_v2";
-    return cuda->driver->cuMemcpyDtoDAsync_v2((uintptr_t)to, (uintptr_t)from, nbytes, copy->stream);
+    piece->what = "cuMemcpyDtoDAsync_v2";
+    return cuda->driver->cuMemcpyDtoDAsync_v2((uintptr_t)to, (uintptr_t)from, piece->nbytes,
+                                              piece->stream);
 }
 
-/* The driver refuses a copy that crosses from one locked piece of host memory into the next. If it
- * refuses a piece, the earlier pieces are done when this returns. */
-static sk__cu_result pieces_start(const sk__cuda *cuda, copy *copy, size_t cut_bytes) {
-    uintptr_t host = (uintptr_t)(copy->kind == SK_HOST_TO_DEVICE ? copy->from : copy->to);
-    bool cut = cut_bytes != 0 && copy->kind != SK_DEVICE_TO_DEVICE;
-    size_t offset = 0;
-    sk__cu_result result = SK_CU_SUCCESS;
-    while (offset < copy->nbytes && result == SK_CU_SUCCESS) {
-        size_t nbytes = copy->nbytes - offset;
-        if (cut) {
-            nbytes = sk__min(nbytes, cut_bytes - (host + offset) % cut_bytes);
-        }
-        result = piece_start(cuda, copy, offset, nbytes);
-        if (result != SK_CU_SUCCESS && offset > 0) {
-            (void)cuda->driver->cuStreamSynchronize(copy->stream);
-        }
-        offset += nbytes;
-    }
-    return result;
+static void stream_settle(const void *self, sk_stream *stream) {
+    const sk__cuda *cuda = self;
+    (void)cuda->driver->cuStreamSynchronize(stream);
 }
 
+/* The driver refuses a copy that crosses from one locked piece of host memory into the next. */
 sk_status sk__cuda_copy_async(void *self, void *to, const void *from, size_t nbytes,
                               sk_copy_kind kind, sk_stream *stream) {
+    static const sk__copier copier = {.start = piece_start, .settle = stream_settle};
     sk__cuda *cuda = self;
-    copy copy = {
+    sk__copy copy = {
         .to = to, .from = from, .nbytes = nbytes, .kind = kind, .stream = stream, .what = "a copy"};
     bool pushed = false;
     sk__cu_result result = sk__cuda_enter(cuda, &pushed);
     if (result == SK_CU_SUCCESS) {
-        result = pieces_start(cuda, &copy, sk__cuda_cut_bytes(cuda));
+        result = sk__pieces_copy(&cuda->pieces, &copier, cuda, &copy);
     }
     return sk__cuda_leave(cuda, pushed, copy.what, result);
 }

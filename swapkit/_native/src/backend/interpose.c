@@ -181,6 +181,7 @@ sk_status sk__interpose(sk__interposer *self, const char *name, sk_backend **out
         .host_unlock = self->inner->ops.host_lock_bytes != 0 ? forward_host_unlock : NULL,
         .visit_begin = forward_visit_begin,
         .visit_end = forward_visit_end,
+        .over_read_bytes = self->inner->ops.over_read_bytes,
     };
     sk_status status = sk_backend_open(&ops, self, out);
     if (status == SK_OK) {

@@ -120,7 +120,9 @@ static sk_status block_check(const sk_pool *pool, const sk__block *block) SK_REQ
     }
     if (block->state == SK_IN_USE) {
         ENSURE(sk__table_find(&pool->table, block->address) == block, "%p is not in the table", at);
-        ENSURE(block->requested_bytes <= block->nbytes, "%p is smaller than requested", at);
+        ENSURE(block->requested_bytes == 0 ||
+                   block->requested_bytes + pool->backend->ops.over_read_bytes <= block->nbytes,
+               "%p is smaller than requested", at);
     }
     return SK_OK;
 }

@@ -306,10 +306,10 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
                         SK_MAX_BYTES);
     }
     sk__request request = {
-        .nbytes = sk__round_up(nbytes, SK_ROUND_BYTES),
+        .nbytes = sk__round_up(nbytes + pool->backend->ops.over_read_bytes, SK_ROUND_BYTES),
         .requested_bytes = nbytes,
-        .arena = nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE,
     };
+    request.arena = request.nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE;
     sk__block *block = NULL;
     const sk_pool *outer = making_for;
     sk__lock(&pool->lock);

@@ -7,6 +7,7 @@
  * read: copies that cannot be dropped never take more than the rest. A copy that was read keeps its
  * extent, and costs nothing to drop again. */
 #include "sched/sched.h"
+#include "swapkit_devices.h"
 
 enum {
     READS_AHEAD = 2,

@@ -1,4 +1,4 @@
-/* test_cuda_wait.c - a wait that is left out is found out.
+/* test_wait.c - a wait that is left out is found out.
  *
  * Each scenario is played twice: over the device, where the bytes are right, and over one whose
  * waits of one kind do nothing, where they are not. So the suite would see it if the pool or the
@@ -96,7 +96,7 @@ static bool adopt(deafness how) {
     return pair_close(&p);
 }
 
-SK_TEST(cuda_wait, test_adopt_when_the_streams_wait_is_left_out_then_bytes_are_wrong) {
+SK_TEST(wait, test_adopt_when_the_streams_wait_is_left_out_then_bytes_are_wrong) {
     CHECK(adopt(HEARS));
     CHECK(!adopt(NO_STREAM_WAIT));
 }
@@ -116,7 +116,7 @@ static bool reuse(deafness how) {
     return pair_close(&p);
 }
 
-SK_TEST(cuda_wait, test_reuse_when_the_wait_for_the_event_is_left_out_then_bytes_are_wrong) {
+SK_TEST(wait, test_reuse_when_the_wait_for_the_event_is_left_out_then_bytes_are_wrong) {
     CHECK(reuse(HEARS));
     CHECK(!reuse(NO_EVENT_SYNC));
 }
@@ -154,7 +154,7 @@ static bool produce(deafness how) {
     return right;
 }
 
-SK_TEST(cuda_wait, test_copy_out_when_it_does_not_wait_for_the_producer_then_bytes_are_wrong) {
+SK_TEST(wait, test_copy_out_when_it_does_not_wait_for_the_producer_then_bytes_are_wrong) {
     CHECK(produce(HEARS));
     CHECK(!produce(NO_STREAM_WAIT));
 }
@@ -185,7 +185,7 @@ static bool consume(deafness how) {
     return right;
 }
 
-SK_TEST(cuda_wait, test_copy_in_when_the_consumer_does_not_wait_then_bytes_are_wrong) {
+SK_TEST(wait, test_copy_in_when_the_consumer_does_not_wait_then_bytes_are_wrong) {
     CHECK(consume(HEARS));
     CHECK(!consume(NO_STREAM_WAIT));
 }
@@ -214,7 +214,7 @@ static bool drop_early(deafness how) {
     return right;
 }
 
-SK_TEST(cuda_wait, test_copy_out_when_its_owner_is_dropped_early_then_bytes_are_wrong) {
+SK_TEST(wait, test_copy_out_when_its_owner_is_dropped_early_then_bytes_are_wrong) {
     CHECK(drop_early(HEARS));
     CHECK(!drop_early(NO_EVENT_SYNC));
 }

@@ -1,0 +1,444 @@
+/* ascend_memory.c - device memory, whole or in granules behind a range of addresses; host memory
+ * that its copy engines may read and write.
+ *
+ * A granule is separate physical memory, mapped where it is committed, and where it has aliases.
+ * ACL does not say that memory outlives its handle while it is mapped, so the handle is kept until
+ * the last unmap, and every range knows the granule behind each of its places. Places are used by
+ * one thread at a time, as the caller of commit and decommit sees to; what several places share is
+ * counted atomically. ACL waits for nothing when it unmaps or frees: the caller has waited. */
+#include <stdlib.h>
+
+#include "backend/ascend.h"
+
+enum { GRANULE_BYTES = 2 * 1024 * 1024 }; /* the device's own huge page */
+
+typedef struct granule {
+    sk__acl_memory *memory;
+    unsigned mappings; /* atomic */
+} granule;
+
+struct sk__ascend_range {
+    sk__ascend_range *next;
+    char *reserved; /* what ACL gave out */
+    char *address;  /* the first granule's */
+    size_t nbytes;
+    granule *places[]; /* one for each granule of addresses; NULL: not committed */
+};
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+typedef struct pages {
+    int policy, attribute;
+    uint64_t reserve_flags;
+} pages;
+
+static pages pages_of(const sk_ascend_params *params) {
+    switch ((sk_ascend_pages)params->pages) {
+    case SK_ASCEND_HUGE_ONLY:
+        return (pages){SK_ACL_POLICY_HUGE_ONLY, SK_ACL_HBM_HUGE, SK_ACL_RESERVE_HUGE};
+    case SK_ASCEND_NORMAL:
+        return (pages){SK_ACL_POLICY_NORMAL_ONLY, SK_ACL_HBM_NORMAL, SK_ACL_RESERVE_NORMAL};
+    case SK_ASCEND_GIANT:
+        return (pages){SK_ACL_POLICY_GIANT_ONLY, SK_ACL_HBM_GIANT, SK_ACL_RESERVE_HUGE};
+    case SK_ASCEND_HUGE_FIRST:
+        break;
+    }
+    return (pages){SK_ACL_POLICY_HUGE_FIRST, SK_ACL_HBM_HUGE, SK_ACL_RESERVE_HUGE};
+}
+
+static sk_status granules_open(sk__ascend *ascend, const sk_ascend_params *params) {
+    size_t least = 0;
+    sk__acl_error error = ascend->runtime->aclrtMemGetAllocationGranularity(
+        &ascend->kind, SK_ACL_GRANULARITY_MINIMUM, &least);
+    if (sk__ascend_is_unsupported(error)) {
+        return SK_OK; /* whole segments, then */
+    }
+    if (error != SK_ACL_SUCCESS) {
+        return sk__ascend_fail(ascend->runtime, SK_BACKEND_FAILED,
+                               "aclrtMemGetAllocationGranularity", error);
+    }
+    size_t granule =
+        params->granule_bytes == 0 ? sk__max(GRANULE_BYTES, least) : params->granule_bytes;
+    if (least == 0 || granule % least != 0 || granule > SK_MAX_BYTES) {
+        return sk__fail(SK_INVALID,
+                        "ascend backend: granules of %zu bytes are not supported: the device maps "
+                        "multiples of %zu",
+                        granule, least);
+    }
+    ascend->granule_bytes = granule;
+    return SK_OK;
+}
+
+/* Whether the device can lock host memory: products and drivers differ, and only trying tells. */
+static sk_status host_probe(sk__ascend *ascend) {
+    enum { PAGE_BYTES = 4096 };
+    const sk__ascend_runtime *runtime = ascend->runtime;
+    if (runtime->aclrtHostRegister == NULL || runtime->aclrtHostUnregister == NULL) {
+        return SK_OK;
+    }
+    void *page = aligned_alloc(PAGE_BYTES, PAGE_BYTES);
+    if (page == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "ascend backend: no host memory for its state");
+    }
+    void *seen = NULL;
+    sk__acl_error error =
+        runtime->aclrtHostRegister(page, PAGE_BYTES, SK_ACL_REGISTER_MAPPED, &seen);
+    if (error == SK_ACL_SUCCESS) {
+        error = runtime->aclrtHostUnregister(page);
+    }
+    ascend->locks_host = !sk__ascend_is_unsupported(error); /* other reasons may pass */
+    free(page);
+    return SK_OK;
+}
+
+sk_status sk__ascend_memory_open(sk__ascend *ascend, const sk_ascend_params *params) {
+    pages chosen = pages_of(params);
+    ascend->policy = chosen.policy;
+    ascend->kind = (sk__acl_physical){.attribute = chosen.attribute,
+                                      .device = (uint32_t)ascend->device,
+                                      .location_type = SK_ACL_LOCATION_DEVICE};
+    ascend->reserve_flags = chosen.reserve_flags;
+    sk_status status = host_probe(ascend);
+    return status == SK_OK && !params->no_virtual_memory ? granules_open(ascend, params) : status;
+}
+
+/* Forget what is left of a runtime that is gone, or of a device that failed. */
+static void range_forget(sk__ascend_range *range, size_t granule_bytes) {
+    for (size_t i = 0; i < range->nbytes / granule_bytes; i++) {
+        granule *left = range->places[i];
+        if (left != NULL && --left->mappings == 0) {
+            free(left);
+        }
+    }
+    free(range);
+}
+
+void sk__ascend_memory_close(sk__ascend *ascend) {
+    sk__fork_unregister(&ascend->fork_node);
+    sk__lock(&ascend->lock);
+    while (ascend->ranges != NULL) {
+        sk__ascend_range *range = ascend->ranges;
+        ascend->ranges = range->next;
+        range_forget(range, ascend->granule_bytes);
+    }
+    sk__unlock(&ascend->lock);
+    sk__mutex_destroy(&ascend->lock);
+}
+
+/* ---- whole segments -------------------------------------------------------------------------- */
+
+sk_status sk__ascend_memory_info(void *self, sk_memory_info *out) {
+    const sk__ascend *ascend = self;
+    sk_memory_info info = {0};
+    void *undo = NULL;
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        error = ascend->runtime->aclrtGetMemInfo(SK_ACL_HBM, &info.free_bytes, &info.total_bytes);
+    }
+    sk_status status = sk__ascend_leave(ascend, undo, "aclrtGetMemInfo", error);
+    if (status == SK_OK) {
+        *out = info;
+    }
+    return status;
+}
+
+/* Without ACL's own padding: the pool keeps what kernels may read inside its blocks. */
+sk_status sk__ascend_memory_alloc(void *self, size_t nbytes, void **out) {
+    const sk__ascend *ascend = self;
+    void *address = NULL;
+    void *undo = NULL;
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        error = ascend->runtime->aclrtMallocAlign32(&address, nbytes, ascend->policy);
+    }
+    sk_status status = sk__ascend_leave(ascend, undo, "aclrtMallocAlign32", error);
+    if (status == SK_OK) {
+        *out = address;
+    }
+    return status;
+}
+
+sk_status sk__ascend_memory_free(void *self, void *address, size_t nbytes) {
+    const sk__ascend *ascend = self;
+    (void)nbytes;
+    SK_ASCEND_VISIT(ascend, sk__ascend_leave_released, aclrtFree, (address));
+}
+
+/* ---- ranges of addresses --------------------------------------------------------------------- */
+
+static void range_list(sk__ascend *ascend, sk__ascend_range *range) {
+    sk__lock(&ascend->lock);
+    range->next = ascend->ranges;
+    ascend->ranges = range;
+    sk__unlock(&ascend->lock);
+}
+
+static sk__ascend_range *range_unlist(sk__ascend *ascend, const void *address) {
+    sk__lock(&ascend->lock);
+    sk__ascend_range **link = &ascend->ranges;
+    while (*link != NULL && (*link)->address != address) {
+        link = &(*link)->next;
+    }
+    sk__ascend_range *range = *link;
+    if (range != NULL) {
+        *link = range->next;
+    }
+    sk__unlock(&ascend->lock);
+    return range;
+}
+
+/* The place of the granule at `address`, which lies in a reserved range. */
+static granule **place_of(sk__ascend *ascend, const char *address) {
+    sk__lock(&ascend->lock);
+    sk__ascend_range *range = ascend->ranges;
+    while (range != NULL &&
+           (address < range->address || address >= range->address + range->nbytes)) {
+        range = range->next;
+    }
+    sk__unlock(&ascend->lock);
+    sk_assert(range != NULL);
+    return &range->places[(size_t)(address - range->address) / ascend->granule_bytes];
+}
+
+/* Addresses at multiples of a granule. ACL has no alignment to ask for: its own is a huge page's,
+ * and if that is too little, a part of more addresses is used. */
+static sk__acl_error addresses_reserve(const sk__ascend *ascend, sk__ascend_range *range) {
+    const size_t granule = ascend->granule_bytes;
+    void *address = NULL;
+    sk__acl_error error = ascend->runtime->aclrtReserveMemAddress(&address, range->nbytes, 0, NULL,
+                                                                  ascend->reserve_flags);
+    if (error == SK_ACL_SUCCESS && (uintptr_t)address % granule != 0) {
+        (void)ascend->runtime->aclrtReleaseMemAddress(address);
+        error = ascend->runtime->aclrtReserveMemAddress(&address, range->nbytes + granule, 0, NULL,
+                                                        ascend->reserve_flags);
+    }
+    if (error == SK_ACL_SUCCESS) {
+        range->reserved = address;
+        range->address = range->reserved + (granule - (uintptr_t)address % granule) % granule;
+    }
+    return error;
+}
+
+sk_status sk__ascend_range_reserve(void *self, size_t nbytes, void **out) {
+    sk__ascend *ascend = self;
+    sk_assert(nbytes % ascend->granule_bytes == 0);
+    size_t count = nbytes / ascend->granule_bytes;
+    sk__ascend_range *range = calloc(1, sizeof *range + count * sizeof range->places[0]);
+    if (range == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "ascend backend: no host memory for %zu granules",
+                        count);
+    }
+    range->nbytes = nbytes;
+    void *undo = NULL;
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        error = addresses_reserve(ascend, range);
+    }
+    sk_status status = sk__ascend_leave(ascend, undo, "aclrtReserveMemAddress", error);
+    if (status != SK_OK) {
+        free(range);
+        return status;
+    }
+    range_list(ascend, range);
+    *out = range->address;
+    return SK_OK;
+}
+
+sk_status sk__ascend_range_release(void *self, void *address, size_t nbytes) {
+    sk__ascend *ascend = self;
+    sk__ascend_range *range = range_unlist(ascend, address);
+    sk_assert(range != NULL && range->nbytes == nbytes);
+    (void)nbytes;
+    void *undo = NULL;
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        error = ascend->runtime->aclrtReleaseMemAddress(range->reserved);
+    }
+    sk_status status = sk__ascend_leave_released(ascend, undo, "aclrtReleaseMemAddress", error);
+    if (status == SK_OK) {
+        range_forget(range, ascend->granule_bytes);
+    } else {
+        range_list(ascend, range);
+    }
+    return status;
+}
+
+/* ---- granules -------------------------------------------------------------------------------- */
+
+/* Make physical memory that is mapped nowhere. */
+static sk__acl_error granule_make(const sk__ascend *ascend, granule **out, const char **what) {
+    *what = "aclrtMallocPhysical";
+    granule *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return SK_ACL_HOST_NO_MEMORY;
+    }
+    sk__acl_error error = ascend->runtime->aclrtMallocPhysical(&made->memory, ascend->granule_bytes,
+                                                               &ascend->kind, 0);
+    if (error != SK_ACL_SUCCESS) {
+        free(made);
+        return error;
+    }
+    *out = made;
+    return SK_ACL_SUCCESS;
+}
+
+/* Map a granule at one place: a new one, or the one at `twin`. */
+static sk__acl_error place_fill(sk__ascend *ascend, char *address, const char *twin,
+                                const char **what) {
+    granule *used = twin != NULL ? *place_of(ascend, twin) : NULL;
+    sk_assert((twin != NULL) == (used != NULL));
+    sk__acl_error error = used == NULL ? granule_make(ascend, &used, what) : SK_ACL_SUCCESS;
+    if (error != SK_ACL_SUCCESS) {
+        return error;
+    }
+    *what = "aclrtMapMem";
+    error = ascend->runtime->aclrtMapMem(address, ascend->granule_bytes, 0, used->memory, 0);
+    if (error == SK_ACL_SUCCESS) {
+        (void)__atomic_add_fetch(&used->mappings, 1, __ATOMIC_RELAXED);
+        *place_of(ascend, address) = used;
+    } else if (twin == NULL) {
+        (void)ascend->runtime->aclrtFreePhysical(used->memory);
+        free(used);
+    }
+    return error;
+}
+
+/* Unmap one place; the last one of a granule gives its memory back. A failure changes nothing. */
+static sk__acl_error place_empty(sk__ascend *ascend, char *address, const char **what) {
+    granule **place = place_of(ascend, address);
+    granule *used = *place;
+    sk_assert(used != NULL);
+    *what = "aclrtUnmapMem";
+    sk__acl_error error = ascend->runtime->aclrtUnmapMem(address);
+    if (error != SK_ACL_SUCCESS) {
+        return error;
+    }
+    *place = NULL;
+    if (__atomic_sub_fetch(&used->mappings, 1, __ATOMIC_ACQ_REL) > 0) {
+        return SK_ACL_SUCCESS;
+    }
+    *what = "aclrtFreePhysical";
+    error = ascend->runtime->aclrtFreePhysical(used->memory);
+    if (error != SK_ACL_SUCCESS &&
+        ascend->runtime->aclrtMapMem(address, ascend->granule_bytes, 0, used->memory, 0) ==
+            SK_ACL_SUCCESS) {
+        used->mappings = 1;
+        *place = used;
+        return error;
+    }
+    free(used); /* if it could neither be freed nor mapped again, the memory is lost */
+    return error;
+}
+
+/* Empty places from `address` on, up to the first refusal; return the bytes. */
+static size_t places_empty(sk__ascend *ascend, char *address, size_t nbytes, sk__acl_error *error,
+                           const char **what) {
+    size_t done = 0;
+    *error = SK_ACL_SUCCESS;
+    while (done < nbytes && *error == SK_ACL_SUCCESS) {
+        *error = place_empty(ascend, address + done, what);
+        done += *error == SK_ACL_SUCCESS ? ascend->granule_bytes : 0;
+    }
+    return done;
+}
+
+/* Fail if the device has too little left: otherwise a large request would map all of it in vain. */
+static sk__acl_error memory_require(const sk__ascend *ascend, size_t nbytes, const char **what) {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    *what = "aclrtGetMemInfo";
+    sk__acl_error error = ascend->runtime->aclrtGetMemInfo(SK_ACL_HBM, &free_bytes, &total_bytes);
+    if (error == SK_ACL_SUCCESS && free_bytes < nbytes) {
+        *what = "aclrtMallocPhysical";
+        error = SK_ACL_OUT_OF_MEMORY;
+    }
+    return error;
+}
+
+/* Fill all places, or none: with new memory, or with that from `twin` on. */
+static sk__acl_error places_fill(sk__ascend *ascend, char *address, const char *twin, size_t nbytes,
+                                 const char **what) {
+    const size_t granule = ascend->granule_bytes;
+    size_t done = 0;
+    bool much = twin == NULL && nbytes > granule;
+    sk__acl_error error = much ? memory_require(ascend, nbytes, what) : SK_ACL_SUCCESS;
+    while (done < nbytes && error == SK_ACL_SUCCESS) {
+        error = place_fill(ascend, address + done, twin == NULL ? NULL : twin + done, what);
+        done += error == SK_ACL_SUCCESS ? granule : 0;
+    }
+    if (error != SK_ACL_SUCCESS) {
+        sk__acl_error ignored = SK_ACL_SUCCESS;
+        const char *unused = NULL;
+        (void)places_empty(ascend, address, done, &ignored, &unused);
+    }
+    return error;
+}
+
+static sk_status range_fill(sk__ascend *ascend, char *address, const char *twin, size_t nbytes) {
+    const char *what = "aclrtMapMem";
+    void *undo = NULL;
+    sk_assert(nbytes % ascend->granule_bytes == 0);
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        error = places_fill(ascend, address, twin, nbytes, &what);
+    }
+    return sk__ascend_leave(ascend, undo, what, error);
+}
+
+sk_status sk__ascend_range_commit(void *self, void *address, size_t nbytes) {
+    return range_fill(self, address, NULL, nbytes);
+}
+
+sk_status sk__ascend_range_alias(void *self, void *from, void *to, size_t nbytes) {
+    return range_fill(self, to, from, nbytes);
+}
+
+sk_status sk__ascend_range_decommit(void *self, void *address, size_t nbytes) {
+    sk__ascend *ascend = self;
+    const char *what = "aclrtUnmapMem";
+    void *undo = NULL;
+    sk_assert(nbytes % ascend->granule_bytes == 0);
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        size_t done = places_empty(ascend, address, nbytes, &error, &what);
+        if (error != SK_ACL_SUCCESS && done > 0) { /* all or nothing: map free memory again */
+            const char *unused = NULL;
+            (void)places_fill(ascend, address, NULL, done, &unused);
+        }
+    }
+    return sk__ascend_leave_released(ascend, undo, what, error);
+}
+
+/* ---- host memory ----------------------------------------------------------------------------- */
+
+sk_status sk__ascend_host_lock(void *self, void *address, size_t nbytes) {
+    sk__ascend *ascend = self;
+    void *seen = NULL; /* by the device: not needed for copies */
+    void *undo = NULL;
+    sk_assert((nbytes & (nbytes - 1)) == 0 && (uintptr_t)address % nbytes == 0);
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        error = ascend->runtime->aclrtHostRegister(address, nbytes, SK_ACL_REGISTER_MAPPED, &seen);
+    }
+    sk_status status = sk__ascend_leave(ascend, undo, "aclrtHostRegister", error);
+    if (status == SK_OK) {
+        sk__pieces_locked(&ascend->pieces, nbytes);
+    } else if (error != SK_ACL_UNINITIALIZED && !sk__ascend_is_sticky(error)) {
+        status = SK_OUT_OF_HOST_MEMORY; /* the system's limits, under any error name */
+    }
+    return status;
+}
+
+sk_status sk__ascend_host_unlock(void *self, void *address, size_t nbytes) {
+    sk__ascend *ascend = self;
+    void *undo = NULL;
+    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    if (error == SK_ACL_SUCCESS) {
+        error = ascend->runtime->aclrtHostUnregister(address);
+    }
+    sk_status status = sk__ascend_leave_released(ascend, undo, "aclrtHostUnregister", error);
+    if (status == SK_OK) {
+        sk__pieces_unlocked(&ascend->pieces, nbytes);
+    }
+    return status;
+}
