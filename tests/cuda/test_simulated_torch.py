@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.cuda import small_models
+from tests.simulated import small_models
 from tests.support import MIB, run_python
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import contextlib
 import os
 import platform
 import re
-import sys
 from pathlib import Path
 
 from tests.cuda import simulated
 from tests.cuda.timed.machine import install
+from tests.simulated.launching import main
 
 INSIDE = "SWAPKIT_CUDA_TIMED"
 PROCESSOR = Path("/proc/cpuinfo")
@@ -33,34 +33,29 @@ def quiet_file() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Build what is missing; return the environment in which torch meets the virtual GPU."""
+    """Build what is missing; return the variables with which torch meets the virtual GPU."""
     folder = simulated.build("timed")
     libraries = sorted(str(file) for file in (folder / "timed").glob("*.so.*"))
     changed = simulated.environment(folder)
     return {
-        "CUSIM_HOST_QUIET_FILE": str(quiet_file()),
         **changed,
+        "CUSIM_HOST_QUIET_FILE": os.environ.get("CUSIM_HOST_QUIET_FILE", str(quiet_file())),
         "LD_PRELOAD": " ".join([changed["LD_PRELOAD"], *libraries]),
         "CUSIM_TIMED": "1",
-        INSIDE: "1",
+        simulated.INSIDE: "1",
     }
 
 
-def main() -> None:
-    """Start the program, or run it if this is the interpreter that was started."""
-    if len(sys.argv) < 2:
-        raise SystemExit(__doc__)
-    if os.environ.get(INSIDE):
-        simulated.run_inside(sys.argv[1:], install)
-        return
-    if simulated.PYTHON not in os.environ:
-        raise SystemExit(f"{simulated.PYTHON} names no interpreter that has a torch for CUDA")
-    # Should a program fill the host after all, it is the one to be ended.
+def prepare() -> dict[str, str]:
+    """Should a program fill the host after all, it is the one to be ended."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    command = [os.environ[simulated.PYTHON], "-m", "tests.cuda.timed", *sys.argv[1:]]
-    os.execve(command[0], command, environment())
+    return environment()
 
+
+MACHINE = simulated.MACHINE._replace(
+    module="tests.cuda.timed", inside=INSIDE, prepare=prepare, install=install
+)
 
 if __name__ == "__main__":
-    main()
+    main(MACHINE, __doc__)

@@ -22,25 +22,23 @@ using torch::jit::Stack;
 constexpr CUresult kSuccess = static_cast<CUresult>(0);
 constexpr CUresult kAssert = static_cast<CUresult>(710); // what a failed assertion on a GPU leaves
 
-// What is called of the driver and of the runtime, both of which are loaded by now.
-struct Device {
+// What is called of the driver, which is loaded by now.
+struct Driver {
     decltype(&cusim_run) run;
     decltype(&cusim_break) fail;
-    int (*free)(void *);
 
-    static const Device &get() {
-        static const Device device;
-        return device;
+    static const Driver &get() {
+        static const Driver driver;
+        return driver;
     }
 
   private:
-    Device() {
-        void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    Driver() {
+        void *driver = dlopen(platform().driver, RTLD_NOW | RTLD_NOLOAD);
         TORCH_CHECK(driver != nullptr, "the simulated driver is not loaded");
         run = reinterpret_cast<decltype(run)>(dlsym(driver, "cusim_run"));
         fail = reinterpret_cast<decltype(fail)>(dlsym(driver, "cusim_break"));
-        free = reinterpret_cast<decltype(free)>(dlsym(RTLD_DEFAULT, "cudaFree"));
-        TORCH_CHECK(run != nullptr && fail != nullptr && free != nullptr,
+        TORCH_CHECK(run != nullptr && fail != nullptr,
                     "the driver that is loaded is not the simulated one");
     }
 };
@@ -51,46 +49,34 @@ struct Beneath {
     at::DisableRecordFunctionGuard unseen;
 };
 
-// Made and queued by the program, run by the driver.
-struct Launch {
+// Made by the program, run by the driver. Whoever is to submit or run it shares it: work that a
+// queue of the host drops is deleted, too.
+struct Launch : std::enable_shared_from_this<Launch> {
     c10::OperatorHandle op;
     Slots slots;
     std::vector<Value> arguments;
     std::vector<Value> outputs; // empty: keep the results instead
     bool waits = false;
+    bool done = false;
     Stack results;
     std::exception_ptr error;
 
     explicit Launch(c10::OperatorHandle handle) : op(std::move(handle)) {}
 
-    static void run(void *const *bytes, void *argument) {
-        auto *launch = static_cast<Launch *>(argument);
-        if (launch->waits) {
-            launch->compute(bytes);
-            return;
-        }
-        std::unique_ptr<Launch> owned(launch);
-        launch->compute(bytes);
-        if (launch->error) {
-            launch->report();
-        }
-    }
-
     Stack stack(const std::vector<at::Tensor> &tensors, at::DeviceType device) const {
         Stack made;
         for (const Value &value : arguments) {
             IValue built = value.build([&](size_t slot) { return tensors[slot]; });
-            bool place = built.isDevice() && built.toDevice().is_cuda();
+            bool place = built.isDevice() && built.toDevice().type() == platform().device;
             made.push_back(place ? IValue(at::Device(device)) : std::move(built));
         }
         return made;
     }
 
-    // Wait for nothing; the driver deletes the launch by running it.
-    static void queue(std::unique_ptr<Launch> launch, const c10::Stream &stream) {
-        launch->slots.forget();
-        launch->put(stream);
-        (void)launch.release();
+    // Wait for nothing.
+    void queue(const c10::Stream &stream) {
+        slots.forget();
+        put(stream);
     }
 
     void queue_and_wait(const c10::Stream &stream) {
@@ -100,16 +86,35 @@ struct Launch {
         if (error) {
             std::rethrow_exception(error);
         }
+        TORCH_CHECK(done, c10::toString(op.operator_name()), " was not run");
     }
 
   private:
     void put(const c10::Stream &stream) {
-        (void)Device::get().free(nullptr); // makes the thread's context
+        CUstream handle = platform().handle(stream);
+        platform().submit(op.operator_name().name,
+                          [shared = shared_from_this(), handle] { return shared->submit(handle); });
+    }
+
+    CUresult submit(CUstream handle) {
         const auto &uses = slots.uses();
-        CUresult result = Device::get().run(static_cast<CUstream>(stream.native_handle()), run,
-                                            this, uses.data(), uses.size());
-        TORCH_CHECK(result == kSuccess, "CUDA error: the simulated driver refused ",
-                    op.operator_name(), " with code ", static_cast<int>(result));
+        auto share = std::make_unique<std::shared_ptr<Launch>>(shared_from_this());
+        CUresult result =
+            Driver::get().run(handle, run, share.get(), uses.data(), uses.size());
+        if (result == kSuccess) {
+            (void)share.release(); // the driver's until it ran
+        }
+        return result;
+    }
+
+    static void run(void *const *bytes, void *argument) {
+        std::unique_ptr<std::shared_ptr<Launch>> share(
+            static_cast<std::shared_ptr<Launch> *>(argument));
+        Launch &launch = **share;
+        launch.compute(bytes);
+        if (launch.error && !launch.waits) {
+            launch.report();
+        }
     }
 
     void compute(void *const *bytes) {
@@ -123,6 +128,7 @@ struct Launch {
             } else {
                 store(values, tensors);
             }
+            done = true;
         } catch (...) {
             error = std::current_exception();
         }
@@ -160,7 +166,7 @@ struct Launch {
         } catch (...) {
             (void)std::fprintf(stderr, "simulated kernel failed\n");
         }
-        Device::get().fail(kAssert);
+        Driver::get().fail(kAssert);
     }
 };
 

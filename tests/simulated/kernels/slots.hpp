@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "kernels/platform.hpp"
+
 #include <ATen/core/List.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -10,11 +12,6 @@
 #include <optional>
 #include <unordered_map>
 #include <vector>
-
-#define _Static_assert static_assert // as C++ calls it
-extern "C" {
-#include "driver/cusim.h"
-}
 
 namespace simulated {
 
@@ -99,19 +96,22 @@ inline size_t extent_bytes(const at::Tensor &tensor) {
     return static_cast<size_t>(last + 1) * tensor.itemsize();
 }
 
+// What a piece of work does with a tensor.
+enum class Access { read, write, read_and_write };
+
 // The tensors that one piece of work reads and writes.
 class Slots {
   public:
-    size_t add(const at::Tensor &tensor, bool write) {
+    size_t add(const at::Tensor &tensor, Access access) {
         auto found = known_.find(tensor.unsafeGetTensorImpl());
         if (tensor.defined() && found != known_.end()) {
-            Slot &slot = slots_[found->second];
-            if (write && slot.use >= 0) {
-                uses_[slot.use].write = true;
+            const Slot &slot = slots_[found->second];
+            if (slot.use >= 0) {
+                extend(uses_[slot.use], tensor, access);
             }
             return found->second;
         }
-        slots_.push_back(describe(tensor, write));
+        slots_.push_back(describe(tensor, access));
         if (tensor.defined()) {
             known_[tensor.unsafeGetTensorImpl()] = slots_.size() - 1;
         }
@@ -145,7 +145,14 @@ class Slots {
     const std::vector<cusim_use> &uses() const { return uses_; }
 
   private:
-    Slot describe(const at::Tensor &tensor, bool write) {
+    static void extend(cusim_use &use, const at::Tensor &tensor, Access access) {
+        use.write = use.write || access != Access::read;
+        if (access != Access::write) {
+            use.size = extent_bytes(tensor) + platform().over_read;
+        }
+    }
+
+    Slot describe(const at::Tensor &tensor, Access access) {
         Slot slot;
         slot.defined = tensor.defined();
         if (!slot.defined) {
@@ -154,12 +161,13 @@ class Slots {
         slot.sizes = tensor.sizes().vec();
         slot.strides = tensor.strides().vec();
         slot.dtype = tensor.scalar_type();
-        if (!tensor.is_cuda()) {
+        if (!is_on_device(tensor)) {
             slot.held = copy_of(tensor);
         } else if (tensor.numel() > 0) {
             slot.use = static_cast<int>(uses_.size());
             auto address = reinterpret_cast<CUdeviceptr>(tensor.const_data_ptr());
-            uses_.push_back({address, extent_bytes(tensor), write});
+            uses_.push_back({address, extent_bytes(tensor), false});
+            extend(uses_.back(), tensor, access);
         }
         return slot;
     }
@@ -169,20 +177,20 @@ class Slots {
     std::unordered_map<const c10::TensorImpl *, size_t> known_;
 };
 
-inline Value make_value(Slots &slots, const IValue &argument, bool write) {
+inline Value make_value(Slots &slots, const IValue &argument, Access access) {
     Value value;
     if (argument.isTensor()) {
         value.kind = Value::Kind::tensor;
-        value.slots.push_back(slots.add(argument.toTensor(), write));
+        value.slots.push_back(slots.add(argument.toTensor(), access));
     } else if (argument.isTensorList()) {
         value.kind = Value::Kind::list;
         for (const at::Tensor &tensor : argument.toTensorVector()) {
-            value.slots.push_back(slots.add(tensor, write));
+            value.slots.push_back(slots.add(tensor, access));
         }
     } else if (argument.isOptionalTensorList()) {
         value.kind = Value::Kind::optional_list;
         for (const std::optional<at::Tensor> &tensor : argument.toOptionalTensorVector()) {
-            value.slots.push_back(slots.add(tensor.value_or(at::Tensor()), write));
+            value.slots.push_back(slots.add(tensor.value_or(at::Tensor()), access));
         }
     } else {
         value.plain = argument;

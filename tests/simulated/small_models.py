@@ -102,6 +102,33 @@ def convolutional() -> nn.Module:
     )
 
 
+class Logits(nn.Module):
+    """A model of transformers as one that returns its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens, use_cache=False).logits
+        return logits
+
+
+def transformers_llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // 2,
+        attn_implementation="eager",
+    )
+    return Logits(LlamaForCausalLM(config))
+
+
 def train(
     build: Callable[[], nn.Module],
     device: str,
@@ -110,7 +137,10 @@ def train(
     variant: str | None = None,
     steps: int = 3,
 ) -> Trained:
-    """Train a few steps from a fixed seed; `variant` names AdamW's way to compute."""
+    """Train a few steps from a fixed seed; `variant` names AdamW's way to compute.
+
+    By default that is torch's choice for the device; "single" goes tensor by tensor.
+    """
     torch.manual_seed(0)
     model = build().to(device, dtype)
     numbers = torch.Generator().manual_seed(1)
@@ -118,7 +148,7 @@ def train(
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=1e-3,
-        foreach=variant == "foreach" or None,
+        foreach={"foreach": True, "single": False}.get(variant or ""),
         fused=variant == "fused" or None,
     )
     for _ in range(steps):

@@ -1,4 +1,4 @@
-// Which of torch's CUDA operators are taken over, and how they are registered.
+// Which of torch's operators of a device are taken over, and how they are registered.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -50,8 +50,8 @@ class Silent : public c10::WarningHandler {
 
 using Names = std::vector<c10::OperatorName>;
 
-inline Names operator_names() {
-    return c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::CUDA);
+inline Names operator_names(c10::DispatchKey key) {
+    return c10::Dispatcher::singleton().getRegistrationsForDispatchKey(key);
 }
 
 // Register what `make` returns for each of these operators, but for views and those without
