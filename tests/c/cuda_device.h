@@ -25,6 +25,7 @@
     X(cusim_configure)                                                                             \
     X(cusim_hold)                                                                                  \
     X(cusim_delay_stream)                                                                          \
+    X(cusim_run)                                                                                   \
     X(cusim_fail)                                                                                  \
     X(cusim_break)                                                                                 \
     X(cusim_calls)                                                                                 \

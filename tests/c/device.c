@@ -368,10 +368,11 @@ const char *device_unfit(const char *subject) {
         {"fork", device_is_local, "a forked child cannot use such a device"},
         {"cuda", device_is_cuda, "needs a CUDA device, or its simulation: SK_TEST_DEVICE=cuda"},
         {"ascend", device_is_ascend, "needs a simulated NPU: SK_TEST_DEVICE=ascend"},
+        {"gone", device_is_remote, "needs a simulated device: SK_TEST_DEVICE=cuda or ascend"},
         {"wait", device_is_remote, "needs a simulated device: SK_TEST_DEVICE=cuda or ascend"},
     };
-    bool alone = strcmp(subject, "cuda_alone") == 0 || strcmp(subject, "ascend_alone") == 0;
-    if (alone && getenv("SK_TEST_ALONE") == NULL) {
+    const char *alone = strstr(subject, "_alone");
+    if (alone != NULL && getenv("SK_TEST_ALONE") == NULL) {
         return "run by other tests, in processes of their own";
     }
     for (size_t i = 0; i < sizeof only / sizeof only[0]; i++) {

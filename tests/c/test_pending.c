@@ -230,10 +230,12 @@ SK_TEST(pending, test_take_when_collecting_and_a_stream_cannot_be_waited_for_the
     fixture_close(&f);
 }
 
-/* Each allocation of the host's memory fails in turn while a range of addresses is opened. */
+/* Each allocation of the host's memory fails in turn while a range of addresses is opened. If it is
+ * the backend's own, the pool may open a smaller range instead. */
 SK_TEST(pending, test_take_when_host_memory_fails_in_a_new_range_then_nothing_of_it_is_left) {
     for (int forever = 0; forever < 2; forever++) {
         uint64_t nth = 0;
+        int refusals = 0;
         for (bool failed = true; failed;) {
             nth++;
             fixture f = fixture_open_aliasing(0);
@@ -242,9 +244,11 @@ SK_TEST(pending, test_take_when_host_memory_fails_in_a_new_range_then_nothing_of
             sk_status status = sk_pool_take(f.pool, PART, NULL, &block);
             failed = host_memory_calls() >= nth;
             host_memory_fail(0, false);
-            CHECK_STATUS(failed ? SK_OUT_OF_HOST_MEMORY : SK_OK, status);
+            CHECK_STATUS(status == SK_OK ? SK_OK : SK_OUT_OF_HOST_MEMORY, status);
+            CHECK(failed || status == SK_OK);
             CHECK_OK(sk_pool_check(f.pool));
-            if (failed) {
+            if (status != SK_OK) {
+                refusals++;
                 CHECK_EQUAL(0, stats_of(&f).allocated_bytes[0].current);
                 CHECK_OK(sk_pool_trim(f.pool));
                 CHECK_EQUAL(0, device_bytes(f.backend));
@@ -255,7 +259,7 @@ SK_TEST(pending, test_take_when_host_memory_fails_in_a_new_range_then_nothing_of
             give(&f, block);
             fixture_close(&f);
         }
-        CHECK(nth > 3);
+        CHECK(refusals > 2);
     }
 }
 
