@@ -7,8 +7,8 @@ import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
 import torch_npu
+from torch_npu import npu
 
 from tests.npu.operators import folder
 from tests.npu.simulated import RUNTIME
@@ -16,30 +16,24 @@ from tests.npu.simulated import RUNTIME
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
+
 DEVICE_TO_HOST = 2
 SEMAPHORE_BYTES = 64  # at least sizeof(sem_t)
 
 
 @functools.cache
 def runtime() -> ctypes.CDLL:
-    """Return the simulated libascendcl.so, which has the driver's functions, too."""
-    loaded = ctypes.CDLL(str(RUNTIME / "libascendcl.so"))
-    loaded.cusim_last_problem.restype = ctypes.c_char_p
-    return loaded
-
-
-def last_problem() -> str:
-    """Return what the program did that an NPU would punish, or empty text."""
-    problem: bytes = runtime().cusim_last_problem()
-    return problem.decode()
+    """Return the simulated libascendcl.so."""
+    return ctypes.CDLL(str(RUNTIME / "libascendcl.so"))
 
 
 def handle_without_draining() -> int:
-    """Return the current stream's handle. What torch_npu has queued may not be in the stream yet."""
-    return int(torch_npu._C._npu_getCurrentRawStreamNoWait(torch.npu.current_device()))
+    """Return the current stream's handle. What is queued may not be in the stream yet."""
+    return int(torch_npu._C._npu_getCurrentRawStreamNoWait(npu.current_device()))
 
 
-def handle_of(stream: torch.npu.Stream) -> int:
+def handle_of(stream: npu.Stream) -> int:
     """Return a stream's handle, when all that torch_npu has queued is in the stream."""
     return int(stream.npu_stream)
 
@@ -70,7 +64,7 @@ def _semaphore() -> Iterator[tuple[ctypes.CDLL, ctypes.Array[ctypes.c_char]]]:
 
 
 @contextmanager
-def busy(stream: torch.npu.Stream) -> Iterator[None]:
+def busy(stream: npu.Stream) -> Iterator[None]:
     """Let a stream do nothing meanwhile: it waits for a semaphore, in a function of the host."""
     with _semaphore() as (library, semaphore):
         handle = ctypes.c_void_p(handle_of(stream))
@@ -85,4 +79,4 @@ def held_queue() -> Iterator[None]:
     with _semaphore() as (_, semaphore):
         ctypes.PyDLL(str(folder() / "operators.so")).operators_hold_queue(semaphore)
         yield
-    torch.npu.synchronize()
+    npu.synchronize()

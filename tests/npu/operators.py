@@ -11,8 +11,7 @@ import ctypes
 import importlib.metadata
 from pathlib import Path
 
-import torch
-import torch_npu
+from torch_npu import npu
 
 BUILD = Path(__file__).parent.parent.parent / "build" / "npu"
 
@@ -34,6 +33,6 @@ def install() -> int:
 
 
 def _finish() -> None:
-    if torch_npu.npu.is_initialized():
+    if npu.is_initialized():
         with contextlib.suppress(RuntimeError):
-            torch.npu.synchronize()
+            npu.synchronize()

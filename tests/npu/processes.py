@@ -16,16 +16,16 @@ operators.install()
 # tensor dies. Nothing of Python is left at the end for the functions to be called.
 RAW_ALLOCATOR = """
 import ctypes, os
-from tests.npu.control import last_problem, runtime
+from tests.cuda.control import last_problem
+from tests.npu.control import runtime
 import torch_npu
 
 spare = 32
 
 def allocate(size, device, stream):
-    pointer = ctypes.c_void_p()
-    if size and runtime().aclrtMallocAlign32(ctypes.byref(pointer), ctypes.c_size_t(size + spare), 0):
-        return None
-    return pointer.value
+    pointer, room = ctypes.c_void_p(), ctypes.c_size_t(size + spare)
+    failed = size and runtime().aclrtMallocAlign32(ctypes.byref(pointer), room, 0)
+    return None if failed else pointer.value
 
 def free(pointer, size, device, stream):
     runtime().aclrtFree(ctypes.c_void_p(pointer))

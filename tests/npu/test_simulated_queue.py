@@ -10,8 +10,10 @@ import os
 
 import pytest
 import torch
+from torch_npu import npu
 
-from tests.npu.control import copy_raw, handle_of, handle_without_draining, held_queue, last_problem
+from tests.cuda.control import last_problem
+from tests.npu.control import copy_raw, handle_of, handle_without_draining, held_queue
 
 HAS_QUEUE = os.environ.get("TASK_QUEUE_ENABLE", "1") != "0"
 OPERATORS = 20
@@ -19,7 +21,7 @@ OPERATORS = 20
 
 def ones_added(count: int) -> torch.Tensor:
     tensor = torch.zeros(1000, device="npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     for _ in range(count):
         tensor.add_(1)
     return tensor
@@ -35,7 +37,7 @@ def test_raw_copy_on_a_handle_that_was_not_drained_overtakes_queued_operators(
     host: torch.Tensor,
 ) -> None:
     tensor = torch.zeros(1000, device="npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     with held_queue():
         for _ in range(OPERATORS):
             tensor.add_(1)
@@ -46,13 +48,13 @@ def test_raw_copy_on_a_handle_that_was_not_drained_overtakes_queued_operators(
 
 def test_raw_copy_after_draining_sees_what_was_queued(host: torch.Tensor) -> None:
     tensor = ones_added(OPERATORS)
-    copy_raw(host, tensor, handle_of(torch.npu.current_stream()))
+    copy_raw(host, tensor, handle_of(npu.current_stream()))
     assert (host == OPERATORS).all()
 
 
 def test_raw_copy_on_a_side_stream_after_draining_sees_what_was_queued(host: torch.Tensor) -> None:
-    side = torch.npu.Stream()
-    with torch.npu.stream(side):
+    side = npu.Stream()
+    with npu.stream(side):
         tensor = ones_added(OPERATORS)
         copy_raw(host, tensor, handle_of(side))
     assert (host == OPERATORS).all()
@@ -61,11 +63,11 @@ def test_raw_copy_on_a_side_stream_after_draining_sees_what_was_queued(host: tor
 @pytest.mark.skipif(not HAS_QUEUE, reason="nothing is queued")
 def test_copy_through_torch_needs_no_draining(host: torch.Tensor) -> None:
     tensor = torch.zeros(1000, device="npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     with held_queue():
         tensor.add_(1)
         host.copy_(tensor, non_blocking=True)
-        event = torch.npu.Event()
+        event = npu.Event()
         event.record()
         assert not event.query()
     event.synchronize()

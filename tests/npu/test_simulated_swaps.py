@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch_npu import npu
 
-from tests.npu.control import busy, last_problem
+from tests.cuda.control import last_problem
+from tests.npu.control import busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,18 +32,18 @@ class Swap:
     """A tensor that is computed, copied out, given up, taken back, copied back and used."""
 
     def __init__(self, late: str, missing: frozenset[str]) -> None:
-        self.main = torch.npu.current_stream()
-        self.out, self.back = torch.npu.Stream(), torch.npu.Stream()
+        self.main = npu.current_stream()
+        self.out, self.back = npu.Stream(), npu.Stream()
         self.late = late
         self.missing = missing
         self.held = ExitStack()
 
     @contextmanager
-    def awaited(self, name: str, stream: torch.npu.Stream, by: torch.npu.Stream) -> Iterator[None]:
-        """Do the work that a wait is for: late, if it is the one; then wait, if it is not missing."""
+    def awaited(self, name: str, stream: npu.Stream, by: npu.Stream) -> Iterator[None]:
+        """Do what a wait is for: late, if it is the one; then wait, unless that is missing."""
         if name == self.late:
             self.held.enter_context(busy(stream))
-        with torch.npu.stream(stream):
+        with npu.stream(stream):
             yield
         if name not in self.missing:
             by.wait_stream(stream)
@@ -49,7 +51,7 @@ class Swap:
     def result(self) -> torch.Tensor:
         tensor = torch.zeros(ELEMENTS, device="npu")
         host = torch.zeros(ELEMENTS, pin_memory=True)
-        torch.npu.synchronize()
+        npu.synchronize()
         storage = tensor.untyped_storage()
         nbytes, address = storage.nbytes(), tensor.data_ptr()
         with self.held:
@@ -70,7 +72,7 @@ class Swap:
                 tensor.copy_(host, non_blocking=True)
             used = tensor * 2
             self.let_run_ahead()
-        torch.npu.synchronize()
+        npu.synchronize()
         return used.cpu()
 
     def let_run_ahead(self) -> None:
@@ -83,7 +85,7 @@ class Swap:
 @pytest.fixture(autouse=True)
 def _healthy() -> Iterator[None]:
     yield
-    torch.npu.synchronize()
+    npu.synchronize()
     assert last_problem() == ""
 
 

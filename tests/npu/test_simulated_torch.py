@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from torch_npu import npu
 
-from tests.npu.control import busy, last_problem
+from tests.cuda.control import last_problem
+from tests.npu.control import busy
 from tests.simulated import small_models
 from tests.support import MIB
 
@@ -26,16 +28,16 @@ PADDING = 512  # 32 bytes, which kernels may read past a tensor, rounded up
 @pytest.fixture(autouse=True)
 def _healthy() -> Iterator[None]:
     yield
-    torch.npu.synchronize()
+    npu.synchronize()
     assert last_problem() == ""
 
 
 def test_device_is_there() -> None:
-    assert torch.npu.is_available()
-    assert torch.npu.device_count() == 1
-    assert torch.npu.get_device_name(0).startswith("Ascend910B")
-    assert torch.npu.get_device_properties(0).total_memory == torch.npu.mem_get_info()[1]
-    assert torch.npu.get_allocator_backend() == "native"
+    assert npu.is_available()
+    assert npu.device_count() == 1
+    assert npu.get_device_name(0).startswith("Ascend910B")
+    assert npu.get_device_properties(0).total_memory == npu.mem_get_info()[1]
+    assert npu.get_allocator_backend() == "native"
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
@@ -53,7 +55,7 @@ def test_copies_there_and_back_are_equal(pinned: bool, non_blocking: bool) -> No
     assert torch.equal(there.t().contiguous().view(-1).cpu(), tensor.t().reshape(-1))
     back = torch.empty_like(tensor, pin_memory=pinned)
     back.copy_(there, non_blocking=non_blocking)
-    torch.npu.synchronize()
+    npu.synchronize()
     assert torch.equal(back, tensor)
 
 
@@ -62,12 +64,12 @@ def test_storage_that_was_emptied_and_filled_again_has_its_views() -> None:
     there = tensor.npu()
     view = there[10:20].t()
     storage = there.untyped_storage()
-    before = torch.npu.memory_allocated()
+    before = npu.memory_allocated()
     storage.resize_(0)
-    assert torch.npu.memory_allocated() == before - storage_bytes(tensor)
+    assert npu.memory_allocated() == before - storage_bytes(tensor)
     assert there.data_ptr() == 0
     storage.resize_(tensor.untyped_storage().nbytes())
-    assert torch.npu.memory_allocated() == before
+    assert npu.memory_allocated() == before
     there.copy_(tensor)
     assert torch.equal(view.cpu(), tensor[10:20].t())
     assert torch.equal((there @ there.t()).cpu(), tensor @ tensor.t())
@@ -79,16 +81,16 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def test_stream_that_does_not_wait_reads_what_was_there_before() -> None:
-    main, other = torch.npu.current_stream(), torch.npu.Stream()
+    main, other = npu.current_stream(), npu.Stream()
     tensor = torch.zeros(1000, device="npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     with busy(main):
         tensor.add_(1)
-        with torch.npu.stream(other):
+        with npu.stream(other):
             early = tensor.clone()
         other.synchronize()
         other.wait_stream(main)
-        with torch.npu.stream(other):
+        with npu.stream(other):
             late = tensor.clone()
     other.synchronize()
     assert early.sum().item() == 0
@@ -97,26 +99,26 @@ def test_stream_that_does_not_wait_reads_what_was_there_before() -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_memory_freed_early_is_overwritten_unless_its_stream_was_recorded(recorded: bool) -> None:
-    side = torch.npu.Stream()
+    side = npu.Stream()
     tensor = torch.ones(MIB, device="npu")
     address = tensor.data_ptr()
-    torch.npu.synchronize()
+    npu.synchronize()
     with busy(side):
-        with torch.npu.stream(side):
+        with npu.stream(side):
             copy = tensor.clone()
         if recorded:
             tensor.record_stream(side)
         del tensor
         other = torch.full((MIB,), 7.0, device="npu")
         assert (other.data_ptr() == address) != recorded
-        torch.npu.current_stream().synchronize()
+        npu.current_stream().synchronize()
     assert copy[0].item() == (1 if recorded else 7)
 
 
 def test_events_tell_when_work_is_done() -> None:
-    first, last = (torch.npu.Event(enable_timing=True) for _ in range(2))
+    first, last = (npu.Event(enable_timing=True) for _ in range(2))
     first.record()
-    with busy(torch.npu.current_stream()):
+    with busy(npu.current_stream()):
         last.record()
         assert not last.query()
     assert last.query()
@@ -124,34 +126,34 @@ def test_events_tell_when_work_is_done() -> None:
 
 
 def test_statistics_count_what_is_allocated() -> None:
-    torch.npu.empty_cache()
-    torch.npu.reset_peak_memory_stats()
-    before = torch.npu.memory_allocated()
-    held = torch.npu.memory_reserved()
-    free = torch.npu.mem_get_info()[0]
+    npu.empty_cache()
+    npu.reset_peak_memory_stats()
+    before = npu.memory_allocated()
+    held = npu.memory_reserved()
+    free = npu.mem_get_info()[0]
     tensor = torch.empty(32 * MIB, dtype=torch.uint8, device="npu")
-    assert torch.npu.memory_allocated() == before + 32 * MIB + PADDING
-    assert torch.npu.mem_get_info()[0] == free - (torch.npu.memory_reserved() - held)
+    assert npu.memory_allocated() == before + 32 * MIB + PADDING
+    assert npu.mem_get_info()[0] == free - (npu.memory_reserved() - held)
     del tensor
-    assert torch.npu.memory_allocated() == before
-    assert torch.npu.max_memory_allocated() == before + 32 * MIB + PADDING
-    torch.npu.empty_cache()
-    assert torch.npu.memory_reserved() == held
-    assert torch.npu.mem_get_info()[0] == free
-    assert torch.npu.memory_stats()["num_ooms"] == 0
+    assert npu.memory_allocated() == before
+    assert npu.max_memory_allocated() == before + 32 * MIB + PADDING
+    npu.empty_cache()
+    assert npu.memory_reserved() == held
+    assert npu.mem_get_info()[0] == free
+    assert npu.memory_stats()["num_ooms"] == 0
 
 
 def test_fraction_of_the_memory_is_a_limit() -> None:
-    torch.npu.set_per_process_memory_fraction(0.25)
+    npu.set_per_process_memory_fraction(0.25)
     try:
         with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory"):
             torch.empty(300 * MIB, dtype=torch.uint8, device="npu")
     finally:
-        torch.npu.set_per_process_memory_fraction(1.0)
+        npu.set_per_process_memory_fraction(1.0)
     torch.empty(300 * MIB, dtype=torch.uint8, device="npu")
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(1100 * MIB, dtype=torch.uint8, device="npu")
-    torch.npu.empty_cache()
+    npu.empty_cache()
 
 
 @pytest.mark.parametrize(
@@ -219,9 +221,9 @@ def test_backward_runs_on_a_thread_of_autograd() -> None:
 def test_random_numbers_follow_the_state_of_the_generator() -> None:
     torch.manual_seed(3)
     first = torch.randn(100, device="npu")
-    state = torch.npu.get_rng_state()
+    state = npu.get_rng_state()
     second = torch.rand(100, device="npu")
-    torch.npu.set_rng_state(state)
+    npu.set_rng_state(state)
     assert torch.equal(torch.rand(100, device="npu"), second)
     torch.manual_seed(3)
     assert torch.equal(torch.randn(100, device="npu"), first)

@@ -219,7 +219,8 @@ extern "C" int costs_install() {
         return torch::CppFunction::makeFromBoxedFunctor(
             std::make_unique<Counted>(op, std::move(kernel)));
     };
-    int count = simulated::take_over(library, simulated::operator_names(c10::DispatchKey::CUDA), frame);
+    int count =
+        simulated::take_over(library, simulated::operator_names(c10::DispatchKey::CUDA), frame);
     library.impl("aten::copy_", copy);
     return count + 1;
 }

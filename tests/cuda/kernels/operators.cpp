@@ -14,6 +14,8 @@ namespace {
 
 using namespace simulated;
 
+constexpr CUresult kAssert = static_cast<CUresult>(710); // CUDA_ERROR_ASSERT
+
 CUstream handle_of(const c10::Stream &stream) {
     return static_cast<CUstream>(stream.native_handle());
 }
@@ -25,7 +27,7 @@ void submit(const std::string &name, Submission submission) {
     (void)free(nullptr);
     CUresult result = submission();
     TORCH_CHECK(result == kSuccess, "CUDA error: the simulated driver refused ", name,
-                " with code ", static_cast<int>(result));
+                " with code ", static_cast<int>(result), ": ", Driver::get().refusal());
 }
 
 // Whether torch moves bytes as they are.
@@ -59,9 +61,9 @@ const Platform &simulated::platform() {
     static const Platform cuda = {
         .device = at::kCUDA,
         .key = c10::DispatchKey::CUDA,
-        .driver = "libcuda.so.1",
         .blocking = "CUDA_LAUNCH_BLOCKING",
         .over_read = 0,
+        .failed = kAssert,
         .handle = handle_of,
         .submit = submit,
     };

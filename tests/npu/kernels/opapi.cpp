@@ -7,7 +7,7 @@
 // torch_npu calls ...GetWorkspaceSize() on the thread of the program and aclnn...() on the consumer
 // thread of its queue (TASK_QUEUE_ENABLE=2: both there). No locks are held.
 
-#include "kernels/platform.hpp"
+#include "rules.hpp"
 
 #include <ATen/ops/from_blob.h>
 #include <acl/acl_base.h>
@@ -22,9 +22,9 @@
 
 namespace {
 
-constexpr size_t kOverRead = 32; // what NPU kernels may read past a tensor
-constexpr int kNoType = 161002;  // ACLNN_ERR_PARAM_INVALID
-constexpr int kRefused = 507899; // ACL_ERROR_RT_DRV_INTERNAL_ERROR
+using namespace simulated;
+
+constexpr int kNoType = 161002; // ACLNN_ERR_PARAM_INVALID
 
 std::optional<at::ScalarType> type_of(aclDataType type) {
     switch (type) {

@@ -6,6 +6,7 @@
 
 #include "kernels/operator.hpp"
 #include "kernels/registering.hpp"
+#include "rules.hpp"
 
 #include <torch/library.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
@@ -23,9 +24,6 @@ namespace {
 
 using namespace simulated;
 
-constexpr int kRefused = 507899; // ACL_ERROR_RT_DRV_INTERNAL_ERROR
-constexpr size_t kOverRead = 32; // what NPU kernels may read past a tensor
-
 CUstream handle_of(const c10::Stream &stream) {
     return static_cast<CUstream>(c10_npu::NPUStream(stream).stream(false));
 }
@@ -33,15 +31,16 @@ CUstream handle_of(const c10::Stream &stream) {
 // Called by any thread that calls an operator. What is submitted runs on the queue's consumer
 // thread, or at once where there is no queue.
 void submit(const std::string &name, Submission submission) {
-    at_npu::native::OpCommand::RunOpApiV2(name, [name, submission = std::move(submission)]() -> int {
-        CUresult result = submission();
-        if (result == kSuccess) {
-            return 0;
-        }
-        (void)std::fprintf(stderr, "simulated operator %s was refused with code %d\n", name.c_str(),
-                           static_cast<int>(result));
-        return kRefused;
-    });
+    at_npu::native::OpCommand::RunOpApiV2(
+        name, [name, submission = std::move(submission)]() -> int {
+            CUresult result = submission();
+            if (result == kSuccess) {
+                return 0;
+            }
+            (void)std::fprintf(stderr, "simulated operator %s was refused: %s\n", name.c_str(),
+                               Driver::get().refusal());
+            return kRefused;
+        });
 }
 
 // Torch's own kernel, for which torch_npu has another.
@@ -123,9 +122,9 @@ const Platform &simulated::platform() {
     static const Platform npu = {
         .device = at::kPrivateUse1,
         .key = c10::DispatchKey::PrivateUse1,
-        .driver = "libascendcl.so",
         .blocking = "ASCEND_LAUNCH_BLOCKING",
         .over_read = kOverRead,
+        .failed = kException,
         .handle = handle_of,
         .submit = submit,
     };
@@ -136,8 +135,8 @@ const Platform &simulated::platform() {
 // many. Call it once, when torch_npu is loaded.
 extern "C" int operators_install() {
     // Never destroyed: the dispatcher may be gone before.
-    static auto &library = *new torch::Library(
-        torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    static auto &library = *new torch::Library(torch::Library::IMPL, "aten",
+                                               c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
     static auto &gradients = *new torch::Library(
         torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
     auto of_autograd = simulated::operator_names(c10::DispatchKey::AutogradPrivateUse1);
@@ -151,7 +150,6 @@ extern "C" int operators_install() {
 // For tests: let the queue's consumer thread wait for a semaphore, so that what is queued behind
 // stays there. Where there is no queue the caller waits.
 extern "C" void operators_hold_queue(sem_t *semaphore) {
-    at_npu::native::OpCommand::RunOpApiV2("hold", [semaphore]() -> int {
-        return sem_wait(semaphore);
-    });
+    at_npu::native::OpCommand::RunOpApiV2("hold",
+                                          [semaphore]() -> int { return sem_wait(semaphore); });
 }

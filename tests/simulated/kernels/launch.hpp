@@ -20,12 +20,12 @@ namespace simulated {
 using torch::jit::Stack;
 
 constexpr CUresult kSuccess = static_cast<CUresult>(0);
-constexpr CUresult kAssert = static_cast<CUresult>(710); // what a failed assertion on a GPU leaves
 
 // What is called of the driver, which is loaded by now.
 struct Driver {
     decltype(&cusim_run) run;
     decltype(&cusim_break) fail;
+    decltype(&cusim_last_refusal) refusal; // of this thread
 
     static const Driver &get() {
         static const Driver driver;
@@ -34,11 +34,12 @@ struct Driver {
 
   private:
     Driver() {
-        void *driver = dlopen(platform().driver, RTLD_NOW | RTLD_NOLOAD);
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
         TORCH_CHECK(driver != nullptr, "the simulated driver is not loaded");
         run = reinterpret_cast<decltype(run)>(dlsym(driver, "cusim_run"));
         fail = reinterpret_cast<decltype(fail)>(dlsym(driver, "cusim_break"));
-        TORCH_CHECK(run != nullptr && fail != nullptr,
+        refusal = reinterpret_cast<decltype(refusal)>(dlsym(driver, "cusim_last_refusal"));
+        TORCH_CHECK(run != nullptr && fail != nullptr && refusal != nullptr,
                     "the driver that is loaded is not the simulated one");
     }
 };
@@ -99,8 +100,7 @@ struct Launch : std::enable_shared_from_this<Launch> {
     CUresult submit(CUstream handle) {
         const auto &uses = slots.uses();
         auto share = std::make_unique<std::shared_ptr<Launch>>(shared_from_this());
-        CUresult result =
-            Driver::get().run(handle, run, share.get(), uses.data(), uses.size());
+        CUresult result = Driver::get().run(handle, run, share.get(), uses.data(), uses.size());
         if (result == kSuccess) {
             (void)share.release(); // the driver's until it ran
         }
@@ -166,7 +166,7 @@ struct Launch : std::enable_shared_from_this<Launch> {
         } catch (...) {
             (void)std::fprintf(stderr, "simulated kernel failed\n");
         }
-        Driver::get().fail(kAssert);
+        Driver::get().fail(platform().failed);
     }
 };
 

@@ -187,7 +187,8 @@ class Operator {
         for (size_t i = 0; i < arguments_.size(); i++) {
             if (is_empty_output(i)) {
                 auto options = arguments_[i].toTensor().options().device(at::kCPU);
-                launch->arguments[i].slots[0] = launch->slots.add(at::empty({0}, options), Access::read);
+                launch->arguments[i].slots[0] =
+                    launch->slots.add(at::empty({0}, options), Access::read);
             }
         }
         return launch;
@@ -240,7 +241,8 @@ class Operator {
     void resize_queued(Launch &launch, size_t argument, const IValue &predicted) {
         if (predicted.isTensor() && resize(argument, predicted.toTensor())) {
             launch.slots.forget(arguments_[argument].toTensor());
-            launch.arguments[argument] = make_value(launch.slots, arguments_[argument], Access::write);
+            launch.arguments[argument] =
+                make_value(launch.slots, arguments_[argument], Access::write);
         }
     }
 
@@ -300,7 +302,7 @@ inline void boxed(const c10::OperatorHandle &op, Stack *stack) {
 
 // It takes no generator, so that the CPU kernel would use the host's.
 inline std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor &input, double probability,
-                                           std::optional<bool> train) {
+                                                  std::optional<bool> train) {
     if (train.has_value() && !*train) {
         return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
     }

@@ -22,9 +22,9 @@ using Submission = std::function<CUresult()>;
 struct Platform {
     c10::DeviceType device;
     c10::DispatchKey key;
-    const char *driver;   // the library that has cusim_run()
     const char *blocking; // the variable that makes every operator wait
     size_t over_read;     // a kernel may read so many bytes past a tensor's last
+    CUresult failed;      // what a kernel that fails leaves behind
     // The handle of a stream; waits for nothing.
     CUstream (*handle)(const c10::Stream &stream);
     // Submit work to the current stream as the device's own operators are: at once, or by a queue
