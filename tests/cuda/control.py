@@ -70,6 +70,10 @@ def slow_copies(milliseconds: float) -> Iterator[None]:
 
 def keep_busy(stream: torch.cuda.Stream, milliseconds: float) -> None:
     """Let a stream sleep, as if a kernel ran in it."""
-    handle = ctypes.c_void_p(stream.cuda_stream)
+    delay_stream(stream.cuda_stream, milliseconds)
+
+
+def delay_stream(handle: int, milliseconds: float) -> None:
+    """Let the stream of a driver's handle sleep."""
     delay = ctypes.c_uint64(int(milliseconds * 1e6))
-    assert open_driver().cusim_delay_stream(handle, delay) == 0
+    assert open_driver().cusim_delay_stream(ctypes.c_void_p(handle), delay) == 0

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from torch_npu import npu
 
+from tests.cuda.control import delay_stream
+
+CYCLES_PER_MS = 2_000_000
 BUILD = Path(__file__).parent.parent.parent / "build" / "npu"
 
 
@@ -26,10 +29,16 @@ def install() -> int:
 
     The device is not initialised by this, so that another allocator can still be chosen.
     """
+    npu._sleep = sleep
     # Work that is still queued must not meet a torch that is being unloaded.
     atexit.register(_finish)
     native = ctypes.PyDLL(str(folder() / "operators.so"))
     return int(native.operators_install())
+
+
+def sleep(cycles: int) -> None:
+    """Let the current stream be busy, as `torch.npu._sleep` does on an NPU."""
+    delay_stream(npu.current_stream().npu_stream, cycles / CYCLES_PER_MS)
 
 
 def _finish() -> None:

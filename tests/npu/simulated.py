@@ -41,6 +41,9 @@ def environment(folder: Path) -> dict[str, str]:
         "ASCEND_OPP_PATH": str(folder),
         # `import torch` loads torch_npu, as where it is installed: here it finds its libraries.
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+        # Sums of several threads could depend on how busy the machine is, and tests compare bits.
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
     }
 
 

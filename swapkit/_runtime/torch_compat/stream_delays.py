@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -135,7 +136,9 @@ class Delays:
     def _make_delay(self) -> Callable[[float], None]:
         sleep = getattr(self._module, "_sleep", None)
         if sleep is not None:
-            return lambda seconds: sleep(int(seconds * _CYCLES_PER_SECOND))
+            with contextlib.suppress(RuntimeError):  # an operator that older CANNs do not have
+                sleep(1)
+                return lambda seconds: sleep(int(seconds * _CYCLES_PER_SECOND))
         try:
             return self._make_products()
         except torch.OutOfMemoryError:
