@@ -12,8 +12,9 @@
 #   make bench    every benchmark, one after the other
 #   make gpu      prove and measure on an NVIDIA GPU, without .venv: benchmarks/gpu/README.md
 #   make virtual  ways to train, compared on a virtual GPU: benchmarks/virtual/README.md
+#   make npu      tests of the real torch_npu on a simulated Ascend NPU, in .venv-npu: tests/npu/README.md
 #   make setup    what the others do first: .venv, dependencies, native core
-#   make clean    remove everything that was built; .venv too
+#   make clean    remove everything that was built; .venv and .venv-npu too
 
 PYTHON ?= python3
 VENV := .venv
@@ -33,6 +34,10 @@ OUT ?= build/gpu
 PARTS ?=
 WHEELS ?=
 
+# Of `make npu`: torch_npu needs CANN as soon as torch is imported, so it is not in .venv.
+NPU_VENV := .venv-npu
+READY_NPU := $(NPU_VENV)/.ready
+
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
@@ -46,7 +51,8 @@ SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
 	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
-	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp swapkit/_runtime/shim/cpp/*/*.hpp))
+	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp tests/npu/*/*.[ch] \
+		tests/npu/*/*.[ch]pp tests/simulated/*/*.hpp swapkit/_runtime/shim/cpp/*/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --no-loadscope-reorder
 SHIM_FLAGS = -std=c++20 -I$(NATIVE)/include -Iswapkit/_runtime/shim/cpp $$($(BIN)/python -m tools.shim_includes)
@@ -65,7 +71,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
 .PHONY: setup demo test test-fast test-slow check check-quick check-python check-style \
-	check-c check-sanitisers check-shim format bench gpu virtual clean
+	check-c check-sanitisers check-shim format bench gpu virtual npu clean
 
 setup: $(READY)
 	@:
@@ -125,11 +131,12 @@ check-c: setup
 		-Wno-missing-field-initializers -Werror -fPIC -c {} -o /dev/null || exit 1; done
 
 check-sanitisers: setup
-	@echo "check: C tests on the CPU and on simulated CUDA, plain and under three sanitisers"
-	@set -e; for device in cpu cuda; do for variant in test asan tsan; do \
+	@echo "check: C tests on the CPU, on simulated CUDA and NPUs, plain and under three sanitisers"
+	@set -e; for device in cpu cuda ascend; do for variant in test asan tsan; do \
 		$(MAKE) -s -C tests/c DEVICE=$$device $$variant; done; done
-	@echo "check: the simulated CUDA driver, likewise"
+	@echo "check: the simulated CUDA driver and ACL runtime, likewise"
 	@$(MAKE) -s -C tests/cuda all-tests
+	@$(MAKE) -s -C tests/npu all-tests
 
 # The thread sanitiser sees what the shim does: torch and Python are not built with it, but the locks
 # that they take are seen.
@@ -156,7 +163,19 @@ gpu:
 virtual: setup
 	@$(BIN)/python -m benchmarks.virtual $(ARGS)
 
+$(READY_NPU): constraints.txt tests/npu/constraints.txt tests/npu/requirements.txt
+	@echo "setup: $(NPU_VENV)"
+	@test -x $(NPU_VENV)/bin/pip || $(PYTHON) -m venv --clear $(NPU_VENV)
+	@$(NPU_VENV)/bin/python -m pip install -qq -c constraints.txt -c tests/npu/constraints.txt \
+		-r tests/npu/requirements.txt
+	@touch $@
+
+# The native core is the one of .venv, which was made with the same Python.
+npu: setup $(READY_NPU)
+	@SWAPKIT_NPU_PYTHON=$(CURDIR)/$(NPU_VENV)/bin/python $(BIN)/python -m pytest -q -n $(WORKERS) \
+		--maxprocesses=8 tests/npu $(ARGS)
+
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find swapkit tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@rm -rf $(NATIVE)/_lib*.so $(VENV)
+	@rm -rf $(NATIVE)/_lib*.so $(VENV) $(NPU_VENV)

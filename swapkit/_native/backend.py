@@ -53,6 +53,15 @@ class TraceCall:
     status: str
 
 
+class Pages(enum.IntEnum):
+    """The pages that memory of an Ascend NPU is made of."""
+
+    HUGE_FIRST = lib.SK_ASCEND_HUGE_FIRST  # of 2 MiB, where there are such
+    HUGE_ONLY = lib.SK_ASCEND_HUGE_ONLY
+    NORMAL = lib.SK_ASCEND_NORMAL  # of 4 KiB
+    GIANT = lib.SK_ASCEND_GIANT  # of 1 GiB, which are also the least granule
+
+
 class Handle:
     """A native object that is closed once, at the latest when the handle is destroyed."""
 
@@ -184,6 +193,36 @@ class Backend(Handle):
         params.peer_devices = sum(1 << peer for peer in set(peers))
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_cuda(params, out))
+        return cls(out[0])
+
+    @classmethod
+    def ascend(
+        cls,
+        *,
+        device: int = 0,
+        granule_bytes: int = 0,
+        virtual_memory: bool = True,
+        pages: Pages = Pages.HUGE_FIRST,
+    ) -> Backend:
+        """Open an Ascend NPU.
+
+        Args:
+            device: its number.
+            granule_bytes: of virtual memory; 0: the default.
+            virtual_memory: whether to use it where the device has it.
+            pages: of which its memory is made.
+
+        Raises:
+            Unsupported: there is no CANN runtime, it is too old, or there is no device.
+            InvalidArgument: there is no such device, or the granules are not possible.
+        """
+        params = ffi.new("sk_ascend_params *")
+        params.device = device
+        params.granule_bytes = granule_bytes
+        params.no_virtual_memory = not virtual_memory
+        params.pages = pages
+        out = ffi.new("sk_backend **")
+        check(lib.sk_backend_ascend(params, out))
         return cls(out[0])
 
     @classmethod

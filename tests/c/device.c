@@ -133,13 +133,13 @@ sk_backend *make_cuda(int32_t device, bool whole) {
     return out;
 }
 
-static sk_backend *make_remote(bool whole) {
-    return device_is_ascend() ? make_ascend(0, whole) : make_cuda(0, whole);
+sk_backend *make_remote(int32_t device, bool whole) {
+    return device_is_ascend() ? make_ascend(device, whole) : make_cuda(device, whole);
 }
 
 void need_small_granules(void) {
     if (device_is_remote()) {
-        sk_backend *backend = make_remote(false);
+        sk_backend *backend = make_remote(0, false);
         bool small = sk_backend_table(backend)->granule_bytes <= GRANULE;
         sk_backend_close(backend);
         if (!small) {
@@ -152,7 +152,7 @@ static sk_backend *make_exact(size_t capacity_bytes, bool whole) {
     if (!device_is_remote()) {
         return make_cpu(capacity_bytes);
     }
-    sk_backend *capped = make_capped(make_remote(whole), capacity_bytes);
+    sk_backend *capped = make_capped(make_remote(0, whole), capacity_bytes);
     capped->ops.over_read_bytes = 0;
     return capped;
 }
@@ -275,7 +275,7 @@ static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void own_open(void) {
     sk_pool_params pool_params = {0};
-    own_backend = make_remote(false);
+    own_backend = make_remote(0, false);
     CHECK_OK(sk_stream_create(own_backend, &own_stream));
     CHECK_OK(sk_pool_create(own_backend, &pool_params, &own_pool));
 }
@@ -369,6 +369,7 @@ const char *device_unfit(const char *subject) {
         {"cuda", device_is_cuda, "needs a CUDA device, or its simulation: SK_TEST_DEVICE=cuda"},
         {"ascend", device_is_ascend, "needs a simulated NPU: SK_TEST_DEVICE=ascend"},
         {"gone", device_is_remote, "needs a simulated device: SK_TEST_DEVICE=cuda or ascend"},
+        {"remote", device_is_remote, "needs a device that the host cannot touch: SK_TEST_DEVICE"},
         {"wait", device_is_remote, "needs a simulated device: SK_TEST_DEVICE=cuda or ascend"},
     };
     const char *alone = strstr(subject, "_alone");

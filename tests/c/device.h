@@ -50,7 +50,9 @@ void device_wipe_not(void);
 /* Let a stream of a simulated device be busy for this long; skips the test elsewhere. */
 void device_slow(sk_stream *stream, uint64_t nanoseconds);
 
-/* A device as it is, in granules of 64 KiB if it can. */
+/* A device as it is, in granules of 64 KiB if it can. make_remote(): of the kind that tests run on,
+ * which the host cannot touch. */
+sk_backend *make_remote(int32_t device, bool whole);
 sk_backend *make_cuda(int32_t device, bool whole);
 sk_backend *make_ascend(int32_t device, bool whole);
 /* Skip the test unless it can. */

@@ -1,6 +1,5 @@
-/* test_ascend.c - the ascend backend's own promises: pages, padding, errors, what is undone, the
- * thread's device, events, locked memory.
- */
+/* test_ascend.c - the ascend backend's own promises: opening, pages, padding, errors, the thread's
+ * device, events. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,7 @@
 #include "cuda_device.h"
 #include "sched_fixture.h"
 
-enum { SIZE = 256 * KIB, PIECE = 64 * KIB, NPIECES = 4, OVER_READ = 32 };
+enum { SIZE = 256 * KIB, OVER_READ = 32 };
 
 static void need_two_devices(void) {
     int32_t count = 0;
@@ -121,6 +120,7 @@ SK_TEST(ascend, test_pages_when_chosen_then_all_memory_is_made_of_them) {
         {SK_ASCEND_NORMAL, ACL_MEM_MALLOC_NORMAL_ONLY, ACL_HBM_MEM_NORMAL},
         {SK_ASCEND_GIANT, ACL_MEM_MALLOC_HUGE1G_ONLY, ACL_HBM_MEM_HUGE1G},
     };
+    device_wipe_not();
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         sk_backend *backend = open_with((sk_ascend_params){.pages = expected[i].pages});
         const sk_backend_ops *ops = sk_backend_table(backend);
@@ -246,113 +246,33 @@ SK_TEST(ascend, test_error_when_it_is_sticky_then_it_says_what_to_do_and_releasi
 
 /* ---- virtual memory -------------------------------------------------------------------------- */
 
-/* A range of eight granules, the first committed. */
-typedef struct range {
-    sk_backend *backend;
-    char *address;
-} range;
-
-enum { NGRANULES = 8 };
-
-static range range_open(void) {
-    range made = {.backend = make_ascend(0, false)};
+SK_TEST(ascend, test_range_when_it_is_unknown_or_not_committed_then_refused) {
+    sk_backend *backend = make_ascend(0, false);
+    const sk_backend_ops *ops = sk_backend_table(backend);
     void *address = NULL;
-    CHECK_OK(made.backend->ops.range_reserve(made.backend->self, NGRANULES * GRANULE, &address));
-    made.address = address;
-    CHECK_OK(made.backend->ops.range_commit(made.backend->self, made.address, GRANULE));
-    return made;
-}
-
-static sk_status range_commit_rest(range *r) {
-    return r->backend->ops.range_commit(r->backend->self, r->address + GRANULE,
-                                        (NGRANULES - 1) * GRANULE);
-}
-
-static sk_status range_decommit(range *r, size_t nbytes) {
-    return r->backend->ops.range_decommit(r->backend->self, r->address, nbytes);
-}
-
-static void range_close(range *r) {
-    CHECK_OK(r->backend->ops.range_release(r->backend->self, r->address, NGRANULES * GRANULE));
-    sk_backend_close(r->backend);
-}
-
-SK_TEST(ascend, test_commit_when_a_call_on_the_way_fails_then_all_is_undone) {
-    static const struct {
-        const char *function;
-        unsigned nth;
-    } failures[] = {{"aclrtGetMemInfo", 1},
-                    {"aclrtMallocPhysical", 1},
-                    {"aclrtMallocPhysical", 4},
-                    {"aclrtMapMem", 1},
-                    {"aclrtMapMem", 7}};
-    range r = range_open();
-    pattern_write(r.address, GRANULE, 1);
-    cusim_open before = report();
-    for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++) {
-        fail_next(failures[i].function, failures[i].nth, ACL_ERROR_RT_MEMORY_ALLOCATION);
-        CHECK_STATUS(SK_OUT_OF_DEVICE_MEMORY, range_commit_rest(&r));
-        CHECK_CONTAINS(sk_error_text(), failures[i].function);
-        CHECK_EQUAL(before.handles, report().handles);
-        CHECK_EQUAL(before.mappings, report().mappings);
-    }
-    CHECK(pattern_holds(r.address, GRANULE, 1));
-    CHECK_OK(range_commit_rest(&r));
-    pattern_write(r.address + GRANULE, (NGRANULES - 1) * GRANULE, 2);
-    CHECK(pattern_holds(r.address + GRANULE, (NGRANULES - 1) * GRANULE, 2));
-    CHECK_OK(range_decommit(&r, NGRANULES * GRANULE));
-    CHECK_EQUAL(0, report().handle_bytes);
-    range_close(&r);
-}
-
-SK_TEST(ascend, test_decommit_when_a_call_on_the_way_fails_then_all_is_still_committed) {
-    static const char *const functions[] = {"aclrtUnmapMem", "aclrtFreePhysical"};
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-        range r = range_open();
-        CHECK_OK(range_commit_rest(&r));
-        fail_next(functions[i], 4, ACL_ERROR_RT_PARAM_INVALID);
-        CHECK_STATUS(SK_BACKEND_FAILED, range_decommit(&r, NGRANULES * GRANULE));
-        CHECK_CONTAINS(sk_error_text(), functions[i]);
-        pattern_write(r.address, NGRANULES * GRANULE, 3);
-        CHECK(pattern_holds(r.address, NGRANULES * GRANULE, 3));
-        CHECK_OK(range_decommit(&r, NGRANULES * GRANULE));
-        CHECK_EQUAL(0, report().handle_bytes);
-        range_close(&r);
-    }
-}
-
-SK_TEST(ascend, test_alias_when_made_then_both_addresses_are_one_memory_until_the_last_goes) {
-    range r = range_open();
-    const sk_backend_ops *ops = sk_backend_table(r.backend);
-    char *alias = r.address + 4 * GRANULE;
-    CHECK_OK(ops->range_commit(r.backend->self, r.address + GRANULE, GRANULE));
-    cusim_open before = report();
-    fail_next("aclrtMapMem", 2, ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_OK(ops->range_reserve(backend->self, 4 * GRANULE, &address));
+    char *end = (char *)address + 4 * GRANULE;
+    CHECK_STATUS(SK_INVALID, ops->range_commit(backend->self, end - GRANULE, 2 * GRANULE));
+    CHECK_CONTAINS(sk_error_text(), "not in a range of addresses");
+    CHECK_STATUS(SK_INVALID, ops->range_decommit(backend->self, end, GRANULE));
+    CHECK_STATUS(SK_BACKEND_FAILED, ops->range_decommit(backend->self, address, GRANULE));
     CHECK_STATUS(SK_BACKEND_FAILED,
-                 ops->range_alias(r.backend->self, r.address, alias, 2 * GRANULE));
-    CHECK_EQUAL(before.mappings, report().mappings);
-    CHECK_OK(ops->range_alias(r.backend->self, r.address, alias, 2 * GRANULE));
-    CHECK_EQUAL(before.handle_bytes, report().handle_bytes);
-    CHECK_EQUAL(before.mappings + 2, report().mappings);
-    pattern_write(r.address, 2 * GRANULE, 5);
-    CHECK(pattern_holds(alias, 2 * GRANULE, 5));
-    CHECK_OK(range_decommit(&r, 2 * GRANULE));
-    CHECK(pattern_holds(alias, 2 * GRANULE, 5));
-    CHECK_EQUAL(before.handle_bytes, report().handle_bytes);
-    CHECK_OK(ops->range_decommit(r.backend->self, alias, 2 * GRANULE));
-    CHECK_EQUAL(0, report().handle_bytes);
-    range_close(&r);
+                 ops->range_alias(backend->self, address, end - GRANULE, GRANULE));
+    CHECK_OK(ops->range_release(backend->self, address, 4 * GRANULE));
+    sk_backend_close(backend);
 }
 
 SK_TEST(ascend, test_release_when_it_is_refused_then_the_range_is_still_there) {
-    range r = range_open();
-    CHECK_OK(range_decommit(&r, GRANULE));
+    sk_backend *backend = make_ascend(0, false);
+    const sk_backend_ops *ops = sk_backend_table(backend);
+    void *address = NULL;
+    CHECK_OK(ops->range_reserve(backend->self, GRANULE, &address));
     fail_next("aclrtReleaseMemAddress", 1, ACL_ERROR_RT_PARAM_INVALID);
-    CHECK_STATUS(SK_BACKEND_FAILED,
-                 r.backend->ops.range_release(r.backend->self, r.address, NGRANULES * GRANULE));
-    CHECK_OK(r.backend->ops.range_commit(r.backend->self, r.address, GRANULE));
-    CHECK_OK(range_decommit(&r, GRANULE));
-    range_close(&r);
+    CHECK_STATUS(SK_BACKEND_FAILED, ops->range_release(backend->self, address, GRANULE));
+    CHECK_OK(ops->range_commit(backend->self, address, GRANULE));
+    CHECK_OK(ops->range_decommit(backend->self, address, GRANULE));
+    CHECK_OK(ops->range_release(backend->self, address, GRANULE));
+    sk_backend_close(backend);
 }
 
 /* ---- the thread's device --------------------------------------------------------------------- */
@@ -427,29 +347,6 @@ SK_TEST(ascend, test_visit_when_calls_follow_then_only_the_first_looks_for_the_d
     sk_backend_close(backend);
 }
 
-SK_TEST(ascend, test_copy_when_from_one_device_to_another_then_bytes_are_equal) {
-    need_two_devices();
-    sk_backend *backends[2] = {make_ascend(0, false), make_ascend(1, false)};
-    sk_stream *stream = make_stream(backends[0]);
-    void *addresses[2];
-    for (int i = 0; i < 2; i++) {
-        aclrtPtrAttributes attributes;
-        CHECK_OK(backends[i]->ops.memory_alloc(backends[i]->self, SIZE, &addresses[i]));
-        CHECK_EQUAL(ACL_SUCCESS, acl()->aclrtPointerGetAttributes(addresses[i], &attributes));
-        CHECK_EQUAL(i, attributes.location.id);
-    }
-    pattern_write(addresses[0], SIZE, 1);
-    CHECK_OK(
-        sk_copy_async(backends[0], addresses[1], addresses[0], SIZE, SK_DEVICE_TO_DEVICE, stream));
-    CHECK_OK(sk_stream_sync(backends[0], stream));
-    CHECK(pattern_holds(addresses[1], SIZE, 1));
-    drop_stream(backends[0], stream);
-    for (int i = 0; i < 2; i++) {
-        CHECK_OK(backends[i]->ops.memory_free(backends[i]->self, addresses[i], SIZE));
-        sk_backend_close(backends[i]);
-    }
-}
-
 /* ---- events ---------------------------------------------------------------------------------- */
 
 SK_TEST(ascend, test_event_create_when_a_call_on_the_way_fails_then_nothing_is_left) {
@@ -470,49 +367,6 @@ SK_TEST(ascend, test_event_create_when_a_call_on_the_way_fails_then_nothing_is_l
 
 /* ---- locked host memory ---------------------------------------------------------------------- */
 
-SK_TEST(ascend, test_copy_when_it_crosses_locked_pieces_then_bytes_are_equal) {
-    enum { FIRST = PIECE - 100, NBYTES = 2 * PIECE + 300 };
-    sk_backend *backend = make_ascend(0, false);
-    char *host = aligned_alloc(PIECE, NPIECES * PIECE);
-    CHECK(host != NULL);
-    for (size_t i = 0; i < NPIECES; i++) {
-        CHECK_OK(backend->ops.host_lock(backend->self, host + i * PIECE, PIECE));
-    }
-    void *device = device_take(NPIECES * PIECE);
-    sk_stream *stream = make_stream(backend);
-    uint64_t before = acl()->aclsim_calls("aclrtMemcpyAsync");
-    pattern_write(host + FIRST, NBYTES, 1);
-    CHECK_OK(sk_copy_async(backend, device, host + FIRST, NBYTES, SK_HOST_TO_DEVICE, stream));
-    CHECK_OK(sk_stream_sync(backend, stream));
-    CHECK_EQUAL(before + 4, acl()->aclsim_calls("aclrtMemcpyAsync"));
-    CHECK(pattern_holds(device, NBYTES, 1));
-    memset(host, 0, NPIECES * PIECE);
-    CHECK_OK(sk_copy_async(backend, host + FIRST, device, NBYTES, SK_DEVICE_TO_HOST, stream));
-    CHECK_OK(sk_stream_sync(backend, stream));
-    CHECK(pattern_holds(host + FIRST, NBYTES, 1));
-    drop_stream(backend, stream);
-    device_give(device, NPIECES * PIECE);
-    for (size_t i = 0; i < NPIECES; i++) {
-        CHECK_OK(backend->ops.host_unlock(backend->self, host + i * PIECE, PIECE));
-    }
-    free(host);
-    sk_backend_close(backend);
-}
-
-SK_TEST(ascend, test_lock_when_refused_then_out_of_host_memory) {
-    sk_backend *backend = make_ascend(0, false);
-    char *host = aligned_alloc(PIECE, PIECE);
-    CHECK(host != NULL);
-    static const int errors[] = {ACL_ERROR_RT_MEMORY_ALLOCATION, 507899};
-    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
-        fail_next("aclrtHostRegister", 1, errors[i]);
-        CHECK_STATUS(SK_OUT_OF_HOST_MEMORY, backend->ops.host_lock(backend->self, host, PIECE));
-        CHECK_CONTAINS(sk_error_text(), "aclrtHostRegister failed");
-    }
-    free(host);
-    sk_backend_close(backend);
-}
-
 SK_TEST(ascend, test_lock_when_the_device_cannot_then_the_scheduler_copies_without) {
     fail_next("aclrtHostRegister", 1, ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
     sk_backend *backend = make_ascend(0, false);
@@ -526,23 +380,4 @@ SK_TEST(ascend, test_lock_when_the_device_cannot_then_the_scheduler_copies_witho
     parcel_fetch(&p);
     parcel_drop(&p);
     scene_close(&s);
-}
-
-SK_TEST(ascend, test_sched_when_it_takes_host_memory_then_all_of_it_is_locked) {
-    enum { NPARCELS = 12 };
-    size_t before = report().registration_bytes;
-    scene s;
-    scene_open(&s, &(scene_options){0});
-    parcel parcels[NPARCELS];
-    for (int n = 0; n < NPARCELS; n++) {
-        parcels[n] = parcel_make(&s, SIZE, SK_TIER_ANY, 1);
-        parcel_send(&parcels[n]);
-        CHECK_EQUAL(scene_stats(&s).host_reserved_bytes, report().registration_bytes - before);
-    }
-    for (int n = 0; n < NPARCELS; n++) {
-        parcel_fetch(&parcels[n]);
-        parcel_drop(&parcels[n]);
-    }
-    scene_close(&s);
-    CHECK_EQUAL(before, report().registration_bytes);
 }

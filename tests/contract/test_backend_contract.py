@@ -1,6 +1,8 @@
 """What every backend must do, through the Python handles; a new backend is one line in KINDS.
 
-CUDA devices are those of the driver that SWAPKIT_CUDA_DRIVER names, else of the simulated one.
+CUDA devices are those of the driver that SWAPKIT_CUDA_DRIVER names, else of the simulated one;
+Ascend NPUs those of the runtime that SWAPKIT_ASCEND_RUNTIME names, else of the simulated one, which
+has the simulated driver below it.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit._native.backend import Backend, CopyKind
+from swapkit._native.backend import Backend, CopyKind, Pages
 from swapkit._native.pool import Pool
 from swapkit.errors import InvalidArgument, OutOfDeviceMemory
 from tests.cuda.simulated import build_driver
+from tests.npu.simulated import build_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -36,20 +40,34 @@ def open_delay(inner: Backend) -> Backend:
     return backend
 
 
-@functools.cache
-def find_driver() -> None:
-    """Let the process's driver be the simulated one, with little memory, unless one was named."""
-    if "SWAPKIT_CUDA_DRIVER" in os.environ:
+def decide(variable: str, build: Callable[[], Path], opened: Callable[[], Backend]) -> None:
+    """Let the process's library be the simulated one, with little memory, unless one was named."""
+    if variable in os.environ:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SWAPKIT_CUDA_DRIVER", str(build_driver()))
+        patch.setenv(variable, str(build()))
         patch.setenv("CUSIM_CAPACITY", "128M")
-        Backend.cuda().close()  # which driver it is was decided for good
+        opened().close()  # which library it is was decided for good
+
+
+@functools.cache
+def find_driver() -> None:
+    decide("SWAPKIT_CUDA_DRIVER", build_driver, Backend.cuda)
+
+
+@functools.cache
+def find_runtime() -> None:
+    decide("SWAPKIT_ASCEND_RUNTIME", build_runtime, Backend.ascend)
 
 
 def open_cuda(*, virtual_memory: bool = True) -> Backend:
     find_driver()
     return Backend.cuda(virtual_memory=virtual_memory)
+
+
+def open_ascend(*, virtual_memory: bool = True, pages: Pages = Pages.HUGE_FIRST) -> Backend:
+    find_runtime()
+    return Backend.ascend(virtual_memory=virtual_memory, pages=pages)
 
 
 KINDS: dict[str, Callable[[], Backend]] = {
@@ -67,6 +85,12 @@ KINDS: dict[str, Callable[[], Backend]] = {
     "cuda without virtual memory": lambda: open_cuda(virtual_memory=False),
     "trace over fault over delay over cuda": lambda: Backend.trace(
         Backend.fault(open_delay(open_cuda())), 100
+    ),
+    "ascend": open_ascend,
+    "ascend without virtual memory": lambda: open_ascend(virtual_memory=False),
+    "ascend in small pages": lambda: open_ascend(pages=Pages.NORMAL),
+    "trace over fault over delay over ascend": lambda: Backend.trace(
+        Backend.fault(open_delay(open_ascend())), 100
     ),
 }
 

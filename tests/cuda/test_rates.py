@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.cuda.simulated import ROOT
 from tests.cuda.timed.refit import compare, machine_of, read_records, refit
+from tests.simulated.launching import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 

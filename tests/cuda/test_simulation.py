@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.simulated import INSIDE, PYTHON, ROOT
+from tests.cuda.simulated import INSIDE, PYTHON
+from tests.simulated.launching import ROOT
 
 FILES = sorted(Path(__file__).parent.glob("test_simulated_*.py"))
 OVER_TORCH = {

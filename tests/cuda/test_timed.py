@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cuda.simulated import INSIDE, PYTHON, ROOT
+from tests.cuda.simulated import INSIDE, PYTHON
+from tests.simulated.launching import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ operators.install()
 """
 # Device memory straight from the runtime, `spare` bytes more than asked for; freed as soon as a
 # tensor dies. Nothing of Python is left at the end for the functions to be called.
-RAW_ALLOCATOR = """
-import ctypes, os
+RAW_ALLOCATOR = '''
+import ctypes, os, time
 from tests.cuda.control import last_problem
 from tests.npu.control import runtime
 import torch_npu
@@ -36,7 +36,22 @@ functions = (
 )
 addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
 torch_npu._C._npu_changeCurrentAllocator(torch_npu._C._npu_customAllocator(*addresses))
-"""
+
+def is_refused(work):
+    """The queue is empty a moment before torch_npu knows that what was in it failed."""
+    try:
+        work()
+        for _ in range(500):
+            torch.npu.synchronize()
+            time.sleep(0.01)
+    except RuntimeError:
+        return True
+    return False
+
+def end(*results):
+    print(*results, flush=True)
+    os._exit(0)
+'''
 
 
 def start(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -25,9 +25,15 @@ PYTHON = "SWAPKIT_NPU_PYTHON"
 INSIDE = "SWAPKIT_NPU_SIMULATED"
 
 
+def build_runtime() -> Path:
+    """Build the runtime; return its file."""
+    make(BUILD, "tests/npu")
+    return RUNTIME / "libascendcl.so"
+
+
 def build() -> Path:
     """Build the runtime, the operators and the rest; return the folder of the last two."""
-    make(BUILD, "tests/npu")
+    build_runtime()
     make(BUILD, "tests/npu/kernels")
     return BUILD / version_of("torch_npu", os.environ[PYTHON])
 

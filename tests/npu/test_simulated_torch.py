@@ -61,7 +61,7 @@ def test_copies_there_and_back_are_equal(pinned: bool, non_blocking: bool) -> No
 
 def test_storage_that_was_emptied_and_filled_again_has_its_views() -> None:
     tensor = torch.randn(1000, 70)
-    there = tensor.npu()
+    there = tensor.to("npu")
     view = there[10:20].t()
     storage = there.untyped_storage()
     before = npu.memory_allocated()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.npu.conftest import COUNT
 from tests.npu.simulated import INSIDE, PYTHON
 from tests.simulated.launching import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Where torch_npu puts operators before they are in a stream.
 QUEUES = {
@@ -34,7 +40,9 @@ RUNS = [
 @pytest.mark.parametrize(
     ("file", "queue"), RUNS, ids=[f"{file.stem}-{queue}" for file, queue in RUNS]
 )
-def test_file_runs_on_the_simulated_device(file: Path, queue: str) -> None:
+def test_file_runs_on_the_simulated_device(
+    file: Path, queue: str, record_property: Callable[[str, object], None]
+) -> None:
     suite = ("pytest", "-q", "-p", "no:cacheprovider", str(file.relative_to(ROOT)))
     done = subprocess.run(
         [sys.executable, "-m", "tests.npu.simulated", "-m", *suite],
@@ -45,3 +53,5 @@ def test_file_runs_on_the_simulated_device(file: Path, queue: str) -> None:
         env={**os.environ, **QUEUES[queue]},
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.findall(r"(\d+) passed", done.stdout)
+    record_property(COUNT, int(passed[-1]))

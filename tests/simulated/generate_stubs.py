@@ -86,5 +86,10 @@ def write_npu(torch_npu: str, torch: str, simulation: str) -> None:
 
 
 if __name__ == "__main__":
-    writers = {"runtime": write_runtime, "blas": write_blas, "npu": write_npu}
-    writers[sys.argv[1]](*sys.argv[2:])
+    kind, *files = sys.argv[1:]
+    if kind == "runtime":
+        write_runtime(*files)
+    elif kind == "blas":
+        write_blas(*files)
+    else:
+        write_npu(*files)

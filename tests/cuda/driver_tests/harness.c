@@ -5,6 +5,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef SIM_TESTED
+#define SIM_TESTED "cuda driver"
+#endif
+
 enum { TEST_SECONDS = 60 };
 
 static test_case *tests;
@@ -180,6 +184,6 @@ int main(int count, char **arguments) {
         check_nothing_open();
         done++;
     }
-    printf("cuda driver: %u tests passed\n", done);
+    printf("%s: %u tests passed\n", SIM_TESTED, done);
     return done == 0;
 }

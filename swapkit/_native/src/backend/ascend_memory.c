@@ -187,19 +187,6 @@ static sk__ascend_range *range_unlist(sk__ascend *ascend, const void *address) {
     return range;
 }
 
-/* The place of the granule at `address`, which lies in a reserved range. */
-static granule **place_of(sk__ascend *ascend, const char *address) {
-    sk__lock(&ascend->lock);
-    sk__ascend_range *range = ascend->ranges;
-    while (range != NULL &&
-           (address < range->address || address >= range->address + range->nbytes)) {
-        range = range->next;
-    }
-    sk__unlock(&ascend->lock);
-    sk_assert(range != NULL);
-    return &range->places[(size_t)(address - range->address) / ascend->granule_bytes];
-}
-
 /* Addresses at multiples of a granule. ACL has no alignment to ask for: its own is a huge page's,
  * and if that is too little, a part of more addresses is used. */
 static sk__acl_error addresses_reserve(const sk__ascend *ascend, sk__ascend_range *range) {
@@ -265,6 +252,38 @@ sk_status sk__ascend_range_release(void *self, void *address, size_t nbytes) {
 
 /* ---- granules -------------------------------------------------------------------------------- */
 
+/* Places in a row, of one range. */
+typedef struct run {
+    char *address;
+    granule **places;
+    size_t count;
+} run;
+
+static bool run_find(sk__ascend *ascend, char *address, size_t nbytes, run *out) {
+    const size_t granule_bytes = ascend->granule_bytes;
+    sk_assert(nbytes % granule_bytes == 0);
+    sk__lock(&ascend->lock);
+    sk__ascend_range *range = ascend->ranges;
+    while (range != NULL &&
+           (address < range->address || address + nbytes > range->address + range->nbytes)) {
+        range = range->next;
+    }
+    sk__unlock(&ascend->lock);
+    if (range == NULL) {
+        (void)sk__fail(SK_INVALID, "ascend backend: %p, %zu bytes: not in a range of addresses",
+                       (void *)address, nbytes);
+        return false;
+    }
+    *out = (run){.address = address,
+                 .places = &range->places[(size_t)(address - range->address) / granule_bytes],
+                 .count = nbytes / granule_bytes};
+    return true;
+}
+
+static void *place_address(const sk__ascend *ascend, const run *run, size_t index) {
+    return run->address + index * ascend->granule_bytes;
+}
+
 /* Make physical memory that is mapped nowhere. */
 static sk__acl_error granule_make(const sk__ascend *ascend, granule **out, const char **what) {
     *what = "aclrtMallocPhysical";
@@ -282,20 +301,20 @@ static sk__acl_error granule_make(const sk__ascend *ascend, granule **out, const
     return SK_ACL_SUCCESS;
 }
 
-/* Map a granule at one place: a new one, or the one at `twin`. */
-static sk__acl_error place_fill(sk__ascend *ascend, char *address, const char *twin,
-                                const char **what) {
-    granule *used = twin != NULL ? *place_of(ascend, twin) : NULL;
-    sk_assert((twin != NULL) == (used != NULL));
-    sk__acl_error error = used == NULL ? granule_make(ascend, &used, what) : SK_ACL_SUCCESS;
-    if (error != SK_ACL_SUCCESS) {
-        return error;
+/* Map a granule at one place: a new one, or that at the same place of `twin`. */
+static sk__acl_error place_fill(const sk__ascend *ascend, const run *to, const run *twin,
+                                size_t index, const char **what) {
+    granule *used = twin != NULL ? twin->places[index] : NULL;
+    sk__acl_error error = twin == NULL ? granule_make(ascend, &used, what) : SK_ACL_SUCCESS;
+    if (error != SK_ACL_SUCCESS || used == NULL) {
+        return error != SK_ACL_SUCCESS ? error : SK_ACL_INVALID; /* nothing is committed there */
     }
     *what = "aclrtMapMem";
-    error = ascend->runtime->aclrtMapMem(address, ascend->granule_bytes, 0, used->memory, 0);
+    error = ascend->runtime->aclrtMapMem(place_address(ascend, to, index), ascend->granule_bytes, 0,
+                                         used->memory, 0);
     if (error == SK_ACL_SUCCESS) {
         (void)__atomic_add_fetch(&used->mappings, 1, __ATOMIC_RELAXED);
-        *place_of(ascend, address) = used;
+        to->places[index] = used;
     } else if (twin == NULL) {
         (void)ascend->runtime->aclrtFreePhysical(used->memory);
         free(used);
@@ -304,16 +323,16 @@ static sk__acl_error place_fill(sk__ascend *ascend, char *address, const char *t
 }
 
 /* Unmap one place; the last one of a granule gives its memory back. A failure changes nothing. */
-static sk__acl_error place_empty(sk__ascend *ascend, char *address, const char **what) {
-    granule **place = place_of(ascend, address);
-    granule *used = *place;
-    sk_assert(used != NULL);
+static sk__acl_error place_empty(const sk__ascend *ascend, const run *run, size_t index,
+                                 const char **what) {
+    void *address = place_address(ascend, run, index);
+    granule *used = run->places[index];
     *what = "aclrtUnmapMem";
     sk__acl_error error = ascend->runtime->aclrtUnmapMem(address);
     if (error != SK_ACL_SUCCESS) {
         return error;
     }
-    *place = NULL;
+    run->places[index] = NULL;
     if (__atomic_sub_fetch(&used->mappings, 1, __ATOMIC_ACQ_REL) > 0) {
         return SK_ACL_SUCCESS;
     }
@@ -323,21 +342,21 @@ static sk__acl_error place_empty(sk__ascend *ascend, char *address, const char *
         ascend->runtime->aclrtMapMem(address, ascend->granule_bytes, 0, used->memory, 0) ==
             SK_ACL_SUCCESS) {
         used->mappings = 1;
-        *place = used;
+        run->places[index] = used;
         return error;
     }
     free(used); /* if it could neither be freed nor mapped again, the memory is lost */
     return error;
 }
 
-/* Empty places from `address` on, up to the first refusal; return the bytes. */
-static size_t places_empty(sk__ascend *ascend, char *address, size_t nbytes, sk__acl_error *error,
+/* Empty places up to the first refusal; return how many. */
+static size_t places_empty(const sk__ascend *ascend, const run *run, sk__acl_error *error,
                            const char **what) {
     size_t done = 0;
     *error = SK_ACL_SUCCESS;
-    while (done < nbytes && *error == SK_ACL_SUCCESS) {
-        *error = place_empty(ascend, address + done, what);
-        done += *error == SK_ACL_SUCCESS ? ascend->granule_bytes : 0;
+    while (done < run->count && *error == SK_ACL_SUCCESS) {
+        *error = place_empty(ascend, run, done, what);
+        done += *error == SK_ACL_SUCCESS;
     }
     return done;
 }
@@ -355,55 +374,62 @@ static sk__acl_error memory_require(const sk__ascend *ascend, size_t nbytes, con
     return error;
 }
 
-/* Fill all places, or none: with new memory, or with that from `twin` on. */
-static sk__acl_error places_fill(sk__ascend *ascend, char *address, const char *twin, size_t nbytes,
+/* Fill all places, or none: with new memory, or with that of `twin`. */
+static sk__acl_error places_fill(const sk__ascend *ascend, const run *to, const run *twin,
                                  const char **what) {
-    const size_t granule = ascend->granule_bytes;
-    size_t done = 0;
-    bool much = twin == NULL && nbytes > granule;
-    sk__acl_error error = much ? memory_require(ascend, nbytes, what) : SK_ACL_SUCCESS;
-    while (done < nbytes && error == SK_ACL_SUCCESS) {
-        error = place_fill(ascend, address + done, twin == NULL ? NULL : twin + done, what);
-        done += error == SK_ACL_SUCCESS ? granule : 0;
+    run done = {.address = to->address, .places = to->places};
+    bool much = twin == NULL && to->count > 1;
+    sk__acl_error error =
+        much ? memory_require(ascend, to->count * ascend->granule_bytes, what) : SK_ACL_SUCCESS;
+    while (done.count < to->count && error == SK_ACL_SUCCESS) {
+        error = place_fill(ascend, to, twin, done.count, what);
+        done.count += error == SK_ACL_SUCCESS;
     }
     if (error != SK_ACL_SUCCESS) {
         sk__acl_error ignored = SK_ACL_SUCCESS;
         const char *unused = NULL;
-        (void)places_empty(ascend, address, done, &ignored, &unused);
+        (void)places_empty(ascend, &done, &ignored, &unused);
     }
     return error;
 }
 
-static sk_status range_fill(sk__ascend *ascend, char *address, const char *twin, size_t nbytes) {
+static sk_status run_fill(const sk__ascend *ascend, const run *to, const run *twin) {
     const char *what = "aclrtMapMem";
     void *undo = NULL;
-    sk_assert(nbytes % ascend->granule_bytes == 0);
     sk__acl_error error = sk__ascend_enter(ascend, &undo);
     if (error == SK_ACL_SUCCESS) {
-        error = places_fill(ascend, address, twin, nbytes, &what);
+        error = places_fill(ascend, to, twin, &what);
     }
     return sk__ascend_leave(ascend, undo, what, error);
 }
 
 sk_status sk__ascend_range_commit(void *self, void *address, size_t nbytes) {
-    return range_fill(self, address, NULL, nbytes);
+    run to;
+    return run_find(self, address, nbytes, &to) ? run_fill(self, &to, NULL) : SK_INVALID;
 }
 
 sk_status sk__ascend_range_alias(void *self, void *from, void *to, size_t nbytes) {
-    return range_fill(self, to, from, nbytes);
+    run twin;
+    run target;
+    bool found = run_find(self, from, nbytes, &twin) && run_find(self, to, nbytes, &target);
+    return found ? run_fill(self, &target, &twin) : SK_INVALID;
 }
 
 sk_status sk__ascend_range_decommit(void *self, void *address, size_t nbytes) {
     sk__ascend *ascend = self;
     const char *what = "aclrtUnmapMem";
+    run whole;
+    if (!run_find(ascend, address, nbytes, &whole)) {
+        return SK_INVALID;
+    }
     void *undo = NULL;
-    sk_assert(nbytes % ascend->granule_bytes == 0);
     sk__acl_error error = sk__ascend_enter(ascend, &undo);
     if (error == SK_ACL_SUCCESS) {
-        size_t done = places_empty(ascend, address, nbytes, &error, &what);
-        if (error != SK_ACL_SUCCESS && done > 0) { /* all or nothing: map free memory again */
+        run done = whole;
+        done.count = places_empty(ascend, &whole, &error, &what);
+        if (error != SK_ACL_SUCCESS && done.count > 0) { /* all or nothing: map free memory again */
             const char *unused = NULL;
-            (void)places_fill(ascend, address, NULL, done, &unused);
+            (void)places_fill(ascend, &done, NULL, &unused);
         }
     }
     return sk__ascend_leave_released(ascend, undo, what, error);
