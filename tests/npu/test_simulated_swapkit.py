@@ -11,6 +11,7 @@ import os
 import pytest
 
 from tests.npu.processes import run
+from tests.npu.processes import start as run_anyhow
 from tests.npu.simulated import INSIDE
 
 pytestmark = pytest.mark.skipif(INSIDE not in os.environ, reason="runs in tests.npu.simulated")
@@ -31,10 +32,10 @@ def test_install_without_a_device_then_it_takes_the_npu_that_torch_reports() -> 
         swapkit.install()
         print(torch.npu.get_allocator_backend(), torch.npu.is_initialized())
         x = torch.ones(1 << 20, device="npu")
-        print(swapkit.memory_stats()["allocated_bytes.all.current"] >> 20, x.sum().item() == 1 << 20)
+        print(swapkit.memory_stats()["allocated_bytes.all.current"] >> 20, x.sum().item())
         """
     )
-    assert lines == ["pluggable False", "4 True"]
+    assert lines == ["pluggable False", "4 1048576.0"]
 
 
 def test_statistics_of_torch_npu_when_installed_then_they_tell_of_the_pool() -> None:
@@ -80,7 +81,6 @@ def test_statistics_in_cpp_when_torch_npu_asks_itself_then_the_process_goes_on()
     """Torch_npu's own functions for these end the process; its profiler asks for them."""
     lines = run(
         f"""{INSTALL}
-import ctypes
 from swapkit._runtime.process.runtime import get_runtime
 x = torch.empty(1 << 20, device="npu")
 stats = get_runtime().shim.device_usage(20, 0)
@@ -175,22 +175,12 @@ def test_settle_when_it_is_removed_then_the_simulation_tells() -> None:
     without = """
 import ctypes
 from swapkit._runtime.shim.library import Shim
-nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value  # takes and does nothing
-Shim.npu_settle_address = nothing
+Shim.npu_settle_address = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value
 """
-    held = "holding = held_queue(); holding.__enter__()"
-    code = (
-        without
-        + INSTALL
-        + ACROSS_STREAMS.format(start=held, tell="", end="holding.__exit__(None, None, None)")
-    )
-    try:
-        (line,) = run(code)
-    except AssertionError as error:
-        assert "ended" not in str(error) or True
-        assert "Error" in str(error)
-    else:
-        assert line != "True True True"
+    start = "held = held_queue(); held.__enter__()"
+    code = ACROSS_STREAMS.format(start=start, tell="", end="held.__exit__(None, None, None)")
+    done = run_anyhow(without + INSTALL + code)
+    assert done.returncode != 0 or done.stdout.split("\n")[0] != "True True True"
 
 
 def test_record_and_erase_stream_when_called_then_the_block_waits_or_not() -> None:
@@ -237,11 +227,12 @@ def test_out_of_memory_when_it_is_caught_then_training_goes_on() -> None:
             except torch.OutOfMemoryError as error:
                 text = str(error)
                 print(text.split(" requested")[0], "Largest holders" in text)
-        print(x.sum().item() == 8 << 20, torch.npu.memory_stats()["num_ooms"], storage.nbytes() >> 20)
+        print(x.sum().item() == 8 << 20, storage.nbytes() >> 20)
+        print(torch.npu.memory_stats()["num_ooms"])
         """
     )
     first = "swapkit: out of memory on npu:0: 80.00 MiB (83886080 bytes) True"
-    assert lines == [*[first] * 4, "True 4 4"]
+    assert lines == [*[first] * 4, "True 4", "4"]
 
 
 def test_install_when_torch_uses_the_npu_already_then_the_error_says_how_to_be_in_time() -> None:

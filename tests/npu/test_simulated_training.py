@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch_npu import npu
 
 import swapkit
 from tests.cuda.control import last_problem
@@ -40,13 +41,13 @@ TOLERANCE = 1e-5
 @pytest.fixture(autouse=True, scope="module")
 def _pool() -> None:
     swapkit.install()  # the accelerator that torch reports
-    assert torch.npu.get_allocator_backend() == "pluggable"
+    assert npu.get_allocator_backend() == "pluggable"
 
 
 @pytest.fixture(autouse=True)
 def _healthy() -> Iterator[None]:
     yield
-    torch.npu.synchronize()
+    npu.synchronize()
     assert last_problem() == ""
 
 
@@ -59,10 +60,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from tests.npu.trainings import MODELS, train
     found = {{}}
     for name in MODELS:
-        before = torch.npu.memory_allocated()
-        torch.npu.reset_peak_memory_stats()
+        before = npu.memory_allocated()
+        npu.reset_peak_memory_stats()
         state = train(name, "npu")
-        found[name] = state.losses, state.tensors, torch.npu.max_memory_allocated() - before
+        found[name] = state.losses, state.tensors, npu.max_memory_allocated() - before
         gc.collect()
     assert not any(name.startswith("swapkit._") for name in sys.modules)
     torch.save(found, {file!r})
@@ -130,18 +131,18 @@ def test_training_when_layers_are_recomputed_then_the_same_bits(
 
 def needed_bytes(name: str) -> tuple[int, int]:
     """Return the bytes of a model with its optimizer, and what a step adds to them."""
-    torch.npu.empty_cache()
-    before = torch.npu.memory_allocated()
-    torch.npu.reset_peak_memory_stats()
+    npu.empty_cache()
+    before = npu.memory_allocated()
+    npu.reset_peak_memory_stats()
     rest = []
 
     @contextlib.contextmanager
     def watch(*_: object) -> Iterator[None]:
         yield
-        rest.append(torch.npu.memory_allocated() - before)
+        rest.append(npu.memory_allocated() - before)
 
     train(name, "npu", watch)
-    return before + rest[0], torch.npu.max_memory_allocated() - before - rest[0]
+    return before + rest[0], npu.max_memory_allocated() - before - rest[0]
 
 
 @pytest.mark.promise("A4")
@@ -157,12 +158,12 @@ def test_training_under_a_budget_then_it_holds_and_the_same_bits(
 
     @contextlib.contextmanager
     def budget(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        torch.npu.empty_cache()
-        torch.npu.reset_peak_memory_stats()
+        npu.empty_cache()
+        npu.reset_peak_memory_stats()
         with swapkit.budget(limit, model, optimizer, policy=policy) as session:
             sessions.append(session)
             yield
-            assert torch.npu.max_memory_reserved() <= limit
+            assert npu.max_memory_reserved() <= limit
 
     assert_equal(train(name, "npu", budget), expected_of(plain, name))
     stats = sessions[0].stats
