@@ -13,8 +13,20 @@ from tests.meta.sources import ROOT
 
 @pytest.mark.parametrize(
     ("folder", "device", "least"),
-    [("c", "cpu", 200), ("c", "cuda", 200), ("cuda", "cpu", 50)],
-    ids=["core", "core over the simulated driver", "the simulated driver"],
+    [
+        ("c", "cpu", 200),
+        ("c", "cuda", 200),
+        ("c", "ascend", 200),
+        ("cuda", "cpu", 50),
+        ("npu", "cpu", 20),
+    ],
+    ids=[
+        "core",
+        "core over the simulated driver",
+        "core over the simulated ACL runtime",
+        "the simulated driver",
+        "the simulated ACL runtime",
+    ],
 )
 def test_c_suite_when_built_with_all_assertions_then_passes(
     folder: str, device: str, least: int
