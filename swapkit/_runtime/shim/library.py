@@ -11,7 +11,7 @@ import importlib.machinery
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
         SavedTensor,
     )
 
+_Result = TypeVar("_Result")
+
 
 class NameOperator(Protocol):
     """Makes the shim see the runs of an operator from now on."""
@@ -76,6 +78,18 @@ class NameOperator(Protocol):
 
         `name`: with its overload. `kind`: whether calls can be repeated, may be random, and may
         fill tensors that autograd has already saved.
+        """
+
+
+class InRange(Protocol):
+    """Calls a function inside a range of torch's profiler."""
+
+    def __call__(self, name: str, function: Callable[[], _Result], /) -> _Result:
+        """Return the function's result.
+
+        Args:
+            name: `"swap_out"`, `"swap_in"` or `"swap_in_wait"`.
+            function: called on this thread.
         """
 
 
@@ -146,6 +160,8 @@ class Shim:
         # Sets the tag of all saves of this thread; 0: the tracker's current module.
         self.set_coarse_site: Callable[[int], None] = module.set_coarse_site
         self.clock_rings: Callable[[], int] = module.clock_rings
+        # Calls a function inside a range of torch's profiler (`cpp/running/profiler_range.hpp`).
+        self.in_range: InRange = module.in_range
         hook_bypass.connect(module)
         threads.connect(module.stacks, module.receivers)
 
