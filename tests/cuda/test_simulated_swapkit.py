@@ -174,7 +174,7 @@ def test_settings_when_the_environment_has_them_then_the_pool_obeys() -> None:
     assert run(program, PYTORCH_CUDA_ALLOC_CONF=whole) == ["32 2"]
     assert run(program, PYTORCH_CUDA_ALLOC_CONF="backend:native") == ["-1 1"]
     assert run(program, PYTORCH_CUDA_ALLOC_CONF="bogus:1") == [
-        "PYTORCH_CUDA_ALLOC_CONF: the key 'bogus' is unknown"
+        "PYTORCH_CUDA_ALLOC_CONF: unknown key 'bogus'"
     ]
 
 

@@ -106,6 +106,9 @@ class CudaOwner(Protocol):
 class Shim:
     """The loaded shim. It is never unloaded: tensors keep pointers into it."""
 
+    clock_rings: Callable[[], int]  # how often alarms of planned moves have rung
+    in_range: InRange  # `cpp/running/profiler_range.hpp`
+
     def __init__(self, library: Path) -> None:
         """Load a compiled shim.
 
@@ -159,9 +162,7 @@ class Shim:
         self.native_garbage: Callable[[], int] = module.native_garbage
         # Sets the tag of all saves of this thread; 0: the tracker's current module.
         self.set_coarse_site: Callable[[int], None] = module.set_coarse_site
-        self.clock_rings: Callable[[], int] = module.clock_rings
-        # Calls a function inside a range of torch's profiler (`cpp/running/profiler_range.hpp`).
-        self.in_range: InRange = module.in_range
+        self.clock_rings, self.in_range = module.clock_rings, module.in_range
         hook_bypass.connect(module)
         threads.connect(module.stacks, module.receivers)
 
