@@ -14,7 +14,7 @@ from swapkit._native.pool_stats import flat_stats
 from swapkit._native.witnesses import Witnesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from swapkit._native._lib import CData
     from swapkit._native.backend import Backend, Stream
@@ -165,6 +165,7 @@ class Pool(Handle):
         whole_segments: bool = False,
         max_split_bytes: int = 0,
         garbage_collection_threshold: float = 0.0,
+        roundup_divisions: Sequence[int] = (),
     ) -> None:
         """Open a pool.
 
@@ -176,15 +177,19 @@ class Pool(Handle):
                 such limit.
             garbage_collection_threshold: share of the budget above which the pool gives cached
                 memory back before it grows; 0: never.
+            roundup_divisions: at most 16 numbers. Number k is for requests from 1 << k MiB (the
+                first also for smaller ones, the last also for larger ones): they are rounded up to
+                the next of so many equal parts of their power of two. 0, 1 or missing: no rounding.
 
         Raises:
-            InvalidArgument: one of the last two is out of range.
+            InvalidArgument: one of the last three is out of range.
         """
         params = ffi.new("sk_pool_params *")
         params.budget_bytes = budget_bytes
         params.whole_segments = whole_segments
         params.max_split_bytes = max_split_bytes
         params.garbage_collection_threshold = garbage_collection_threshold
+        params.roundup_divisions = list(roundup_divisions)
         out = ffi.new("sk_pool **")
         check(lib.sk_pool_create(backend.pointer, params, out))
         super().__init__(out[0])

@@ -129,12 +129,17 @@ class Arguments(Settings):
         if self.searches_threshold:
             return AdaptiveRecompute(limit_bytes=limit_bytes, most_bytes=planned_bytes)
         if self.smart_swap is not None:
-            return _choose_swap(self.smart_swap, model)
+            return choose_swap_policy(self.smart_swap, model)
         return self.policy
 
 
-def _choose_swap(config: SmartSwapConfig, model: torch.nn.Module | None) -> str | Policy:
-    """Return the policy for SmartSwap: our planner, within the limits of the configuration."""
+def choose_swap_policy(config: SmartSwapConfig, model: torch.nn.Module | None) -> str | Policy:
+    """Return the policy for SmartSwap: our planner, within the limits of the configuration.
+
+    Args:
+        config: the settings.
+        model: the model whose layers make up the stages.
+    """
     reduction_bytes, least_bytes = config.reduction_bytes, config.least_bytes
     if not (config.has_stages or reduction_bytes or least_bytes):
         return "swap"
@@ -142,7 +147,7 @@ def _choose_swap(config: SmartSwapConfig, model: torch.nn.Module | None) -> str 
         bucket_bytes=config.bucket_bytes,
         layers_per_stage=config.num_attn_layers_per_stage,
         least_bytes=config.tensor_size_filter,
-        layers=_layer_paths(model),
+        layers=layer_paths(model),
     )
     return AimedPolicy(
         policy="swap",
@@ -152,8 +157,12 @@ def _choose_swap(config: SmartSwapConfig, model: torch.nn.Module | None) -> str 
     )
 
 
-def _layer_paths(model: torch.nn.Module | None) -> tuple[str, ...]:
-    """Return the paths of a model's layers; empty: the model has no list of layers."""
+def layer_paths(model: torch.nn.Module | None) -> tuple[str, ...]:
+    """Return the paths of a model's layers; empty: the model has no list of layers.
+
+    Args:
+        model: the model; None: no layers.
+    """
     if model is None:
         return ()
     try:

@@ -205,3 +205,66 @@ SK_TEST(settings, test_collect_when_a_stream_owns_the_memory_then_waited_for_unl
     busy_stream(false);
     busy_stream(true);
 }
+
+/* ---- rounding by divisions of powers of two ---------------------------------------------------
+ */
+
+/* Take and give a block; return its size. */
+static int64_t block_size(fixture *f, size_t nbytes) {
+    int64_t before = stats_of(f).allocated_bytes[0].current;
+    void *block = take(f, nbytes, NULL);
+    int64_t size = stats_of(f).allocated_bytes[0].current - before;
+    give(f, block);
+    CHECK_OK(sk_pool_check(f->pool));
+    return size;
+}
+
+SK_TEST(settings, test_take_when_divisions_are_given_then_the_next_part_of_the_power_of_two) {
+    sk_pool_params params = {.whole_segments = false};
+    for (size_t i = 0; i < 16; i++) {
+        params.roundup_divisions[i] = 4;
+    }
+    fixture f = open_with(&params);
+    CHECK_EQUAL(512, block_size(&f, 1));
+    CHECK_EQUAL(1536, block_size(&f, 1200)); /* at most 512 * 4: as usual */
+    CHECK_EQUAL(2048, block_size(&f, 2048));
+    CHECK_EQUAL(2560, block_size(&f, 2049));
+    CHECK_EQUAL(4 * KIB, block_size(&f, 4 * KIB)); /* a power of two stays */
+    CHECK_EQUAL(5 * KIB, block_size(&f, 4 * KIB + 1));
+    CHECK_EQUAL(8 * KIB, block_size(&f, 7 * KIB + 1));
+    CHECK_EQUAL(MIB, block_size(&f, 900 * KIB)); /* still a small one */
+    CHECK_EQUAL(MIB + 256 * KIB, block_size(&f, MIB + 1));
+    CHECK_EQUAL(3 * MIB, block_size(&f, 3 * MIB));
+    CHECK_EQUAL(3 * MIB + 512 * KIB, block_size(&f, 3 * MIB + 1));
+    fixture_close(&f);
+}
+
+SK_TEST(settings, test_take_when_divisions_differ_by_interval_then_each_by_its_own) {
+    /* [2:1,4:2,>:8]: 1 up to below 4 MiB, 2 from 4 MiB, 8 from 8 MiB. */
+    sk_pool_params params = {.roundup_divisions = {1, 1, 2, 8, 8}};
+    fixture f = open_with(&params);
+    CHECK_EQUAL(3 * MIB + 512, block_size(&f, 3 * MIB + 1));
+    CHECK_EQUAL(6 * MIB, block_size(&f, 4 * MIB + 1));
+    CHECK_EQUAL(9 * MIB, block_size(&f, 8 * MIB + 1));
+    CHECK_EQUAL(18 * MIB, block_size(&f, 16 * MIB + 1));
+    CHECK_EQUAL(32 * MIB + 512, block_size(&f, 32 * MIB + 1)); /* none there */
+    fixture_close(&f);
+}
+
+SK_TEST(settings, test_take_when_the_rounded_size_is_over_the_budget_then_refused) {
+    sk_pool_params params = {.budget_bytes = 5 * MIB, .roundup_divisions = {1, 1, 2}};
+    fixture f = open_with(&params);
+    void *block = NULL;
+    CHECK_STATUS(SK_OVER_BUDGET, sk_pool_take(f.pool, 4 * MIB + 1, NULL, &block));
+    CHECK_EQUAL(4 * MIB, block_size(&f, 4 * MIB));
+    fixture_close(&f);
+}
+
+SK_TEST(settings, test_pool_when_divisions_are_no_power_of_two_then_invalid) {
+    sk_backend *backend = make_device(CAPACITY);
+    sk_pool *pool = NULL;
+    sk_pool_params params = {.roundup_divisions = {0, 3}};
+    CHECK_STATUS(SK_INVALID, sk_pool_create(backend, &params, &pool));
+    CHECK_CONTAINS(sk_error_text(), "roundup_divisions[1]=3: expected a power of 2");
+    sk_backend_close(backend);
+}

@@ -304,7 +304,7 @@ def test_allocator_when_a_key_is_unknown_then_install_refuses_and_works_once_it_
         PYTORCH_NPU_ALLOC_CONF="no_such_key:1",
     )
     first, second = printed.splitlines()
-    assert first.startswith("PYTORCH_NPU_ALLOC_CONF: unknown key 'no_such_key'; keys with")
+    assert first.startswith("PYTORCH_NPU_ALLOC_CONF: unknown key 'no_such_key'; keys: ")
     assert second == "4.0 1"
 
 

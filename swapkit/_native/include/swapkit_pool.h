@@ -62,10 +62,11 @@ typedef struct sk_pool_params {
      * otherwise more than 20 MiB. Virtual memory does not need it: free memory can be given back
      * granule by granule, wherever it lies. */
     size_t max_split_bytes;
-    /* Before the pool grows with more than this share of its budget reserved, it gives cached
-     * memory above the share back; that waits for streams, except on a tentative thread. 0: never;
-     * otherwise below 1. Without a budget it has no effect. */
+    /* Share of the budget, below 1, above which the pool gives cached memory back before it grows
+     * (and waits for streams, except on a tentative thread). 0: never, as without a budget. */
     double garbage_collection_threshold;
+    /* torch's roundup_power2_divisions: [k] is for requests from 1 << k MiB. 0, 1: no rounding. */
+    uint32_t roundup_divisions[16];
 } sk_pool_params;
 
 typedef struct sk_stat {
@@ -133,8 +134,8 @@ SK_API SK_NODISCARD sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stre
 SK_API SK_NODISCARD sk_status sk_pool_give(sk_pool *pool, void *address);
 /* Note that `stream` also uses the block: reuse waits for the work queued there at the give. */
 SK_API SK_NODISCARD sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream);
-/* Forget that `stream` uses the block: the caller has ordered its work otherwise. Does nothing if no
- * block in use begins at `address`, or the stream is not noted. */
+/* Forget that `stream` uses the block: the caller has ordered its work otherwise. Does nothing if
+ * no block in use begins at `address`, or the stream is not noted. */
 SK_API void sk_pool_unuse(sk_pool *pool, void *address, sk_stream *stream);
 /* Wait for pending blocks, then give all cached memory that can be spared to the device. */
 SK_API SK_NODISCARD sk_status sk_pool_trim(sk_pool *pool);

@@ -107,7 +107,7 @@ class AcceleratorAllocator:
 
     @staticmethod
     def _apply(installation: Installation[Any], limit: Limit) -> None:
-        limit_bytes = 0
+        limit_bytes = installation.usual_limit_bytes
         if limit is not None:
             whole_bytes = installation.total_bytes
             limit_bytes = parse_bytes(limit, whole_bytes=whole_bytes, name="limit")

@@ -53,7 +53,8 @@ def install(
 
     Args:
         limit: maximum bytes the pool may reserve in this process, regardless of sessions: bytes,
-            `"10GiB"`, `"80%"` or a fraction of the device's memory. None: no limit. An allocation
+            `"10GiB"`, `"80%"` or a fraction of the device's memory. None: the share that
+            `per_process_memory_fraction` in PYTORCH_ALLOC_CONF gives, or no limit. An allocation
             that would exceed it raises `torch.OutOfMemoryError`.
         device: `"cpu"`, `"cuda"` or `"npu"` for all devices (with `allocator="torch"` the current
             one), or `"cuda:1"` to set the limit of one. None: the accelerator that torch reports
@@ -98,7 +99,7 @@ def _install_cpu(limit: int | float | str | None) -> None:
     global _cpu  # noqa: PLW0603 - torch has one allocator per device and process
     # Kept even if the limit is refused below: its hooks stay until the process ends.
     _cpu = _cpu or PoolInstallation(get_runtime().cpu)
-    limit_bytes = 0
+    limit_bytes = _cpu.usual_limit_bytes
     if limit is not None:
         limit_bytes = parse_bytes(limit, whole_bytes=_cpu.total_bytes, name="limit")
     _cpu.set_limit(limit_bytes)

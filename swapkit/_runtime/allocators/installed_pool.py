@@ -25,7 +25,7 @@ from swapkit._runtime.process.undo import raise_first
 from swapkit._runtime.torch_compat.accelerators import NPU
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hide, untraced
-from swapkit.config.allocator_settings import read_allocator_settings
+from swapkit.config.allocator_settings import read_allocator_settings, report_settings
 from swapkit.errors import OverBudget, SessionError
 from swapkit.reporting.text import AllocationFailure, format_failure
 from swapkit.units import format_bytes, format_limit
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.saved.device import Device, DevicePool
+    from swapkit.config.allocator_settings import AllocatorSettings
 
 # Folders with code that is not the user's.
 _INTERNAL = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
@@ -74,6 +75,7 @@ class Installation(Generic[_Pool]):
         self.tracker = self.runtime.tracker
         self.lock = self.runtime.lock
         self.limit_bytes = 0  # set by the user for the whole process; 0: none
+        self.usual_limit_bytes = 0  # from the environment, used if the user sets none; 0: none
         self.sessions: list[ActiveSession] = []  # innermost last
         self.active = False  # whether new tensors come from the pool
         self.runtime.attach_pool(device, pool)
@@ -236,7 +238,11 @@ class PoolInstallation(Installation):
     """An installation of our own pool, with the entry that torch calls."""
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device, _open_pool(device))
+        settings = read_allocator_settings(device.name.type)
+        super().__init__(device, _open_pool(device, settings))
+        report_settings(settings)
+        if settings.memory_fraction is not None:
+            self.usual_limit_bytes = max(1, int(settings.memory_fraction * self.total_bytes))
         if device.name.type == NPU.type:
             self.pool.set_settle(self.runtime.shim.npu_settle_address, device.index)
         self.entry = AllocatorEntry(self.pool)
@@ -249,13 +255,13 @@ class PoolInstallation(Installation):
         self.entry.set_explain(None)
 
 
-def _open_pool(device: Device) -> Pool:
-    settings = read_allocator_settings(device.name.type)
+def _open_pool(device: Device, settings: AllocatorSettings) -> Pool:
     return Pool(
         device.backend,
         whole_segments=not settings.expandable_segments,
         max_split_bytes=settings.max_split_bytes,
         garbage_collection_threshold=settings.garbage_collection_threshold,
+        roundup_divisions=settings.roundup_divisions,
     )
 
 

@@ -5,6 +5,7 @@ They use the scheduler of saved tensors, and host memory that is never written t
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, OUT, RESIDENT, Group
@@ -81,10 +82,11 @@ class HostBuffer:
 class HostCopy:
     """One copy of one storage; keeps both ends alive until the copy is done."""
 
-    __slots__ = ("_group", "_stream", "host")
+    __slots__ = ("_group", "_shim", "_stream", "host")
 
-    def __init__(self, group: Group, host: HostBuffer, stream: int) -> None:
+    def __init__(self, group: Group, host: HostBuffer, stream: int, shim: Shim) -> None:
         self._group = group
+        self._shim = shim
         self._stream = stream  # which may use the device's end again after the copy
         self.host = host
 
@@ -98,7 +100,7 @@ class HostCopy:
             self._group.finish_out(self._stream)
             self.host.address = self._group.host_address
         elif self._group.state == COPYING_IN:
-            self._group.finish_in(self._stream)
+            self._shim.in_range("swap_in_wait", lambda: self._group.finish_in(self._stream))
 
 
 class HostCopies:
@@ -116,14 +118,16 @@ class HostCopies:
             OutOfHostMemory: too little host memory is free.
         """
         group = Group(self._scheduler, storage.nbytes(), Tier.HOST)
-        stream = self._start(group, group.copy_out, storage)
-        return HostCopy(group, HostBuffer(group), stream)
+        start = functools.partial(self._start, group, group.copy_out, storage)
+        stream = self._shim.in_range("swap_out", start)
+        return HostCopy(group, HostBuffer(group), stream, self._shim)
 
     def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> HostCopy:
         """Start copying host memory into a storage of the same size."""
         group = host.lend()
-        stream = self._start(group, group.copy_in, storage)
-        return HostCopy(group, host, stream)
+        start = functools.partial(self._start, group, group.copy_in, storage)
+        stream = self._shim.in_range("swap_in", start)
+        return HostCopy(group, host, stream, self._shim)
 
     def _start(self, group: Group, start: Start, storage: torch.UntypedStorage) -> int:
         """Start a transfer, which holds the storage until it is done; return its stream."""

@@ -11,7 +11,7 @@ import importlib.machinery
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     )
     from swapkit._runtime.torch_compat.accelerators import Accelerator
 
+_Result = TypeVar("_Result")
+
 
 class NameOperator(Protocol):
     """Makes the shim see the runs of an operator from now on."""
@@ -80,6 +82,18 @@ class NameOperator(Protocol):
         """
 
 
+class InRange(Protocol):
+    """Calls a function inside a range of torch's profiler."""
+
+    def __call__(self, name: str, function: Callable[[], _Result], /) -> _Result:
+        """Return the function's result.
+
+        Args:
+            name: `"swap_out"`, `"swap_in"` or `"swap_in_wait"`.
+            function: called on this thread.
+        """
+
+
 class DeviceOwner(Protocol):
     """Opens devices for `cpp/memory/device_allocator.cpp`."""
 
@@ -92,6 +106,9 @@ class DeviceOwner(Protocol):
 
 class Shim:
     """The loaded shim. It is never unloaded: tensors keep pointers into it."""
+
+    clock_rings: Callable[[], int]  # how often alarms of planned moves have rung
+    in_range: InRange  # `cpp/running/profiler_range.hpp`
 
     def __init__(self, library: Path) -> None:
         """Load a compiled shim.
@@ -150,7 +167,7 @@ class Shim:
         self.native_garbage: Callable[[], int] = module.native_garbage
         # Sets the tag of all saves of this thread; 0: the tracker's current module.
         self.set_coarse_site: Callable[[int], None] = module.set_coarse_site
-        self.clock_rings: Callable[[], int] = module.clock_rings
+        self.clock_rings, self.in_range = module.clock_rings, module.in_range
         hook_bypass.connect(module)
         threads.connect(module.stacks, module.receivers)
 

@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -382,10 +382,11 @@ def test_ring_when_closed_then_refused(pool: Pool) -> None:
         ({"max_split_bytes": 20 * MIB}, "expected more than 20971520"),
         ({"garbage_collection_threshold": 1.0}, "0 to below 1"),
         ({"garbage_collection_threshold": -0.5}, "0 to below 1"),
+        ({"roundup_divisions": [1, 3]}, r"roundup_divisions\[1\]=3: expected a power of 2"),
     ],
 )
 def test_pool_when_a_setting_is_out_of_range_then_invalid_argument(
-    backend: Backend, settings: dict[str, float], accepted: str
+    backend: Backend, settings: dict[str, Any], accepted: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=accepted):
-        Pool(backend, **settings)  # type: ignore[arg-type]
+        Pool(backend, **settings)

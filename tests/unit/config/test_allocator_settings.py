@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+from swapkit.config.allocator_keys import KEYS, format_keys
 from swapkit.config.allocator_settings import (
-    IGNORED_KEYS,
     AllocatorSettings,
     parse_allocator_settings,
     read_allocator_settings,
+    report_settings,
 )
 from swapkit.errors import InvalidArgument
 
 MIB = 1 << 20
+DOCUMENT = Path(__file__).parents[3] / "docs" / "choices.md"
 
 
 def test_settings_when_nothing_is_set_then_the_defaults() -> None:
@@ -64,27 +70,159 @@ def test_variables_when_several_are_set_then_only_the_first_counts(
     )
 
 
-@pytest.mark.parametrize("key", sorted(IGNORED_KEYS))
-def test_key_when_it_is_torchs_and_not_ours_then_ignored(key: str) -> None:
-    assert parse_allocator_settings(f"{key}:1") == AllocatorSettings()
+# Key, values that are accepted, values that are not, and the settings of the first.
+FLAG = (("True", "False"), ("true", "1", "", "[True]"))
+WHOLE = (("0", "4096"), ("-1", "1.5", "x"))
+TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
+    "max_split_size_mb": (("64", "21"), ("20", "0", "64.5", "x"), {"max_split_bytes": 64 * MIB}),
+    "garbage_collection_threshold": (
+        ("0.75", "0.01"),
+        ("0", "1", "1.5", "-1", "nan", "x"),
+        {"garbage_collection_threshold": 0.75},
+    ),
+    "expandable_segments": (("False", "True"), FLAG[1], {"expandable_segments": False}),
+    "roundup_power2_divisions": (
+        ("[256:1,512:2,>:4]", "1", "8", "[1:0]", "[64:8,256:4,1024:4,>:1]", "[>:2]", "[4:2,]"),
+        ("0", "3", "x", "[3:1]", "[4:3]", "[4]", "[4:]", "[0:1]", "[x:1]", "-2"),
+        {"roundup_divisions": (1,) * 9 + (2,) + (4,) * 6},
+    ),
+    "per_process_memory_fraction": (
+        ("0.5", "0", "1", "1.0"),
+        ("1.1", "-0.1", "nan", "x"),
+        {"memory_fraction": 0.5},
+    ),
+    "page_size": (("1g",), ("1G", "2m", "1", "x"), {"page_policy": "1g"}),
+    "default_lc_threshold": (
+        ("128.5", "0"),
+        ("-1", "inf", "nan", "x"),
+        {"short_lived_bytes": 128.5},
+    ),
+    "open_memory_optimize": (
+        ("true", "1", "false", "0"),
+        ("True", "2", "x"),
+        {"optimizes_lifetimes": True},
+    ),
+    "max_non_split_rounding_mb": (("20", "100"), ("19", "-1", "x"), {}),
+    "large_segment_size_mb": (("11", "64"), ("10", "x"), {}),
+    "segment_size_mb": (("20", "512"), ("19", "513", "x"), {}),
+    "base_addr_aligned_kb": (("0", "16"), ("17", "-1", "1.5", "x"), {}),
+    "pinned_reserve_segment_size_mb": (*WHOLE, {}),
+    "pinned_max_round_threshold_mb": (*WHOLE, {}),
+    "pinned_max_cached_size_mb": (*WHOLE, {}),
+    "backend": (("cudaMallocAsync", "native"), ("Native", "x"), {}),
+    "pinned_num_register_threads": (("1", "128"), ("0", "3", "256", "x"), {}),
+    **{
+        key: (*FLAG, {})
+        for key in (
+            *("multi_stream_lazy_reclaim", "release_lock_on_npumalloc", "throw_on_npumalloc_oom"),
+            *("pin_memory_expandable_segments", "pinned_mem_register", "pinned_free_catch_all"),
+            *("pinned_use_background_threads", "release_lock_on_cudamalloc"),
+            *("release_lock_on_hipmalloc", "throw_on_cudamalloc_oom"),
+            *("graph_capture_record_stream_reuse", "pinned_use_cuda_host_register"),
+            "pinned_use_hip_host_register",
+        )
+    },
+}
+# Keys of torch's own, whose parser serves every device.
+TORCHS = [
+    *("max_split_size_mb", "garbage_collection_threshold", "expandable_segments"),
+    *("roundup_power2_divisions", "max_non_split_rounding_mb", "large_segment_size_mb"),
+    "pinned_use_background_threads",
+]
+# Torch accepts 20; MindSpeed and our pool do not.
+STRICTER = {("max_split_size_mb", "20")}
 
 
-def test_key_when_its_value_is_a_list_then_ignored_as_a_whole() -> None:
-    text = "roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb:21,backend:native"
-    assert parse_allocator_settings(text) == AllocatorSettings(max_split_bytes=21 * MIB)
+def test_table_when_compared_then_it_has_all_keys() -> None:
+    assert TABLE.keys() == KEYS.keys()
 
 
-def test_fraction_when_given_then_a_warning_says_where_it_goes() -> None:
-    with pytest.warns(UserWarning, match=r"per_process_memory_fraction .*swapkit\.install\(limit="):
-        settings = parse_allocator_settings("per_process_memory_fraction:0.5")
-    assert settings == AllocatorSettings()
+@pytest.mark.promise("A16")
+@pytest.mark.parametrize("key", TABLE)
+def test_key_when_its_value_is_valid_then_read(key: str) -> None:
+    good, _, settings = TABLE[key]
+    assert parse_allocator_settings(f"{key}:{good[0]}") == AllocatorSettings(**settings)
+    for value in good:
+        parse_allocator_settings(f"{key}:{value},max_split_size_mb:30")
+
+
+@pytest.mark.promise("A16")
+@pytest.mark.parametrize("key", TABLE)
+def test_key_when_its_value_is_invalid_then_the_error_says_what_is_expected(key: str) -> None:
+    for value in TABLE[key][1]:
+        with pytest.raises(InvalidArgument) as caught:
+            parse_allocator_settings(f"{key}:{value}", variable="PYTORCH_NPU_ALLOC_CONF")
+        text = str(caught.value)
+        assert text.startswith("PYTORCH_NPU_ALLOC_CONF: ")
+        assert KEYS[key].accepted in text or "is not a key with a value" in text, value
+
+
+@pytest.mark.parametrize("key", TORCHS)
+def test_value_when_torch_reads_it_too_then_it_agrees(key: str) -> None:
+    torchs = torch._C._accelerator_setAllocatorSettings
+    try:
+        for value in TABLE[key][0]:
+            torchs(f"{key}:{value}")
+        for value in TABLE[key][1]:
+            if (key, value) in STRICTER or value in {"", "1.5", "64.5", "-1", "-2", "nan"}:
+                continue  # torch reads the start of a number, and wraps negative ones
+            with pytest.raises((RuntimeError, ValueError)):
+                torchs(f"{key}:{value}")
+    finally:
+        torchs("large_segment_size_mb:20,max_non_split_rounding_mb:20,expandable_segments:False")
+
+
+@pytest.mark.parametrize(
+    ("text", "divisions"),
+    [
+        ("4", (4,) * 16),
+        ("[1:2]", (2,) + (0,) * 15),
+        ("[4:2]", (2, 2, 2) + (0,) * 13),
+        ("[4:2,16:8]", (2, 2, 2, 0, 8) + (0,) * 11),
+        ("[64:8,256:4,1024:4,>:1]", (8,) * 7 + (0, 4, 0, 4) + (1,) * 5),
+        ("[>:2]", (0,) + (2,) * 15),
+        ("[65536:2]", (2,) * 16),
+    ],
+)
+def test_divisions_when_listed_then_by_interval_as_in_torch(
+    text: str, divisions: tuple[int, ...]
+) -> None:
+    settings = parse_allocator_settings(f"roundup_power2_divisions:{text}")
+    assert settings.roundup_divisions == divisions
+
+
+def test_keys_when_they_have_no_effect_then_one_line_each_and_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unused = [key for key, known in KEYS.items() if known.effect.startswith("none")]
+    assert len(unused) == len(KEYS) - 6
+    for key in unused:
+        settings = parse_allocator_settings(f"{key}:{TABLE[key][0][0]}", variable=f"TEST_{key}")
+        report_settings(settings)
+        report_settings(settings)
+        lines = [line for line in caplog.messages if line.startswith(f"TEST_{key}: ")]
+        assert len(lines) == 1
+        assert f"{key} has no effect: " in lines[0]
+    caplog.clear()
+    report_settings(
+        parse_allocator_settings(
+            "max_split_size_mb:30,page_size:1g,backend:native,open_memory_optimize:0"
+        )
+    )
+    assert caplog.messages == []
+
+
+def test_documentation_when_read_then_it_has_the_table_of_keys() -> None:
+    assert format_keys() in DOCUMENT.read_text(), (
+        "run python -m swapkit.config.allocator_keys, and replace the table in docs/choices.md"
+    )
 
 
 @pytest.mark.promise("A16")
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("bogus:1", "unknown key 'bogus'; keys with an effect: default_lc_threshold, "),
+        ("bogus:1", "unknown key 'bogus'; keys: max_split_size_mb, "),
         (
             "max_split_size_mb:20",
             "max_split_size_mb:20: expected a whole number ab",

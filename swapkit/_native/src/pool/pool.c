@@ -60,12 +60,20 @@ static sk_status params_check(const sk_pool_params *params) {
         return sk__fail(SK_INVALID, "pool: garbage_collection_threshold=%g: expected 0 to below 1",
                         share);
     }
+    for (size_t i = 0; i < SK_ROUNDUP_COUNT; i++) {
+        uint32_t divisions = params->roundup_divisions[i];
+        if ((divisions & (divisions - 1)) != 0) { /* 0 has no bit to clear */
+            return sk__fail(SK_INVALID, "pool: roundup_divisions[%zu]=%u: expected a power of 2", i,
+                            divisions);
+        }
+    }
     return SK_OK;
 }
 
 static void params_apply(sk_pool *pool, const sk_pool_params *params) {
     pool->budget_bytes = budget_or_none(params->budget_bytes);
     pool->collection_share = params->garbage_collection_threshold;
+    memcpy(pool->roundup_divisions, params->roundup_divisions, sizeof pool->roundup_divisions);
     pool->max_split_bytes = SIZE_MAX;
     if (pool->granule_bytes == 0 && params->max_split_bytes != 0) {
         pool->max_split_bytes = sk__round_down(params->max_split_bytes, SK_ROUND_BYTES);
@@ -300,13 +308,25 @@ static bool needs_settle(sk_pool *pool, sk__request *request, sk_stream *stream)
     return pool->settle != NULL && is_lacking(pool, request, stream);
 }
 
+/* Return the size of the block for a request. Its power of two is split into divisions, and the
+ * size is rounded up to the end of one, where divisions are larger than the usual rounding. */
+static size_t block_bytes(const sk_pool *pool, size_t nbytes) {
+    size_t log = (size_t)(SK_WORD_BITS - 1 - __builtin_clzll(nbytes));
+    size_t interval = log > SK_ROUNDUP_LOG ? log - SK_ROUNDUP_LOG : 0;
+    size_t divisions = pool->roundup_divisions[sk__min(interval, SK_ROUNDUP_COUNT - 1)];
+    if (divisions > 1 && nbytes > SK_ROUND_BYTES * divisions) {
+        return sk__round_up(nbytes, ((size_t)1 << log) / divisions);
+    }
+    return sk__round_up(nbytes, SK_ROUND_BYTES);
+}
+
 sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **out) {
     if (nbytes == 0 || nbytes > SK_MAX_BYTES) {
         return sk__fail(SK_INVALID, "pool: a block of %zu bytes: expected 1 to %zu", nbytes,
                         SK_MAX_BYTES);
     }
     sk__request request = {
-        .nbytes = sk__round_up(nbytes + pool->backend->ops.over_read_bytes, SK_ROUND_BYTES),
+        .nbytes = block_bytes(pool, nbytes + pool->backend->ops.over_read_bytes),
         .requested_bytes = nbytes,
     };
     request.arena = request.nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE;

@@ -28,6 +28,8 @@
 enum {
     SK_ROUND_BYTES = 512,               /* block sizes are multiples of this */
     SK_SMALL_BYTES = 1024 * 1024,       /* requests up to this come from small segments */
+    SK_ROUNDUP_LOG = 20,                /* of 1 MiB, where the intervals of divisions start */
+    SK_ROUNDUP_COUNT = 16,              /* intervals, each a power of two; the last is open */
     SK_SEGMENT_BYTES = 2 * 1024 * 1024, /* unit of whole segments, and a small one's size */
     SK_MIDDLE_BYTES = 20 * 1024 * 1024, /* whole segment for requests below half of this */
     SK_BIN_STEPS = 16,                  /* bins per doubling of the block size */
@@ -112,11 +114,12 @@ struct sk_pool {
     sk__mutex lock;
     sk__fork_node fork_node;
     sk_backend *backend;
-    size_t granule_bytes;    /* 0: whole segments */
-    size_t span_bytes;       /* of a new range of addresses */
-    size_t budget_bytes;     /* SIZE_MAX: none */
-    size_t max_split_bytes;  /* SIZE_MAX: none, or virtual memory */
-    double collection_share; /* of the budget; 0: no collection */
+    size_t granule_bytes;                         /* 0: whole segments */
+    size_t span_bytes;                            /* of a new range of addresses */
+    size_t budget_bytes;                          /* SIZE_MAX: none */
+    size_t max_split_bytes;                       /* SIZE_MAX: none, or virtual memory */
+    double collection_share;                      /* of the budget; 0: no collection */
+    uint32_t roundup_divisions[SK_ROUNDUP_COUNT]; /* set once */
     size_t reserved_bytes;
     size_t peak_bytes; /* of reserved, since the owner last read it */
     sk_rescue_fn rescue;

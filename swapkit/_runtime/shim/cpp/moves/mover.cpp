@@ -6,6 +6,7 @@
 #include "memory/streams.hpp"
 #include "moves/plan_cursor.hpp"
 #include "recompute/recomputed.hpp"
+#include "running/profiler_range.hpp"
 
 #include <chrono>
 #include <cstring>
@@ -152,6 +153,7 @@ int copy_out(Mover *mover, Group *group) {
     if (!begin(mover, group)) {
         return -1;
     }
+    ProfilerRange range(RangeName::swap_out);
     c10::StorageImpl *storage = group->storage;
     c10::StorageImpl *owner = swapkit_owner_new(storage);
     group->copied_from = memory_of(storage);
@@ -230,6 +232,7 @@ bool finish_in(Mover *mover, Group *group) {
     }
     sk_status status = links.sk_group_finish_in(group->native, nullptr, true);
     if (status == SK_NOT_READY) {
+        ProfilerRange range(RangeName::swap_in_wait);
         status = wait_for(mover, group, links.sk_group_finish_in);
     }
     if (group_state(group) == SK_GROUP_OUT) { // the copy failed
@@ -270,6 +273,7 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
         return -1;
     }
     describe(storage, group->description);
+    ProfilerRange range(RangeName::swap_in);
     group_restore(group, storage);
     group->stream = current_stream(mover->device()); // it was allocated there
     swapkit_storage_hold(storage);                   // for the copy

@@ -11,6 +11,7 @@
 #include "recompute/standby.hpp"
 #include "running/hidden_operators.hpp"
 #include "running/hook_bypass.hpp"
+#include "running/profiler_range.hpp"
 #include "running/thread_stacks.hpp"
 #include "saved/storage_choices.hpp"
 
@@ -462,6 +463,7 @@ PyMethodDef functions[] = {
     {"native_garbage", shielded<native_garbage>, METH_NOARGS, nullptr},
     {"current_stream", shielded<device_stream>, METH_VARARGS, nullptr},
     {"device_usage", shielded<usage>, METH_VARARGS, nullptr},
+    {"in_range", shielded<in_range>, METH_VARARGS, nullptr},
     {"link", link, METH_VARARGS, nullptr},
     {"unpack", shielded<unpack>, METH_O, "Return the saved tensor that a handle stands for."},
     {nullptr, nullptr, 0, nullptr},

@@ -142,7 +142,10 @@ def test_layer_class_when_registered_then_accepted_and_nothing_happens() -> None
             "import mindspeed.megatron_adaptor",
             r"Swapkit does not patch frameworks: .*swapkit.install",
         ),
-        ("from mindspeed.core.memory.smart_swap.swap_manager import SwapManager", "policy='swap'"),
+        (
+            "from mindspeed.core.memory.smart_swap.swap_engine import SwapEngine",
+            "policy='swap'",
+        ),
         (
             "import mindspeed.core.memory.memory_fragmentation.memory_recorder",
             "pool has no recorder",
@@ -195,6 +198,35 @@ def test_original_when_it_is_installed_then_only_what_is_listed_is_replaced(
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'mindspeed\.core\.absent'"):
         importlib.import_module("mindspeed.core.absent")
     assert dir(importlib.import_module(LAYERS)) == ["allowed_recomputing_module_wrapper"]
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("package", ["mindspeed.fsdp.memory", "mindspeed.lite.memory"])
+def test_package_when_it_is_replaced_itself_then_its_modules_are_found(package: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"from {package}.swap_optimizer import AdamWSwap", namespace)
+    exec(f"from {package}.swap_optimizer import swap_optimizer", namespace)
+    exec(f"from {package}.swap_optimizer.swap_optimizer import AdamWSwap as same", namespace)
+    assert namespace["swap_optimizer"].AdamWSwap is namespace["AdamWSwap"] is namespace["same"]
+
+
+def test_original_package_when_replaced_and_restored_then_with_its_modules(
+    original: Path, tmp_path: Path
+) -> None:
+    assert original.exists()
+    folder = tmp_path / "mindspeed" / "fsdp" / "memory" / "swap_optimizer"
+    folder.mkdir(parents=True)
+    for package in (folder, *list(folder.parents)[:2]):
+        (package / "__init__.py").touch()
+    (folder / "swap_optimizer.py").write_text("AdamWSwap = 'original'\n")
+    name = "mindspeed.fsdp.memory.swap_optimizer"
+    first = importlib.import_module(f"{name}.swap_optimizer")
+    mindspeed.install()
+    assert importlib.import_module(f"{name}.swap_optimizer").AdamWSwap != "original"
+    mindspeed.uninstall()
+    assert importlib.import_module(f"{name}.swap_optimizer") is first
+    assert sys.modules[name].swap_optimizer is first
+    assert sys.modules["mindspeed.fsdp.memory"].swap_optimizer is sys.modules[name]
 
 
 @pytest.mark.usefixtures("original")
