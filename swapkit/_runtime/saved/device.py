@@ -94,6 +94,7 @@ class Device:
         """Return a new scheduler with these limits.
 
         A GPU's host copies are page-locked: without a limit they get a share of the host's memory.
+        They lie on the device's NUMA node, where it is known.
         """
         host_bytes = limits.host_bytes
         if host_bytes is None and self.name != CPU:
@@ -105,6 +106,7 @@ class Device:
             disk=limits.disk,
             disk_limit_bytes=limits.disk_bytes,
             copies_in_flight=copies_in_flight,
+            host_node=self.shared.host_node(self.name),
         )
 
     def current_stream(self) -> int:
