@@ -9,9 +9,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit._native.backend import ANY_NODE, NUMA_NODES, Handle
+from swapkit._native.backend import ANY_NODE, Handle
 from swapkit._native.lib import NULL, check, ffi, lib
-from swapkit.errors import InvalidArgument
 from swapkit.ir.plans import Tier
 
 if TYPE_CHECKING:
@@ -74,9 +73,8 @@ class Scheduler(Handle):
         disk: Path | None = None,
         disk_limit_bytes: int = 0,
         copies_in_flight: int = 0,
-        host_node: int = ANY_NODE,
     ) -> None:
-        """Open a scheduler.
+        """Open a scheduler. Its host copies prefer the NUMA node `backend.host_node`.
 
         Args:
             backend: of the device; kept open.
@@ -85,14 +83,10 @@ class Scheduler(Handle):
             disk: a folder for copies that do not fit on the host; None: no disk.
             disk_limit_bytes: most disk space; 0: all that the file system has.
             copies_in_flight: of each direction; 0: as many as keep the link busy.
-            host_node: the NUMA node whose memory is preferred for copies, below 64; -1: any.
 
         Raises:
-            InvalidArgument: the node is out of range.
             DiskError: no file can be made in the folder.
         """
-        if not ANY_NODE <= host_node < NUMA_NODES:
-            raise InvalidArgument(f"host_node={host_node}: expected -1 or a number below 64")
         params = ffi.new("sk_sched_params *")
         folder = NULL if disk is None else ffi.new("char[]", str(disk).encode())
         # In the core 0 means all that the machine has; one byte is room for no copy.
@@ -100,7 +94,7 @@ class Scheduler(Handle):
         params.disk_folder = folder
         params.disk_limit_bytes = disk_limit_bytes
         params.copies_in_flight = copies_in_flight
-        params.host_nodes = 0 if host_node == ANY_NODE else 1 << host_node
+        params.host_nodes = 0 if backend.host_node == ANY_NODE else 1 << backend.host_node
         params.drop_owner = ffi.cast("void (*)(void *)", drop_owner)
         out = ffi.new("sk_sched **")
         check(lib.sk_sched_create(backend.pointer, params, out))

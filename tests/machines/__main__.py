@@ -25,10 +25,11 @@ def list_rows(name: str, **variables: str) -> list[tuple[str, str, str, str]]:
 def format_machines() -> str:
     """Return a table for each machine."""
     header = ("device", "address", "node", "CPUs")
-    return "\n\n".join(
-        f"{RecordedSystem(name).facts['title']} ({name}.txt)\n{format_table(header, list_rows(name))}"
-        for name in NAMES
-    )
+    tables = []
+    for name in NAMES:
+        title = f"{RecordedSystem(name).facts['title']} ({name}.txt)"
+        tables.append(f"{title}\n{format_table(header, list_rows(name))}")
+    return "\n\n".join(tables)
 
 
 if __name__ == "__main__":

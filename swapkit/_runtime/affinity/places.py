@@ -30,7 +30,9 @@ PACKAGES = {
 }
 _NODE = re.compile(r"node(\d+)")
 _LSPCI_NODE = re.compile(r"^\s*NUMA node:\s*(\d+)\s*$", re.MULTILINE)
-_LSCPU_NODE = re.compile(r"^\s*NUMA\D*(\d+)[^\d\n]*CPU[^:：\n]*[:：][ \t]*(\S*)", re.MULTILINE)
+_LSCPU_NODE = re.compile(
+    r"^\s*NUMA\D*(\d+)[^\d\n]*CPU[^:\n\uff1a]*[:\uff1a][ \t]*(\S*)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,28 +130,36 @@ def _find_node(
     if not nodes:
         raise _Unknown("neither the kernel nor lscpu lists the machine's NUMA nodes")
     missing = None
-    file = None if address is None else system.read(f"{DEVICES}/{address}/numa_node")
-    if file is not None and file.isdecimal() and int(file) in nodes:
-        return int(file)
-    if address is not None and file is None:
-        try:
-            found = _LSPCI_NODE.search(system.run("lspci", "-s", address, "-vvv"))
-        except CommandMissing as error:
-            missing, found = error, None
-        if found is not None and int(found[1]) in nodes:
-            return int(found[1])
-    near = npu.cpus() if npu is not None else system.nvidia_cpus(address or "")
-    for node, cpus in nodes.items():
-        if near and near <= cpus:
-            return node
+    try:
+        node = None if address is None else _ask_bus(system, address)
+    except CommandMissing as error:
+        node, missing = None, error
+    if node not in nodes:
+        near = system.nvidia_cpus(address or "") if npu is None else npu.cpus()
+        node = next((each for each, cpus in nodes.items() if near and near <= cpus), None)
+    if node is not None:
+        return node
     if missing is not None:
         raise missing
     if address is None:
         raise _Unknown("its PCI address is unknown")
     raise _Unknown(
-        f"the system reports none, as in many virtual machines. If you know it, let root write it "
-        f"to {DEVICES}/{address}/numa_node"
+        "the system reports no node, as in many virtual machines. If you know it, let root write "
+        f"it to {DEVICES}/{address}/numa_node"
     )
+
+
+def _ask_bus(system: System, address: str) -> int | None:
+    """Return the node of a PCI device; None: there is none.
+
+    Raises:
+        CommandMissing: the kernel's file cannot be read, and lspci is not installed.
+    """
+    file = system.read(f"{DEVICES}/{address}/numa_node")
+    if file is not None:
+        return int(file) if file.isdecimal() else None
+    found = _LSPCI_NODE.search(system.run("lspci", "-s", address, "-vvv"))
+    return None if found is None else int(found[1])
 
 
 def _list_alike_on(

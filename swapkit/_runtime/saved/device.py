@@ -99,6 +99,7 @@ class Device:
         host_bytes = limits.host_bytes
         if host_bytes is None and self.name != CPU:
             host_bytes = int(self.shared.host_bytes() * LOCKED_SHARE)
+        self.link.host_node = self.shared.host_node(self.name)
         return Scheduler(
             self.link,
             drop_owner=self.shared.shim.drop_address,
@@ -106,7 +107,6 @@ class Device:
             disk=limits.disk,
             disk_limit_bytes=limits.disk_bytes,
             copies_in_flight=copies_in_flight,
-            host_node=self.shared.host_node(self.name),
         )
 
     def current_stream(self) -> int:
