@@ -13,7 +13,7 @@ import torch
 
 import swapkit
 from swapkit._native.backend import ANY_NODE
-from swapkit._runtime.affinity.choice import Choice
+from swapkit._runtime.affinity.choice import CpuChoice
 from swapkit._runtime.affinity.devices import DevicePlaces
 from swapkit._runtime.affinity.threads import OWN, list_threads
 from swapkit._runtime.process.runtime import get_runtime
@@ -37,10 +37,10 @@ class Near(DevicePlaces):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[CpuAffinity] = []
-        self.choice = Choice(cpus=ONE, text=f"threads on CPUs {min(ONE)}")
+        self.choice = CpuChoice(cpus=ONE, text=f"threads on CPUs {min(ONE)}")
         self.node: int | None = None
 
-    def choose(self, name: torch.device, asked: CpuAffinity) -> Choice:
+    def choose(self, name: torch.device, asked: CpuAffinity) -> CpuChoice:
         assert name.type == "cpu"
         self.asked.append(asked)
         return self.choice
@@ -151,7 +151,7 @@ def test_session_when_another_thread_closes_it_then_given_back() -> None:
 def test_session_when_the_node_is_unknown_then_one_warning_and_training_goes_on(
     near: Near, caplog: pytest.LogCaptureFixture
 ) -> None:
-    near.choice = Choice(text="npu-smi is missing", is_shortfall=True)
+    near.choice = CpuChoice(text="npu-smi is missing", is_shortfall=True)
     with swapkit.budget(LIMIT, bind_cpus=True) as session:
         assert os.sched_getaffinity(0) == ALLOWED
     assert near.choice.text in session.explain()
@@ -162,7 +162,7 @@ def test_session_when_the_node_is_unknown_then_one_warning_and_training_goes_on(
 def test_session_when_too_many_cpus_are_asked_for_then_refused_and_nothing_is_bound(
     near: Near, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_name: torch.device, _asked: CpuAffinity) -> Choice:
+    def refuse(_name: torch.device, _asked: CpuAffinity) -> CpuChoice:
         raise InvalidArgument("CPU_BINDING_NUM=9")
 
     monkeypatch.setattr(near, "choose", refuse)

@@ -16,7 +16,7 @@ from swapkit.config.cpu_affinity import read_cpu_affinity
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from swapkit._runtime.affinity.choice import Choice
+    from swapkit._runtime.affinity.choice import CpuChoice
     from swapkit._runtime.affinity.places import Place
 
 FOLDER = Path(__file__).parent
@@ -87,7 +87,7 @@ class RecordedSystem(System):
         properties = SimpleNamespace(uuid=f"{self.kind}:{index}")
         return find_place(self, self.kind, index, properties)
 
-    def choose(self, index: int) -> Choice:
+    def choose(self, index: int) -> CpuChoice:
         asked = read_cpu_affinity(self.variables)
         visible = (self.place(each) for each in range(self.count))
         return choose_cpus(self, self.place(index), asked, visible=visible)

@@ -20,7 +20,7 @@ CPUS = "/sys/devices/system/cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CpuChoice:
     """The CPUs for a device's threads, and the reason in words.
 
     Args:
@@ -40,7 +40,7 @@ def choose_cpus(
     asked: CpuAffinity,
     *,
     visible: Iterable[Place] = (),
-) -> Choice:
+) -> CpuChoice:
     """Return the CPUs to bind a device's threads to.
 
     The CPUs of the device's node are divided among the devices of its type there, in the order of
@@ -60,35 +60,35 @@ def choose_cpus(
     """
     kind, _, index = place.device.partition(":")
     if asked.is_refused:
-        return Choice(text=f"{place}; no threads are bound ({CONF}=0)")
+        return CpuChoice(text=f"{place}; no threads are bound ({CONF}=0)")
     if asked.mode and kind == "npu":
-        return Choice(text=f"{place}; torch_npu binds the threads ({CONF})")
+        return CpuChoice(text=f"{place}; torch_npu binds the threads ({CONF})")
     allowed = system.allowed_cpus()
     if asked.mode and int(index) in asked.ranges:
         return _choose_named(place, asked.ranges[int(index)], allowed)
     if place.node is None:
-        return Choice(
+        return CpuChoice(
             text=f"{place}; no threads are bound: {place.why}. To choose the CPUs, start the "
             "process with taskset or numactl",
             is_shortfall=True,
         )
     usable = place.cpus & allowed
     if not usable:
-        return Choice(
+        return CpuChoice(
             text=f"{place}; no threads are bound: the process may only use the CPUs "
             f"{format_cpus(allowed)}, none of which is on that node",
             is_shortfall=True,
         )
     if len(place.nodes) == 1 and asked.cpus_per_device is None:
-        return Choice(text=f"{place}, the only one; there is nothing to bind")
+        return CpuChoice(text=f"{place}, the only one; there is nothing to bind")
     return _choose_share(system, place, asked, usable, visible)
 
 
-def _choose_named(place: Place, named: frozenset[int], allowed: frozenset[int]) -> Choice:
+def _choose_named(place: Place, named: frozenset[int], allowed: frozenset[int]) -> CpuChoice:
     cpus = named & allowed
     if cpus:
-        return Choice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)} ({CONF})")
-    return Choice(
+        return CpuChoice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)} ({CONF})")
+    return CpuChoice(
         text=f"{place}; no threads are bound: {CONF} names the CPUs {format_cpus(named)}, and the "
         f"process may only use {format_cpus(allowed)}",
         is_shortfall=True,
@@ -101,29 +101,34 @@ def _choose_share(
     asked: CpuAffinity,
     usable: frozenset[int],
     visible: Iterable[Place],
-) -> Choice:
+) -> CpuChoice:
     kind, _, index = place.device.partition(":")
     sharing: Sequence[str] = place.alike
     if usable != place.cpus or not sharing:
         sharing = sorted(each.key for each in visible if each.node == place.node)
     devices = max(1, len(sharing))
     position = sharing.index(place.key) if place.key in sharing else int(index) % devices
-    cores = list_cores(system, usable)
     count = asked.cpus_per_device
     if count is not None and count * devices > len(usable):
         raise InvalidArgument(
             f"{COUNT}={count}: {devices} {kind} devices share the {len(usable)} CPUs that this "
             f"process may use on NUMA node {place.node}: choose at most {len(usable) // devices}"
         )
+    cpus = _cut_share(list_cores(system, usable), position, devices, count)
+    return CpuChoice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)}")
+
+
+def _cut_share(
+    cores: Sequence[tuple[int, ...]], position: int, devices: int, count: int | None
+) -> frozenset[int]:
+    """Return the CPUs of the device at a position: `count`, or an even share of all cores."""
     if count is None and len(cores) >= devices:
         share = cores[position * len(cores) // devices : (position + 1) * len(cores) // devices]
-        cpus = frozenset().union(*share)
-    else:
-        ordered = [cpu for core in cores for cpu in core]
-        count = count or max(1, len(ordered) // devices)
-        start = position * count % len(ordered)
-        cpus = frozenset(ordered[start : start + count])
-    return Choice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)}")
+        return frozenset().union(*share)
+    ordered = [cpu for core in cores for cpu in core]
+    count = count or max(1, len(ordered) // devices)
+    start = position * count % len(ordered)
+    return frozenset(ordered[start : start + count])
 
 
 def list_cores(system: System, cpus: frozenset[int]) -> list[tuple[int, ...]]:

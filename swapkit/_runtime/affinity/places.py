@@ -136,14 +136,21 @@ def _find_node(
         node, missing = None, error
     if node not in nodes:
         near = system.nvidia_cpus(address or "") if npu is None else npu.cpus()
-        node = next((each for each, cpus in nodes.items() if near and near <= cpus), None)
-    if node is not None:
-        return node
-    if missing is not None:
-        raise missing
+        node = _find_around(nodes, near)
+    if node is None:
+        raise missing or _Unknown(_say_unknown(address))
+    return node
+
+
+def _find_around(nodes: Mapping[int, frozenset[int]], cpus: frozenset[int]) -> int | None:
+    """Return the node that all of these CPUs are on; None: there is none."""
+    return next((node for node, its_own in nodes.items() if cpus and cpus <= its_own), None)
+
+
+def _say_unknown(address: str | None) -> str:
     if address is None:
-        raise _Unknown("its PCI address is unknown")
-    raise _Unknown(
+        return "its PCI address is unknown"
+    return (
         "the system reports no node, as in many virtual machines. If you know it, let root write "
         f"it to {DEVICES}/{address}/numa_node"
     )

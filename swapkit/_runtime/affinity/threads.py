@@ -12,10 +12,12 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+
 TASKS = Path("/proc/self/task")
 OWN = "swapkit"  # the name of swapkit's own threads
 AUTOGRAD = "pt_autograd_{}"  # the name of torch's thread of a device
-_lock = threading.Lock()
+_lock = make_fork_lock()
 _active: list[ThreadBinding] = []  # in the order of their beginnings
 
 

@@ -34,13 +34,13 @@ class Runtime(SharedState):
         environment = read_environment()
         apply_log_level(environment)
         note_without_effect(environment)
+        self.places = DevicePlaces()  # first: a fork takes the newest lock first
         super().__init__()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self._devices: dict[torch.device, Device] = {}
         # Of all sessions, ended ones too: their graphs may still hold groups that can be moved.
         self._swappers: weakref.WeakSet[Swapper] = weakref.WeakSet()
         self._defaults: dict[Device, Swapper] = {}
-        self.places = DevicePlaces()
 
     # ---- devices --------------------------------------------------------------------------------
 

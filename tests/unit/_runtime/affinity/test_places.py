@@ -13,6 +13,7 @@ from swapkit._runtime.affinity.addresses import cuda_address, parse_address
 from swapkit._runtime.affinity.cpu_lists import format_cpus, parse_cpus
 from swapkit._runtime.affinity.devices import DevicePlaces
 from swapkit._runtime.affinity.places import list_nodes
+from swapkit.config.cpu_affinity import CpuAffinity
 from tests.machines.recorded import RecordedSystem
 
 VIRTUAL = "0000:08:00.0"
@@ -130,3 +131,19 @@ def test_host_node_when_there_is_only_one_then_npu_smi_is_not_run() -> None:
         del system.sections[f"file /sys/devices/system/node/node{node}/cpulist"]
     assert DevicePlaces(system).host_node(NPU0) is None
     assert system.asked == []
+
+
+def test_choice_when_torch_uses_more_threads_than_cpus_then_said_so() -> None:
+    before = torch.get_num_threads()
+    places = DevicePlaces(RecordedSystem("kunpeng_910b"))
+    try:
+        torch.set_num_threads(2)
+        for count, told in (
+            (1, "torch uses 2 threads on the CPU; try torch.set_num_threads(1)"),
+            (2, "threads on CPUs 192-193"),
+        ):
+            choice = places.choose(NPU4, CpuAffinity(cpus_per_device=count))
+            assert choice is not None
+            assert choice.text.endswith(told)
+    finally:
+        torch.set_num_threads(before)
