@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 
+from swapkit._runtime.affinity import devices
 from swapkit._runtime.affinity.addresses import cuda_address, parse_address
 from swapkit._runtime.affinity.cpu_lists import format_cpus, parse_cpus
 from swapkit._runtime.affinity.devices import DevicePlaces
@@ -147,3 +148,16 @@ def test_choice_when_torch_uses_more_threads_than_cpus_then_said_so() -> None:
             assert choice.text.endswith(told)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.promise("D8")
+def test_gpu_when_torch_reports_its_properties_then_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "_properties", lambda i: SimpleNamespace(uuid=f"cuda:{i}"))
+    places = DevicePlaces(RecordedSystem("dgx_h100"))
+    gpu = torch.device("cuda", 4)
+    assert places.host_node(gpu) == 1
+    choice = places.choose(gpu, CpuAffinity())
+    assert choice is not None
+    assert choice.cpus == parse_cpus("56-69,168-181")

@@ -124,6 +124,12 @@ def test_conf_when_it_names_cpus_that_the_process_may_not_use_then_none() -> Non
     assert "names the CPUs 16-20, and the process may only use 0-15,56-71" in choice.text
 
 
+def test_part_of_a_node_when_few_devices_are_visible_then_divided_among_them() -> None:
+    system = RecordedSystem("slurm_a100")
+    system.facts["devices"] = "cuda 2"
+    assert [system.cpus(index) for index in range(2)] == ["0-7,56-63", "8-15,64-71"]
+
+
 def test_conf_when_off_then_nothing_is_bound() -> None:
     choice = RecordedSystem("dgx_h100", {"CPU_AFFINITY_CONF": "0"}).choose(0)
     assert choice.cpus is None

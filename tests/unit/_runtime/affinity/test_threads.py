@@ -95,13 +95,15 @@ def test_worker_when_the_core_starts_it_then_found_by_its_name_and_bound() -> No
 
 
 def test_threads_when_somebody_else_has_bound_them_then_they_stay() -> None:
-    with Worker(OWN) as pinned, Worker(OWN) as moved:
+    with Worker(OWN) as pinned, Worker(OWN) as moved, Worker() as there_already:
         os.sched_setaffinity(pinned.thread, OTHER)
+        os.sched_setaffinity(there_already.thread, ONE)
         binding = ThreadBinding(ONE, 0)
         assert pinned.cpus == OTHER
         os.sched_setaffinity(moved.thread, OTHER)
         binding.undo()
         assert pinned.cpus == moved.cpus == OTHER
+        assert there_already.cpus == ONE
 
 
 @pytest.mark.parametrize("inner_cpus", [ONE, OTHER])
