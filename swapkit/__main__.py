@@ -95,7 +95,7 @@ def _run_machine(arguments: argparse.Namespace) -> int:
     from swapkit.reporting.machines import format_machine
 
     try:
-        machine = _find_machine(arguments)
+        machine, threads = _find_machine(arguments)
         if arguments.json not in {None, "-"}:
             write_machine(arguments.json, machine)
     except (SwapkitError, OSError) as error:
@@ -105,14 +105,18 @@ def _run_machine(arguments: argparse.Namespace) -> int:
         print(json.dumps(encode_machine(machine), indent=2))
     elif arguments.json is None:
         print(format_machine(machine))
+        if threads:
+            print(f"\nwith bind_cpus=True: {threads}")
     return 0
 
 
-def _find_machine(arguments: argparse.Namespace) -> "Machine":
+def _find_machine(arguments: argparse.Namespace) -> "tuple[Machine, str]":
+    """Return what is known of the machine, and where the threads of a session would run."""
     from swapkit._runtime.allocators.installation import choose_device, default_device
     from swapkit._runtime.machine.measured_machine import measure_machine
     from swapkit._runtime.process.runtime import get_runtime
     from swapkit._runtime.saved.limits import Limits
+    from swapkit.config.environment import read_environment
     from swapkit.errors import InvalidArgument
     from swapkit.units import parse_bytes
 
@@ -131,7 +135,9 @@ def _find_machine(arguments: argparse.Namespace) -> "Machine":
         host_bytes=host_bytes,
         disk=None if arguments.disk is None else Path(arguments.disk),
     )
-    return measure_machine(device, limits, fresh=arguments.fresh)
+    machine = measure_machine(device, limits, fresh=arguments.fresh)
+    choice = runtime.places.choose(name, read_environment().cpu_affinity)
+    return machine, "" if choice is None else choice.text
 
 
 def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -126,6 +126,7 @@ class Backend(Handle):
 
     _what = "backend"
     settings = ""  # the options that change how fast it copies
+    host_node = ANY_NODE  # the NUMA node, below NUMA_NODES, for host copies of the device
 
     @classmethod
     def cpu(

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit._native.backend import Handle
+from swapkit._native.backend import ANY_NODE, Handle
 from swapkit._native.lib import NULL, check, ffi, lib
 from swapkit.ir.plans import Tier
 
@@ -74,7 +74,7 @@ class Scheduler(Handle):
         disk_limit_bytes: int = 0,
         copies_in_flight: int = 0,
     ) -> None:
-        """Open a scheduler.
+        """Open a scheduler. Its host copies prefer the NUMA node `backend.host_node`.
 
         Args:
             backend: of the device; kept open.
@@ -94,6 +94,7 @@ class Scheduler(Handle):
         params.disk_folder = folder
         params.disk_limit_bytes = disk_limit_bytes
         params.copies_in_flight = copies_in_flight
+        params.host_nodes = 0 if backend.host_node == ANY_NODE else 1 << backend.host_node
         params.drop_owner = ffi.cast("void (*)(void *)", drop_owner)
         out = ffi.new("sk_sched **")
         check(lib.sk_sched_create(backend.pointer, params, out))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit.config.cpu_affinity import CpuAffinity
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
 
@@ -53,6 +54,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     profile_steps: int = 2,
     search_steps: int = 4,
     plan: str | os.PathLike[str] | Plan | None = None,
+    bind_cpus: bool | None = None,
 ) -> Session:
     """Train inside a memory budget.
 
@@ -105,6 +107,10 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         plan: the result of `swapkit.plan`, or the path of a file that `session.save_plan` wrote.
             The session follows it from the first step. When later steps differ, `policy`, which
             must not be `"rescue"`, plans again.
+        bind_cpus: run this thread, and those that compute gradients and copy for it, on the CPUs
+            near the device until the session ends; threads and processes started meanwhile, such as
+            `DataLoader` workers, inherit them. None: if CPU_BINDING_NUM or CPU_AFFINITY_CONF asks
+            for it (`docs/choices.md`). Without effect for the device `"cpu"`.
 
     Returns:
         The session; enter it once, or use it to decorate a function.
@@ -113,6 +119,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         InvalidArgument: an argument cannot be parsed or is out of range.
         OverBudget: on entry, if more than `limit` is in use already.
         DiskError: on entry, if no file can be created in `disk`.
+        InvalidArgument: on entry, if CPU_BINDING_NUM is more than the CPUs for each device.
         PlanMismatch: on entry, if `plan` is for another model or a larger budget.
         InvalidDocument: the file `plan` is malformed.
         Unsupported: this version does not support the device.
@@ -152,6 +159,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         profile_steps=profile_steps,
         search_steps=search_steps,
         saved_plan=saved_plan,
+        cpu_affinity=_choose_affinity(environment.cpu_affinity, bind_cpus=bind_cpus),
     )
     return Session(config, model, optimizers)
 
@@ -164,6 +172,12 @@ def _least_bytes(asked: int | str | None, usual: int) -> int:
     if least < MIN_SWAP_BYTES:
         raise InvalidArgument(f"min_swap_bytes={asked!r}: expected at least {MIN_SWAP_BYTES}")
     return least
+
+
+def _choose_affinity(environment: CpuAffinity, *, bind_cpus: bool | None) -> CpuAffinity | None:
+    """Return the binding to CPUs that a session applies; None: none."""
+    applies = environment.is_asked if bind_cpus is None else bind_cpus
+    return environment if applies else None
 
 
 def _host_limit(

@@ -110,6 +110,7 @@ class Arguments(Settings):
             "policy": self._choose_policy(model, limit_bytes, min(planned_bytes, limit_bytes))
             or ("rescue" if options.get("plan") is None else "auto"),
             "min_swap_bytes": self.min_swap_bytes,
+            "bind_cpus": self.bind_cpus or None,
             **{name: number for name, number in steps.items() if number is not None},
             **options,
         }

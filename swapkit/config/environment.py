@@ -7,7 +7,8 @@ to 4, and `SWAP_LOG_RANK`, one rank or -1 for all: which messages are logged, an
 to standard error unless the program has set up `logging` itself. An invalid value is replaced by
 the default, or by the minimum, with a warning.
 
-`allocator_settings.py` reads torch's variables for the allocator.
+`allocator_settings.py` reads torch's variables for the allocator, `cpu_affinity.py` those that bind
+threads to CPUs.
 
 Source:
     MindSpeed, adaptive selective recomputation, memory fragmentation and SmartSwap: the names,
@@ -23,6 +24,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from swapkit.config.cpu_affinity import NO_AFFINITY, CpuAffinity, read_cpu_affinity
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -38,10 +40,6 @@ MOST_RANKS = 1 << 20
 # Variables of MindSpeed and MindSpore that are accepted but have no effect, and the reason.
 WITHOUT_MEANING = {
     "ADAPTIVE_RECOMPUTING": "it installed the original's allocator; call swapkit.install()",
-    **dict.fromkeys(
-        ("CPU_AFFINITY_CONF", "CPU_BINDING_NUM"),
-        "swapkit does not bind processes to processors; use numactl or taskset",
-    ),
     **dict.fromkeys(
         (
             *("vmmDefragment", "reuseLimit", "fragLimit", "reAlloc"),
@@ -75,6 +73,7 @@ class Environment:
     log_level: int | None = None  # of `logging`; None: as the program set it
     log_rank: int = ALL_RANKS
     rank: int = 0  # of this process, from torchrun's RANK
+    cpu_affinity: CpuAffinity = NO_AFFINITY
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
@@ -88,6 +87,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         log_level=None if level is None else LOG_LEVELS[level],
         log_rank=ALL_RANKS if rank is None else rank,
         rank=int(own) if (own := variables.get("RANK", "")).isdecimal() else 0,
+        cpu_affinity=read_cpu_affinity(variables),
     )
 
 

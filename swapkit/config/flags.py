@@ -176,6 +176,7 @@ def from_arguments(
         counts_per_stage=bool(flags["enable-recompute-layers-per-pp-rank"]),
         swap_optimizer=_swaps_optimizer(flags, chosen),
         memory_fragmentation=bool(fragmentation),
+        bind_cpus=bool(flags["adaptive-memory-optimization"]),
         smart_swap=chosen,
     )
 

@@ -72,6 +72,7 @@ class Settings:
     counts_per_stage: bool = False  # count layers per stage; else per virtual chunk
     swap_optimizer: bool = False
     memory_fragmentation: bool = False  # see `Environment`
+    bind_cpus: bool = False  # threads to the CPUs near the device
     smart_swap: SmartSwapConfig | None = None
 
     def resolve_limit(self, device_bytes: int) -> int:

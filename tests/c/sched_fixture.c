@@ -74,6 +74,7 @@ void scene_open_over(scene *s, sk_backend *device, const scene_options *options)
                               .disk_folder = options->disk ? s->folder : NULL,
                               .disk_limit_bytes = options->disk_limit_bytes,
                               .copies_in_flight = options->copies_in_flight,
+                              .host_nodes = options->host_nodes,
                               .drop_owner = owner_drop};
     CHECK_OK(sk_sched_create(s->backend, &params, &s->sched));
     CHECK(s->sched != NULL);

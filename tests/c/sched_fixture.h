@@ -23,6 +23,7 @@ typedef struct scene {
 typedef struct scene_options {
     size_t host_limit_bytes, disk_limit_bytes;
     uint32_t copies_in_flight;
+    uint64_t host_nodes;
     bool disk, gate, fault;
     bool streams; /* even the NULL stream is none of the host's: as on a device with streams */
 } scene_options;

@@ -1,6 +1,8 @@
 /* test_sched_host.c - the host's limit, room that is waited for, and the walk over all invariants.
  */
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "sched_fixture.h"
 
@@ -188,4 +190,63 @@ SK_TEST(sched, test_check_when_something_is_broken_then_it_is_named) {
         parcel_drop(all[i]);
     }
     scene_close(&s);
+}
+
+/* The memory policy of a copy on the host, and in `nodes` which nodes it names. */
+static int policy_of_copy(uint64_t host_nodes, uint64_t *nodes) {
+    enum { BY_ADDRESS = 2, NODES = 1024 };
+    scene s;
+    scene_open(&s, &(scene_options){.host_nodes = host_nodes});
+    parcel copied = parcel_make(&s, SIZE, SK_TIER_HOST, 1);
+    parcel_send(&copied);
+    uint64_t mask[NODES / 64] = {0};
+    int policy = -1;
+    void *host = sk_group_host(copied.group);
+    CHECK(host != NULL);
+    long refused = syscall(SYS_get_mempolicy, &policy, mask, NODES, host, BY_ADDRESS);
+    parcel_drop(&copied);
+    scene_close(&s);
+    if (refused != 0) {
+        test_skip("this kernel tells nothing of NUMA nodes");
+    }
+    *nodes = mask[0];
+    return policy;
+}
+
+SK_TEST(sched, test_copy_when_a_node_is_named_for_the_host_then_its_memory_is_preferred) {
+    enum { DEFAULT = 0, PREFERRED = 1, PREFERRED_MANY = 5 };
+    uint64_t nodes = 0;
+    CHECK_EQUAL(DEFAULT, policy_of_copy(0, &nodes));
+    int policy = policy_of_copy(1, &nodes);
+    CHECK(policy == PREFERRED || policy == PREFERRED_MANY);
+    CHECK_EQUAL(1, nodes);
+}
+
+typedef struct thread_look {
+    cpu_set_t cpus;
+} thread_look;
+
+static void *thread_look_run(void *argument) {
+    thread_look *look = argument;
+    (void)sched_getaffinity(0, sizeof look->cpus, &look->cpus);
+    return NULL;
+}
+
+SK_TEST(sched, test_thread_when_started_then_on_the_cpus_of_its_creator) {
+    cpu_set_t before, one;
+    CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++) {
+        if (CPU_ISSET(cpu, &before)) {
+            CPU_SET(cpu, &one);
+        }
+    }
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    thread_look look = {0};
+    pthread_t thread;
+    int error = sk__thread_start(&thread, thread_look_run, &look);
+    CHECK(sched_setaffinity(0, sizeof before, &before) == 0);
+    CHECK_EQUAL(0, error);
+    CHECK_EQUAL(0, pthread_join(thread, NULL));
+    CHECK(CPU_EQUAL(&one, &look.cpus));
 }

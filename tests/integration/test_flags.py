@@ -122,6 +122,8 @@ ROWS: list[tuple[str, str, dict[str, Any] | str, list[str]]] = [
     ),
     ("C10", "--smart-swap", {"swap_optimizer": False}, []),
     ("D5", MEMORY, {"policy": "auto", "limit": DEVICE_BYTES, "profile_steps": None}, []),
+    ("D8", MEMORY, {"bind_cpus": True}, []),
+    ("D8", "--smart-swap CPU_BINDING_NUM=1", {"bind_cpus": False}, []),
     ("D6", f"{MEMORY} {FULL}", f"{MEMORY} and {FULL} exclude each other: the first plans", []),
     ("D6", f"{MEMORY} {SWAP}", f"{SWAP} and {MEMORY} exclude each other: only one", []),
     ("D6", f"{MEMORY} {ATTENTION}", f"{MEMORY} and {ATTENTION} exclude each other", []),

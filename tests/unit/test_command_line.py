@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit import __main__ as command_line
+from swapkit._runtime.affinity.choice import CpuChoice
 from swapkit._runtime.machine import measured_machine as measuring
 from swapkit._runtime.machine.bandwidth import Speeds
 from swapkit._runtime.process.runtime import get_runtime
@@ -15,6 +16,8 @@ from swapkit.ir.codec import decode_machine, read_machine
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from swapkit.config.cpu_affinity import CpuAffinity
 
 SPEEDS = Speeds(
     out_bytes_per_second=3e9,
@@ -48,6 +51,19 @@ def test_machine_when_asked_for_then_printed(capsys: pytest.CaptureFixture[str])
     assert "3.00 GB/s, 10.0 us latency per copy" in said
     assert "1.00 GiB" in said
     assert "2.00 GiB" in said
+
+
+@pytest.mark.promise("D8")
+def test_machine_when_its_device_has_a_place_then_where_threads_would_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(_name: object, asked: CpuAffinity) -> CpuChoice:
+        return CpuChoice(text=f"{asked.cpus_per_device} CPUs of NUMA node 3")
+
+    monkeypatch.setenv("CPU_BINDING_NUM", "12")
+    monkeypatch.setattr(get_runtime().places, "choose", choose)
+    assert command_line.main(["machine", *OPTIONS]) == 0
+    assert "\nwith bind_cpus=True: 12 CPUs of NUMA node 3\n" in capsys.readouterr().out
 
 
 def test_machine_when_asked_for_as_json_then_what_plans_read(

@@ -48,6 +48,7 @@ typedef struct sk_sched_params {
     const char *disk_folder;   /* NULL: no disk */
     size_t disk_limit_bytes;   /* 0: all that the file system has */
     uint32_t copies_in_flight; /* of each direction; 0: as many as keep the link busy */
+    uint64_t host_nodes;       /* bit n: prefer host memory of node n; 0: of any node. A hint */
     /* Called on any thread, with no lock held. It must not wait, and must leave the thread's device
      * and context as they were. */
     void (*drop_owner)(void *owner);

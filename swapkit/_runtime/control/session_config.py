@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.saved.limits import Limits
+    from swapkit.config.cpu_affinity import CpuAffinity
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
@@ -31,6 +32,7 @@ class SessionConfig:
         profile_steps: the steps before the first plan.
         search_steps: the number of plans that the session tries.
         saved_plan: the trace and plan to follow from the first step on.
+        cpu_affinity: how to bind threads to CPUs; None: not at all.
     """
 
     device: torch.device
@@ -41,6 +43,7 @@ class SessionConfig:
     profile_steps: int = 2
     search_steps: int = 4
     saved_plan: tuple[Trace, Plan] | None = None
+    cpu_affinity: CpuAffinity | None = None
 
     @property
     def is_host_scarce(self) -> bool:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._native.backend import Backend
+from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend
+from swapkit._runtime.affinity.devices import DevicePlaces
 from swapkit._runtime.saved.device import CPU, TYPES, Device
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
 from swapkit._runtime.saved.shared import SharedState
@@ -34,6 +35,7 @@ class Runtime(SharedState):
         environment = read_environment()
         apply_log_level(environment)
         note_without_effect(environment)
+        self.places = DevicePlaces()  # first: a fork takes the newest lock first
         super().__init__()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self._devices: dict[torch.device, Device] = {}
@@ -62,6 +64,11 @@ class Runtime(SharedState):
     def host_bytes(self) -> int:
         """Return the bytes of memory of the machine, or of its control group."""
         return self.cpu.backend.memory_info().total_bytes
+
+    def host_node(self, name: torch.device) -> int:
+        """Return the NUMA node whose memory suits a device's host copies; `ANY_NODE`: unknown."""
+        node = self.places.host_node(name)
+        return node if node is not None and node < NUMA_NODES else ANY_NODE
 
     def attach_pool(self, device: Device, pool: DevicePool) -> None:
         """Attach a pool to a device; its ring records all copies from now on."""

@@ -94,10 +94,12 @@ class Device:
         """Return a new scheduler with these limits.
 
         A GPU's host copies are page-locked: without a limit they get a share of the host's memory.
+        They lie on the device's NUMA node, where it is known.
         """
         host_bytes = limits.host_bytes
         if host_bytes is None and self.name != CPU:
             host_bytes = int(self.shared.host_bytes() * LOCKED_SHARE)
+        self.link.host_node = self.shared.host_node(self.name)
         return Scheduler(
             self.link,
             drop_owner=self.shared.shim.drop_address,

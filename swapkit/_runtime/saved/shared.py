@@ -9,6 +9,8 @@ from swapkit._runtime.shim.library import load_shim
 from swapkit._runtime.torch_compat.fork_locks import hold_over_forks
 
 if TYPE_CHECKING:
+    import torch
+
     from swapkit._runtime.shim.types import Mover
 
 
@@ -41,4 +43,8 @@ class SharedState:
 
     def host_bytes(self) -> int:
         """Return the bytes of memory of the machine, or of its control group."""
+        raise NotImplementedError
+
+    def host_node(self, name: torch.device) -> int:
+        """Return the NUMA node whose memory suits a device's host copies; `ANY_NODE`: unknown."""
         raise NotImplementedError

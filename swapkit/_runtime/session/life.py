@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.control.step_counter import StepCounter
@@ -90,6 +91,7 @@ class SessionLife:
         self._steps = 0
         self._peak_bytes = 0
         self.advice: list[Callable[[int], str]] = []  # the user's hints, given the bytes needed
+        self.threads = ""  # where they run, if they are bound
 
     # ---- status and steps ------------------------------------------------------------------------
 
@@ -204,6 +206,7 @@ class SessionLife:
 
     def _start_process(self) -> None:
         installation, undo = self.installation, self._of_process
+        self._bind_threads()
         for other in installation.sessions:
             other.note_peak()
         undo.add(self.swapper.scheduler.trim)
@@ -215,6 +218,20 @@ class SessionLife:
         for swappers in (self._entered, installation.runtime.active):
             undo.add(functools.partial(_remove, swappers, self.swapper))
             swappers.append(self.swapper)
+
+    def _bind_threads(self) -> None:
+        """Bind the threads that work for the device to CPUs near it, if that is asked for."""
+        installation, asked = self.installation, self._config.cpu_affinity
+        if asked is None:
+            return
+        choice = installation.runtime.places.choose(installation.device.name, asked)
+        if choice is None:
+            return
+        self.threads = choice.text
+        _log.log(logging.WARNING if choice.is_shortfall else logging.INFO, "%s", choice.text)
+        if choice.cpus is not None:
+            binding = ThreadBinding(choice.cpus, installation.device.index)
+            self._of_process.add(binding.undo)
 
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread

@@ -60,6 +60,7 @@ class Session:
         self._active: SessionLife | None = None
         self._final: SessionStats | None = None
         self._status = PlanStatus()
+        self._threads = ""  # the CPUs that they are bound to
         self._advice: list[Callable[[int], str]] = []
         self._on_loss: weakref.finalize[[], Self] | None = None
         self._installation: Installation | None = None
@@ -141,7 +142,9 @@ class Session:
         assert self._installation is not None
         outside = find_outside(self._installation.device, self._installation.tracker)
         advice = advise_layout(self._installation.pool.stats())
-        return "\n".join([explain(stats, self._look(), self._policy_name, outside), *advice])
+        threads = [self._threads] if self._threads else []
+        texts = [explain(stats, self._look(), self._policy_name, outside), *threads, *advice]
+        return "\n".join(texts)
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
@@ -247,6 +250,7 @@ class Session:
         self._active = life
         try:
             life.start()
+            self._threads = life.threads
             _list(self)
         except BaseException:  # interruptions too: `__exit__` is not called after one
             self._active = None

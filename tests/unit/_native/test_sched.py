@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit._native.backend import Backend
+from swapkit._native.backend import ANY_NODE, Backend
 from swapkit._native.lib import lib
 from swapkit._native.sched import Group, Scheduler, State
 from swapkit.errors import (
@@ -22,7 +24,6 @@ from swapkit.ir.plans import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 KIB = 1024
 MIB = 1 << 20
@@ -324,3 +325,31 @@ def test_disk_when_its_limit_is_passed_then_out_of_disk_and_still_resident(tmp_p
 def test_disk_when_the_folder_is_missing_then_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="nowhere"):
         Rig(Backend.cpu(), disk=tmp_path / "nowhere")
+
+
+def policy_at(address: int) -> str:
+    """Return the memory policy of the range that an address is in."""
+    found = ""
+    for line in Path("/proc/self/numa_maps").read_text(encoding="utf-8").splitlines():
+        start, policy = line.split(" ", 1)
+        if int(start, 16) > address:
+            break
+        found = policy
+    return found
+
+
+@pytest.mark.promise("D8")
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="the kernel has no NUMA")
+@pytest.mark.parametrize(
+    ("node", "expected"), [(ANY_NODE, "default "), (0, r"prefer( \(many\))?:0 ")]
+)
+def test_copy_when_its_host_node_is_known_then_its_memory_prefers_it(
+    node: int, expected: str
+) -> None:
+    backend = Backend.cpu()
+    backend.host_node = node
+    rig = Rig(backend)
+    group = rig.group(tier=Tier.HOST)
+    rig.send(group)
+    group.finish_out()
+    assert re.match(expected, policy_at(group.host_address))

@@ -59,6 +59,9 @@ int sk__thread_start(pthread_t *thread, void *(*start)(void *), void *argument) 
     (void)pthread_attr_setstacksize(&attributes, STACK_BYTES); /* else the default: larger */
     error = pthread_create(thread, &attributes, start, argument);
     (void)pthread_attr_destroy(&attributes);
+    if (error == 0) {
+        (void)pthread_setname_np(*thread, "swapkit"); /* for tools, and to find it by */
+    }
     return error;
 }
 

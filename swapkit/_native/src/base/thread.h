@@ -43,7 +43,8 @@ void sk__unlock(sk__mutex *mutex) SK_RELEASE(*mutex);
 void sk__wait(pthread_cond_t *condition, sk__mutex *mutex) SK_REQUIRES(*mutex);
 
 /* pthread_create with a small stack: our threads need little, and a process that trains at the edge
- * of its memory has none to spare. Returns an errno. */
+ * of its memory has none to spare. The thread is named "swapkit" and inherits the CPUs of the
+ * calling thread. Returns an errno. */
 int sk__thread_start(pthread_t *thread, void *(*start)(void *), void *argument);
 
 /* Surviving fork(): every owner of a lock registers a node. Before a fork the locks of all nodes

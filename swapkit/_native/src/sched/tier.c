@@ -39,7 +39,8 @@ static size_t locked_granule_bytes(const sk_backend *device, const sk_sched_para
  * them (`ulimit -l`), there is no memory: pageable memory would be slow, and not say why. */
 static sk_status host_backend_open(sk_sched *sched, const sk_sched_params *params) {
     sk_backend *device = sched->backend;
-    const sk_cpu_params host = {.populate = device->ops.null_stream_is_host == 0};
+    const sk_cpu_params host = {.populate = device->ops.null_stream_is_host == 0,
+                                .numa_nodes = params->host_nodes};
     sk_backend *cpu = NULL;
     sk_status status = sk_backend_cpu(&host, &cpu);
     if (status != SK_OK || device->ops.host_lock_bytes == 0) {

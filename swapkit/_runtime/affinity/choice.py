@@ -1,0 +1,140 @@
+"""The CPUs that a device's threads are bound to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit._runtime.affinity.cpu_lists import format_cpus, parse_cpus
+from swapkit.config.cpu_affinity import CONF, COUNT
+from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from swapkit._runtime.affinity.places import Place
+    from swapkit._runtime.affinity.system import System
+    from swapkit.config.cpu_affinity import CpuAffinity
+
+CPUS = "/sys/devices/system/cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuChoice:
+    """The CPUs for a device's threads, and the reason in words.
+
+    Args:
+        cpus: None: the threads stay as they are.
+        text: for the log and for users.
+        is_shortfall: whether a request cannot be met, so that the text is a warning.
+    """
+
+    cpus: frozenset[int] | None = None
+    text: str
+    is_shortfall: bool = False
+
+
+def choose_cpus(
+    system: System,
+    place: Place,
+    asked: CpuAffinity,
+    *,
+    visible: Iterable[Place] = (),
+) -> CpuChoice:
+    """Return the CPUs to bind a device's threads to.
+
+    The CPUs of the device's node are divided among the devices of its type there, in the order of
+    their addresses: CPU_BINDING_NUM for each, else all of them evenly; threads of one core stay
+    together. If the process may use only a part of the node, somebody (taskset, Slurm, a container)
+    has divided it before: then that part is divided among the devices that the process can see.
+    Never more than the process may use.
+
+    Args:
+        system: the machine.
+        place: of the device.
+        asked: the environment's request.
+        visible: the places of the devices that this process can see; looked at only if needed.
+
+    Raises:
+        InvalidArgument: CPU_BINDING_NUM is larger than the share of each device.
+    """
+    kind, _, index = place.device.partition(":")
+    if asked.is_refused:
+        return CpuChoice(text=f"{place}; no threads are bound ({CONF}=0)")
+    if asked.mode and kind == "npu":
+        return CpuChoice(text=f"{place}; torch_npu binds the threads ({CONF})")
+    allowed = system.allowed_cpus()
+    if asked.mode and int(index) in asked.ranges:
+        return _choose_named(place, asked.ranges[int(index)], allowed)
+    if place.node is None:
+        return CpuChoice(
+            text=f"{place}; no threads are bound: {place.why}. To choose the CPUs, start the "
+            "process with taskset or numactl",
+            is_shortfall=True,
+        )
+    usable = place.cpus & allowed
+    if not usable:
+        return CpuChoice(
+            text=f"{place}; no threads are bound: the process may only use the CPUs "
+            f"{format_cpus(allowed)}, none of which is on that node",
+            is_shortfall=True,
+        )
+    if len(place.nodes) == 1 and asked.cpus_per_device is None:
+        return CpuChoice(text=f"{place}, the only one; there is nothing to bind")
+    return _choose_share(system, place, asked, usable, visible)
+
+
+def _choose_named(place: Place, named: frozenset[int], allowed: frozenset[int]) -> CpuChoice:
+    cpus = named & allowed
+    if cpus:
+        return CpuChoice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)} ({CONF})")
+    return CpuChoice(
+        text=f"{place}; no threads are bound: {CONF} names the CPUs {format_cpus(named)}, and the "
+        f"process may only use {format_cpus(allowed)}",
+        is_shortfall=True,
+    )
+
+
+def _choose_share(
+    system: System,
+    place: Place,
+    asked: CpuAffinity,
+    usable: frozenset[int],
+    visible: Iterable[Place],
+) -> CpuChoice:
+    kind, _, index = place.device.partition(":")
+    sharing: Sequence[str] = place.alike
+    if usable != place.cpus or not sharing:
+        sharing = sorted(each.key for each in visible if each.node == place.node)
+    devices = max(1, len(sharing))
+    position = sharing.index(place.key) if place.key in sharing else int(index) % devices
+    count = asked.cpus_per_device
+    if count is not None and count * devices > len(usable):
+        raise InvalidArgument(
+            f"{COUNT}={count}: {devices} {kind} devices share the {len(usable)} CPUs that this "
+            f"process may use on NUMA node {place.node}: choose at most {len(usable) // devices}"
+        )
+    cpus = _cut_share(list_cores(system, usable), position, devices, count)
+    return CpuChoice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)}")
+
+
+def _cut_share(
+    cores: Sequence[tuple[int, ...]], position: int, devices: int, count: int | None
+) -> frozenset[int]:
+    """Return the CPUs of the device at a position: `count`, or an even share of all cores."""
+    if count is None and len(cores) >= devices:
+        share = cores[position * len(cores) // devices : (position + 1) * len(cores) // devices]
+        return frozenset().union(*share)
+    ordered = [cpu for core in cores for cpu in core]
+    count = count or max(1, len(ordered) // devices)
+    start = position * count % len(ordered)
+    return frozenset(ordered[start : start + count])
+
+
+def list_cores(system: System, cpus: frozenset[int]) -> list[tuple[int, ...]]:
+    """Return CPUs by core, in order. CPUs of one core compete for its units."""
+    cores: dict[int, list[int]] = {}
+    for cpu in sorted(cpus):
+        siblings = parse_cpus(system.read(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") or "")
+        cores.setdefault(min(siblings, default=cpu), []).append(cpu)
+    return [tuple(core) for _, core in sorted(cores.items())]

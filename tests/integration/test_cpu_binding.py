@@ -1,0 +1,186 @@
+"""Sessions bind threads to the CPUs near the device, say so, and give them back."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import swapkit
+from swapkit._native.backend import ANY_NODE
+from swapkit._runtime.affinity.choice import CpuChoice
+from swapkit._runtime.affinity.devices import DevicePlaces
+from swapkit._runtime.affinity.threads import OWN, list_threads
+from swapkit._runtime.process.runtime import get_runtime
+from swapkit.errors import InvalidArgument
+from tests.support.sessions import make_training, train_plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit.config.cpu_affinity import CpuAffinity
+
+ALLOWED = frozenset(os.sched_getaffinity(0))
+ONE = frozenset({min(ALLOWED)})
+LIMIT = 1 << 40
+pytestmark = pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two CPUs")
+
+
+class Near(DevicePlaces):
+    """Says that the CPU, which has no place of its own, is near one of the process's CPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[CpuAffinity] = []
+        self.choice = CpuChoice(cpus=ONE, text=f"threads on CPUs {min(ONE)}")
+        self.node: int | None = None
+
+    def choose(self, name: torch.device, asked: CpuAffinity) -> CpuChoice:
+        assert name.type == "cpu"
+        self.asked.append(asked)
+        return self.choice
+
+    def host_node(self, name: torch.device) -> int | None:
+        assert name.type == "cpu"
+        return self.node
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> Near:
+    swapkit.install()
+    places = Near()
+    monkeypatch.setattr(get_runtime(), "places", places)
+    return places
+
+
+@pytest.fixture(autouse=True)
+def _given_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("CPU_BINDING_NUM", "CPU_AFFINITY_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    assert os.sched_getaffinity(0) == ALLOWED
+
+
+def own_threads() -> list[frozenset[int]]:
+    return [
+        frozenset(os.sched_getaffinity(thread))
+        for thread, name in list_threads().items()
+        if name == OWN
+    ]
+
+
+@pytest.mark.promise("D8")
+def test_session_when_binding_is_asked_for_then_its_threads_run_there_until_it_ends(
+    near: Near, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CPU_BINDING_NUM", "1")
+    plain = train_plainly(make_training, 4)
+    training = make_training()
+    caplog.set_level(logging.INFO, logger="swapkit")
+    with swapkit.budget(plain.budget(0.6), training.model, training.optimizer) as session:
+        assert os.sched_getaffinity(0) == ONE
+        for _ in range(4):
+            training.step()
+        assert session.stats.swapped_out_bytes > 0
+        assert own_threads()
+        assert set(own_threads()) == {ONE}
+        assert near.choice.text in session.explain().splitlines()
+    assert training.outcome() == plain.outcome
+    assert near.asked[0].cpus_per_device == 1
+    assert near.choice.text in session.explain().splitlines()
+    assert [
+        record.levelname for record in caplog.records if near.choice.text in record.message
+    ] == ["INFO"]
+    assert set(own_threads()) <= {ALLOWED}
+
+
+@pytest.mark.promise("D8")
+@pytest.mark.parametrize(
+    ("variables", "bind_cpus", "is_bound"),
+    [
+        ({}, None, False),
+        ({}, True, True),
+        ({"CPU_BINDING_NUM": "1"}, None, True),
+        ({"CPU_BINDING_NUM": "1"}, False, False),
+        ({"CPU_AFFINITY_CONF": "1"}, None, True),
+        ({"CPU_AFFINITY_CONF": "0", "CPU_BINDING_NUM": "1"}, None, False),
+    ],
+)
+def test_session_when_entered_then_bound_only_if_asked_for(
+    near: Near,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    bind_cpus: bool | None,
+    is_bound: bool,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with swapkit.budget(LIMIT, bind_cpus=bind_cpus):
+        assert (os.sched_getaffinity(0) == ONE) == is_bound
+    assert bool(near.asked) == is_bound
+
+
+@pytest.mark.promise("D8")
+@pytest.mark.usefixtures("near")
+def test_adaptive_memory_when_its_session_trains_then_bound() -> None:
+    parser = swapkit.add_arguments(argparse.ArgumentParser())
+    for line, is_bound in (("--adaptive-memory-optimization", True), ("--smart-swap", False)):
+        arguments = swapkit.from_arguments(parser.parse_args([line]))
+        with arguments.budget(torch.nn.Linear(2, 2)):
+            assert (os.sched_getaffinity(0) == ONE) == is_bound
+    arguments = swapkit.from_arguments(parser.parse_args(["--adaptive-memory-optimization"]))
+    with arguments.budget(torch.nn.Linear(2, 2), bind_cpus=False):
+        assert os.sched_getaffinity(0) == ALLOWED
+
+
+@pytest.mark.usefixtures("near")
+def test_session_when_another_thread_closes_it_then_given_back() -> None:
+    with swapkit.budget(LIMIT, bind_cpus=True) as session:
+        closing = threading.Thread(target=session.close)
+        closing.start()
+        closing.join()
+        assert os.sched_getaffinity(0) == ALLOWED
+
+
+@pytest.mark.promise("F12")
+def test_session_when_the_node_is_unknown_then_one_warning_and_training_goes_on(
+    near: Near, caplog: pytest.LogCaptureFixture
+) -> None:
+    near.choice = CpuChoice(text="npu-smi is missing", is_shortfall=True)
+    with swapkit.budget(LIMIT, bind_cpus=True) as session:
+        assert os.sched_getaffinity(0) == ALLOWED
+    assert near.choice.text in session.explain()
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.message for record in warned] == ["npu-smi is missing"]
+
+
+def test_session_when_too_many_cpus_are_asked_for_then_refused_and_nothing_is_bound(
+    near: Near, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_name: torch.device, _asked: CpuAffinity) -> CpuChoice:
+        raise InvalidArgument("CPU_BINDING_NUM=9")
+
+    monkeypatch.setattr(near, "choose", refuse)
+    session = swapkit.budget(LIMIT, bind_cpus=True)
+    with pytest.raises(InvalidArgument, match="CPU_BINDING_NUM=9"):
+        session.__enter__()
+    assert not session.is_active
+    assert swapkit.sessions() == ()
+
+
+@pytest.mark.promise("D8")
+def test_scheduler_when_the_device_has_a_node_then_host_copies_lie_there(near: Near) -> None:
+    device = get_runtime().cpu
+    usual = device.link.host_node
+    try:
+        for node, expected in ((None, ANY_NODE), (0, 0), (63, 63), (64, ANY_NODE)):
+            near.node = node
+            device.new_scheduler()
+            assert device.link.host_node == expected
+    finally:
+        device.link.host_node = usual
