@@ -159,4 +159,4 @@ virtual: setup
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find swapkit tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@rm -rf $(NATIVE)/_lib*.so $(VENV)
+	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV)

@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #define SK_API __attribute__((visibility("default")))
+#include "swapkit_hooks.h"
 #define SK_NODISCARD __attribute__((warn_unused_result))
 #endif
 
