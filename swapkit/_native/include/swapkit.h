@@ -188,8 +188,8 @@ typedef enum sk_ring_kind {
     SK_RING_COPY_OUT,
     SK_RING_COPY_IN,
     SK_RING_MARK,     /* the owner's own, such as the end of a step */
-    SK_RING_OP_BEGIN, /* a kernel that torch does not run; nbytes: of its operands */
-    SK_RING_OP_END
+    SK_RING_OP_BEGIN, /* a kernel that torch does not run */
+    SK_RING_OP_END    /* nbytes: of its operands and outputs */
 } sk_ring_kind;
 
 typedef struct sk_ring_event {
