@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent
 INCLUDE = Path("swapkit/_native/include")
 SOURCE = Path("swapkit/_native/src")
 HOOKS = SOURCE / "hooks"
-HEADERS = (
+HEADERS = (  # of the core; those of the hooks are of no concern to cffi
     "swapkit.h",
     "swapkit_entry.h",
     "swapkit_plan.h",
