@@ -258,8 +258,7 @@ def _load(library: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.link(
-        {function: address_of(function) for function in module.CORE}
-        | hook_addresses(module.HOOKS),
+        {function: address_of(function) for function in module.CORE} | hook_addresses(module.HOOKS),
         {
             "tensor": torch.Tensor,
             "out_of_memory": torch.OutOfMemoryError,
