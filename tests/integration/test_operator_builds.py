@@ -126,6 +126,19 @@ def test_library_when_an_extension_has_loaded_a_copy_then_there_is_one_state(
     run(sys.executable, "-c", PROBE.format(copy=str(copy)), cwd=ROOT)
 
 
+def test_guide_when_its_operator_is_compiled_then_it_is_right(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```cpp\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    source = tmp_path / "operator.cpp"
+    source.write_text(block, encoding="utf-8")
+    headers = Path(torch.__file__).parent / "include"
+    run(
+        *("g++", "-std=c++20", "-fsyntax-only", "-w", f"-I{headers}"),
+        *(*flags("--cflags", cwd=tmp_path), source),
+        cwd=tmp_path,
+    )
+
+
 def test_source_of_the_example_when_read_then_its_hooks_are_the_documents() -> None:
     text = (EXAMPLE / "gmm.cpp").read_text(encoding="utf-8")
     calls = re.findall(r"c10_npu::swap::NPUSwapManager::GetInstance\(\)\.(\w+)\((.*?)\);", text)

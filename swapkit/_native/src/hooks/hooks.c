@@ -9,7 +9,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +42,8 @@ typedef struct place {
 
 static _Atomic(const sk_op_listener *) current_listener;
 static _Atomic(uint64_t) tokens; /* so far, of all threads */
-static _Thread_local operator_entry *innermost;
+/* Each call reads it: without the model each read would be a call, too. */
+static _Thread_local operator_entry *innermost __attribute__((tls_model("initial-exec")));
 static _Thread_local char error_text[ERROR_TEXT_BYTES];
 static pthread_key_t thread_key; /* its value is not NULL on a thread that has begun an operator */
 static pthread_once_t thread_key_once = PTHREAD_ONCE_INIT;
@@ -82,6 +82,9 @@ static void make_thread_key(void) {
 
 /* See to it that this thread's operators end with it. */
 static bool watch_thread(void) {
+    if (innermost != NULL) {
+        return true;
+    }
     (void)pthread_once(&thread_key_once, make_thread_key);
     return has_thread_key && (pthread_getspecific(thread_key) != NULL ||
                               pthread_setspecific(thread_key, &thread_key) == 0);
@@ -156,7 +159,7 @@ static uint64_t begin(const sk_op_listener *listener, const char *name, uint64_t
                               .site = here.site,
                               .listener = listener,
                               .context = listener == NULL ? NULL : listener->begin(name)};
-    (void)snprintf(entry->name, sizeof entry->name, "%s", name);
+    memcpy(entry->name, name, strnlen(name, NAME_BYTES - 1)); /* the rest is 0 */
     entry->outer = innermost; /* after the call: the listener may have begun operators, too */
     innermost = entry;
     return token;

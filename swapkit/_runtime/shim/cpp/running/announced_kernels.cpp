@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -45,13 +46,32 @@ class PutAside {
     PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;
 };
 
+// A storage that a kernel holds.
+struct Held {
+    c10::StorageImpl *storage; // owned
+    bool is_written;           // perhaps
+};
+
 // A running kernel. Used by its own thread only.
 struct Announced {
     std::uint32_t tag, outer_tag;
     bool is_tracked; // in Python
     std::size_t nbytes;
-    std::vector<c10::StorageImpl *> held;    // owned
-    std::vector<c10::StorageImpl *> written; // some of those
+    std::vector<Held> held;
+
+    // A thread's next kernel mostly takes over the memory of its latest one.
+    static Announced *make() { return spare() ? spare().release() : new Announced{}; }
+    static void drop(Announced *kernel) {
+        kernel->held.clear();
+        kernel->nbytes = 0;
+        spare().reset(kernel);
+    }
+
+  private:
+    static std::unique_ptr<Announced> &spare() {
+        static thread_local std::unique_ptr<Announced> spare;
+        return spare;
+    }
 };
 
 bool is_wanted() {
@@ -86,7 +106,7 @@ std::uint32_t read_tag(const Ref<> &number) {
 }
 
 // Return the tag of a kernel that runs under another tag. Takes the GIL for a new one only.
-std::uint32_t label_of(std::uint32_t outer_tag, const char *name) {
+std::uint32_t find_label(std::uint32_t outer_tag, const char *name) {
     {
         std::lock_guard lock(labels.mutex);
         auto &known = labels.known[outer_tag];
@@ -105,8 +125,21 @@ std::uint32_t label_of(std::uint32_t outer_tag, const char *name) {
     return tag;
 }
 
+// As `find_label`; most threads run the same kernel again.
+std::uint32_t label_of(std::uint32_t outer_tag, const char *name) {
+    struct Latest {
+        std::uint32_t outer_tag, tag;
+        std::string name;
+    };
+    static thread_local Latest latest = {};
+    if (latest.tag == 0 || latest.outer_tag != outer_tag || latest.name != name) {
+        latest = {.outer_tag = outer_tag, .tag = find_label(outer_tag, name), .name = name};
+    }
+    return latest.tag;
+}
+
 void *begin_kernel(const char *name) {
-    auto *kernel = new Announced{};
+    Announced *kernel = Announced::make();
     kernel->outer_tag = links.sk_tag_set(0);
     kernel->is_tracked = naming.load(std::memory_order_relaxed) == Naming::all;
     if (kernel->is_tracked) {
@@ -124,16 +157,18 @@ void *begin_kernel(const char *name) {
 // After a kernel: copies that were made of its operands meanwhile are outdated, too, and no group
 // may be left with such a copy alone.
 void renew_written(const Announced &kernel) {
-    for (c10::StorageImpl *each : kernel.written) {
-        note_written(each);
+    for (const Held &each : kernel.held) {
+        if (each.is_written) {
+            note_written(each.storage);
+        }
     }
     if (!is_any_kept()) {
         return;
     }
     WithPython python;
     PutAside former;
-    for (c10::StorageImpl *each : kernel.written) {
-        if (!revive_kept(each)) {
+    for (const Held &each : kernel.held) {
+        if (each.is_written && !revive_kept(each.storage)) {
             swallow(owner);
         }
     }
@@ -153,10 +188,10 @@ void end_kernel(void *op) {
         }
     }
     (void)links.sk_tag_set(kernel->outer_tag);
-    for (c10::StorageImpl *each : kernel->held) {
-        swapkit_storage_drop(each);
+    for (const Held &each : kernel->held) {
+        swapkit_storage_drop(each.storage);
     }
-    delete kernel;
+    Announced::drop(kernel);
 }
 
 // ---- operands and outputs -----------------------------------------------------------------------
@@ -182,12 +217,9 @@ bool prepare(c10::StorageImpl *storage, bool is_written, bool is_output) {
 
 // Hold a storage whose reference is handed over. False: an exception is set.
 bool hold(Announced *kernel, c10::StorageImpl *storage, bool is_written, bool is_output) {
-    kernel->held.push_back(storage);
-    if (is_written) {
-        kernel->written.push_back(storage);
-        if (is_any_group()) {
-            note_written(storage);
-        }
+    kernel->held.push_back({.storage = storage, .is_written = is_written});
+    if (is_written && is_any_group()) {
+        note_written(storage);
     }
     if (!is_any_kept() && !(is_written && may_settle_any() && may_settle(storage))) {
         return true;
