@@ -24,7 +24,8 @@ class BuildNative(build_ext):
     def copy_extensions_to_source(self) -> None:
         """Copy both to the checkout, for an editable installation."""
         super().copy_extensions_to_source()
-        self.copy_file(*map(str, self._library_files()), level=self.verbose)
+        built, inplace = self._library_files()
+        self.copy_file(built, inplace, level=self.verbose)
 
     def get_outputs(self) -> list[str]:
         """Return the files built."""

@@ -1,4 +1,4 @@
-"""Builds the operator `gmm` with torch.utils.cpp_extension: `python setup.py build_ext --inplace`."""
+"""Builds the operator `gmm` for torch: `python setup.py build_ext --inplace`."""
 
 import torch
 from setuptools import setup

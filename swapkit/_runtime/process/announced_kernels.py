@@ -7,20 +7,39 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from swapkit._native.pool import RingKind
 from swapkit._runtime.shim.library import Naming
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
-    from swapkit._runtime.process.runtime import Runtime
+    from collections.abc import Sequence
+
+    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit._runtime.saved.device import Device
+    from swapkit._runtime.saved.swapper import Swapper
+    from swapkit._runtime.shim.library import Shim
+
+
+class KernelNames(Protocol):
+    """What kernels need of the runtime."""
+
+    shim: Shim
+    tracker: ModuleTracker
+
+    @property
+    def active(self) -> Sequence[Swapper]:
+        """The swappers of the sessions that are active on any thread."""
+
+    def current_device(self) -> Device:
+        """Return the device that kernels run on."""
 
 
 class AnnouncedKernels:
     """The runtime's side of the hooks. Threads: any, each for its own kernels."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: KernelNames) -> None:
         """Begin for a runtime. Python's end stops it: threads may run kernels even then."""
         self._runtime = weakref.proxy(runtime)
         self._has_pool = False
@@ -46,7 +65,7 @@ class AnnouncedKernels:
     @untraced
     def label(self, outer: int, name: str) -> int:
         """Return the tag of a kernel that runs under another tag."""
-        tag: int = self._runtime.tracker.tag_below(outer, name)
+        tag: int = self._runtime.tracker.tag_below(outer, name)  # a proxy has no types
         return tag
 
     @untraced

@@ -153,15 +153,6 @@ class Shim:
         # Operators that are repeated in backward (`cpp/recompute/capturing.hpp`).
         self.name_operator: NameOperator = module.name_operator
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
-        # Kernels that announce themselves (`cpp/running/announced_kernels.hpp`).
-        self.kernels_listen: Callable[[KernelOwner | None], None] = module.kernels_listen
-        self.kernels_name: Callable[[Naming], None] = module.kernels_name
-        self.kernels_sweep: Callable[[], None] = module.kernels_sweep
-        self.kernel_enter: Callable[[str], int] = module.kernel_enter
-        self.kernel_memory: Callable[[int, Sequence[torch.Tensor], bool], None] = (
-            module.kernel_memory
-        )
-        self.kernel_leave: Callable[[int], None] = module.kernel_leave
         # Whether a tensor is plain and its storage has at least n bytes (`cpp/saved/tensors.cpp`).
         self.has_plain_memory: Callable[[object, int], bool] = module.has_plain_memory
         # How many operators this thread has run that fill tensors autograd has already saved.
@@ -182,8 +173,23 @@ class Shim:
         # Sets the tag of all saves of this thread; 0: the tracker's current module.
         self.set_coarse_site: Callable[[int], None] = module.set_coarse_site
         self.clock_rings: Callable[[], int] = module.clock_rings
+        self._connect_kernels(module)
         hook_bypass.connect(module)
         threads.connect(module.stacks, module.receivers)
+
+    def _connect_kernels(self, module: ModuleType) -> None:
+        """Take over the functions for kernels that announce themselves.
+
+        `cpp/running/announced_kernels.hpp` describes them.
+        """
+        self.kernels_listen: Callable[[KernelOwner | None], None] = module.kernels_listen
+        self.kernels_name: Callable[[Naming], None] = module.kernels_name
+        self.kernels_sweep: Callable[[], None] = module.kernels_sweep
+        self.kernel_enter: Callable[[str], int] = module.kernel_enter
+        self.kernel_memory: Callable[[int, Sequence[torch.Tensor], bool], None] = (
+            module.kernel_memory
+        )
+        self.kernel_leave: Callable[[int], None] = module.kernel_leave
 
     @property
     def drop_address(self) -> int:
