@@ -173,14 +173,12 @@ class Shim:
         # Sets the tag of all saves of this thread; 0: the tracker's current module.
         self.set_coarse_site: Callable[[int], None] = module.set_coarse_site
         self.clock_rings: Callable[[], int] = module.clock_rings
-        self._connect_kernels(module)
-        hook_bypass.connect(module)
-        threads.connect(module.stacks, module.receivers)
+        self._connect(module)
 
-    def _connect_kernels(self, module: ModuleType) -> None:
-        """Take over the functions for kernels that announce themselves.
+    def _connect(self, module: ModuleType) -> None:
+        """Connect parts of the module, and those for kernels that announce themselves.
 
-        `cpp/running/announced_kernels.hpp` describes them.
+        `cpp/running/announced_kernels.hpp` describes the latter.
         """
         self.kernels_listen: Callable[[KernelOwner | None], None] = module.kernels_listen
         self.kernels_name: Callable[[Naming], None] = module.kernels_name
@@ -190,6 +188,8 @@ class Shim:
             module.kernel_memory
         )
         self.kernel_leave: Callable[[int], None] = module.kernel_leave
+        hook_bypass.connect(module)
+        threads.connect(module.stacks, module.receivers)
 
     @property
     def drop_address(self) -> int:
