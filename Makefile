@@ -40,7 +40,7 @@ READY_NPU := $(NPU_VENV)/.ready
 
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
-C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h'))
+C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h' -o -name '*.hpp'))
 # What the sanitisers see of the shim.
 SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
 	$(patsubst %,tests/unit/_runtime/%.py,user_choices/test_operators execution/test_plan_executor \
@@ -51,7 +51,8 @@ SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
 	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
-	$(sort $(wildcard tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp tests/npu/*/*.[ch] \
+	$(sort $(wildcard examples/operators/*.[ch] examples/operators/*.[ch]pp examples/operators/*.cu \
+		tests/operators/*.[ch]pp tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp tests/npu/*/*.[ch] \
 		tests/npu/*/*.[ch]pp tests/simulated/*/*.hpp swapkit/_runtime/shim/cpp/*/*.hpp))
 C_FLAGS := -std=c11 -D_GNU_SOURCE -I$(NATIVE)/include -I$(NATIVE)/src
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --no-loadscope-reorder
@@ -178,4 +179,4 @@ npu: setup $(READY_NPU)
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find swapkit tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@rm -rf $(NATIVE)/_lib*.so $(VENV) $(NPU_VENV)
+	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV) $(NPU_VENV)

@@ -4,6 +4,8 @@ The public headers are the only source of the bindings: preprocessed with SK_CDE
 parses, and the compiler checks the same files again. setuptools runs this file through
 `cffi_modules` (see setup.py); every path given to it is relative to the project, so that a source
 distribution builds anywhere. SWAPKIT_DEBUG=1 builds with every assertion of the core.
+
+The hooks of operators are a library of their own, which setup.py builds with `build_library`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent
 INCLUDE = Path("swapkit/_native/include")
 SOURCE = Path("swapkit/_native/src")
-HEADERS = (
+HOOKS = SOURCE / "hooks"
+HEADERS = (  # of the core; those of the hooks are of no concern to cffi
     "swapkit.h",
     "swapkit_devices.h",
     "swapkit_entry.h",
@@ -28,6 +31,8 @@ HEADERS = (
     "swapkit_sched.h",
     "swapkit_testing.h",
 )
+
+LIBRARY = "libswapkit.so"
 
 INCLUDES = "".join(f'#include "{header}"\n' for header in HEADERS)
 
@@ -59,8 +64,35 @@ def require_python_headers() -> None:
 
 
 def list_files(pattern: str) -> list[str]:
-    """Return the native core's files that match, relative to the project, in a fixed order."""
-    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / SOURCE).rglob(pattern))
+    """Return the native core's files that match, relative to the project, in a fixed order.
+
+    Without those of the hooks, which are a library of their own: `build_library`.
+    """
+    paths = (path.relative_to(ROOT) for path in (ROOT / SOURCE).rglob(pattern))
+    return sorted(str(path) for path in paths if path.parent != HOOKS)
+
+
+def build_library(folder: Path) -> Path:
+    """Compile the hooks of operators into a folder: `libswapkit.so`, which extensions link with.
+
+    It needs neither Python nor the core. A process has one copy, whoever loads it first.
+    """
+    library = folder / LIBRARY
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = library.with_suffix(f".{os.getpid()}")
+    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / HOOKS).glob("*.c"))
+    command = [
+        *shlex.split(os.environ.get("CC", "cc")),
+        # Never unloaded: threads end its operators when they end.
+        *("-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"),
+        *("-Wall", "-Wextra", "-O2", f"-I{INCLUDE}", *sources),
+        *(f"-Wl,-soname,{LIBRARY},-z,nodelete", "-o", str(temporary.absolute())),
+    ]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"swapkit: {shlex.join(command)} failed:\n{done.stderr}")
+    temporary.replace(library)
+    return library
 
 
 def describe_module() -> FFI:

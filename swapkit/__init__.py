@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from swapkit.api.command_line import add_arguments, from_arguments
     from swapkit.api.configuration import configure
     from swapkit.api.custom_kernels import op
+    from swapkit.api.extension_builds import include_path, library_path
     from swapkit.api.memory_statistics import memory_stats, memory_summary, reset_peak_memory_stats
     from swapkit.api.offloading import keep, offload
     from swapkit.api.planning import plan, simulate
@@ -48,8 +49,10 @@ __all__ = [
     "choices",
     "configure",
     "from_arguments",
+    "include_path",
     "install",
     "keep",
+    "library_path",
     "memory_stats",
     "memory_summary",
     "offload",
@@ -70,8 +73,10 @@ _LAZY = {
     "choices": "swapkit.api.choice_table",
     "configure": "swapkit.api.configuration",
     "from_arguments": "swapkit.api.command_line",
+    "include_path": "swapkit.api.extension_builds",
     "install": "swapkit._runtime.allocators.installation",
     "keep": "swapkit.api.offloading",
+    "library_path": "swapkit.api.extension_builds",
     "memory_stats": "swapkit.api.memory_statistics",
     "memory_summary": "swapkit.api.memory_statistics",
     "offload": "swapkit.api.offloading",

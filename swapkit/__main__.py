@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,13 +24,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m swapkit", description="Train PyTorch models inside a memory budget."
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_flags(parser)
+    commands = parser.add_subparsers(metavar="COMMAND")
     _add_demo(commands)
     _add_machine(commands)
     _add_build(commands)
     chosen = parser.parse_args(arguments)
+    if chosen.cflags or chosen.libs:
+        print(_flags_of(chosen))
+        return 0
+    if not hasattr(chosen, "run"):
+        parser.error("the following arguments are required: COMMAND, --cflags or --libs")
     status: int = chosen.run(chosen)
     return status
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the options for building operators in C and C++."""
+    group = parser.add_argument_group("building operators with hooks")
+    group.add_argument("--cflags", action="store_true", help="print the compiler's options")
+    group.add_argument("--libs", action="store_true", help="print the linker's options")
+    group.add_argument(
+        "--compat",
+        action="store_true",
+        help="with --cflags: also for MindSpeed's header NPUSwapManager.h",
+    )
+
+
+def _flags_of(chosen: argparse.Namespace) -> str:
+    from swapkit._native import hooks
+
+    flags = []
+    if chosen.cflags:
+        flags += [f"-I{hooks.INCLUDE}"] + [f"-I{hooks.COMPAT}"] * chosen.compat
+    if chosen.libs:
+        flags += [f"-L{hooks.FOLDER}", "-lswapkit", f"-Wl,-rpath,{hooks.FOLDER}"]
+    return shlex.join(flags)
 
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -60,6 +60,12 @@ PARTS = (
         quick_seconds=40,
     ),
     Part(
+        name="operators",
+        module="operators",
+        what="an operator with hooks, built as a CUDA extension: the same bits under evictions",
+        seconds=240,
+    ),
+    Part(
         name="train_1b_4k",
         module="train",
         what="about 1B parameters, 4k tokens, every way to train",

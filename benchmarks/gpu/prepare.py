@@ -94,7 +94,7 @@ def build_core(module: Path, folder: Path) -> None:
         SystemExit: a tool is missing or fails; the message says which.
     """
     os.chdir(ROOT)
-    from build_native import RELEASE_FLAGS, list_files, make_builder
+    from build_native import RELEASE_FLAGS, build_library, list_files, make_builder
 
     compiler = shlex.split(os.environ.get("CC", "gcc"))
     if shutil.which(compiler[0]) is None:
@@ -118,6 +118,7 @@ def build_core(module: Path, folder: Path) -> None:
     libraries = ["-pthread", "-ldl", "-lm"]
     call([*compiler, "-shared", *map(str, sources.values()), *libraries, "-o", str(temporary)])
     temporary.replace(module)
+    build_library(module.parent)
 
 
 def call(command: list[str]) -> None:

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.device import TYPES
 from swapkit.errors import InvalidArgument, SessionError
 
 if TYPE_CHECKING:
@@ -22,8 +20,9 @@ class CustomKernel:
 
     def __init__(self, name: str, operands: tuple[torch.Tensor, ...]) -> None:
         self.name = name
-        self._operands: tuple[torch.Tensor, ...] = operands
-        self._outer_tag: int | None = None
+        self._operands: tuple[torch.Tensor, ...] = operands  # held while the kernel runs
+        self._shim = get_runtime().shim
+        self._token: int | None = None  # None: not running; 0: nothing needs to follow it
         self._is_over = False
 
     def outputs(self, *tensors: torch.Tensor) -> None:
@@ -38,23 +37,25 @@ class CustomKernel:
             InvalidArgument: an argument is not a tensor.
             SessionError: the kernel is not running.
         """
-        if self._outer_tag is None:
+        if self._token is None:
             raise SessionError(
                 f"op {self.name!r} is not running: use `with swapkit.op(...) as op:`"
             )
         _check_operands(self.name, tensors)
         self._operands += tensors
-        get_runtime().shim.settle(tensors, True, False)  # noqa: FBT003 - positional only
+        self._announce(tensors, is_output=True)
 
     def __enter__(self) -> Self:
-        if self._outer_tag is not None or self._is_over:
+        if self._token is not None or self._is_over:
             raise SessionError(
                 f"op {self.name!r} can be entered only once. Call swapkit.op(...) again."
             )
-        _settle_announced(self._operands)  # before the kernel overwrites their bytes
-        tag = get_runtime().tracker.enter_operator(self.name)
-        self._outer_tag = set_tag(tag)
-        self._note(RingKind.OP_BEGIN)
+        self._token = self._shim.kernel_enter(self.name)
+        try:
+            self._announce(self._operands, is_output=False)
+        except BaseException:
+            self._leave()
+            raise
         return self
 
     def __exit__(
@@ -63,20 +64,17 @@ class CustomKernel:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._note(RingKind.OP_END)
-        get_runtime().tracker.leave_operator()
-        if self._outer_tag is not None:
-            set_tag(self._outer_tag)
-        self._operands, self._outer_tag, self._is_over = (), None, True
+        self._leave()
 
-    def _note(self, kind: RingKind) -> None:
-        """Write an event to the ring of the device that the kernel runs on."""
-        runtime = get_runtime()
-        devices = {operand.device for operand in self._operands}
-        served = [name for name in devices if name.type in TYPES]
-        device = runtime.device(served[0]) if len(served) == 1 else runtime.current_device()
-        if device.pool is not None:
-            device.pool.note(kind, sum(map(_bytes_of, self._operands)))
+    def _announce(self, tensors: tuple[torch.Tensor, ...], *, is_output: bool) -> None:
+        if self._token:
+            self._shim.kernel_memory(self._token, tensors, is_output)
+
+    def _leave(self) -> None:
+        token, self._token, self._is_over = self._token, None, True
+        self._operands = ()
+        if token:
+            self._shim.kernel_leave(token)
 
 
 def op(name: str, *operands: torch.Tensor) -> CustomKernel:
@@ -85,7 +83,10 @@ def op(name: str, *operands: torch.Tensor) -> CustomKernel:
     While the kernel runs, its operands are not moved. Reports and traces attribute its memory and
     saved tensors to its name, and the trace marks its begin and end. The kernel may overwrite its
     operands. So results that would be recomputed from the operands, or into them, are kept from its
-    begin on; this applies to operators chosen by hand or captured by `checkpoint`.
+    begin on; this applies to operators chosen by hand or captured by `checkpoint`. Copies of them
+    that were made before its end are made anew.
+
+    Kernels in C and C++ announce themselves in the same way: see `include_path`.
 
     Args:
         name: name of the kernel.
@@ -108,15 +109,6 @@ def op(name: str, *operands: torch.Tensor) -> CustomKernel:
         raise InvalidArgument("op: the name is empty")
     _check_operands(name, operands)
     return CustomKernel(name, operands)
-
-
-def _settle_announced(operands: tuple[torch.Tensor, ...]) -> None:
-    """Keep results that would be recomputed from the operands: the kernel may write to any of them.
-
-    Exempt are results that a session captures: its plan detects by their bytes what kernels change.
-    """
-    runtime = get_runtime()
-    runtime.shim.settle(operands, False, bool(runtime.active))  # noqa: FBT003 - positional only
 
 
 def _check_operands(name: str, operands: tuple[torch.Tensor, ...]) -> None:

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "swapkit.h"
+#include "swapkit_pool.h"
 
 typedef struct test_case {
     const char *subject;

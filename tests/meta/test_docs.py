@@ -14,7 +14,12 @@ from tests.meta.sources import ROOT, list_sources
 if TYPE_CHECKING:
     from pathlib import Path
 
-GUIDES = ("README.md", "docs/choices.md", "docs/planning.md")  # their Python runs
+GUIDES = (
+    "README.md",
+    "docs/choices.md",
+    "docs/operators.md",
+    "docs/planning.md",
+)  # their Python runs
 DOCUMENTS = (*GUIDES, "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/cuda.md")
 README_LINES = 150
 # Written in parts, so that this file does not name them either.

@@ -20,8 +20,10 @@ PUBLIC_NAMES = {
     "choices",
     "configure",
     "from_arguments",
+    "include_path",
     "install",
     "keep",
+    "library_path",
     "memory_stats",
     "memory_summary",
     "offload",
@@ -33,7 +35,7 @@ PUBLIC_NAMES = {
     "simulate",
     "uninstall",
 }
-MOST_NAMES = 20
+MOST_NAMES = 22
 
 
 def test_names_when_listed_then_these_and_sorted() -> None:

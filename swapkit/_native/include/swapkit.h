@@ -1,4 +1,4 @@
-/* swapkit.h - the C interface of swapkit: backends, and through swapkit_pool.h the caching pool.
+/* swapkit.h - the C interface of swapkit: backends; swapkit_pool.h has the caching pool.
  *
  * Words.  A *backend* serves one device through a table of operations. A *segment* is one
  * contiguous range obtained from the backend by one call; a *block* is a part of a segment, in use
@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #define SK_API __attribute__((visibility("default")))
+#include "swapkit_hooks.h"
 #define SK_NODISCARD __attribute__((warn_unused_result))
 #endif
 
@@ -150,7 +151,5 @@ SK_API SK_NODISCARD sk_status sk_event_query(sk_backend *backend, sk_event *even
 SK_API SK_NODISCARD sk_status sk_event_sync(sk_backend *backend, sk_event *event);
 SK_API SK_NODISCARD sk_status sk_copy_async(sk_backend *backend, void *to, const void *from,
                                             size_t nbytes, sk_copy_kind kind, sk_stream *stream);
-
-#include "swapkit_pool.h"
 
 #endif

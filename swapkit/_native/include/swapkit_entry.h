@@ -5,7 +5,7 @@
 #ifndef SWAPKIT_ENTRY_H
 #define SWAPKIT_ENTRY_H
 
-#include "swapkit.h"
+#include "swapkit_pool.h"
 
 typedef struct sk_entry sk_entry;
 

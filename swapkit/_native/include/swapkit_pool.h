@@ -1,6 +1,6 @@
 /* swapkit_pool.h - the C interface of the caching allocator, and the ring that records its events.
  *
- * The words and rules are those of swapkit.h, which includes this header. */
+ * The words and rules are those of swapkit.h. */
 #ifndef SWAPKIT_POOL_H
 #define SWAPKIT_POOL_H
 
@@ -18,8 +18,8 @@ typedef enum sk_ring_kind {
     SK_RING_COPY_OUT,
     SK_RING_COPY_IN,
     SK_RING_MARK,     /* the owner's own, such as the end of a step */
-    SK_RING_OP_BEGIN, /* a kernel that torch does not run; nbytes: of its operands */
-    SK_RING_OP_END
+    SK_RING_OP_BEGIN, /* a kernel that torch does not run */
+    SK_RING_OP_END    /* nbytes: of its operands and outputs */
 } sk_ring_kind;
 
 typedef struct sk_ring_event {

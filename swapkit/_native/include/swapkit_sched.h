@@ -23,7 +23,7 @@
 #ifndef SWAPKIT_SCHED_H
 #define SWAPKIT_SCHED_H
 
-#include "swapkit.h"
+#include "swapkit_pool.h"
 
 typedef struct sk_sched sk_sched;
 typedef struct sk_group sk_group;

@@ -142,6 +142,7 @@ class ModuleTracker:
     def __init__(self, set_coarse_site: Callable[[int], object] = lambda _tag: None) -> None:
         """Create a tracker without modules. `set_coarse_site`: see `Shim`."""
         self._set_coarse_site = set_coarse_site
+        self.note_switch: Callable[[], object] = lambda: None  # called when `is_on` has changed
         self._names: list[str] = [""]
         self._tag_of_name: dict[str, int] = {"": NO_MODULE}
         self._tags: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -178,6 +179,7 @@ class ModuleTracker:
                 self._period += 1
                 global_hooks.calls.add(self)
                 self.is_on = True
+                self.note_switch()
             elif need is Need.MODULES or (need is Need.NAMES and self._only_labels(but=user)):
                 hook_bypass.interrupt()
             bypass = self._running().bypass
@@ -192,6 +194,7 @@ class ModuleTracker:
             self._users = {other: need for other, need in self._users.items() if other != user}
             if not self._users:
                 self.is_on = False
+                self.note_switch()
                 global_hooks.calls.remove(self)
                 set_tag(NO_MODULE)
 
@@ -272,10 +275,14 @@ class ModuleTracker:
 
     def enter_operator(self, name: str) -> int:
         """Track a kernel on this thread as if it were a module; return its tag."""
-        outer = self._names[self.current()]
-        tag = self._tag_for(f"{outer}.{name}" if outer else name)
+        tag = self.tag_below(self.current(), name)
         self._running().enter(tag)
         return tag
+
+    def tag_below(self, outer: int, name: str) -> int:
+        """Return the tag of a kernel inside a module or another kernel."""
+        path = self.name(outer)
+        return self._tag_for(f"{path}.{name}" if path else name)
 
     def leave_operator(self) -> None:
         """Undo `enter_operator`."""

@@ -11,6 +11,7 @@ import torch
 
 from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend
 from swapkit._runtime.affinity.devices import DevicePlaces
+from swapkit._runtime.process.announced_kernels import AnnouncedKernels
 from swapkit._runtime.saved.device import CPU, TYPES, Device
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
 from swapkit._runtime.saved.shared import SharedState
@@ -42,6 +43,9 @@ class Runtime(SharedState):
         # Of all sessions, ended ones too: their graphs may still hold groups that can be moved.
         self._swappers: weakref.WeakSet[Swapper] = weakref.WeakSet()
         self._defaults: dict[Device, Swapper] = {}
+        self._kernels = AnnouncedKernels(self)
+        self.tracker.note_switch = self._kernels.set_naming
+        self.shim.kernels_listen(self._kernels)
 
     # ---- devices --------------------------------------------------------------------------------
 
@@ -74,6 +78,7 @@ class Runtime(SharedState):
         """Attach a pool to a device; its ring records all copies from now on."""
         with self.lock:
             device.pool = pool
+            self._kernels.note_pool()
             for swapper in self.swappers(device):
                 swapper.mover.pool_address = pool.address
 

@@ -206,6 +206,7 @@ class Swapper:
             self.mover.host_is_full = False
             self.evictor.end_step()
             self._tracker.end_step()
+        self.shared.shim.kernels_sweep()
 
     def resident_bytes(self) -> int:
         """Return the bytes of saved storages that are on the device."""

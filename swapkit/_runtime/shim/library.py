@@ -7,6 +7,7 @@ moves, and the clock of operators. It is compiled on first use (`build.py`).
 from __future__ import annotations
 
 import ctypes
+import enum
 import importlib.machinery
 import importlib.util
 import tempfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from swapkit._native.hooks import hook_addresses
 from swapkit._native.lib import (
     address_of,
     error_of,
@@ -94,6 +96,31 @@ class InRange(Protocol):
         """
 
 
+class Naming(enum.IntEnum):
+    """Which names of kernels are needed even if no saved tensor needs to know of them."""
+
+    NONE = 0
+    LABELS = 1  # of the memory that they make
+    ALL = 2
+
+
+class KernelOwner(Protocol):
+    """The runtime's side of kernels that announce themselves; called on their threads."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a session captures operators."""
+
+    def label(self, outer: int, name: str, /) -> int:
+        """Return the tag of a kernel that runs under another tag."""
+
+    def begin(self, name: str, /) -> int:
+        """Note that a kernel begins; return its tag."""
+
+    def end(self, nbytes: int, /) -> None:
+        """Note that the innermost kernel, with so many bytes of operands and outputs, has ended."""
+
+
 class DeviceOwner(Protocol):
     """Opens devices for `cpp/memory/device_allocator.cpp`."""
 
@@ -168,6 +195,21 @@ class Shim:
         # Sets the tag of all saves of this thread; 0: the tracker's current module.
         self.set_coarse_site: Callable[[int], None] = module.set_coarse_site
         self.clock_rings, self.in_range = module.clock_rings, module.in_range
+        self._connect(module)
+
+    def _connect(self, module: ModuleType) -> None:
+        """Connect parts of the module, and those for kernels that announce themselves.
+
+        `cpp/running/announced_kernels.hpp` describes the latter.
+        """
+        self.kernels_listen: Callable[[KernelOwner | None], None] = module.kernels_listen
+        self.kernels_name: Callable[[Naming], None] = module.kernels_name
+        self.kernels_sweep: Callable[[], None] = module.kernels_sweep
+        self.kernel_enter: Callable[[str], int] = module.kernel_enter
+        self.kernel_memory: Callable[[int, Sequence[torch.Tensor], bool], None] = (
+            module.kernel_memory
+        )
+        self.kernel_leave: Callable[[int], None] = module.kernel_leave
         hook_bypass.connect(module)
         threads.connect(module.stacks, module.receivers)
 
@@ -258,7 +300,7 @@ def _load(library: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.link(
-        {function: address_of(function) for function in module.CORE},
+        {function: address_of(function) for function in module.CORE} | hook_addresses(module.HOOKS),
         {
             "tensor": torch.Tensor,
             "out_of_memory": torch.OutOfMemoryError,

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 def ring(installation: Installation) -> Iterator[Ring]:
     ring = Ring(64)
     installation.pool.attach(ring)
+    tracker = get_runtime().tracker
+    tracker.start(ring)
     yield ring
+    tracker.stop(ring)
     installation.pool.detach()
 
 
@@ -77,7 +80,7 @@ def test_op_when_it_runs_then_begin_and_end_are_in_the_ring_with_its_bytes(ring:
         kernel.outputs(y)
     events, lost = ring.read()
     marks = [(event.kind, event.nbytes) for event in events if event.kind >= RingKind.OP_BEGIN]
-    assert marks == [(RingKind.OP_BEGIN, 4096), (RingKind.OP_END, 4096 + 8192)]
+    assert marks == [(RingKind.OP_BEGIN, 0), (RingKind.OP_END, 4096 + 8192)]
     tags = {event.tag for event in events if event.kind is RingKind.TAKE and event.nbytes >= 8192}
     assert [get_runtime().tracker.name(tag) for tag in tags] == ["my_kernel"]
     assert lost == 0
@@ -112,10 +115,12 @@ def test_op_when_the_kernel_fails_then_its_name_is_gone(kind: type[BaseException
 def test_ops_when_nested_then_each_ends_at_its_end() -> None:
     tracker = get_runtime().tracker
     names = []
+    tracker.start("test")
     with swapkit.op("outer"):
         with swapkit.op("inner"):
             names.append(tracker.name(tracker.current()))
         names.append(tracker.name(tracker.current()))
+    tracker.stop("test")
     assert names == ["outer.inner", "outer"]
     assert tracker.current() == NO_MODULE
 

@@ -87,7 +87,7 @@ def test_choose_when_names_are_given_then_in_order_and_train_means_all() -> None
 
 def test_choose_when_dry_then_what_a_tiny_shape_stands_for_runs_once_and_is_not_cut_short() -> None:
     dry = choose("", quick=False, dry=True)
-    names = ["contract", "link", "pool", "train_1b_4k", "transformers"]
+    names = ["contract", "link", "pool", "operators", "train_1b_4k", "transformers"]
     assert [part.name for part in dry] == names
     assert [part.name for part in choose("train_8b_8k", quick=False, dry=True)] == ["train_8b_8k"]
     for part in dry:

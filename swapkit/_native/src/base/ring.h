@@ -3,6 +3,7 @@
 #define SWAPKIT_BASE_RING_H
 
 #include "base/base.h"
+#include "swapkit_pool.h"
 
 /* Append one event, stamped with the time; the oldest is overwritten when the ring is full.
  * Threads: any; may be called with a pool's lock held. */

@@ -6,7 +6,11 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <pthread.h>
+
 #include <atomic>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
 namespace {
@@ -26,6 +30,31 @@ void drop(void *context) {
         delete shared;
     }
 }
+
+// How often, of all such writes, a storage was last written to by a kernel that announced itself.
+// An entry may outlive its storage: it is as good as any other number for the next one at that
+// address. Never freed.
+auto &written = *new std::unordered_map<const c10::StorageImpl *, std::uint64_t>;
+auto &written_lock = *new std::mutex;
+std::atomic<bool> is_any_written{false};
+// Forgetting the entries costs copies that are made anew.
+constexpr std::size_t most_written = 1 << 16;
+
+[[maybe_unused]] const int written_at_fork = pthread_atfork(
+    [] { written_lock.lock(); }, [] { written_lock.unlock(); }, [] { written_lock.unlock(); });
+
+// Return a number that changes with each announced write to a storage; 0: there was none.
+std::uint64_t writes_of(const c10::StorageImpl *storage) {
+    if (!is_any_written.load(std::memory_order_relaxed)) {
+        return 0;
+    }
+    std::lock_guard lock(written_lock);
+    auto found = written.find(storage);
+    return found == written.end() ? 0 : found->second;
+}
+
+// Memory's identifiers are far apart in this multiple of a serial number.
+constexpr std::uint64_t scatter = 0x9e3779b97f4a7c15;
 
 // The context of an owner's memory.
 struct Held {
@@ -70,10 +99,20 @@ Shared *share(c10::StorageImpl *storage) {
 
 std::uint64_t swapkit::memory_of(const c10::StorageImpl *storage) {
     const c10::DataPtr &memory = storage->data_ptr();
+    std::uint64_t writes = writes_of(storage) * scatter;
     if (memory.get_deleter() == &drop) {
-        return static_cast<const Shared *>(memory.get_context())->serial;
+        return static_cast<const Shared *>(memory.get_context())->serial + writes;
     }
-    return reinterpret_cast<std::uint64_t>(memory.get());
+    return reinterpret_cast<std::uint64_t>(memory.get()) + writes;
+}
+
+void swapkit::note_written(const c10::StorageImpl *storage) {
+    std::lock_guard lock(written_lock);
+    if (written.size() >= most_written) {
+        written.clear();
+    }
+    written[storage] = ++serials;
+    is_any_written = true;
 }
 
 c10::StorageImpl *swapkit_owner_new(c10::StorageImpl *storage) {

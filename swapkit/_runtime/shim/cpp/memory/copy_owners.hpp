@@ -13,9 +13,14 @@
 
 namespace swapkit {
 
-// Return an identifier of a storage's memory; it changes when the memory is exchanged. While a
-// copy's owner lives, no other memory gets the same identifier; on the CPU, none ever does.
+// Return an identifier of a storage's memory; it changes when the memory is exchanged, and when
+// `note_written` was called. While a copy's owner lives, no other memory gets the same identifier;
+// on the CPU, none ever does.
 std::uint64_t memory_of(const c10::StorageImpl *storage);
+
+// Note that a kernel that torch does not run may have written to a storage: copies made before do
+// not have its bytes. Any thread.
+void note_written(const c10::StorageImpl *storage);
 
 } // namespace swapkit
 

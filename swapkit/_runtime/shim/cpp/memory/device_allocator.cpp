@@ -14,7 +14,7 @@ namespace swapkit {
 namespace {
 
 std::atomic<sk_entry *> entries[most_allocators];
-PyObject *owner = nullptr; // a Python object: opens devices and sets their limits
+PyObject *opener = nullptr; // a Python object: opens devices and sets their limits
 
 // Return the text of the current Python exception, and clear the exception.
 std::string take_error() {
@@ -33,7 +33,7 @@ sk_entry *open_device(int device) {
                 " has no pool, and Python has shut down");
     WithPython python;
     Ref<> index = Ref<>::steal(PyLong_FromLong(device));
-    Ref<> address = index ? call_method<"open">(owner, index.get()) : Ref<>();
+    Ref<> address = index ? call_method<"open">(opener, index.get()) : Ref<>();
     auto *entry = static_cast<sk_entry *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
     TORCH_CHECK(entry != nullptr, "swapkit: no pool for device ", device, ": ", take_error());
     entries[device].store(entry);
@@ -147,11 +147,11 @@ void device_limit(double share, int device) {
     Ref<> number = Ref<>::steal(PyFloat_FromDouble(share));
     Ref<> index = Ref<>::steal(PyLong_FromLong(device));
     Ref<> done =
-        number && index ? call_method<"set_fraction">(owner, number.get(), index.get()) : Ref<>();
+        number && index ? call_method<"set_fraction">(opener, number.get(), index.get()) : Ref<>();
     TORCH_CHECK(done, take_error());
 }
 
 } // namespace swapkit
 
 // Set the object that opens devices: borrowed, and alive until the process ends.
-extern "C" void swapkit_device_owner(PyObject *object) { swapkit::owner = object; }
+extern "C" void swapkit_device_owner(PyObject *object) { swapkit::opener = object; }

@@ -8,9 +8,11 @@
 #include "recompute/recomputed.hpp"
 #include "running/profiler_range.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace swapkit {
 
@@ -30,6 +32,21 @@ static void forget_key(Mover *mover, Group *group) {
     }
 }
 
+// Of all movers. Guarded by the GIL; read without it.
+static std::atomic<std::size_t> kept_count{0};
+
+// Remove a group from those whose storage others kept.
+static void forget_kept(Mover *mover, const Group *group) {
+    auto [first, last] = mover->books->kept.equal_range(group->key.storage);
+    for (auto each = first; each != last; ++each) { // few: one per version that was saved
+        if (each->second == group) {
+            mover->books->kept.erase(each);
+            kept_count--;
+            return;
+        }
+    }
+}
+
 void enroll(Mover *mover, Group *group) {
     Books &books = *mover->books;
     SWAPKIT_ASSERT(has_python() && group->storage != nullptr &&
@@ -37,6 +54,7 @@ void enroll(Mover *mover, Group *group) {
     if (group->serial == 0) {
         group->serial = ++books.serials;
     }
+    forget_kept(mover, group);
     books.agenda.out.erase(group->serial);
     books.resident[group->serial] = group;
     if (!is_of_region(group)) { // the region finds its own groups
@@ -46,6 +64,7 @@ void enroll(Mover *mover, Group *group) {
 
 void enroll_again(Mover *mover, Group *group) {
     forget_key(mover, group);
+    forget_kept(mover, group);
     group->key.storage = group->storage;
     agenda_remain(mover, group);
     enroll(mover, group);
@@ -53,8 +72,12 @@ void enroll_again(Mover *mover, Group *group) {
 
 void enroll_out(Mover *mover, Group *group) {
     mover->books->resident.erase(group->serial);
+    forget_kept(mover, group);
     if (group->weak == nullptr) {
         forget_key(mover, group);
+    } else { // the weak reference reserves the storage's address
+        mover->books->kept.emplace(group->key.storage, group);
+        kept_count++;
     }
     agenda_note_out(mover, group);
 }
@@ -93,6 +116,7 @@ Ref<Group> find_group(Mover *mover, const c10::TensorImpl *tensor, Key key, Span
 void mover_forget(Mover *mover, Group *group) {
     SWAPKIT_ASSERT(has_python());
     forget_key(mover, group);
+    forget_kept(mover, group);
     follower_forget(mover->follower, group);
     agenda_forget(mover, group);
     mover->books->resident.erase(group->serial);
@@ -424,6 +448,101 @@ bool bring_back(Mover *mover, Group *group) {
     bool is_back = agenda_bring_before(mover, group->serial) && finish_in(mover, group);
     swapkit_storage_drop(storage);
     return is_back;
+}
+
+// ---- announced kernels --------------------------------------------------------------------------
+
+// Guarded by the GIL. Never freed.
+static auto &movers = *new std::vector<Mover *>;
+
+void mover_join(Mover *mover) { movers.push_back(mover); }
+
+void mover_part(Mover *mover) { std::erase(movers, mover); }
+
+// References to all movers: while one waits for a lock, others may come and go.
+static std::vector<Ref<Mover>> all_movers() {
+    SWAPKIT_ASSERT(has_python());
+    std::vector<Ref<Mover>> found;
+    found.reserve(movers.size());
+    for (Mover *mover : movers) {
+        found.push_back(Ref<Mover>::share(mover));
+    }
+    return found;
+}
+
+bool is_any_kept() { return kept_count.load(std::memory_order_relaxed) != 0; }
+
+bool revive_kept(const c10::StorageImpl *storage) {
+    for (const Ref<Mover> &mover : all_movers()) {
+        if (mover->books->kept.count(storage) == 0) {
+            continue;
+        }
+        Locked lock(mover.get());
+        if (!lock) {
+            return false;
+        }
+        std::vector<Ref<Group>> groups;
+        auto [first, last] = mover->books->kept.equal_range(storage);
+        for (auto each = first; each != last; ++each) {
+            groups.push_back(Ref<Group>::share(each->second));
+        }
+        for (const Ref<Group> &group : groups) {
+            if (group->storage == nullptr && group_revive(group.get())) {
+                enroll(mover.get(), group.get());
+                agenda_revived(mover.get(), group.get());
+            }
+        }
+    }
+    return true;
+}
+
+// Return whether an address is in a storage's memory.
+static bool holds_address(const c10::StorageImpl *storage, const void *address) {
+    const auto *begin = static_cast<const char *>(storage->data_ptr().get());
+    const auto *asked = static_cast<const char *>(address);
+    return begin != nullptr && begin <= asked && asked < begin + storage->nbytes();
+}
+
+// The storage at an address among the groups of one mover, whose lock is held. As `storage_at`.
+static bool storage_of_mover(Mover *mover, const void *address, c10::StorageImpl **out) {
+    for (auto [serial, found] : mover->books->resident) {
+        if (holds_address(found->storage, address)) {
+            auto group = Ref<Group>::share(found);
+            swapkit_storage_hold(group->storage);
+            *out = group->storage;
+            return finish_in(mover, group.get());
+        }
+    }
+    std::vector<c10::StorageImpl *> others; // dropping the last reference may change the index
+    for (auto [key, found] : mover->books->kept) {
+        c10::StorageImpl *kept =
+            found->weak == nullptr ? nullptr : c10::raw::weak_intrusive_ptr::lock(found->weak);
+        if (kept != nullptr && holds_address(kept, address)) {
+            *out = kept;
+            break;
+        }
+        if (kept != nullptr) {
+            others.push_back(kept);
+        }
+    }
+    for (c10::StorageImpl *each : others) {
+        swapkit_storage_drop(each);
+    }
+    return true;
+}
+
+bool storage_at(const void *address, c10::StorageImpl **out) {
+    *out = nullptr;
+    for (const Ref<Mover> &mover : all_movers()) {
+        Locked lock(mover.get());
+        if (!lock || !storage_of_mover(mover.get(), address, out)) {
+            return false;
+        }
+        if (*out != nullptr) {
+            return true;
+        }
+    }
+    return true;
 }
 
 } // namespace swapkit

@@ -30,13 +30,15 @@ struct KeyHash {
 struct Books {
     std::unordered_map<Key, Group *, KeyHash> index; // groups that a tensor may join
     BySerial resident;                               // groups with a storage on the device
-    Agenda agenda;                                   // when groups leave and come back
-    std::size_t recomputed = 0;                      // groups that have a recipe
-    Carried captured;                                // captured without a plan (`standby.hpp`)
-    const void *retained_run = nullptr;              // the region that was recomputed last,
-    std::int64_t retained_task = -1;                 // the backward pass that did so,
-    std::vector<Ref<Group>> retained; // and its recomputed groups, if it retains its graph
-    bool has_dropped = false;         // a rescue dropped spare groups: recipes may be needed
+    // Groups without a storage whose first one other code kept, by that storage.
+    std::unordered_multimap<const c10::StorageImpl *, Group *> kept;
+    Agenda agenda;                      // when groups leave and come back
+    std::size_t recomputed = 0;         // groups that have a recipe
+    Carried captured;                   // captured without a plan (`standby.hpp`)
+    const void *retained_run = nullptr; // the region that was recomputed last,
+    std::int64_t retained_task = -1;    // the backward pass that did so,
+    std::vector<Ref<Group>> retained;   // and its recomputed groups, if it retains its graph
+    bool has_dropped = false;           // a rescue dropped spare groups: recipes may be needed
     std::uint64_t serials = 0;
     std::map<std::pair<std::uint32_t, std::uint32_t>, double> stalls; // seconds waited, per site
 };
@@ -108,6 +110,19 @@ void enroll_out(Mover *mover, Group *group);
 void enroll_recomputed(Mover *mover, Group *group);
 // Drop the copy of a group that has a recipe.
 void forget_copy(Mover *mover, Group *group);
+// Return whether any group has released a storage that other code kept. On any thread, without the
+// GIL.
+bool is_any_kept();
+// Give the storage back to the groups that released it while others kept it, with what their copies
+// have. Any mover's groups; takes the lock of each. False: an exception is set.
+bool revive_kept(const c10::StorageImpl *storage);
+// Find the storage of a saved tensor at this address, and wait for a copy that fills it. Searches
+// the groups of all movers, one by one; takes the lock of each. Return a new reference in `*out`;
+// null: there is none. False: an exception is set.
+bool storage_at(const void *address, c10::StorageImpl **out);
+// Add or remove a mover that such searches see.
+void mover_join(Mover *mover);
+void mover_part(Mover *mover);
 // Remove a group that is being destroyed from all indexes.
 void mover_forget(Mover *mover, Group *group);
 

@@ -2,6 +2,7 @@
 #include "python/failures.hpp"
 
 #include "python/links.hpp"
+#include "recompute/recipes.hpp"
 #include "running/operator_clock.hpp"
 
 #include <utility>
@@ -24,9 +25,9 @@ Ref<> take_exception() {
     return Ref<>::steal(value);
 }
 
-void report(const Named *named, const Ref<> &error) {
+void report(PyObject *where, const Ref<> &error) {
     PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
-    PyErr_WriteUnraisable(named->function);
+    PyErr_WriteUnraisable(where);
 }
 
 // A pending call of Python: the main thread runs it when it runs signal handlers.
@@ -43,7 +44,7 @@ void raise_later(const Ref<> &error, bool is_kept) {
 }
 
 // Handle the current exception without raising it. `is_foreign`: our code did not raise it.
-void dispose(const Named *named, bool is_foreign) {
+void dispose(PyObject *where, bool is_foreign) {
     struct Left {
         Ref<> error;
         bool flag;
@@ -72,10 +73,10 @@ void dispose(const Named *named, bool is_foreign) {
         left.pop_back();
     }
     for (const Left &each : left) {
-        report(named, each.error);
+        report(where, each.error);
     }
     for (const Ref<> &each : failures) {
-        report(named, each);
+        report(where, each);
     }
     for (const Left &each : later) { // last: they would interrupt the reports
         raise_later(each.error, each.flag);
@@ -84,8 +85,10 @@ void dispose(const Named *named, bool is_foreign) {
 
 } // namespace
 
-void swallow(const Named *named) { dispose(named, false); }
+void swallow(const Named *named) { dispose(named->function, false); }
 
-void put_off(const Named *named) { dispose(named, true); }
+void swallow(PyObject *where) { dispose(where, false); }
+
+void put_off(const Named *named) { dispose(named->function, true); }
 
 } // namespace swapkit

@@ -1,4 +1,5 @@
-// links.hpp - functions that the shim calls but does not link: the native core's, and Python's.
+// links.hpp - functions that the shim calls but does not link: those of the native core and of
+// the hooks, and Python's.
 #ifndef SWAPKIT_LINKS_HPP
 #define SWAPKIT_LINKS_HPP
 
@@ -6,6 +7,7 @@
 
 extern "C" {
 #include "swapkit_entry.h"
+#include "swapkit_hooks.h"
 #include "swapkit_sched.h"
 }
 
@@ -39,6 +41,15 @@ namespace swapkit {
     X(sk_pool_owns)                                                                                \
     X(sk_tag_set)                                                                                  \
     X(sk_tentative_set)
+
+// Of libswapkit.so.
+#define SWAPKIT_HOOKS(X)                                                                           \
+    X(sk_op_enter)                                                                                 \
+    X(sk_op_operand)                                                                               \
+    X(sk_op_output)                                                                                \
+    X(sk_op_leave)                                                                                 \
+    X(sk_op_connect)                                                                               \
+    X(sk_op_sweep)
 
 #define SWAPKIT_PYTHON(X)                                                                          \
     X(tensor)             /* torch.Tensor */                                                       \
@@ -74,6 +85,7 @@ namespace swapkit {
 struct Links {
 #define SWAPKIT_MEMBER(name) decltype(&::name) name;
     SWAPKIT_CORE(SWAPKIT_MEMBER)
+    SWAPKIT_HOOKS(SWAPKIT_MEMBER)
 #undef SWAPKIT_MEMBER
 #define SWAPKIT_MEMBER(name) PyObject *name;
     SWAPKIT_PYTHON(SWAPKIT_MEMBER)

@@ -9,6 +9,7 @@
 #include "recompute/recomputed.hpp"
 #include "recompute/regions.hpp"
 #include "recompute/standby.hpp"
+#include "running/announced_kernels.hpp"
 #include "running/hidden_operators.hpp"
 #include "running/hook_bypass.hpp"
 #include "running/profiler_range.hpp"
@@ -212,6 +213,7 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     mover->watermark_bytes = mover->ahead_bytes = no_limit;
     mover->most_copying = 0;
     mover->books = new Books;
+    mover_join(mover);
     return made.release();
 }
 
@@ -255,6 +257,7 @@ int mover_clear(PyObject *self) {
 
 void mover_free(PyObject *self) {
     PyObject_GC_UnTrack(self);
+    mover_part(as_mover(self));
     if (as_mover(self)->weakrefs != nullptr) {
         PyObject_ClearWeakRefs(self);
     }
@@ -350,6 +353,7 @@ PyObject *link(PyObject *, PyObject *args) {
         return PyErr_Format(PyExc_KeyError, "%s", #name);                                          \
     }
     SWAPKIT_CORE(SWAPKIT_FILL)
+    SWAPKIT_HOOKS(SWAPKIT_FILL)
 #undef SWAPKIT_FILL
 #define SWAPKIT_FILL(name)                                                                         \
     made.name = PyDict_GetItemString(python, #name);                                               \
@@ -477,6 +481,19 @@ PyModuleDef module = {
     .m_methods = functions,
 };
 
+// Add a list of names to the module; false: an exception is set.
+template <std::size_t count>
+bool add_names(PyObject *to, const char *list, const char *const (&names)[count]) {
+    Ref<> made = Ref<>::steal(PyList_New(0));
+    for (const char *name : names) {
+        Ref<> text = Ref<>::steal(PyUnicode_FromString(name));
+        if (!made || !text || PyList_Append(made.get(), text.get()) != 0) {
+            return false;
+        }
+    }
+    return PyModule_AddObjectRef(to, list, made.get()) == 0;
+}
+
 } // namespace
 
 } // namespace swapkit
@@ -490,20 +507,14 @@ PyMODINIT_FUNC PyInit__shim() {
         PyModule_AddFunctions(made.get(), tensor_functions) != 0 ||
         PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
         PyModule_AddFunctions(made.get(), bypass_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), kernel_functions) != 0 ||
         PyModule_AddFunctions(made.get(), stack_functions) != 0) {
         return nullptr;
     }
 #define SWAPKIT_NAME(name) #name,
-    const char *core[] = {SWAPKIT_CORE(SWAPKIT_NAME)};
+    const char *core[] = {SWAPKIT_CORE(SWAPKIT_NAME)}, *hooks[] = {SWAPKIT_HOOKS(SWAPKIT_NAME)};
 #undef SWAPKIT_NAME
-    Ref<> names = Ref<>::steal(PyList_New(0));
-    for (const char *name : core) {
-        Ref<> text = Ref<>::steal(PyUnicode_FromString(name));
-        if (!names || !text || PyList_Append(names.get(), text.get()) != 0) {
-            return nullptr;
-        }
-    }
-    if (PyModule_AddObjectRef(made.get(), "CORE", names.get()) != 0) {
+    if (!add_names(made.get(), "CORE", core) || !add_names(made.get(), "HOOKS", hooks)) {
         return nullptr;
     }
     PyTypeObject *types[] = {&handle_type,   &group_type,    &mover_type,       &packer_type,

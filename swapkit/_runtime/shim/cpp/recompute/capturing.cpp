@@ -492,13 +492,11 @@ PyObject *settle_tensors(PyObject *, PyObject *args) {
         if (!impl_of(PySequence_Fast_GET_ITEM(tensors.get(), at), &impl)) {
             return nullptr;
         }
-        if (impl->has_storage() && may_settle_any() &&
-            may_settle(impl->unsafe_storage().unsafeGetStorageImpl())) {
+        if (impl->has_storage()) {
             changed.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
         }
     }
-    Deeper ours;
-    bool is_done = tensors && (changed.empty() || settle(changed, is_over != 0, which));
+    bool is_done = tensors && settle_uncaptured(std::move(changed), is_over != 0, which);
     return is_done ? Py_NewRef(Py_None) : nullptr;
 }
 
@@ -558,6 +556,14 @@ std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &bytes, std::s
         table->first[at] += table->first[at - 1];
     }
     return table;
+}
+
+bool settle_uncaptured(std::vector<c10::StorageImpl *> changed, bool is_over, Settled which) {
+    std::erase_if(changed, [](const c10::StorageImpl *each) {
+        return !may_settle_any() || !may_settle(each);
+    });
+    Deeper ours;
+    return changed.empty() || settle(changed, is_over, which);
 }
 
 const Named *named_at(std::size_t number) {

@@ -39,6 +39,9 @@ struct Named;
 // Return the operator with this number. Null: there is none, and an exception is set.
 const Named *named_at(std::size_t number);
 
+// As `settle`, for code outside captured operators: what recomputes results now is not captured.
+bool settle_uncaptured(std::vector<c10::StorageImpl *> changed, bool is_over, Settled which);
+
 // Return the number of rows of a table.
 std::size_t capture_count(const CaptureTable &table);
 

@@ -6,6 +6,7 @@
 #include "recompute/recomputed.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 namespace swapkit {
 
@@ -16,6 +17,8 @@ constexpr double coverage = 0.5;
 
 // The states of a group without a native group.
 constexpr sk_group_state resident = SK_GROUP_RESIDENT, computed_again = SK_GROUP_OUT;
+
+std::atomic<std::size_t> group_count{0};
 
 std::uint32_t version_of(c10::TensorImpl *impl) {
     return impl->is_inference() ? 0 : impl->version_counter().current_version();
@@ -138,11 +141,14 @@ void handle_fill(Handle *handle) {
 
 // ---- groups -------------------------------------------------------------------------------------
 
+bool is_any_group() { return group_count.load(std::memory_order_relaxed) != 0; }
+
 Group *group_new(Mover *mover, const Terms &terms, Key key) {
     auto *group = reinterpret_cast<Group *>(group_type.tp_alloc(&group_type, 0));
     if (group == nullptr) {
         return nullptr;
     }
+    group_count++;
     Py_INCREF(mover);
     group->mover = mover;
     Py_INCREF(terms.placement);
@@ -329,6 +335,7 @@ void handle_free(PyObject *self) {
 void group_free(PyObject *self) {
     auto *group = reinterpret_cast<Group *>(self);
     SWAPKIT_ASSERT(has_python() && group->handles == nullptr && group->nhandles == 0);
+    group_count--;
     mover_forget(group->mover, group);
     timing_forget(group);
     recipe_leave(group);

@@ -186,6 +186,8 @@ bool handle_check(Handle *handle);
 // View the group's storage, if there is one, as the saved tensor viewed its original storage.
 void handle_fill(Handle *handle);
 
+// Return whether any group exists. On any thread, without the GIL.
+bool is_any_group();
 // Make the group of a storage that is on the device.
 Group *group_new(Mover *mover, const Terms &terms, Key key);
 // Make a group that does not keep its storage: a recipe recomputes the bytes.

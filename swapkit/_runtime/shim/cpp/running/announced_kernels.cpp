@@ -1,0 +1,390 @@
+// announced_kernels.cpp - the listener of the hooks, and the functions of `swapkit.op`.
+#include "running/announced_kernels.hpp"
+
+#include "memory/copy_owners.hpp"
+#include "moves/mover.hpp"
+#include "python/failures.hpp"
+#include "python/links.hpp"
+#include "recompute/capturing.hpp"
+#include "recompute/recomputed.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace swapkit {
+
+namespace {
+
+// The runtime's side in Python, `process/announced_kernels.py`. Guarded by the GIL.
+PyObject *owner = nullptr;
+// Whether kernels are followed although no saved tensor needs it: for the labels of memory alone,
+// or in full, for the names of saved tensors and for traces. Read without the GIL.
+enum class Naming : std::uint8_t { none, labels, all };
+std::atomic<Naming> naming{Naming::none};
+// Whether this thread is inside a function of ours that raises what fails below.
+thread_local bool is_raising = false;
+
+// The current exception, put aside: hooks also run while an exception unwinds the caller.
+class PutAside {
+  public:
+    PutAside() { PyErr_Fetch(&type_, &value_, &trace_); }
+    ~PutAside() { PyErr_Restore(type_, value_, trace_); }
+    PutAside(const PutAside &) = delete;
+    PutAside &operator=(const PutAside &) = delete;
+
+  private:
+    PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;
+};
+
+// A storage that a kernel holds.
+struct Held {
+    c10::StorageImpl *storage; // owned
+    bool is_written;           // perhaps
+};
+
+// A running kernel. Used by its own thread only.
+struct Announced {
+    std::uint32_t tag, outer_tag;
+    bool is_tracked; // in Python
+    std::size_t nbytes;
+    std::vector<Held> held;
+
+    // A thread's next kernel mostly takes over the memory of its latest one.
+    static Announced *make() { return spare() ? spare().release() : new Announced{}; }
+    static void drop(Announced *kernel) {
+        kernel->held.clear();
+        kernel->nbytes = 0;
+        spare().reset(kernel);
+    }
+
+  private:
+    static std::unique_ptr<Announced> &spare() {
+        static thread_local std::unique_ptr<Announced> spare;
+        return spare;
+    }
+};
+
+bool is_wanted() {
+    return naming.load(std::memory_order_relaxed) != Naming::none || is_any_group() ||
+           may_settle_any();
+}
+
+// ---- begin and end ------------------------------------------------------------------------------
+
+// Tags of kernels, by the tag that they run under. Never freed: threads may outlive static objects.
+struct Labels {
+    std::mutex mutex;
+    std::map<std::uint32_t, std::unordered_map<std::string, std::uint32_t>> known;
+};
+Labels &labels = *new Labels;
+[[maybe_unused]] const int labels_at_fork = pthread_atfork(
+    [] { labels.mutex.lock(); }, [] { labels.mutex.unlock(); }, [] { labels.mutex.unlock(); });
+
+Ref<> text_of(const char *name) {
+    return Ref<>::steal(
+        PyUnicode_DecodeUTF8(name, static_cast<Py_ssize_t>(std::strlen(name)), "replace"));
+}
+
+// Return the tag that a Python call gives; 0, the tag of nothing: it raised.
+std::uint32_t read_tag(const Ref<> &number) {
+    unsigned long tag = number ? PyLong_AsUnsignedLong(number.get()) : 0;
+    if (PyErr_Occurred() == nullptr) {
+        return static_cast<std::uint32_t>(tag);
+    }
+    swallow(owner);
+    return 0;
+}
+
+// Return the tag of a kernel that runs under another tag. Takes the GIL for a new one only.
+std::uint32_t find_label(std::uint32_t outer_tag, const char *name) {
+    {
+        std::lock_guard lock(labels.mutex);
+        auto &known = labels.known[outer_tag];
+        auto found = known.find(name);
+        if (found != known.end()) {
+            return found->second;
+        }
+    }
+    WithPython python;
+    PutAside former;
+    Ref<> outer = Ref<>::steal(PyLong_FromUnsignedLong(outer_tag)), text = text_of(name);
+    std::uint32_t tag =
+        read_tag(outer && text ? call_method<"label">(owner, outer.get(), text.get()) : Ref<>());
+    std::lock_guard lock(labels.mutex);
+    labels.known[outer_tag][name] = tag;
+    return tag;
+}
+
+// As `find_label`; most threads run the same kernel again.
+std::uint32_t label_of(std::uint32_t outer_tag, const char *name) {
+    struct Latest {
+        std::uint32_t outer_tag, tag;
+        std::string name;
+    };
+    static thread_local Latest latest = {};
+    if (latest.tag == 0 || latest.outer_tag != outer_tag || latest.name != name) {
+        latest = {.outer_tag = outer_tag, .tag = find_label(outer_tag, name), .name = name};
+    }
+    return latest.tag;
+}
+
+void *begin_kernel(const char *name) {
+    Announced *kernel = Announced::make();
+    kernel->outer_tag = links.sk_tag_set(0);
+    kernel->is_tracked = naming.load(std::memory_order_relaxed) == Naming::all;
+    if (kernel->is_tracked) {
+        WithPython python;
+        PutAside former;
+        Ref<> text = text_of(name);
+        kernel->tag = read_tag(text ? call_method<"begin">(owner, text.get()) : Ref<>());
+    } else {
+        kernel->tag = label_of(kernel->outer_tag, name);
+    }
+    (void)links.sk_tag_set(kernel->tag);
+    return kernel;
+}
+
+// After a kernel: copies that were made of its operands meanwhile are outdated, too, and no group
+// may be left with such a copy alone.
+void renew_written(const Announced &kernel) {
+    for (const Held &each : kernel.held) {
+        if (each.is_written) {
+            note_written(each.storage);
+        }
+    }
+    if (!is_any_kept()) {
+        return;
+    }
+    WithPython python;
+    PutAside former;
+    for (const Held &each : kernel.held) {
+        if (each.is_written && !revive_kept(each.storage)) {
+            swallow(owner);
+        }
+    }
+}
+
+void end_kernel(void *op) {
+    auto *kernel = static_cast<Announced *>(op);
+    if (is_any_group()) {
+        renew_written(*kernel);
+    }
+    if (kernel->is_tracked) {
+        WithPython python;
+        PutAside former;
+        Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(kernel->nbytes));
+        if (!nbytes || !call_method<"end">(owner, nbytes.get())) {
+            swallow(owner);
+        }
+    }
+    (void)links.sk_tag_set(kernel->outer_tag);
+    for (const Held &each : kernel->held) {
+        swapkit_storage_drop(each.storage);
+    }
+    Announced::drop(kernel);
+}
+
+// ---- operands and outputs -----------------------------------------------------------------------
+
+// Which recipes to settle before a kernel may overwrite their operands. Those that a session
+// captures are exempt: its plan detects by their bytes what kernels change. False: an exception is
+// set.
+bool find_settled(bool is_output, Settled *out) {
+    int is_planned = is_output ? 0 : is_true<"is_planned">(owner);
+    *out = is_planned == 1 ? Settled::chosen : Settled::all;
+    return is_planned >= 0;
+}
+
+// Do for a storage that a kernel holds what needs Python. False: an exception is set.
+bool prepare(c10::StorageImpl *storage, bool is_written, bool is_output) {
+    if (is_any_kept() && !revive_kept(storage)) {
+        return false;
+    }
+    Settled which = Settled::all;
+    return !is_written || !may_settle_any() || !may_settle(storage) ||
+           (find_settled(is_output, &which) && settle_uncaptured({storage}, is_output, which));
+}
+
+// Hold a storage whose reference is handed over. False: an exception is set.
+bool hold(Announced *kernel, c10::StorageImpl *storage, bool is_written, bool is_output) {
+    kernel->held.push_back({.storage = storage, .is_written = is_written});
+    if (is_written && is_any_group()) {
+        note_written(storage);
+    }
+    if (!is_any_kept() && !(is_written && may_settle_any() && may_settle(storage))) {
+        return true;
+    }
+    WithPython python;
+    return prepare(storage, is_written, is_output);
+}
+
+bool note_memory(Announced *kernel, const sk_op_memory *memory, bool is_output) {
+    auto *storage = static_cast<c10::StorageImpl *>(memory->storage);
+    kernel->nbytes += memory->nbytes;
+    if (storage != nullptr) {
+        swapkit_storage_hold(storage);
+    } else if (memory->address != nullptr && is_any_group()) {
+        WithPython python;
+        if (!storage_at(memory->address, &storage)) {
+            return false;
+        }
+    }
+    bool is_written = is_output || !memory->is_only_read;
+    return storage == nullptr || hold(kernel, storage, is_written, is_output);
+}
+
+// Turn the current exception into a result and a text. What a signal handler raised is kept.
+sk_op_result describe_failure(char *text, std::size_t capacity) {
+    bool is_memory = PyErr_ExceptionMatches(links.out_of_memory) != 0;
+    bool is_error = PyErr_ExceptionMatches(PyExc_Exception) != 0;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Ref<> words = Ref<>::steal(value == nullptr ? nullptr : PyObject_Str(value));
+    const char *utf8 = words ? PyUnicode_AsUTF8(words.get()) : nullptr;
+    (void)std::snprintf(text, capacity, "%s", utf8 == nullptr ? "interrupted" : utf8);
+    PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+    if (is_error) {
+        PyErr_Clear();
+    } else {
+        swallow(owner);
+    }
+    return is_memory ? SK_OP_OUT_OF_MEMORY : SK_OP_FAILED;
+}
+
+// Turn the current C++ exception into Python's, which the GIL guards.
+bool raise_here() {
+    WithPython python;
+    raise_current();
+    return false;
+}
+
+sk_op_result memory_of_kernel(void *op, const sk_op_memory *memory, bool is_output, char *text,
+                              std::size_t capacity) {
+    bool raises_here = std::exchange(is_raising, false); // what runs below may call hooks, too
+    bool is_done = false;
+    try {
+        is_done = note_memory(static_cast<Announced *>(op), memory, is_output);
+    } catch (const std::exception &) {
+        is_done = raise_here();
+    }
+    is_raising = raises_here;
+    if (is_done || raises_here) {
+        return is_done ? SK_OP_OK : SK_OP_FAILED;
+    }
+    WithPython python;
+    return describe_failure(text, capacity);
+}
+
+constexpr sk_op_listener listener = {
+    .is_wanted = is_wanted, .begin = begin_kernel, .memory = memory_of_kernel, .end = end_kernel};
+
+// ---- for Python ---------------------------------------------------------------------------------
+
+// kernels_listen(owner): begin to follow kernels; None: stop.
+PyObject *kernels_listen(PyObject *, PyObject *argument) {
+    bool is_on = argument != Py_None;
+    if (is_on) {
+        owner = Py_NewRef(argument); // the former one is never released: kernels may still use it
+    }
+    links.sk_op_connect(is_on ? &listener : nullptr);
+    Py_RETURN_NONE;
+}
+
+// kernels_name(naming): set what kernels are followed for although no saved tensor needs it; 0:
+// nothing, 1: labels of memory, 2: all names.
+PyObject *kernels_name(PyObject *, PyObject *argument) {
+    long chosen = PyLong_AsLong(argument);
+    if (chosen < 0 || chosen > static_cast<long>(Naming::all)) {
+        return PyErr_Format(PyExc_ValueError, "expected 0, 1 or 2, not %R", argument);
+    }
+    naming = static_cast<Naming>(chosen);
+    Py_RETURN_NONE;
+}
+
+// kernel_enter(name): begin a kernel; return its token, 0 if nothing needs it.
+PyObject *kernel_enter(PyObject *, PyObject *argument) {
+    const char *name = PyUnicode_AsUTF8(argument);
+    return name == nullptr ? nullptr : PyLong_FromUnsignedLongLong(links.sk_op_enter(name));
+}
+
+bool announce_tensor(std::uint64_t token, PyObject *tensor, bool is_output) {
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return false;
+    }
+    sk_op_memory memory = {};
+    if (impl->has_storage()) {
+        c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
+        memory = {.address = storage->data_ptr().get(),
+                  .nbytes = storage->nbytes(),
+                  .storage = storage,
+                  .is_only_read = false};
+    } else if (!impl->has_symbolic_sizes_strides()) {
+        memory.nbytes = static_cast<std::size_t>(impl->numel()) * impl->itemsize();
+    }
+    is_raising = true;
+    sk_op_result result = (is_output ? links.sk_op_output : links.sk_op_operand)(token, &memory);
+    is_raising = false;
+    return result == SK_OP_OK;
+}
+
+// kernel_memory(token, tensors, is_output): announce tensors of a kernel.
+PyObject *kernel_memory(PyObject *, PyObject *args) {
+    unsigned long long token;
+    PyObject *argument;
+    int is_output;
+    if (PyArg_ParseTuple(args, "KOp:kernel_memory", &token, &argument, &is_output) == 0) {
+        return nullptr;
+    }
+    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "expected a sequence of tensors"));
+    if (!tensors) {
+        return nullptr;
+    }
+    for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(tensors.get()); at++) {
+        if (!announce_tensor(token, PySequence_Fast_GET_ITEM(tensors.get(), at), is_output != 0)) {
+            return nullptr;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+// kernel_leave(token): end a kernel.
+PyObject *kernel_leave(PyObject *, PyObject *argument) {
+    unsigned long long token = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred() != nullptr) {
+        return nullptr;
+    }
+    links.sk_op_leave(token);
+    Py_RETURN_NONE;
+}
+
+// kernels_sweep(): end what exceptions have left open on this thread.
+PyObject *kernels_sweep(PyObject *, PyObject *) {
+    links.sk_op_sweep();
+    Py_RETURN_NONE;
+}
+
+} // namespace
+
+PyMethodDef kernel_functions[] = {
+    {"kernels_listen", kernels_listen, METH_O, nullptr},
+    {"kernels_name", kernels_name, METH_O, nullptr},
+    {"kernels_sweep", kernels_sweep, METH_NOARGS, nullptr},
+    {"kernel_enter", kernel_enter, METH_O, nullptr},
+    {"kernel_memory", shielded<kernel_memory>, METH_VARARGS, nullptr},
+    {"kernel_leave", kernel_leave, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit
