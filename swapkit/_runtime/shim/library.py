@@ -173,10 +173,6 @@ class Shim:
         self.settle: Callable[[Sequence[torch.Tensor], bool, bool], None] = module.settle
         # Whether a tensor is plain and its storage has at least n bytes (`cpp/saved/tensors.cpp`).
         self.has_plain_memory: Callable[[object, int], bool] = module.has_plain_memory
-        # What a device's framework keeps about a tensor's storage (`cpp/memory/descriptions.hpp`).
-        self.storage_description: Callable[[torch.Tensor], tuple[object, ...] | None] = (
-            module.storage_description
-        )
         # How many operators this thread has run that fill tensors autograd has already saved.
         self.fills_run: Callable[[], int] = module.fills_run
         size = ctypes.c_size_t
@@ -198,10 +194,12 @@ class Shim:
         self._connect(module)
 
     def _connect(self, module: ModuleType) -> None:
-        """Connect parts of the module, and those for kernels that announce themselves.
-
-        `cpp/running/announced_kernels.hpp` describes the latter.
-        """
+        """Connect the rest of the module."""
+        # What a device's framework keeps about a tensor's storage (`cpp/memory/descriptions.hpp`).
+        self.storage_description: Callable[[torch.Tensor], tuple[object, ...] | None] = (
+            module.storage_description
+        )
+        # Kernels that announce themselves (`cpp/running/announced_kernels.hpp`).
         self.kernels_listen: Callable[[KernelOwner | None], None] = module.kernels_listen
         self.kernels_name: Callable[[Naming], None] = module.kernels_name
         self.kernels_sweep: Callable[[], None] = module.kernels_sweep

@@ -280,7 +280,7 @@ def test_delays_when_dropped_while_another_thread_puts_one_in_then_none_is_left(
     assert device.host_us == device.current.free_us, "memory goes when the device has computed"
     sleeps = device.sleeps
     delays.cover(device.current, LONGEST_SECONDS)
-    assert device.sleeps == sleeps == 2
+    assert device.sleeps == sleeps == 3  # with one that shows that the device can sleep
 
 
 def test_operator_when_memory_is_made_by_another_thread_then_its_time_is_its_own(
