@@ -204,6 +204,7 @@ class Backend(Handle):
         granule_bytes: int = 0,
         virtual_memory: bool = True,
         pages: Pages = Pages.HUGE_FIRST,
+        peers: Iterable[int] = (),
     ) -> Backend:
         """Open an Ascend NPU.
 
@@ -212,6 +213,7 @@ class Backend(Handle):
             granule_bytes: of virtual memory; 0: the default.
             virtual_memory: whether to use it where the device has it.
             pages: of which its memory is made.
+            peers: numbers of devices that may use its virtual memory, too.
 
         Raises:
             Unsupported: there is no CANN runtime, it is too old, or there is no device.
@@ -222,6 +224,7 @@ class Backend(Handle):
         params.granule_bytes = granule_bytes
         params.no_virtual_memory = not virtual_memory
         params.pages = pages
+        params.peer_devices = sum(1 << peer for peer in set(peers))
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_ascend(params, out))
         return cls(out[0])

@@ -11,7 +11,6 @@ import os
 import pytest
 
 from tests.npu.processes import run
-from tests.npu.processes import start as run_anyhow
 from tests.npu.simulated import INSIDE
 
 pytestmark = pytest.mark.skipif(INSIDE not in os.environ, reason="runs in tests.npu.simulated")
@@ -138,49 +137,75 @@ def test_settings_when_the_environment_has_them_then_the_pool_obeys() -> None:
     ]
 
 
+@pytest.mark.promise("A16")
+def test_settings_when_they_change_sizes_then_the_pool_has_them() -> None:
+    program = f"""{INSTALL}
+x = torch.empty(5 << 20, dtype=torch.uint8, device="npu")
+print(torch.npu.memory_reserved() >> 20, torch.npu.memory_allocated() >> 20)
+print(swapkit.memory_stats()["budget_bytes"] >> 20)
+"""
+    assert run(program) == ["6 5", "0"]
+    giant = {"PYTORCH_NPU_ALLOC_CONF": "page_size:1g", "CUSIM_CAPACITY": "4G"}
+    assert run(program, **giant) == ["1024 5", "0"]
+    divided = {"PYTORCH_NPU_ALLOC_CONF": "roundup_power2_divisions:4"}
+    assert run(program, **divided) == ["6 6", "0"]
+    share = {"PYTORCH_NPU_ALLOC_CONF": "per_process_memory_fraction:0.5"}
+    assert run(program, **share) == ["6 5", "512"]
+
+
 # ---- the host queue -----------------------------------------------------------------------------
 
-# Memory that a side stream still uses when its tensor dies, and that another stream asks for. The
-# queue stands still, so nothing of the side stream's work is in the stream yet.
+# Memory of a side stream that another stream gets. A step is queued on the side stream before; with
+# `before`, `between` and `after` come what a test does to the queue and to the stream.
 ACROSS_STREAMS = """
-from tests.npu.control import held_queue
+from tests.cuda.control import delay_stream, last_problem
+from tests.npu.control import handle_without_draining, held_queue
 side = torch.npu.Stream()
-torch.npu.set_per_process_memory_fraction(1 / 64)  # 16 MiB: memory has to change streams
+torch.npu.set_per_process_memory_fraction(1 / 51)  # 20 MiB: memory has to change streams
 with torch.npu.stream(side):
     x = torch.ones(2 << 20, device="npu")
+    handle = handle_without_draining()
 torch.npu.synchronize()
-{start}
+{before}
 with torch.npu.stream(side):
-    y = x * 2  # in the queue
+    y = x * 2
     total = y.sum()
-{tell}
+{between}
 del x, y
-z = torch.full((3 << 20,), 7.0, device="npu")
-{end}
+z = torch.full((2 << 20,), 7.0, device="npu")
+{after}
 torch.npu.synchronize()
 print(total.item() == 4 << 20, (z == 7).all().item(), last_problem() == "")
 """
+QUEUES = (
+    {"TASK_QUEUE_ENABLE": "0"},
+    {"TASK_QUEUE_ENABLE": "1"},
+    {"TASK_QUEUE_ENABLE": "2"},
+    {"TASK_QUEUE_ENABLE": "1", "PER_STREAM_QUEUE": "1"},
+)
 
 
-@pytest.mark.parametrize("tell", ["", "y.record_stream(torch.npu.current_stream())"])
-def test_memory_when_it_changes_streams_then_queued_work_comes_first(tell: str) -> None:
-    code = INSTALL + ACROSS_STREAMS.format(start="", tell=tell, end="")
-    for mode in ("0", "1", "2"):
-        assert run(code, TASK_QUEUE_ENABLE=mode, CUSIM_DELAY_NS="2000000") == ["True True True"]
-    assert run(code, PER_STREAM_QUEUE="1", CUSIM_DELAY_NS="2000000") == ["True True True"]
+@pytest.mark.parametrize("queue", QUEUES, ids=lambda queue: "-".join(queue.values()))
+@pytest.mark.parametrize("between", ["", "y.record_stream(torch.npu.current_stream())"])
+def test_memory_when_it_changes_streams_then_queued_work_comes_first(
+    between: str, queue: dict[str, str]
+) -> None:
+    busy = "delay_stream(handle, 50)"
+    code = ACROSS_STREAMS.format(before=busy, between=between, after="")
+    assert run(INSTALL + code, **queue) == ["True True True"]
 
 
-def test_settle_when_it_is_removed_then_the_simulation_tells() -> None:
-    """The test above can fail: without the wait, memory leaves its stream before its last work."""
+def test_settle_when_it_is_removed_then_memory_leaves_its_stream_before_its_last_work() -> None:
+    """The test above can fail: this is what the wait for the queue prevents."""
     without = """
 import ctypes
 from swapkit._runtime.shim.library import Shim
 Shim.npu_settle_address = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value
 """
-    start = "held = held_queue(); held.__enter__()"
-    code = ACROSS_STREAMS.format(start=start, tell="", end="held.__exit__(None, None, None)")
-    done = run_anyhow(without + INSTALL + code)
-    assert done.returncode != 0 or done.stdout.split("\n")[0] != "True True True"
+    before = "held = held_queue(); held.__enter__()"
+    after = "delay_stream(handle, 200); held.__exit__(None, None, None)"
+    code = ACROSS_STREAMS.format(before=before, between="", after=after)
+    assert run(without + INSTALL + code) == ["False True True"]
 
 
 def test_record_and_erase_stream_when_called_then_the_block_waits_or_not() -> None:

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(INSIDE not in os.environ, reason="runs in tests.npu.simulated")
 
-SHARES = (0.9, 0.7, 0.5)  # of what saved tensors add to the peak, left by a budget
+USUAL_QUEUE = os.environ.get("TASK_QUEUE_ENABLE") == "1" and "PER_STREAM_QUEUE" not in os.environ
+# Of what a step adds to the peak, left by a budget: a sweep in the usual queue.
+SHARES = (0.9, 0.7, 0.5) if USUAL_QUEUE else (0.5,)
 TOLERANCE = 1e-5
 
 
@@ -60,10 +62,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from tests.npu.trainings import MODELS, train
     found = {{}}
     for name in MODELS:
-        before = npu.memory_allocated()
-        npu.reset_peak_memory_stats()
+        before = torch.npu.memory_allocated()
+        torch.npu.reset_peak_memory_stats()
         state = train(name, "npu")
-        found[name] = state.losses, state.tensors, npu.max_memory_allocated() - before
+        found[name] = state.losses, state.tensors, torch.npu.max_memory_allocated() - before
         gc.collect()
     assert not any(name.startswith("swapkit._") for name in sys.modules)
     torch.save(found, {file!r})
@@ -169,4 +171,4 @@ def test_training_under_a_budget_then_it_holds_and_the_same_bits(
     stats = sessions[0].stats
     assert stats.peak_bytes <= limit
     moved = stats.swapped_out_bytes + stats.recomputed_regions + stats.oom_rescues
-    assert moved > 0 or share == max(SHARES)
+    assert moved > 0 or share == 0.9

@@ -26,7 +26,12 @@ QUEUES = {
     "queue-per-stream": {"TASK_QUEUE_ENABLE": "1", "PER_STREAM_QUEUE": "1"},
 }
 FILES = sorted(Path(__file__).parent.glob("test_simulated_*.py"))
-ANY_QUEUE = {"test_simulated_torch", "test_simulated_swaps", "test_simulated_queue"}
+ANY_QUEUE = {
+    "test_simulated_torch",
+    "test_simulated_swaps",
+    "test_simulated_queue",
+    "test_simulated_training",
+}
 RUNS = [
     (file, queue)
     for file in FILES

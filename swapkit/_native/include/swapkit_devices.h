@@ -50,6 +50,7 @@ typedef struct sk_ascend_params {
     size_t granule_bytes;   /* of virtual memory; 0: 2 MiB. A multiple of the device's minimum */
     bool no_virtual_memory; /* whole segments only */
     uint32_t pages;         /* sk_ascend_pages: of which device memory is made */
+    uint64_t peer_devices;  /* bit n: give device n access to the virtual memory, if possible */
 } sk_ascend_params;
 
 /* SK_UNSUPPORTED: no runtime, no device, or too old a runtime; the text says what is missing. */

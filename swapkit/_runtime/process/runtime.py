@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend
+from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend, Pages
 from swapkit._runtime.affinity.devices import DevicePlaces
 from swapkit._runtime.process.announced_kernels import AnnouncedKernels
 from swapkit._runtime.saved.device import CPU, TYPES, Device
@@ -19,6 +19,7 @@ from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import NPU, initialized_accelerator
 from swapkit._runtime.torch_compat.npu import check_storage_layout
+from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
 
 if TYPE_CHECKING:
@@ -171,11 +172,17 @@ class Runtime(SharedState):
         return sum(each.rescue_bytes(max(1, each.device.largest_bytes)) for each in swappers)
 
 
+# By `AllocatorSettings.page_policy`.
+_PAGES = {"": Pages.HUGE_FIRST, "1g": Pages.GIANT}
+
+
 def _open_backend(name: torch.device) -> Backend:
     if name.type == "cpu":
         return Backend.cpu()
     if name.type == NPU.type:
-        return Backend.ascend(device=name.index)
+        others = [index for index in range(NPU.count()) if index != name.index]
+        pages = _PAGES[read_allocator_settings(name.type).page_policy]
+        return Backend.ascend(device=name.index, peers=others, pages=pages)
     others = [index for index in range(torch.cuda.device_count()) if index != name.index]
     # Torch copies between GPUs as if each could access all memory of the other. Virtual memory is
     # accessible only to GPUs with direct peer access.

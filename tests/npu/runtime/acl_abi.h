@@ -62,6 +62,8 @@ ACL_API aclError aclrtReleaseMemAddress(void *address);
 ACL_API aclError aclrtMallocPhysical(aclrtDrvMemHandle *out, size_t size,
                                      const aclrtPhysicalMemProp *prop, uint64_t flags);
 ACL_API aclError aclrtFreePhysical(aclrtDrvMemHandle handle);
+ACL_API aclError aclrtMemSetAccess(void *address, size_t size, aclrtMemAccessDesc *desc,
+                                   size_t count);
 ACL_API aclError aclrtMapMem(void *address, size_t size, size_t offset, aclrtDrvMemHandle handle,
                              uint64_t flags);
 ACL_API aclError aclrtUnmapMem(void *address);

@@ -58,6 +58,7 @@
     X(aclrtReleaseMemAddress)                                                                      \
     X(aclrtMallocPhysical)                                                                         \
     X(aclrtFreePhysical)                                                                           \
+    X(aclrtMemSetAccess)                                                                           \
     X(aclrtMapMem)                                                                                 \
     X(aclrtUnmapMem)                                                                               \
     X(aclrtMemGetAllocationGranularity)                                                            \

@@ -204,6 +204,21 @@ aclError aclrtMapMem(void *address, size_t size, size_t offset, aclrtDrvMemHandl
     return acl_done(result);
 }
 
+/* Give other devices access to what is mapped at `address`; its own device keeps its access. */
+aclError aclrtMemSetAccess(void *address, size_t size, aclrtMemAccessDesc *desc, size_t count) {
+    ACL_ENTER_ON_DEVICE(aclrtMemSetAccess);
+    CUresult result = desc == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        CUmemAccessDesc access = {
+            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)desc[i].location.id},
+            .flags = (int)desc[i].flags};
+        result = desc[i].location.type == ACL_MEM_LOCATION_TYPE_DEVICE
+                     ? cuMemSetAccess(acl_address(address), size, &access, 1)
+                     : CUDA_ERROR_INVALID_VALUE;
+    }
+    return acl_done(result);
+}
+
 /* The driver may wait here for running work, so it is called without the lock. */
 aclError aclrtUnmapMem(void *address) {
     ACL_ENTER_ON_DEVICE(aclrtUnmapMem);

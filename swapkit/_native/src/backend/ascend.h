@@ -14,19 +14,24 @@
 #include "base/thread.h"
 #include "swapkit_devices.h"
 
-enum { SK_ASCEND_OVER_READ_BYTES = 32 }; /* what kernels may read past a tensor */
+enum {
+    SK_ASCEND_OVER_READ_BYTES = 32, /* what kernels may read past a tensor */
+    SK_ASCEND_DEVICES = 64          /* of one process, which may share memory */
+};
 
 typedef struct sk__ascend_range sk__ascend_range;
 
 typedef struct sk__ascend {
     const sk__ascend_runtime *runtime;
     int32_t device;
-    sk__acl_context *context; /* the device's default one */
-    sk_stream *idle;          /* nothing but new events is queued here */
-    size_t granule_bytes;     /* 0: without virtual memory */
-    sk__acl_physical kind;    /* of physical memory */
-    uint64_t reserve_flags;   /* of addresses */
-    int policy;               /* of whole segments */
+    sk__acl_context *context;                 /* the device's default one */
+    sk_stream *idle;                          /* nothing but new events is queued here */
+    size_t granule_bytes;                     /* 0: without virtual memory */
+    sk__acl_physical kind;                    /* of physical memory */
+    uint64_t reserve_flags;                   /* of addresses */
+    sk__acl_access access[SK_ASCEND_DEVICES]; /* other devices that may use mapped memory */
+    size_t naccess;
+    int policy; /* of whole segments */
     bool locks_host;
     sk__pieces pieces;
     sk__mutex lock;

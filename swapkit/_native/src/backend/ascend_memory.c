@@ -7,6 +7,7 @@
  * one thread at a time, as the caller of commit and decommit sees to; what several places share is
  * counted atomically. ACL waits for nothing when it unmaps or frees: the caller has waited. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "backend/ascend.h"
 
@@ -91,6 +92,19 @@ static sk_status host_probe(sk__ascend *ascend) {
     return SK_OK;
 }
 
+/* Note the other devices that are to use the memory. Mapped memory is its own device's at first. */
+static void access_open(sk__ascend *ascend, uint64_t peers) {
+    for (int32_t number = 0; number < SK_ASCEND_DEVICES; number++) {
+        bool is_meant = ((peers >> (unsigned)number) & 1) != 0 && number != ascend->device;
+        if (is_meant && ascend->runtime->aclrtMemSetAccess != NULL) {
+            ascend->access[ascend->naccess++] =
+                (sk__acl_access){.flags = SK_ACL_ACCESS_READ_WRITE,
+                                 .device = (uint32_t)number,
+                                 .location_type = SK_ACL_LOCATION_DEVICE};
+        }
+    }
+}
+
 sk_status sk__ascend_memory_open(sk__ascend *ascend, const sk_ascend_params *params) {
     pages chosen = pages_of(params);
     ascend->policy = chosen.policy;
@@ -98,6 +112,7 @@ sk_status sk__ascend_memory_open(sk__ascend *ascend, const sk_ascend_params *par
                                       .device = (uint32_t)ascend->device,
                                       .location_type = SK_ACL_LOCATION_DEVICE};
     ascend->reserve_flags = chosen.reserve_flags;
+    access_open(ascend, params->peer_devices);
     sk_status status = host_probe(ascend);
     return status == SK_OK && !params->no_virtual_memory ? granules_open(ascend, params) : status;
 }
@@ -301,6 +316,22 @@ static sk__acl_error granule_make(const sk__ascend *ascend, granule **out, const
     return SK_ACL_SUCCESS;
 }
 
+/* Let the other devices use a mapped granule; on failure unmap it. */
+static sk__acl_error place_share(const sk__ascend *ascend, void *address, const char **what) {
+    if (ascend->naccess == 0) {
+        return SK_ACL_SUCCESS;
+    }
+    sk__acl_access access[SK_ASCEND_DEVICES];
+    memcpy(access, ascend->access, sizeof access); /* ACL's argument is not const */
+    *what = "aclrtMemSetAccess";
+    sk__acl_error error =
+        ascend->runtime->aclrtMemSetAccess(address, ascend->granule_bytes, access, ascend->naccess);
+    if (error != SK_ACL_SUCCESS) {
+        (void)ascend->runtime->aclrtUnmapMem(address);
+    }
+    return error;
+}
+
 /* Map a granule at one place: a new one, or that at the same place of `twin`. */
 static sk__acl_error place_fill(const sk__ascend *ascend, const run *to, const run *twin,
                                 size_t index, const char **what) {
@@ -310,8 +341,11 @@ static sk__acl_error place_fill(const sk__ascend *ascend, const run *to, const r
         return error != SK_ACL_SUCCESS ? error : SK_ACL_INVALID; /* nothing is committed there */
     }
     *what = "aclrtMapMem";
-    error = ascend->runtime->aclrtMapMem(place_address(ascend, to, index), ascend->granule_bytes, 0,
-                                         used->memory, 0);
+    void *address = place_address(ascend, to, index);
+    error = ascend->runtime->aclrtMapMem(address, ascend->granule_bytes, 0, used->memory, 0);
+    if (error == SK_ACL_SUCCESS) {
+        error = place_share(ascend, address, what);
+    }
     if (error == SK_ACL_SUCCESS) {
         (void)__atomic_add_fetch(&used->mappings, 1, __ATOMIC_RELAXED);
         to->places[index] = used;

@@ -38,6 +38,7 @@ enum {
     SK_ACL_POLICY_GIANT_ONLY = 6,
     SK_ACL_LOCATION_DEVICE = 1,
     SK_ACL_GRANULARITY_MINIMUM = 0,
+    SK_ACL_ACCESS_READ_WRITE = 3,
     SK_ACL_RESERVE_NORMAL = 0, /* pages of reserved addresses */
     SK_ACL_RESERVE_HUGE = 1,
     SK_ACL_REGISTER_MAPPED = 0,
@@ -59,7 +60,15 @@ typedef struct sk__acl_physical {
     uint64_t reserved;
 } sk__acl_physical;
 
+typedef struct sk__acl_access {
+    int flags;
+    uint32_t device;
+    int location_type;
+    uint8_t reserved[12];
+} sk__acl_access;
+
 _Static_assert(sizeof(sk__acl_physical) == 32, "ACL's aclrtPhysicalMemProp");
+_Static_assert(sizeof(sk__acl_access) == 24, "ACL's aclrtMemAccessDesc");
 
 /* clang-format off */
 #define SK_ASCEND_CALLS(X)                                                                         \
@@ -101,7 +110,9 @@ _Static_assert(sizeof(sk__acl_physical) == 32, "ACL's aclrtPhysicalMemProp");
     X(sk__acl_error, aclrtHostRegister, (void *address, uint64_t nbytes, int type, void **out))    \
     X(sk__acl_error, aclrtHostUnregister, (void *address))                                         \
     X(sk__acl_error, aclrtLaunchHostFunc, (sk_stream *stream, void (*call)(void *),                \
-                                           void *argument))
+                                           void *argument))                                        \
+    X(sk__acl_error, aclrtMemSetAccess, (void *address, size_t nbytes, sk__acl_access *access,     \
+                                         size_t count))
 /* clang-format on */
 
 #define SK_ASCEND_MEMBER(type, name, arguments) type(*name) arguments;
