@@ -20,7 +20,14 @@ GUIDES = (
     "docs/operators.md",
     "docs/planning.md",
 )  # their Python runs
-DOCUMENTS = (*GUIDES, "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/cuda.md")
+DOCUMENTS = (
+    *GUIDES,
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/cuda.md",
+    "docs/npu.md",
+)
 README_LINES = 150
 # Written in parts, so that this file does not name them either.
 MACHINE_PATHS = tuple("/" + path for path in ("work/", "tmp/w", "root/", "home/", "opt/pypi"))

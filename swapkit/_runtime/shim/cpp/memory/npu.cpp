@@ -108,7 +108,9 @@ void swapkit_npu_begin_pool(
                        "Do not install swapkit in a program that needs them.");
 }
 
-// The statistics that torch_npu itself asks for in C++: without this function it aborts.
+// The statistics that torch_npu itself asks for in C++: without this function it aborts. It calls
+// the function as one of C++; the name has to be found without mangling.
+// NOLINTNEXTLINE(clang-diagnostic-return-type-c-linkage)
 c10::CachingDeviceAllocator::DeviceStats swapkit_npu_stats(c10::DeviceIndex device) {
     return swapkit::device_stats(device);
 }
