@@ -28,7 +28,7 @@ def main() -> None:
     setting: dict[str, Any] = json.loads(sys.argv[1])
     if setting["threads"]:
         torch.set_num_threads(setting["threads"])
-    swapkit.install()
+    swapkit.install(device="cpu")
     training = Training(SIZES[setting["size"]], seed=0, recompute=setting["recompute"])
     with contextlib.ExitStack() as stack:
         session: Session | None = None

@@ -56,7 +56,7 @@ class Training:
 
 def main() -> None:
     kind, name, width, layers = sys.argv[1:]
-    swapkit.install()
+    swapkit.install(device="cpu")
     training = Training(name, int(width), int(layers))
     if kind == "offloaded":
         swapkit.offload(training.optimizer)

@@ -66,7 +66,7 @@ def run_command(
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    swapkit.install()
+    swapkit.install(device="cpu")
     figures = measure(options.rounds)
     for name, value in figures.items():
         print(f"{name.removesuffix('_us'):12}{value:8.2f} us per saved tensor")

@@ -25,7 +25,7 @@ from swapkit.demo.witness import process_peak_bytes
 
 def main() -> None:
     size, steps, *rest = sys.argv[1:]
-    swapkit.install()
+    swapkit.install(device="cpu")
     training = Training(SIZES[size], seed=0, recompute=False)
     options = json.loads(rest[0]) if rest else {}
     session = swapkit.budget(**options) if options else None

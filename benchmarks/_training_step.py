@@ -20,7 +20,7 @@ def main() -> None:
     if kind == "pool":
         import swapkit
 
-        swapkit.install()
+        swapkit.install(device="cpu")
     training = Training(SIZES[size], seed=0, recompute=False)
     sys.stdout.write(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     sys.stdout.flush()

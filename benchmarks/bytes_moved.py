@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))  # for the simulated GPU in tests/
-    swapkit.install()
+    swapkit.install(device="cpu")
     figures = measure(Training(options.size))
     print_table(figures, options.size)
     equal = all(figures[f"{p}_swapkit_bytes"] == figures[f"{p}_distinct_bytes"] for p in PRECISIONS)

@@ -73,7 +73,7 @@ def measure(rounds: int) -> dict[str, float]:
 
         get_runtime()
         found |= measure_state(library, "loaded", rounds)
-        swapkit.install()
+        swapkit.install(device="cpu")
         found |= measure_state(library, "installed", rounds)
         with swapkit.budget(1 << 40):
             x = torch.ones(1024, requires_grad=True)

@@ -323,7 +323,7 @@ def main() -> None:
     if not set(names) <= set(known):
         parser.error(f"argument --modes: choose from {', '.join(known)}")
     torch.set_num_threads(1)
-    swapkit.install()
+    swapkit.install(device="cpu")
     figures: Figures = {}
     for group in groups:
         figures |= run_group(group, names, rounds=options.rounds, steps=options.steps)

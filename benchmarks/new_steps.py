@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    swapkit.install()
+    swapkit.install(device="cpu")
     figures = measure_planning(options.rounds)
     print(
         f"while a plan is made, in {figures['plan_steps']:.0f} steps: "

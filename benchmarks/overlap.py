@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    swapkit.install()
+    swapkit.install(device="cpu")
     training = Training(options.width, options.blocks, options.batch)
     training.step(contextlib.nullcontext())
     figures = measure(training, options.share, options.rounds)

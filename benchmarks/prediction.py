@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    swapkit.install()
+    swapkit.install(device="cpu")
     print(
         f"{'':12}{'budget':>9}{'predicted':>10}{'reserved':>10}{'error':>8}{'in use':>8}"
         f"{'predicted':>10}{'seconds':>10}{'error':>8}{'ratio':>8}{'rescues':>8}"

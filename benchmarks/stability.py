@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    swapkit.install()
+    swapkit.install(device="cpu")
     job = JOBS["demo"]()
     figures = count_rescues(job, options.share, options.steps)
     print(

@@ -44,7 +44,7 @@ class PoolAllocator:
             policy: policy of the session.
             bytes_per_s: speed of the link to the host; 0: as fast as memory.
         """
-        swapkit.install()
+        swapkit.install(device="cpu")
         self._pool = require_installation().pool
         self._tell = tell
         self._budget_bytes = budget_bytes
@@ -120,7 +120,7 @@ class PoolAllocator:
         Args:
             limit_bytes: the limit, including memory already reserved.
         """
-        swapkit.install(limit=limit_bytes)
+        swapkit.install(limit=limit_bytes, device="cpu")
 
     def finished(self, *, digest: str) -> Finished:
         """Return the summary of the run.

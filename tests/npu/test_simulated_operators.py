@@ -85,19 +85,21 @@ def train(product: Any) -> list[torch.Tensor]:
     """Return losses and gradients of some steps."""
     numbers = torch.Generator().manual_seed(0)
     weights = [
-        (torch.randn(GROUPS, WIDTH, WIDTH, generator=numbers) * 0.3).npu().requires_grad_()
+        (torch.randn(GROUPS, WIDTH, WIDTH, generator=numbers) * 0.3).to("npu").requires_grad_()
         for _ in range(DEPTH)
     ]
     results = []
     for _ in range(STEPS):
-        x = torch.randn(TOKENS, WIDTH, generator=numbers).npu().requires_grad_()
+        x = torch.randn(TOKENS, WIDTH, generator=numbers).to("npu").requires_grad_()
         hidden = x
         for weight in weights:
             made = GroupedProduct.apply(hidden * 1.5, weight, product)
             hidden = torch.tanh(made) * torch.sigmoid(made) + hidden
         loss = hidden.square().mean()
         loss.backward()
-        results += [loss.detach().cpu(), *(each.grad.cpu() for each in [x, *weights])]
+        grads = [each.grad for each in [x, *weights]]
+        results += [loss.detach().cpu(), *(grad.cpu() for grad in grads if grad is not None)]
+        assert len(grads) == DEPTH + 1
         for weight in weights:
             weight.grad = None
     return results

@@ -73,14 +73,14 @@ def installed() -> Iterator[Installation]:
         limit_bytes = require_installation().limit_bytes
     except SessionError:
         limit_bytes = None
-    swapkit.install()
+    swapkit.install(device="cpu")
     try:
         yield require_installation()
     finally:
         if limit_bytes is None:
             swapkit.uninstall()
         else:
-            swapkit.install(limit_bytes or None)
+            swapkit.install(limit_bytes or None, device="cpu")
 
 
 def limit_above_reserved(installation: Installation, nbytes: int) -> int:
