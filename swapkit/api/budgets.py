@@ -98,8 +98,8 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         disk: a folder. Tensors that do not fit on the host go to an unnamed file in it, those
             needed last first. The file vanishes with the process.
         disk_limit: most bytes of that file; None: the free space of the file system.
-        device: `"cpu"`, `"cuda"` (the current GPU) or `"cuda:1"`. None: the model's device; without
-            a model, the current GPU if swapkit is installed on CUDA, else the CPU.
+        device: `"cpu"`, `"cuda"` or `"npu"` (the current one), or `"cuda:1"`. None: the model's
+            device; without a model, the one that `install()` without a device would take.
         min_swap_bytes: smaller saved storages are never moved. At least 1024; 0 means 1024. None:
             the environment variable MIN_SWAP_TENSOR_SIZE, or 1024.
         profile_steps: steps before there is a plan; the last of them is recorded.
@@ -126,7 +126,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
 
     Example:
         >>> import swapkit, torch
-        >>> swapkit.install()
+        >>> swapkit.install(device="cpu")
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> with swapkit.budget("64MiB", model, optimizer) as session:

@@ -25,8 +25,8 @@ def memory_stats(device: str | torch.device | None = None) -> dict[str, int]:
     `num_garbage_collections` and `garbage_collected_bytes`.
 
     Args:
-        device: the pool's device; None: the current GPU if swapkit is installed on CUDA, else the
-            CPU.
+        device: the pool's device; None: the current accelerator if swapkit is installed there,
+            else the CPU.
 
     Raises:
         SessionError: swapkit is not installed on the device.

@@ -4,6 +4,7 @@
  * all of it there. The work is a write of a pattern to a block and a read of it, so that memory
  * that another stream gets too early shows as a wrong pattern. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ typedef struct scene {
     unsigned seeds[MOST_WORK];
     size_t nqueued, nhosts;
     int nsettles;
+    bool fails;               /* the next settles */
     void *rescued;            /* what a rescue gives, once */
     void *given;              /* what another thread gives during the next settle */
     size_t nqueued_at_rescue; /* work that was queued before the rescue ran */
@@ -51,8 +53,12 @@ static void *give_on_a_thread(void *context) {
     return NULL;
 }
 
-static void settle(void *context) {
+static sk_status settle(void *context, char *text, size_t capacity) {
     scene *s = context;
+    if (s->fails) {
+        (void)snprintf(text, capacity, "an operator failed");
+        return SK_BACKEND_FAILED;
+    }
     CHECK_OK(sk_pool_check(s->f.pool)); /* no lock is held */
     s->nsettles++;
     queue_run(s);
@@ -62,6 +68,7 @@ static void settle(void *context) {
         (void)pthread_join(thread, NULL);
         s->given = NULL;
     }
+    return SK_OK;
 }
 
 static scene *scene_open(size_t budget_bytes, bool whole_segments) {
@@ -170,14 +177,68 @@ SK_TEST(parked, test_unuse_when_the_stream_is_done_then_the_block_is_free_at_onc
     scene *s = scene_open(BLOCK, false);
     void *block = take(&s->f, BLOCK, s->one);
     CHECK_OK(sk_pool_use(s->f.pool, block, s->two));
-    sk_pool_unuse(s->f.pool, block, s->one); /* no such use */
-    sk_pool_unuse(s->f.pool, block, s->two);
-    sk_pool_unuse(s->f.pool, (char *)block + ROUNDING, s->two); /* no block */
+    sk_pool_unuse(s->f.pool, block, s->one, s->one); /* no such use */
+    sk_pool_unuse(s->f.pool, block, s->two, s->one);
+    sk_pool_unuse(s->f.pool, (char *)block + ROUNDING, s->two, s->one); /* no block */
     int before = s->nsettles;
     give(&s->f, block);
     CHECK(take(&s->f, BLOCK, s->one) == block);
     CHECK_EQUAL(before, s->nsettles);
     give(&s->f, block);
+    scene_close(s);
+}
+
+SK_TEST(parked, test_unuse_when_another_stream_waited_then_the_block_stays_in_use) {
+    scene *s = scene_open(BLOCK, false);
+    void *block = take(&s->f, BLOCK, s->one);
+    CHECK_OK(sk_pool_use(s->f.pool, block, s->two));
+    sk_pool_unuse(s->f.pool, block, s->two, s->two); /* the block's own stream does not wait */
+    give(&s->f, block);
+    CHECK_EQUAL(BLOCK, stats_of(&s->f).active_bytes[0].current);
+    CHECK(take(&s->f, BLOCK, s->one) == block);
+    give(&s->f, block);
+    scene_close(s);
+}
+
+SK_TEST(parked, test_settle_when_it_fails_then_nothing_is_lost_and_later_takes_work) {
+    scene *s = scene_open(2 * BLOCK, false);
+    void *used = take(&s->f, BLOCK, s->one);
+    CHECK_OK(sk_pool_use(s->f.pool, used, s->two));
+    void *other = take(&s->f, BLOCK, s->one);
+    give(&s->f, used);
+    give(&s->f, other);
+    s->fails = true;
+    void *never = NULL;
+    CHECK_STATUS(SK_BACKEND_FAILED, sk_pool_take(s->f.pool, 2 * BLOCK, s->one, &never));
+    CHECK_CONTAINS(sk_error_text(), "an operator failed");
+    CHECK_STATUS(SK_BACKEND_FAILED, sk_pool_trim(s->f.pool));
+    CHECK_STATUS(SK_BACKEND_FAILED, sk_pool_set_budget(s->f.pool, BLOCK));
+    CHECK_STATUS(SK_BACKEND_FAILED, sk_pool_destroy(s->f.pool));
+    CHECK_OK(sk_pool_check(s->f.pool));
+    CHECK(take(&s->f, BLOCK, s->one) == other); /* free on its own stream */
+    give(&s->f, other);                         /* not parked: nothing relies on a settle */
+    CHECK(take(&s->f, BLOCK, s->one) == other);
+    give(&s->f, other);
+    s->fails = false;
+    never = take(&s->f, 2 * BLOCK, s->one);
+    give(&s->f, never);
+    scene_close(s);
+}
+
+SK_TEST(parked, test_take_when_tentative_then_it_does_not_wait_for_the_queue) {
+    scene *s = scene_open(2 * BLOCK, false);
+    void *block = take(&s->f, BLOCK, s->one);
+    queue_work(s, block, s->one);
+    give(&s->f, block);
+    int before = s->nsettles;
+    (void)sk_tentative_set(true);
+    void *fresh = take(&s->f, BLOCK, s->two); /* new memory, though the other stream's would fit */
+    void *never = NULL;
+    CHECK_STATUS(SK_OVER_BUDGET, sk_pool_take(s->f.pool, BLOCK, s->two, &never));
+    (void)sk_tentative_set(false);
+    CHECK_EQUAL(before, s->nsettles);
+    CHECK_EQUAL(1, s->nqueued);
+    give(&s->f, fresh);
     scene_close(s);
 }
 
@@ -301,7 +362,8 @@ static void *consume(void *context) {
     return NULL;
 }
 
-static void storm_settle(void *context) {
+static sk_status storm_settle(void *context, char *text, size_t capacity) {
+    (void)text, (void)capacity;
     storm *s = context;
     (void)pthread_mutex_lock(&s->mutex);
     size_t end = s->tail;
@@ -309,6 +371,7 @@ static void storm_settle(void *context) {
         (void)pthread_cond_wait(&s->changed, &s->mutex);
     }
     (void)pthread_mutex_unlock(&s->mutex);
+    return SK_OK;
 }
 
 static void storm_queue(storm *s, work added) {
@@ -350,7 +413,7 @@ static void *train(void *context) {
             give(&s->f, kept[slot]);
         }
     }
-    storm_settle(s);
+    CHECK_OK(storm_settle(s, NULL, 0));
     CHECK_OK(sk_stream_sync(s->f.backend, stream));
     for (unsigned i = 0; i < ROUNDS; i++) {
         if (hosts[i] != NULL) {

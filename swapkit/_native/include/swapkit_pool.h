@@ -52,8 +52,9 @@ typedef size_t (*sk_rescue_fn)(void *context, size_t needed_bytes);
 typedef void (*sk_making_fn)(void *context, bool begins);
 
 /* Wait until the work that the program has queued is in its streams. Called on threads that take
- * memory, with no lock held; must not call the pool. */
-typedef void (*sk_settle_fn)(void *context);
+ * memory or give cached memory back, with no lock held; must not call the pool. If queued work has
+ * failed, return SK_BACKEND_FAILED and write why to `text`: the pool changes nothing then. */
+typedef sk_status (*sk_settle_fn)(void *context, char *text, size_t capacity);
 
 typedef struct sk_pool_params {
     size_t budget_bytes; /* most bytes reserved; 0: no budget */
@@ -134,9 +135,10 @@ SK_API SK_NODISCARD sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stre
 SK_API SK_NODISCARD sk_status sk_pool_give(sk_pool *pool, void *address);
 /* Note that `stream` also uses the block: reuse waits for the work queued there at the give. */
 SK_API SK_NODISCARD sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream);
-/* Forget that `stream` uses the block: the caller has ordered its work otherwise. Does nothing if
- * no block in use begins at `address`, or the stream is not noted. */
-SK_API void sk_pool_unuse(sk_pool *pool, void *address, sk_stream *stream);
+/* Forget that `stream` uses the block, since `current` waits for that use. Does nothing if the
+ * block was taken on another stream than `current`: that stream does not wait. Nor if no block in
+ * use begins at `address`, or the use is not noted. */
+SK_API void sk_pool_unuse(sk_pool *pool, void *address, sk_stream *stream, sk_stream *current);
 /* Wait for pending blocks, then give all cached memory that can be spared to the device. */
 SK_API SK_NODISCARD sk_status sk_pool_trim(sk_pool *pool);
 /* 0: no budget. Trims first; SK_OVER_BUDGET, and nothing changed, if more is still reserved. */
@@ -156,8 +158,9 @@ SK_API void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context
  *
  * With it, freed memory changes streams or goes back to the device only after a settle that began
  * after its sk_pool_give(), which itself never settles: threads that bring work into the streams
- * may call it. sk_pool_take() settles, unless a free block of the stream fits; so do
- * sk_pool_trim(), sk_pool_set_budget() and sk_pool_destroy(). Memory then has one address only. */
+ * may call it. sk_pool_take() settles, unless a free block of the stream fits or the thread is
+ * tentative (it then takes only such blocks, or new memory); so do sk_pool_trim(),
+ * sk_pool_set_budget() and sk_pool_destroy(). Memory then has one address only. */
 SK_API void sk_pool_set_settle(sk_pool *pool, sk_settle_fn settle, void *context);
 /* ring  borrowed until detached; NULL detaches. While attached, every event reads the clock. */
 SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);

@@ -158,7 +158,8 @@ def _describe_lateness(accelerator: Accelerator) -> str:
         f"swapkit.install(device={accelerator.type!r}) was called too late: torch already uses the "
         f"{accelerator.unit} and can no longer change its allocator. Call it at the start of the "
         f"program, before a tensor is created on the {accelerator.unit} and before "
-        f"torch.{accelerator.type}.init(), set_device() or current_device()"
+        f"torch.{accelerator.type}.init(), set_device() or current_device(). To train on the CPU, "
+        "pass device='cpu'"
     )
     if accelerator is CUDA:
         text += ". Or pass allocator='torch', which can be installed at any time"

@@ -57,8 +57,9 @@ def install(
             `per_process_memory_fraction` in PYTORCH_ALLOC_CONF gives, or no limit. An allocation
             that would exceed it raises `torch.OutOfMemoryError`.
         device: `"cpu"`, `"cuda"` or `"npu"` for all devices (with `allocator="torch"` the current
-            one), or `"cuda:1"` to set the limit of one. None: the accelerator that torch reports
-            (`torch.accelerator`), else the CPU.
+            one), or `"cuda:1"` to set the limit of one. None: where swapkit is installed already;
+            else the accelerator that torch reports (`torch.accelerator`), if swapkit supports it;
+            else the CPU.
         allocator: `"swapkit"`, or on CUDA `"torch"`.
 
     Raises:
@@ -88,9 +89,14 @@ def install(
 
 
 def default_device() -> torch.device:
-    """Return the installed accelerator, else the one that torch reports, else the CPU."""
+    """Return where swapkit is installed, an accelerator first.
+
+    If it is not installed: the accelerator that torch reports, else the CPU.
+    """
     if _accelerator is not None:
         return torch.device(_accelerator.accelerator.type)
+    if _cpu is not None and _cpu.active:
+        return CPU
     present = present_accelerator()
     return CPU if present is None else torch.device(present.type)
 
@@ -159,8 +165,10 @@ def require_installation(device: torch.device = CPU) -> Installation[Any]:
         return _accelerator.installation(device.index)
     if device.type == "cpu" and _cpu is not None and _cpu.active:
         return _cpu
-    argument = "" if device.type == "cpu" else f"device={device.type!r}"
-    raise SessionError(f"swapkit's pool is not installed: call swapkit.install({argument}) first")
+    raise SessionError(
+        "swapkit's pool is not installed: call swapkit.install("
+        f"{'' if device.type == default_device().type else f'device={device.type!r}'}) first"
+    )
 
 
 def ensure_installation(device: torch.device = CPU) -> Installation[Any]:
@@ -201,7 +209,7 @@ def choose_device(
         # Skip other kinds, such as the meta device of a model without memory.
         device = next((each for each in devices if each.type in TYPES), None)
     if device is None:
-        device = CPU if _accelerator is None else _accelerator.accelerator.type
+        device = default_device()
     name = parse_device(device)
     if name != CPU and name == torch.device(name.type):  # without an index
         return ACCELERATORS[name.type].current_device()

@@ -105,6 +105,33 @@ static void access_open(sk__ascend *ascend, uint64_t peers) {
     }
 }
 
+/* Keep only the devices that may really use the memory: whether they may, only trying tells. */
+static void access_probe(sk__ascend *ascend) {
+    const sk__ascend_runtime *runtime = ascend->runtime;
+    size_t nbytes = ascend->granule_bytes;
+    size_t count = nbytes == 0 ? 0 : ascend->naccess;
+    void *address = NULL;
+    sk__acl_memory *memory = NULL;
+    ascend->naccess = 0;
+    if (count == 0 || runtime->aclrtReserveMemAddress(&address, nbytes, 0, NULL,
+                                                      ascend->reserve_flags) != SK_ACL_SUCCESS) {
+        return;
+    }
+    if (runtime->aclrtMallocPhysical(&memory, nbytes, &ascend->kind, 0) == SK_ACL_SUCCESS) {
+        if (runtime->aclrtMapMem(address, nbytes, 0, memory, 0) == SK_ACL_SUCCESS) {
+            for (size_t i = 0; i < count; i++) {
+                sk__acl_access access = ascend->access[i];
+                if (runtime->aclrtMemSetAccess(address, nbytes, &access, 1) == SK_ACL_SUCCESS) {
+                    ascend->access[ascend->naccess++] = access;
+                }
+            }
+            (void)runtime->aclrtUnmapMem(address);
+        }
+        (void)runtime->aclrtFreePhysical(memory);
+    }
+    (void)runtime->aclrtReleaseMemAddress(address);
+}
+
 sk_status sk__ascend_memory_open(sk__ascend *ascend, const sk_ascend_params *params) {
     pages chosen = pages_of(params);
     ascend->policy = chosen.policy;
@@ -114,7 +141,13 @@ sk_status sk__ascend_memory_open(sk__ascend *ascend, const sk_ascend_params *par
     ascend->reserve_flags = chosen.reserve_flags;
     access_open(ascend, params->peer_devices);
     sk_status status = host_probe(ascend);
-    return status == SK_OK && !params->no_virtual_memory ? granules_open(ascend, params) : status;
+    if (status == SK_OK && !params->no_virtual_memory) {
+        status = granules_open(ascend, params);
+    }
+    if (status == SK_OK) {
+        access_probe(ascend);
+    }
+    return status;
 }
 
 /* Forget what is left of a runtime that is gone, or of a device that failed. */

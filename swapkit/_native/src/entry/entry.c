@@ -102,8 +102,8 @@ sk_status sk_entry_use(sk_entry *entry, void *address, sk_stream *stream) {
     return status == SK_INVALID ? SK_OK : status; /* no block of the pool's begins there */
 }
 
-void sk_entry_unuse(sk_entry *entry, void *address, sk_stream *stream) {
-    sk_pool_unuse(entry->pool, address, stream);
+void sk_entry_unuse(sk_entry *entry, void *address, sk_stream *stream, sk_stream *current) {
+    sk_pool_unuse(entry->pool, address, stream, current);
 }
 
 void sk_entry_trim(sk_entry *entry) { sk__ignore(sk_pool_trim(entry->pool)); }

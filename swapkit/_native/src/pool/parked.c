@@ -12,6 +12,8 @@
  * latest settle that a thread inside such a take relies on. */
 #include "pool/pool.h"
 
+enum { TEXT_BYTES = 1024 };
+
 bool sk__must_park(const sk_pool *pool, const sk__block *block) {
     return pool->settle != NULL && (pool->settlers > 0 || block->uses != NULL);
 }
@@ -45,15 +47,19 @@ sk_status sk__settle(sk_pool *pool) {
         count++;
     }
     void *context = pool->settle_context;
+    char text[TEXT_BYTES] = "no reason given";
     pool->in_transit += count;
     pool->stats.num_settles++;
     sk__unlock(&pool->lock);
-    settle(context);
+    sk_status status = settle(context, text, sizeof text);
     sk__lock(&pool->lock);
     sk_assert(pool->in_transit >= count);
     pool->in_transit -= count;
     (void)pthread_cond_broadcast(&pool->settled);
-    sk_status status = SK_OK;
+    if (status != SK_OK) {
+        repark(pool, blocks);
+        return sk__fail(status, "pool: work that was queued on the host failed: %s", text);
+    }
     while (blocks != NULL && status == SK_OK) {
         sk__block *block = blocks;
         sk__block *next = block->next;

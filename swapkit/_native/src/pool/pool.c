@@ -40,6 +40,9 @@ static void pool_after_fork(void *owner) {
     pool->ring = NULL;
     pool->settle = NULL;
     pool->settlers = 0;
+    for (; pool->parked != NULL; pool->parked = pool->parked->next) {
+        pool->lost_blocks++; /* their last work is the parent's */
+    }
     pool->lost_blocks += pool->in_transit; /* blocks that other threads held are lost */
     pool->in_transit = 0;
     (void)pthread_cond_init(&pool->settled, NULL);
@@ -305,7 +308,7 @@ static sk_making_fn making_of(sk_pool *pool, sk__request *request, sk_stream *st
 
 static bool needs_settle(sk_pool *pool, sk__request *request, sk_stream *stream)
     SK_REQUIRES(pool->lock) {
-    return pool->settle != NULL && is_lacking(pool, request, stream);
+    return pool->settle != NULL && !sk__is_tentative() && is_lacking(pool, request, stream);
 }
 
 /* Return the size of the block for a request. Its power of two is split into divisions, and the
@@ -462,10 +465,11 @@ sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream) {
     return status;
 }
 
-void sk_pool_unuse(sk_pool *pool, void *address, sk_stream *stream) {
+void sk_pool_unuse(sk_pool *pool, void *address, sk_stream *stream, sk_stream *current) {
     sk__lock(&pool->lock);
     sk__block *block = sk__table_find(&pool->table, (uintptr_t)address);
-    sk__use **link = block != NULL ? &block->uses : NULL;
+    bool waits = block != NULL && block->lane->stream == current;
+    sk__use **link = waits ? &block->uses : NULL;
     while (link != NULL && *link != NULL && (*link)->stream != stream) {
         link = &(*link)->next;
     }

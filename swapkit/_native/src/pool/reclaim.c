@@ -132,7 +132,7 @@ sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out
     bool looked = false;
     pool->alias_pause -= pool->alias_pause > 0 ? 1 : 0;
     if (sk__is_tentative()) {
-        return acquire_now(pool, request, out, &looked);
+        return pool->settle == NULL ? acquire_now(pool, request, out, &looked) : SK_OVER_BUDGET;
     }
     pool->stats.num_alloc_retries++;
     sk_status status = SK_OVER_BUDGET;

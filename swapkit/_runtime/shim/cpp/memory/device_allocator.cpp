@@ -91,8 +91,8 @@ void device_use(void *address, sk_stream *stream) {
     });
 }
 
-void device_unuse(void *address, sk_stream *stream) {
-    each_entry([&](sk_entry *entry) { links.sk_entry_unuse(entry, address, stream); });
+void device_unuse(void *address, sk_stream *stream, sk_stream *current) {
+    each_entry([&](sk_entry *entry) { links.sk_entry_unuse(entry, address, stream, current); });
 }
 
 void *device_base(void *address, std::size_t *nbytes) {

@@ -21,9 +21,9 @@ void *device_alloc(std::size_t nbytes, int device, sk_stream *stream);
 void device_free(void *address, int device);
 // Return cached memory to the devices.
 void device_trim();
-// Note that `stream` uses the memory, or that its use is over.
+// Note that `stream` uses the memory, or that `current` waits for that use.
 void device_use(void *address, sk_stream *stream);
-void device_unuse(void *address, sk_stream *stream);
+void device_unuse(void *address, sk_stream *stream, sk_stream *current);
 // Return the beginning of the segment that holds an address, and its bytes.
 void *device_base(void *address, std::size_t *nbytes);
 // Return the statistics of a device's pool; reset its peaks. Nothing for a device without a pool.

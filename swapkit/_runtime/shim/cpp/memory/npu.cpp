@@ -9,6 +9,7 @@
 // of `c10_npu/NPUStream.h`: a c10::Stream, passed by reference.
 #include "memory/device_allocator.hpp"
 #include "memory/streams.hpp"
+#include "python/links.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
@@ -19,14 +20,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace {
 
 constexpr auto npu = c10::DeviceType::PrivateUse1;
+
+constexpr c10::StreamId no_id = -1;
 
 // The streams of a device that the pool knows: a few, and never fewer.
 struct Streams {
@@ -36,22 +42,25 @@ struct Streams {
 };
 Streams streams[swapkit::most_allocators];
 
-void note_stream(int device, void *handle, c10::StreamId id) {
-    std::lock_guard lock(streams[device].mutex);
-    auto &known = streams[device].known;
-    bool is_new = std::none_of(known.begin(), known.end(),
-                               [&](const auto &each) { return each.first == handle; });
-    if (is_new) {
-        known.emplace_back(handle, id);
-    }
-    streams[device].latest = handle;
+Streams &streams_of(int device) {
+    TORCH_CHECK(0 <= device && device < swapkit::most_allocators, "swapkit: there is no device ",
+                device);
+    return streams[device];
 }
 
-// Note this thread's stream on a device; its handle is known.
-void note_current(int device, void *handle) {
-    if (streams[device].latest.load(std::memory_order_relaxed) != handle) {
-        c10::Device name(npu, static_cast<c10::DeviceIndex>(device));
-        note_stream(device, handle, c10::impl::VirtualGuardImpl(npu).getStream(name).id());
+// Note a stream; `no_id`: only its handle is known.
+void note_stream(int device, void *handle, c10::StreamId id) {
+    Streams &all = streams_of(device);
+    std::lock_guard lock(all.mutex);
+    auto found = std::find_if(all.known.begin(), all.known.end(),
+                              [&](const auto &each) { return each.first == handle; });
+    if (found == all.known.end()) {
+        all.known.emplace_back(handle, id);
+    } else if (id != no_id) {
+        found->second = id;
+    }
+    if (id != no_id) {
+        all.latest = handle;
     }
 }
 
@@ -63,17 +72,73 @@ void *handle_of(const c10::Stream *stream) {
     return ask(stream, false);
 }
 
+c10::Stream current_of(int device) {
+    c10::Device name(npu, static_cast<c10::DeviceIndex>(device));
+    return c10::impl::VirtualGuardImpl(npu).getStream(name);
+}
+
+// Note the stream of a request: nearly always this thread's current one.
+void note_requested(int device, void *handle) {
+    if (streams_of(device).latest.load(std::memory_order_relaxed) != handle) {
+        c10::Stream current = current_of(device);
+        note_stream(device, handle, handle_of(&current) == handle ? current.id() : no_id);
+    }
+}
+
+// Wait for the host queues of all streams of a device, and for the device.
+void synchronize_current_device() {
+    static const auto synchronize = reinterpret_cast<bool (*)(bool)>(
+        swapkit::torchs_function(swapkit::npu_library, "_ZN7c10_npu20npuSynchronizeDeviceEb"));
+    TORCH_CHECK(synchronize != nullptr, "swapkit: this torch_npu does not expose its queues");
+    (void)synchronize(true);
+}
+
+// Wait until all operators queued on a device are in their streams.
+void settle(c10::DeviceIndex index) {
+    std::vector<std::pair<void *, c10::StreamId>> known;
+    {
+        std::lock_guard lock(streams[index].mutex);
+        known = streams[index].known;
+    }
+    c10::Device device(npu, index);
+    c10::OptionalDeviceGuard current;
+    if (c10::impl::VirtualGuardImpl(npu).getDevice() != device) { // it has the queue
+        current.reset_device(device);
+    }
+    for (const auto &[handle, id] : known) {
+        if (id == no_id) {
+            synchronize_current_device();
+        } else {
+            (void)swapkit::stream_handle(device, id);
+        }
+    }
+}
+
+// While it exists, other threads can have the GIL that this thread may hold.
+class WithoutGil {
+  public:
+    WithoutGil() {
+        if (Py_IsInitialized() != 0 && swapkit::has_python()) {
+            others_.emplace();
+        }
+    }
+
+  private:
+    std::optional<swapkit::WithoutPython> others_;
+};
+
 } // namespace
 
 extern "C" {
 
+// Without the GIL: the take may wait for torch_npu's queue, or for a thread that does and holds
+// blocks, and those may need it.
 void *swapkit_npu_alloc(std::size_t nbytes, int device, void *stream) {
     if (nbytes == 0) { // often: torch_npu allocates for tensors without data, too
         return nullptr;
     }
-    TORCH_CHECK(0 <= device && device < swapkit::most_allocators, "swapkit: there is no device ",
-                device);
-    note_current(device, stream);
+    note_requested(device, stream);
+    WithoutGil others;
     return swapkit::device_alloc(nbytes, device, static_cast<sk_stream *>(stream));
 }
 
@@ -91,8 +156,11 @@ void swapkit_npu_record_stream(void *address, const c10::Stream *stream) {
     swapkit::device_use(address, static_cast<sk_stream *>(handle));
 }
 
+// Torch_npu calls this when the current stream has waited for the work on `stream`.
 void swapkit_npu_erase_stream(void *address, const c10::Stream *stream) {
-    swapkit::device_unuse(address, static_cast<sk_stream *>(handle_of(stream)));
+    c10::Stream current = current_of(stream->device_index());
+    swapkit::device_unuse(address, static_cast<sk_stream *>(handle_of(stream)),
+                          static_cast<sk_stream *>(handle_of(&current)));
 }
 
 void *swapkit_npu_base(void *address, std::size_t *nbytes) {
@@ -117,23 +185,20 @@ c10::CachingDeviceAllocator::DeviceStats swapkit_npu_stats(c10::DeviceIndex devi
 
 void swapkit_npu_reset_peak(c10::DeviceIndex device) { swapkit::device_reset_peak(device); }
 
-// Wait until all operators queued on a device are in their streams; `context`: its index. Called on
-// threads that allocate, without locks. Torch_npu releases the GIL while it waits.
-void swapkit_npu_settle(void *context) {
-    auto index = static_cast<c10::DeviceIndex>(reinterpret_cast<std::intptr_t>(context));
-    std::vector<std::pair<void *, c10::StreamId>> known;
-    {
-        std::lock_guard lock(streams[index].mutex);
-        known = streams[index].known;
+// The pool's callback (`sk_settle_fn`); `context`: the device's index. Torch_npu raises the errors
+// of queued operators here.
+sk_status swapkit_npu_settle(void *context, char *text, std::size_t capacity) {
+    std::string why;
+    try {
+        settle(static_cast<c10::DeviceIndex>(reinterpret_cast<std::intptr_t>(context)));
+        return SK_OK;
+    } catch (const c10::Error &error) {
+        why = error.what_without_backtrace();
+    } catch (const std::exception &error) {
+        why = error.what();
     }
-    c10::Device device(npu, index);
-    c10::OptionalDeviceGuard current;
-    if (c10::impl::VirtualGuardImpl(npu).getDevice() != device) { // it has the queue
-        current.reset_device(device);
-    }
-    for (const auto &each : known) {
-        (void)swapkit::stream_handle(device, each.second);
-    }
+    (void)std::snprintf(text, capacity, "%s", why.c_str());
+    return SK_BACKEND_FAILED;
 }
 
 } // extern "C"
