@@ -105,6 +105,17 @@ static void access_open(sk__ascend *ascend, uint64_t peers) {
     }
 }
 
+/* Keep only the devices that may use the granule mapped at `address`. */
+static void access_filter(sk__ascend *ascend, size_t count, void *address) {
+    for (size_t i = 0; i < count; i++) {
+        sk__acl_access access = ascend->access[i];
+        if (ascend->runtime->aclrtMemSetAccess(address, ascend->granule_bytes, &access, 1) ==
+            SK_ACL_SUCCESS) {
+            ascend->access[ascend->naccess++] = access;
+        }
+    }
+}
+
 /* Keep only the devices that may really use the memory: whether they may, only trying tells. */
 static void access_probe(sk__ascend *ascend) {
     const sk__ascend_runtime *runtime = ascend->runtime;
@@ -117,16 +128,15 @@ static void access_probe(sk__ascend *ascend) {
                                                       ascend->reserve_flags) != SK_ACL_SUCCESS) {
         return;
     }
-    if (runtime->aclrtMallocPhysical(&memory, nbytes, &ascend->kind, 0) == SK_ACL_SUCCESS) {
-        if (runtime->aclrtMapMem(address, nbytes, 0, memory, 0) == SK_ACL_SUCCESS) {
-            for (size_t i = 0; i < count; i++) {
-                sk__acl_access access = ascend->access[i];
-                if (runtime->aclrtMemSetAccess(address, nbytes, &access, 1) == SK_ACL_SUCCESS) {
-                    ascend->access[ascend->naccess++] = access;
-                }
-            }
-            (void)runtime->aclrtUnmapMem(address);
-        }
+    sk__acl_error error = runtime->aclrtMallocPhysical(&memory, nbytes, &ascend->kind, 0);
+    if (error == SK_ACL_SUCCESS) {
+        error = runtime->aclrtMapMem(address, nbytes, 0, memory, 0);
+    }
+    if (error == SK_ACL_SUCCESS) {
+        access_filter(ascend, count, address);
+        (void)runtime->aclrtUnmapMem(address);
+    }
+    if (memory != NULL) {
         (void)runtime->aclrtFreePhysical(memory);
     }
     (void)runtime->aclrtReleaseMemAddress(address);
