@@ -25,16 +25,6 @@ void sk__park(sk_pool *pool, sk__block *block) {
     pool->parked = block;
 }
 
-/* Put what is left of `blocks` back, for the next settle. */
-static void repark(sk_pool *pool, sk__block *blocks) SK_REQUIRES(pool->lock) {
-    while (blocks != NULL) {
-        sk__block *next = blocks->next;
-        blocks->next = NULL;
-        sk__park(pool, blocks);
-        blocks = next;
-    }
-}
-
 sk_status sk__settle(sk_pool *pool) {
     sk_settle_fn settle = pool->settle;
     if (settle == NULL) {
@@ -57,20 +47,17 @@ sk_status sk__settle(sk_pool *pool) {
     pool->in_transit -= count;
     (void)pthread_cond_broadcast(&pool->settled);
     if (status != SK_OK) {
-        repark(pool, blocks);
-        return sk__fail(status, "pool: work that was queued on the host failed: %s", text);
+        (void)sk__fail(status, "pool: work that was queued on the host failed: %s", text);
     }
-    while (blocks != NULL && status == SK_OK) {
+    while (blocks != NULL) {
         sk__block *block = blocks;
-        sk__block *next = block->next;
+        blocks = block->next;
         block->next = NULL;
-        status = sk__block_free(pool, block);
-        blocks = next;
+        status = status == SK_OK ? sk__block_free(pool, block) : status;
         if (status != SK_OK) {
-            sk__park(pool, block);
+            sk__park(pool, block); /* this one and the rest wait for the next settle */
         }
     }
-    repark(pool, blocks);
     return status;
 }
 
