@@ -61,6 +61,12 @@ class Worker:
         return frozenset(os.sched_getaffinity(self.thread))
 
 
+def bind(cpus: frozenset[int], device_index: int) -> ThreadBinding:
+    binding = ThreadBinding(cpus, device_index)
+    binding.apply()
+    return binding
+
+
 @pytest.mark.promise("D8")
 def test_threads_when_bound_then_this_one_and_those_of_the_device_and_later_ones() -> None:
     with (
@@ -69,7 +75,7 @@ def test_threads_when_bound_then_this_one_and_those_of_the_device_and_later_ones
         Worker(AUTOGRAD.format(3)) as gradients,
         Worker(OWN) as copies,
     ):
-        binding = ThreadBinding(ONE, 3)
+        binding = bind(ONE, 3)
         with Worker() as later:
             assert os.sched_getaffinity(0) == gradients.cpus == copies.cpus == later.cpus == ONE
             assert users.cpus == others.cpus == ALLOWED
@@ -87,7 +93,7 @@ def test_worker_when_the_core_starts_it_then_found_by_its_name_and_bound() -> No
         stream.synchronize()
         own = [thread for thread, name in list_threads().items() if name == OWN]
         assert own  # perhaps of other tests, too
-        binding = ThreadBinding(ONE, 0)
+        binding = bind(ONE, 0)
         assert all(os.sched_getaffinity(each) == ONE for each in own)
         binding.undo()
         assert all(os.sched_getaffinity(each) == ALLOWED for each in own)
@@ -98,7 +104,7 @@ def test_threads_when_somebody_else_has_bound_them_then_they_stay() -> None:
     with Worker(OWN) as pinned, Worker(OWN) as moved, Worker() as there_already:
         os.sched_setaffinity(pinned.thread, OTHER)
         os.sched_setaffinity(there_already.thread, ONE)
-        binding = ThreadBinding(ONE, 0)
+        binding = bind(ONE, 0)
         assert pinned.cpus == OTHER
         os.sched_setaffinity(moved.thread, OTHER)
         binding.undo()
@@ -111,8 +117,8 @@ def test_threads_when_somebody_else_has_bound_them_then_they_stay() -> None:
 def test_bindings_when_they_nest_then_the_last_undone_gives_the_cpus_back(
     inner_cpus: frozenset[int], outer_first: bool
 ) -> None:
-    outer = ThreadBinding(ONE, 0)
-    inner = ThreadBinding(inner_cpus, 1)
+    outer = bind(ONE, 0)
+    inner = bind(inner_cpus, 1)
     assert os.sched_getaffinity(0) == inner_cpus
     first, last = (outer, inner) if outer_first else (inner, outer)
     first.undo()
@@ -123,7 +129,7 @@ def test_bindings_when_they_nest_then_the_last_undone_gives_the_cpus_back(
 
 
 def test_binding_when_another_thread_undoes_it_then_given_back() -> None:
-    binding = ThreadBinding(ONE, 0)
+    binding = bind(ONE, 0)
     undoing = threading.Thread(target=binding.undo)
     undoing.start()
     undoing.join()
