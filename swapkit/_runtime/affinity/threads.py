@@ -77,8 +77,16 @@ class ThreadBinding:
         """Give the threads their CPUs back, or those of an earlier binding. It may be repeated.
 
         Threads created meanwhile have inherited the binding: they get the CPUs back, too. Threads
-        that somebody else has bound since, or a later binding, stay.
+        that somebody else has bound since, or a later binding, stay. An interrupt is raised when
+        the threads have their CPUs back.
         """
+        try:
+            self._restore()
+        except BaseException:
+            self._restore()
+            raise
+
+    def _restore(self) -> None:
         with _lock:
             if self not in _active:
                 return
