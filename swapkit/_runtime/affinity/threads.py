@@ -93,8 +93,9 @@ class ThreadBinding:
             threads = _list_threads()
             _update(threads)
             for thread in threads:
-                *earlier, latest = _holders_of(thread) or [None]
-                if latest is self:
+                holders = _holders_of(thread)
+                if self in holders[-1:]:
+                    earlier = holders[:-1]
                     _bind(thread, earlier[-1].cpus if earlier else self.held[thread])
             _active.remove(self)  # last: until then, a repetition restores the rest
 
@@ -181,7 +182,7 @@ def _holders_of(thread: Thread) -> list[ThreadBinding]:
 
 
 def _origin_of(thread: Thread, cpus: frozenset[int]) -> frozenset[int]:
-    """Return the CPUs of a thread before any binding; `cpus`, which it has now, if there is none."""
+    """Return the CPUs of a thread before any binding; without one, `cpus`, those that it has."""
     for binding in _holders_of(thread):
         return binding.held[thread]
     return cpus

@@ -183,6 +183,19 @@ def test_inherited_thread_when_bound_itself_then_the_last_undone_gives_the_cpus_
         assert inherited.cpus == ALLOWED
 
 
+@pytest.mark.parametrize("outer_first", [False, True])
+def test_inherited_thread_when_bindings_nest_then_the_last_undone_gives_the_cpus_back(
+    outer_first: bool,
+) -> None:
+    outer, inner = bind(ONE, 0), bind(OTHER, 1)
+    with Worker() as inherited:
+        first, last = (outer, inner) if outer_first else (inner, outer)
+        first.undo()
+        assert inherited.cpus == (OTHER if outer_first else ONE)
+        last.undo()
+        assert inherited.cpus == ALLOWED
+
+
 def test_binding_when_another_thread_has_an_ended_ones_id_then_that_one_stays() -> None:
     with Worker() as stranger:
         binding = bind(ONE, 0)
