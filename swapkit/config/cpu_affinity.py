@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONF, COUNT = "CPU_AFFINITY_CONF", "CPU_BINDING_NUM"
 OFF = 0
+MODES = 3
 TORCH_NPUS_OWN = ("lazy_bind", "npu_affine", "force")
 _DEVICE = re.compile(r"npu([0-9]{1,2})")
 _CPUS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
@@ -72,16 +73,16 @@ def read_cpu_affinity(variables: Mapping[str, str]) -> CpuAffinity:
 
 
 def _read_mode(text: str) -> int:
-    """Return the first mode of the text, as torch_npu does; none: off."""
+    """Return the first mode of the text, as torch_npu does; none, or an invalid one: off."""
     for part in text.split(","):
         name, colon, value = part.strip().partition(":")
-        if not colon and _is_number(name):
-            return int(name)
-        if name == "mode":
-            if _is_number(value):
-                return int(value)
-            _warn(f"{CONF}={text!r}: mode:{value}: expected a number, as in mode:1")
-            return OFF
+        mode = value if name == "mode" else name
+        if name != "mode" and (colon or not _is_number(name)):
+            continue
+        if _is_number(mode) and int(mode) < MODES:
+            return int(mode)
+        _warn(f"{CONF}={text!r}: {part.strip()}: expected a number from 0 to 2, as in mode:1")
+        return OFF
     return OFF
 
 
@@ -89,16 +90,24 @@ def _read_ranges(text: str) -> dict[int, frozenset[int]]:
     ranges: dict[int, frozenset[int]] = {}
     for part in text.split(","):
         name, colon, value = part.strip().partition(":")
-        if not colon or name == "mode" or name in TORCH_NPUS_OWN:
+        is_mode = name == "mode" or (not colon and _is_number(name))
+        if not part.strip() or is_mode or name in TORCH_NPUS_OWN:
             continue
-        device, cpus = _DEVICE.fullmatch(name), _CPUS.fullmatch(value)
-        if device is None or cpus is None:
+        device, cpus = _DEVICE.fullmatch(name), _read_range(value)
+        if device is None or not cpus:
             _warn(f"{CONF}={text!r}: ignoring {part.strip()!r}: expected npuN:FIRST-LAST")
             continue
-        first, last = int(cpus[1]), int(cpus[2] or cpus[1])
         index = int(device[1])
-        ranges[index] = ranges.get(index, frozenset()) | frozenset(range(first, last + 1))
-    return {index: cpus for index, cpus in ranges.items() if cpus}
+        ranges[index] = ranges.get(index, frozenset()) | cpus
+    return ranges
+
+
+def _read_range(text: str) -> frozenset[int]:
+    """Return the CPUs of a range; none: it is invalid, or ends before it begins."""
+    found = _CPUS.fullmatch(text)
+    if found is None:
+        return frozenset()
+    return frozenset(range(int(found[1]), int(found[2] or found[1]) + 1))
 
 
 def _read_count(variables: Mapping[str, str]) -> int | None:

@@ -19,6 +19,7 @@ from swapkit._runtime.affinity.threads import OWN, list_threads
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
 from tests.support.sessions import make_training, train_plainly
+from tests.unit._runtime.rig import interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 ALLOWED = frozenset(os.sched_getaffinity(0))
 ONE = frozenset({min(ALLOWED)})
 LIMIT = 1 << 40
+PLACES = 600  # where a session's begin or end can be interrupted, about
 pytestmark = pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two CPUs")
 
 
@@ -145,6 +147,77 @@ def test_session_when_another_thread_closes_it_then_given_back() -> None:
         closing.start()
         closing.join()
         assert os.sched_getaffinity(0) == ALLOWED
+
+
+@pytest.mark.promise("D8")
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_sessions_when_on_two_threads_then_both_get_their_cpus_back(first_ends_first: bool) -> None:
+    first, second = Visitor(), Visitor()
+    assert first.cpus == second.cpus == ONE
+    leaving, staying = (first, second) if first_ends_first else (second, first)
+    leaving.leave()
+    assert (leaving.cpus, staying.cpus) == (ALLOWED, ONE)
+    staying.leave()
+    assert leaving.cpus == staying.cpus == ALLOWED
+    leaving.end()
+    staying.end()
+
+
+class Visitor:
+    """A thread with a session of its own until it leaves it."""
+
+    def __init__(self) -> None:
+        self._entered, self._left = threading.Event(), threading.Event()
+        self._leave, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._entered.wait(60)
+
+    def _run(self) -> None:
+        with swapkit.budget(LIMIT, bind_cpus=True):
+            self._entered.set()
+            self._leave.wait()
+        self._left.set()
+        self._end.wait()
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        return frozenset(os.sched_getaffinity(self._thread.native_id or 0))
+
+    def leave(self) -> None:
+        self._leave.set()
+        assert self._left.wait(60)
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+@pytest.mark.usefixtures("near")
+def test_session_when_its_begin_is_interrupted_then_no_thread_stays_bound() -> None:
+    interruptions = 0
+    for nth in range(1, PLACES):
+        session = swapkit.budget(LIMIT, bind_cpus=True)
+        interruptions += interrupts(nth, session.__enter__)
+        if session.is_active:  # a finalizer had the interrupt, or there was none
+            session.close()
+        assert os.sched_getaffinity(0) == ALLOWED, nth
+        assert set(own_threads()) <= {ALLOWED}, nth
+    assert interruptions > PLACES // 2
+
+
+@pytest.mark.usefixtures("near")
+def test_session_when_its_end_is_interrupted_then_closing_it_gives_the_cpus_back() -> None:
+    interruptions = 0
+    for nth in range(1, PLACES):
+        session = swapkit.budget(LIMIT, bind_cpus=True)
+        session.__enter__()
+        interruptions += interrupts(nth, session.close)
+        session.close()
+        assert os.sched_getaffinity(0) == ALLOWED, nth
+        assert set(own_threads()) <= {ALLOWED}, nth
+    assert interruptions > PLACES // 2
 
 
 @pytest.mark.promise("F12")

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swapkit._runtime.affinity.threads import unbound_cpus
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -24,7 +26,7 @@ class CommandMissing(Exception):
 
 
 class System:
-    """The machine that the process runs on. Any thread; no lock is held."""
+    """The machine that the process runs on. Any thread; no lock is held while it waits."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -68,8 +70,8 @@ class System:
         return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
     def allowed_cpus(self) -> frozenset[int]:
-        """Return the CPUs that this thread may use."""
-        return frozenset(os.sched_getaffinity(0))
+        """Return the CPUs that this thread may use, those before swapkit's own bindings."""
+        return unbound_cpus()
 
     def nvidia_address(self, uuid: str) -> str | None:
         """Return the PCI address of an NVIDIA GPU; None: NVIDIA's library does not tell."""

@@ -231,7 +231,8 @@ class SessionLife:
         _log.log(logging.WARNING if choice.is_shortfall else logging.INFO, "%s", choice.text)
         if choice.cpus is not None:
             binding = ThreadBinding(choice.cpus, installation.device.index)
-            self._of_process.add(binding.undo)
+            self._of_process.add(binding.undo)  # first: an interrupt may come between
+            binding.apply()
 
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread

@@ -19,6 +19,8 @@ from swapkit.config.environment import read_environment
         ("2,npu_affine:1,force:1", 2, {}),
         ("1,npu0:0-2", 1, {0: {0, 1, 2}}),
         ("mode:1,npu0:5,npu0:8-9,npu11:3-3", 1, {0: {5, 8, 9}, 11: {3}}),
+        ("1,", 1, {}),
+        ("1,force", 1, {}),
         (" 1 , npu1:0-1 ", 1, {1: {0, 1}}),
         ("lazy_bind:1", 0, {}),
     ],
@@ -36,6 +38,12 @@ def test_conf_when_valid_then_its_mode_and_ranges(
     ("text", "said"),
     [
         ("mode:on", "mode:on: expected a number"),
+        ("3", "3: expected a number from 0 to 2"),
+        ("mode:12", "mode:12: expected a number from 0 to 2"),
+        ("on", "ignoring 'on': expected npuN:FIRST-LAST"),
+        ("1,lazybind", "ignoring 'lazybind'"),
+        ("1,npu0", "ignoring 'npu0'"),
+        ("1,npu0:3-1", "ignoring 'npu0:3-1'"),
         ("1,npu:0-3", "ignoring 'npu:0-3'"),
         ("1,npu0:all", "ignoring 'npu0:all'"),
         ("1,gpu0:0-3", "ignoring 'gpu0:0-3'"),
@@ -46,6 +54,7 @@ def test_conf_when_valid_then_its_mode_and_ranges(
 def test_conf_when_a_part_is_invalid_then_a_warning_and_the_rest(text: str, said: str) -> None:
     with pytest.warns(UserWarning, match=said):
         read = read_cpu_affinity({"CPU_AFFINITY_CONF": text})
+    assert read.ranges == ({0: {0, 1, 2, 3}} if text == "npu0:0-3" else {})
     assert read.mode == (1 if text.startswith("1") else 0)
     assert read.is_asked == text.startswith("1")
 
