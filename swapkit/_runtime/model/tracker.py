@@ -72,13 +72,25 @@ class _BypassedCall:
         self.saves: Counter[int] = Counter()  # so far, by module
 
 
+class RunningOperator:
+    """A kernel among the running modules of its thread. Made by `ModuleTracker.enter_operator`."""
+
+    __slots__ = ("position", "tag")
+
+    def __init__(self, tag: int, position: int) -> None:
+        """Create it with its tag and its index in the thread's stack."""
+        self.tag = tag
+        self.position = position
+
+
 class _ModuleStack:
     """Tags of the modules whose forward is running on a thread, outermost first."""
 
-    __slots__ = ("bypass", "period", "saves", "step", "tags")
+    __slots__ = ("bypass", "operators", "period", "saves", "step", "tags")
 
     def __init__(self) -> None:
         self.tags: list[int] = []
+        self.operators: list[RunningOperator] = []  # those of `tags` that are no modules
         self.saves: list[int] = [0]  # so far, in each of them; outside modules first
         self.bypass: _BypassedCall | None = None
         self.period = 0
@@ -108,10 +120,40 @@ class _ModuleStack:
         self.saves.append(0)
 
     def leave(self) -> None:
-        """Pop the innermost module, unless tracking began inside it."""
-        if self.tags:
-            self.tags.pop()
-            self.saves.pop()
+        """Pop the innermost module, unless tracking began inside it, and operators left inside."""
+        depth = len(self.tags) - 1
+        while self.operators and self.operators[-1].position == depth:
+            self.operators.pop()
+            depth -= 1
+        depth = max(0, depth)
+        del self.tags[depth:], self.saves[depth + 1 :]
+        self._note_end()
+
+    def enter_operator(self, tag: int) -> RunningOperator:
+        """Push an operator that begins."""
+        operator = RunningOperator(tag, len(self.tags))
+        self.enter(tag)
+        self.operators.append(operator)
+        return operator
+
+    def leave_operator(self, operator: RunningOperator) -> bool:
+        """Remove an operator if it is there; return whether it was the innermost entry."""
+        if operator not in self.operators:
+            return False
+        at = self.operators.index(operator)
+        for inner in self.operators[at + 1 :]:
+            inner.position -= 1
+        position = operator.position
+        del self.operators[at], self.tags[position], self.saves[position + 1]
+        if self.bypass is not None and position + 1 == self.bypass.depth:
+            self.end_bypass()
+        elif self.bypass is not None and position < self.bypass.depth:
+            self.bypass.depth -= 1
+        self._note_end()
+        return position == len(self.tags)
+
+    def _note_end(self) -> None:
+        """Adapt the bypass after an entry was removed."""
         if self.bypass is not None and len(self.tags) < self.bypass.depth:
             self.end_bypass()
         elif self.is_blind and self.bypass is not None:
@@ -273,20 +315,27 @@ class ModuleTracker:
         self._thread.base = tag
         set_tag(tag)
 
-    def enter_operator(self, name: str) -> int:
-        """Track a kernel on this thread as if it were a module; return its tag."""
+    def enter_operator(self, name: str) -> RunningOperator:
+        """Track a kernel on this thread as if it were a module, until `leave_operator`."""
         tag = self.tag_below(self.current(), name)
-        self._running().enter(tag)
-        return tag
+        return self._running().enter_operator(tag)
 
     def tag_below(self, outer: int, name: str) -> int:
         """Return the tag of a kernel inside a module or another kernel."""
         path = self.name(outer)
         return self._tag_for(f"{path}.{name}" if path else name)
 
-    def leave_operator(self) -> None:
-        """Undo `enter_operator`."""
-        self._running().leave()
+    def leave_operator(self, operator: RunningOperator) -> int | None:
+        """Undo `enter_operator`; nothing happens if a module around the kernel has ended since.
+
+        Returns:
+            None if the kernel was innermost: the label before it holds again. Otherwise the label
+            of the thread's place, which is another one.
+        """
+        stack = self._running()
+        if stack.leave_operator(operator):
+            return None
+        return stack.tags[-1] if stack.tags else self._thread.base
 
     # ---- parameters and buffers ------------------------------------------------------------------
 
@@ -321,7 +370,8 @@ class ModuleTracker:
     def _running(self) -> _ModuleStack:
         stack = self._thread.stack
         if stack.period != self._period:
-            stack.tags, stack.saves, stack.period = [], [0], self._period
+            stack.tags, stack.saves, stack.operators = [], [0], []
+            stack.period = self._period
             stack.end_bypass()
         return stack
 

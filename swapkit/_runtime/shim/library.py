@@ -114,11 +114,15 @@ class KernelOwner(Protocol):
     def label(self, outer: int, name: str, /) -> int:
         """Return the tag of a kernel that runs under another tag."""
 
-    def begin(self, name: str, /) -> int:
-        """Note that a kernel begins; return its tag."""
+    def begin(self, name: str, /) -> tuple[int, Any]:
+        """Note that a kernel begins; return its tag, and an object for `end`."""
 
-    def end(self, nbytes: int, /) -> None:
-        """Note that the innermost kernel, with so many bytes of operands and outputs, has ended."""
+    def end(self, begun: Any, nbytes: int, /) -> int | None:
+        """Note that a kernel, with so many bytes of operands and outputs, has ended.
+
+        Returns:
+            The tag of the thread's place; None: the one before the kernel.
+        """
 
 
 class DeviceOwner(Protocol):
