@@ -151,6 +151,8 @@ class Shim:
             module = _load(library)
             self._library = ctypes.CDLL(str(library))
             quick = ctypes.PyDLL(str(library))  # keeps the GIL, for short calls
+        except NativeBuildError:
+            raise  # of another library, with advice of its own
         except (ImportError, OSError) as error:
             raise NativeBuildError(
                 f"swapkit's allocator shim could not be loaded: {error}\nRun `python -m swapkit "

@@ -242,8 +242,8 @@ static sk_op_result announce(const operator_entry *entry, const sk_op_memory *me
     sk_op_result result =
         entry->listener->memory(entry->context, memory, is_output, text, sizeof text);
     if (result != SK_OP_OK) {
-        char *kept = strdup(text);
-        set_error_text(kept == NULL ? no_text : kept);
+        char *kept = malloc(sizeof text);
+        set_error_text(kept == NULL ? no_text : memcpy(kept, text, sizeof text));
     }
     return result;
 }
