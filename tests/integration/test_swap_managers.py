@@ -187,13 +187,15 @@ def test_swap_manager_when_closed_then_it_holds_no_model_and_no_optimizer(
     manager.step()
     manager.close()
     manager.close()
-    held = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(manager.session)]
+    of_model, of_optimizer = weakref.ref(model), weakref.ref(optimizer)
+    of_session = weakref.ref(manager.session)
     del model, optimizer
     gc.collect()
-    assert [each() for each in held[:2]] == [None, None]
+    assert of_model() is None
+    assert of_optimizer() is None
     del manager
     gc.collect()
-    assert held[2]() is None
+    assert of_session() is None
 
 
 def test_swap_manager_when_the_session_does_not_start_then_the_states_are_back(

@@ -6,9 +6,9 @@ import argparse
 import importlib
 import pickle
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import swapkit
@@ -172,10 +172,20 @@ def test_module_when_python_looks_for_what_it_may_lack_then_attribute_error() ->
 
 
 @pytest.mark.usefixtures("_installed")
-def test_modules_when_pickle_searches_them_for_a_name_then_they_are_no_obstacle() -> None:
+def test_modules_when_pickle_searches_them_for_a_name_then_they_are_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def somewhere() -> None:
+        """Pickle searches all modules for a function that does not name its own."""
+
     for path in mindspeed.MODULES:
         importlib.import_module(path)
-    assert pickle.loads(pickle.dumps(np.add)) is np.add
+    last = ModuleType("last_of_all")
+    vars(last)["somewhere"] = somewhere
+    monkeypatch.setitem(sys.modules, last.__name__, last)
+    monkeypatch.setattr(somewhere, "__module__", None)
+    monkeypatch.setattr(somewhere, "__qualname__", "somewhere")
+    assert pickle.loads(pickle.dumps(somewhere)) is somewhere
 
 
 @pytest.mark.usefixtures("_installed")

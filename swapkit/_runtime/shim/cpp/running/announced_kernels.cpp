@@ -91,8 +91,7 @@ ThreadCache *find_cache() {
 
 Announced *make_kernel() {
     ThreadCache *cache = find_cache();
-    Announced *kernel =
-        cache != nullptr && cache->spare ? cache->spare.release() : new Announced{};
+    Announced *kernel = cache != nullptr && cache->spare ? cache->spare.release() : new Announced{};
     kernel->outer = innermost;
     innermost = kernel;
     return kernel;
@@ -257,7 +256,8 @@ void end_kernel(void *op) {
     if (is_any_group()) {
         renew_written(*kernel);
     }
-    std::optional<std::uint32_t> place = kernel->tracked == nullptr ? std::nullopt : untrack(kernel);
+    std::optional<std::uint32_t> place =
+        kernel->tracked == nullptr ? std::nullopt : untrack(kernel);
     bool is_innermost = unlink_kernel(kernel);
     if (place.has_value() || is_innermost) { // else the tag is that of a kernel inside it
         (void)links.sk_tag_set(place.value_or(kernel->outer_tag));
