@@ -228,6 +228,39 @@ SK_TEST(hooks, test_operand_when_refused_then_text_and_the_operator_goes_on) {
     check_heard("a+A");
 }
 
+SK_TEST(hooks, test_operand_when_refused_without_memory_for_the_text_then_says_so) {
+    listen();
+    sk_op_begin("a");
+    host_memory_fail(1, false);
+    CHECK_EQUAL(SK_OP_OUT_OF_MEMORY, sk_op_tensor(NULL, 1, NULL));
+    host_memory_fail(0, false);
+    CHECK_CONTAINS(sk_op_error(), "no memory for the reason");
+    CHECK_EQUAL(SK_OP_OUT_OF_MEMORY, sk_op_tensor(NULL, 1, NULL));
+    CHECK_CONTAINS(sk_op_error(), "no memory for a");
+    sk_op_end();
+    check_heard("a++A");
+}
+
+static void *refuse_on_thread(void *argument) {
+    (void)argument;
+    CHECK_EQUAL(0, strlen(sk_op_error()));
+    sk_op_begin("b");
+    CHECK_EQUAL(SK_OP_OUT_OF_MEMORY, sk_op_tensor(NULL, 1, NULL));
+    CHECK_CONTAINS(sk_op_error(), "no memory for b");
+    return NULL; /* the operator and the text end with the thread */
+}
+
+SK_TEST(hooks, test_text_when_another_thread_fails_then_each_thread_has_its_own) {
+    listen();
+    sk_op_begin("a");
+    CHECK_EQUAL(SK_OP_OUT_OF_MEMORY, sk_op_tensor(NULL, 1, NULL));
+    pthread_t thread;
+    CHECK_EQUAL(0, pthread_create(&thread, NULL, refuse_on_thread, NULL));
+    CHECK_EQUAL(0, pthread_join(thread, NULL));
+    CHECK_CONTAINS(sk_op_error(), "no memory for a");
+    sk_op_end();
+}
+
 SK_TEST(hooks, test_operator_when_the_listener_leaves_meanwhile_then_ends_unheard) {
     listen();
     sk_op_begin("a");

@@ -126,6 +126,74 @@ def test_library_when_an_extension_has_loaded_a_copy_then_there_is_one_state(
     run(sys.executable, "-c", PROBE.format(copy=str(copy)), cwd=ROOT)
 
 
+FOREIGN = """
+import ctypes, sys
+ctypes.CDLL({library!r})
+import swapkit
+try:
+    swapkit.install()
+except swapkit.SwapkitError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_library_when_an_extension_has_loaded_a_foreign_one_then_error_names_its_path(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "foreign.c"
+    source.write_text("int sk_foreign(void) { return 0; }\n", encoding="utf-8")
+    library = tmp_path / "a folder" / "libswapkit.so"
+    library.parent.mkdir()
+    run(
+        *("gcc", "-shared", "-fPIC", "-Wl,-soname,libswapkit.so", source, "-o", library),
+        cwd=tmp_path,
+    )
+    said = run(sys.executable, "-c", FOREIGN.format(library=str(library)), cwd=ROOT)
+    assert said.startswith(f"NativeBuildError the process has loaded {library}, which has no")
+
+
+def test_library_when_loaded_then_takes_two_pointers_of_the_thread_local_memory_of_all(
+    tmp_path: Path,
+) -> None:
+    library = Path(swapkit.library_path()) / "libswapkit.so"
+    segments = run("readelf", "-lW", library, cwd=tmp_path)
+    (sizes,) = re.findall(r"^ *TLS +\S+ +\S+ +\S+ +\S+ +(\S+)", segments, re.MULTILINE)
+    assert 0 < int(sizes, 16) <= 16
+
+
+EXTENSION = """
+import ctypes, sys
+import swapkit
+{first}
+try:
+    ctypes.CDLL({extension!r})
+except OSError as error:
+    print(error)
+else:
+    print("loaded")
+"""
+
+
+@pytest.mark.promise("F3")
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [("swapkit.install()", "loaded"), ("swapkit.library_path()", "libswapkit.so: cannot open")],
+)
+def test_extension_without_a_run_path_when_swapkit_was_installed_first_then_loads(
+    first: str, said: str, tmp_path: Path
+) -> None:
+    include, library = f"-I{swapkit.include_path()}", f"-L{swapkit.library_path()}"
+    extension = tmp_path / "extension.so"
+    run(
+        *("gcc", "-shared", "-fPIC", include, PROGRAM, "-o", extension, library, "-lswapkit"),
+        cwd=tmp_path,
+    )
+    script = EXTENSION.format(first=first, extension=str(extension))
+    assert said in run(sys.executable, "-c", script, cwd=ROOT)
+    guide = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    assert "not needed if `swapkit.install()` runs before the import of the operator" in guide
+
+
 def test_guide_when_its_operator_is_compiled_then_it_is_right(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```cpp\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)

@@ -330,6 +330,19 @@ def test_operator_when_left_by_an_exception_then_ends_with_the_step(
 def test_operand_when_its_memory_was_freed_then_refused(extension: OperatorExtension) -> None:
     with swapkit.budget(1 << 40):
         assert extension.refuses_freed() == 1
+        assert extension.refuses_freed_hooked(True) == 1
+
+
+def test_operand_when_its_memory_was_freed_and_nothing_follows_then_not_looked_at(
+    extension: OperatorExtension,
+) -> None:
+    assert extension.refuses_freed_hooked(False) == 0  # no operator is open
+    runtime = get_runtime()
+    runtime.shim.kernels_listen(None)  # swapkit does not run
+    try:
+        assert extension.refuses_freed_hooked(True) == 0
+    finally:
+        runtime.shim.kernels_listen(runtime._kernels)
 
 
 def test_python_operator_when_around_one_in_c_then_both_have_names(

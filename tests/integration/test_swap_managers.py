@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,6 +171,56 @@ def test_swap_manager_when_one_runs_then_it_is_returned_again_and_serves_one_mod
     other.close()
     with pytest.raises(SessionError):
         other.step()
+
+
+def test_swap_manager_when_closed_then_it_holds_no_model_and_no_optimizer(
+    settings: SwapPolicyConfig,
+) -> None:
+    settings.policy_pref = SwapPolicyPref.BETTER_MEMORY_SAVING
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    manager = start_swap_manager(
+        lambda: 1, model, -1, optimizer=optimizer, custom_policy_fcn=lambda _: None
+    )
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+    manager.step()
+    manager.close()
+    manager.close()
+    of_model, of_optimizer = weakref.ref(model), weakref.ref(optimizer)
+    of_session = weakref.ref(manager.session)
+    del model, optimizer
+    gc.collect()
+    assert of_model() is None
+    assert of_optimizer() is None
+    del manager
+    gc.collect()
+    assert of_session() is None
+
+
+def test_swap_manager_when_the_session_does_not_start_then_the_states_are_back(
+    settings: SwapPolicyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.policy_pref = SwapPolicyPref.BETTER_MEMORY_SAVING
+    layers = [nn.Linear(64, 64), nn.Linear(64, 64)]
+    optimizers = [torch.optim.Adam(each.parameters()) for each in layers]
+    for layer, optimizer in zip(layers, optimizers, strict=True):
+        layer(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+    swapkit.offload(optimizers[0])
+
+    def refuse(_session: object) -> None:
+        raise SessionError("no session now")
+
+    monkeypatch.setattr(type(swapkit.budget(1 << 40)), "__enter__", refuse)
+    with pytest.raises(SessionError, match="no session now"):
+        start_swap_manager(lambda: 1, layers[1], 1, optimizer=optimizers)
+    moments = [
+        optimizer.state[layer.weight]["exp_avg"]
+        for layer, optimizer in zip(layers, optimizers, strict=True)
+    ]
+    device = require_installation()
+    assert [is_on_device(device, each) for each in moments] == [False, True]
 
 
 def test_swap_manager_when_the_optimizer_is_chained_then_its_members_are_found(

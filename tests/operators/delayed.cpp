@@ -155,6 +155,23 @@ int refuses_freed() {
     return 0;
 }
 
+// Hook a tensor whose memory was freed, in an operator or in none; return whether that raises.
+int refuses_freed_hooked(bool is_begun) {
+    at::Tensor freed = at::ones({64});
+    freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
+    if (is_begun) {
+        manager().BeginHook("freed");
+    }
+    bool is_refused = false;
+    try {
+        manager().TensorHook(freed);
+    } catch (const c10::Error &) {
+        is_refused = true;
+    }
+    manager().EndHook();
+    return is_refused;
+}
+
 // Operators within operators, over both forms; returns the depth inside, and 100 per depth after.
 size_t nest() {
     at::Tensor operand = at::ones({64});

@@ -43,6 +43,9 @@ class OperatorExtension:
         self.fail_often = ctypes.CFUNCTYPE(size, ctypes.c_int)(("fail_often", library))
         self.fail_guarded = ctypes.CFUNCTYPE(size)(("fail_guarded", library))
         self.refuses_freed = ctypes.CFUNCTYPE(ctypes.c_int)(("refuses_freed", library))
+        self.refuses_freed_hooked = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_bool)(
+            ("refuses_freed_hooked", library)
+        )
         self.nest = ctypes.CFUNCTYPE(size)(("nest", library))
 
 

@@ -11,11 +11,11 @@ import enum
 import sys
 import threading
 import weakref
-from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime.model import global_hooks, hook_bypass
+from swapkit._runtime.model.module_stack import ModuleStack
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of, storage_address
 from swapkit._runtime.torch_compat.plain_tensors import is_plain
@@ -25,21 +25,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from swapkit._runtime.model.module_stack import RunningOperator, Sites
+
 NO_MODULE = 0
 # Added to a module's tag for allocations in its backward.
 BACKWARD = 1 << 31
-
-
-class Sites(Protocol):
-    """Finds the save sites inside a call that bypasses the hooks (see `hook_bypass.py`)."""
-
-    needs_modules: bool  # set if a user on the thread needs all modules after all
-
-    def find_site(self) -> tuple[int, int] | None:
-        """Return the site of the current save; None: unknown."""
-
-    def set_blind(self, *, is_blind: bool) -> None:
-        """Set whether `find_site` gives the sites of this thread's saves."""
 
 
 class _Coarse:
@@ -61,68 +51,11 @@ class _Coarse:
         self._set_coarse_site(self._tag if is_blind else NO_MODULE)
 
 
-class _BypassedCall:
-    """Replaces the module calls inside a bypassing call, which are not tracked."""
-
-    __slots__ = ("depth", "saves", "sites")
-
-    def __init__(self, depth: int, sites: Sites) -> None:
-        self.depth = depth  # of the stack of tracked modules
-        self.sites = sites
-        self.saves: Counter[int] = Counter()  # so far, by module
-
-
-class _ModuleStack:
-    """Tags of the modules whose forward is running on a thread, outermost first."""
-
-    __slots__ = ("bypass", "period", "saves", "step", "tags")
-
-    def __init__(self) -> None:
-        self.tags: list[int] = []
-        self.saves: list[int] = [0]  # so far, in each of them; outside modules first
-        self.bypass: _BypassedCall | None = None
-        self.period = 0
-        self.step = 0
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether the innermost module may be an untracked one."""
-        return self.bypass is not None and self.bypass.depth == len(self.tags)
-
-    def begin_bypass(self, sites: Sites) -> None:
-        """Stop tracking modules until the innermost one ends."""
-        self.bypass = _BypassedCall(len(self.tags), sites)
-        sites.set_blind(is_blind=True)
-
-    def end_bypass(self) -> None:
-        """Track modules again."""
-        if self.bypass is not None:
-            self.bypass.sites.set_blind(is_blind=False)
-            self.bypass = None
-
-    def enter(self, tag: int) -> None:
-        """Push a module that begins."""
-        if self.is_blind and self.bypass is not None:
-            self.bypass.sites.set_blind(is_blind=False)
-        self.tags.append(tag)
-        self.saves.append(0)
-
-    def leave(self) -> None:
-        """Pop the innermost module, unless tracking began inside it."""
-        if self.tags:
-            self.tags.pop()
-            self.saves.pop()
-        if self.bypass is not None and len(self.tags) < self.bypass.depth:
-            self.end_bypass()
-        elif self.is_blind and self.bypass is not None:
-            self.bypass.sites.set_blind(is_blind=True)
-
-
 class _ThreadModules(threading.local):
     """The stack of this thread."""
 
     def __init__(self) -> None:
-        self.stack = _ModuleStack()
+        self.stack = ModuleStack()
         self.base = NO_MODULE  # the label outside all modules
 
 
@@ -252,7 +185,7 @@ class ModuleTracker:
         stack.saves[-1] += 1
         return tag, stack.saves[-1] - 1
 
-    def _bypassed_site(self, stack: _ModuleStack) -> tuple[int, int]:
+    def _bypassed_site(self, stack: ModuleStack) -> tuple[int, int]:
         """Return the site during a bypass, and label later allocations with its module."""
         assert stack.bypass is not None
         site = stack.bypass.sites.find_site()
@@ -263,7 +196,7 @@ class ModuleTracker:
         set_tag(site[0])
         return site
 
-    def _look_up(self, stack: _ModuleStack) -> int:
+    def _look_up(self, stack: ModuleStack) -> int:
         """Return the tag of the innermost tagged module on this thread's Python stack."""
         modules = global_hooks.running_modules(sys._getframe(1))  # noqa: SLF001
         return next((tag for each in modules if (tag := self._tags.get(each))), stack.tags[-1])
@@ -273,20 +206,27 @@ class ModuleTracker:
         self._thread.base = tag
         set_tag(tag)
 
-    def enter_operator(self, name: str) -> int:
-        """Track a kernel on this thread as if it were a module; return its tag."""
+    def enter_operator(self, name: str) -> RunningOperator:
+        """Track a kernel on this thread as if it were a module, until `leave_operator`."""
         tag = self.tag_below(self.current(), name)
-        self._running().enter(tag)
-        return tag
+        return self._running().enter_operator(tag)
 
     def tag_below(self, outer: int, name: str) -> int:
         """Return the tag of a kernel inside a module or another kernel."""
         path = self.name(outer)
         return self._tag_for(f"{path}.{name}" if path else name)
 
-    def leave_operator(self) -> None:
-        """Undo `enter_operator`."""
-        self._running().leave()
+    def leave_operator(self, operator: RunningOperator) -> int | None:
+        """Undo `enter_operator`; nothing happens if a module around the kernel has ended since.
+
+        Returns:
+            None if the kernel was innermost: the label before it holds again. Otherwise the label
+            of the thread's place, which is another one.
+        """
+        stack = self._running()
+        if stack.leave_operator(operator):
+            return None
+        return stack.tags[-1] if stack.tags else self._thread.base
 
     # ---- parameters and buffers ------------------------------------------------------------------
 
@@ -318,10 +258,11 @@ class ModuleTracker:
 
     # ---- calls of modules -----------------------------------------------------------------------
 
-    def _running(self) -> _ModuleStack:
+    def _running(self) -> ModuleStack:
         stack = self._thread.stack
         if stack.period != self._period:
-            stack.tags, stack.saves, stack.period = [], [0], self._period
+            stack.tags, stack.saves, stack.operators = [], [0], []
+            stack.period = self._period
             stack.end_bypass()
         return stack
 

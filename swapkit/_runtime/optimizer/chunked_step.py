@@ -94,10 +94,16 @@ def attach(
     Raises:
         SessionError: the optimizer's states are already offloaded.
     """
-    hooks = step_pre_hooks_of(optimizer).values()
-    if any(isinstance(getattr(hook, "__self__", None), OptimizerStates) for hook in hooks):
+    if attached(optimizer) is not None:
         raise SessionError("the states of this optimizer are already offloaded")
     return OptimizerStates(optimizer, executor, chunk_bytes=chunk_bytes, device=device)
+
+
+def attached(optimizer: torch.optim.Optimizer) -> OptimizerStates | None:
+    """Return what `attach` returned for an optimizer; None: its states are not offloaded."""
+    hooks = step_pre_hooks_of(optimizer).values()
+    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    return next((each for each in owners if isinstance(each, OptimizerStates)), None)
 
 
 def _hide_from_compiler(method: _Method) -> _Method:

@@ -16,6 +16,7 @@ from swapkit._runtime.torch_compat.isolation import untraced
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from swapkit._runtime.model.module_stack import RunningOperator
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit._runtime.saved.device import Device
     from swapkit._runtime.saved.swapper import Swapper
@@ -69,17 +70,22 @@ class AnnouncedKernels:
         return tag
 
     @untraced
-    def begin(self, name: str) -> int:
-        """Note that a kernel begins; return its tag."""
+    def begin(self, name: str) -> tuple[int, RunningOperator]:
+        """Note that a kernel begins; return its tag, and the operator for `end`."""
         self._note(RingKind.OP_BEGIN, 0)
-        tag: int = self._runtime.tracker.enter_operator(name)
-        return tag
+        operator: RunningOperator = self._runtime.tracker.enter_operator(name)
+        return operator.tag, operator
 
     @untraced
-    def end(self, nbytes: int) -> None:
-        """Note that the innermost kernel, with so many bytes of operands and outputs, has ended."""
-        self._runtime.tracker.leave_operator()
+    def end(self, operator: RunningOperator, nbytes: int) -> int | None:
+        """Note that a kernel, with so many bytes of operands and outputs, has ended.
+
+        Returns:
+            The tag of the thread's place; None: the one before the kernel.
+        """
+        tag: int | None = self._runtime.tracker.leave_operator(operator)
         self._note(RingKind.OP_END, nbytes)
+        return tag
 
     def _note(self, kind: RingKind, nbytes: int) -> None:
         """Write an event to the ring of the current device."""

@@ -114,11 +114,20 @@ class KernelOwner(Protocol):
     def label(self, outer: int, name: str, /) -> int:
         """Return the tag of a kernel that runs under another tag."""
 
-    def begin(self, name: str, /) -> int:
-        """Note that a kernel begins; return its tag."""
+    def begin(self, name: str, /) -> tuple[int, Any]:
+        """Note that a kernel begins; return its tag, and an object for `end`."""
 
-    def end(self, nbytes: int, /) -> None:
-        """Note that the innermost kernel, with so many bytes of operands and outputs, has ended."""
+    def end(
+        self,
+        begun: Any,  # noqa: ANN401 - whatever `begin` has returned
+        nbytes: int,
+        /,
+    ) -> int | None:
+        """Note that a kernel, with so many bytes of operands and outputs, has ended.
+
+        Returns:
+            The tag of the thread's place; None: the one before the kernel.
+        """
 
 
 class DeviceOwner(Protocol):
@@ -129,6 +138,16 @@ class DeviceOwner(Protocol):
 
     def set_fraction(self, fraction: float, index: int, /) -> None:
         """Limit a device's pool to a share of its memory."""
+
+
+def _explain(error: ImportError | OSError) -> NativeBuildError:
+    """Return the error of a shim that cannot be loaded."""
+    if isinstance(error, NativeBuildError):
+        return error  # of another library, with advice of its own
+    return NativeBuildError(
+        f"swapkit's allocator shim could not be loaded: {error}\nRun `python -m swapkit "
+        "build --force` to compile it again"
+    )
 
 
 class Shim:
@@ -148,10 +167,7 @@ class Shim:
             self._library = ctypes.CDLL(str(library))
             quick = ctypes.PyDLL(str(library))  # keeps the GIL, for short calls
         except (ImportError, OSError) as error:
-            raise NativeBuildError(
-                f"swapkit's allocator shim could not be loaded: {error}\nRun `python -m swapkit "
-                "build --force` to compile it again"
-            ) from None
+            raise _explain(error) from None
         self.lock: Callable[[], Lock] = module.Lock
         self.mover: MakeMover = module.Mover
         self.follower: MakeFollower = module.Follower

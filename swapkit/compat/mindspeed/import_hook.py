@@ -33,13 +33,19 @@ class _Loader(importlib.abc.Loader):
                 return getattr(importlib.import_module(owner), attribute)
             if f"{path}.{name}" in MODULES:  # `from package import module`
                 return importlib.import_module(f"{path}.{name}")
-            text = f"{path} has no {name!r} in swapkit; it has {', '.join(sorted(names))}"
-            if name.startswith("__"):  # Python itself probes for optional dunder names
-                raise AttributeError(text)
-            raise ImportError(f"{text}. {advise(path, name)}", name=path)
+            # Python and pickle probe all modules for names. `from path import name` next looks
+            # for a module of that name: `_ModuleFinder` raises an ImportError with the same text.
+            raise AttributeError(_describe_missing(path, name), name=name, obj=module)
 
         module.__dict__["__getattr__"] = find
         module.__dict__["__dir__"] = lambda: sorted(names)
+        module.__dict__["__all__"] = sorted(names)
+
+
+def _describe_missing(path: str, name: str) -> str:
+    """Return a sentence about a name that a replaced module lacks."""
+    has = ", ".join(sorted(MODULES[path]))
+    return f"{path} has no {name!r} in swapkit; it has {has}. {advise(path, name)}"
 
 
 class _ModuleFinder(importlib.abc.MetaPathFinder):
@@ -59,11 +65,15 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
         if not self._is_last:
             if fullname not in MODULES:
                 return None
-            return _make_spec(fullname, is_package=_has_modules(fullname, MODULES))
-        inside_ours = _is_ours(fullname.rpartition(".")[0])
+            return _make_spec(fullname)
+        package, _, last = fullname.rpartition(".")
+        inside_ours = _is_ours(package)
         known = (*MODULES, *WITHOUT_COUNTERPART) if inside_ours else tuple(MODULES)
         if _has_modules(fullname, known):
-            return _make_spec(fullname, is_package=True)
+            return _make_spec(fullname)
+        if inside_ours and package in MODULES:
+            # Not the module's name: `from package import last` would ignore the error.
+            raise ModuleNotFoundError(_describe_missing(package, last), name=package)
         if inside_ours or fullname in WITHOUT_COUNTERPART:
             raise ModuleNotFoundError(
                 f"swapkit has no {fullname}. {advise(fullname)}", name=fullname
@@ -75,8 +85,9 @@ def _has_modules(package: str, known: Iterable[str]) -> bool:
     return any(module.startswith(f"{package}.") for module in known)
 
 
-def _make_spec(fullname: str, *, is_package: bool = False) -> importlib.machinery.ModuleSpec:
-    return importlib.machinery.ModuleSpec(fullname, _LOADER, is_package=is_package)
+def _make_spec(fullname: str) -> importlib.machinery.ModuleSpec:
+    # A package, even without modules: only in packages do imports of unknown names reach a finder.
+    return importlib.machinery.ModuleSpec(fullname, _LOADER, is_package=True)
 
 
 def _is_ours(name: str) -> bool:

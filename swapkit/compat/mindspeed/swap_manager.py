@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit.api.command_line import choose_swap_policy, from_arguments, layer_paths
 from swapkit.api.offloading import offload
@@ -50,7 +51,10 @@ class StepSession:
         self.session.mark_step()
 
     def close(self) -> None:
-        """End the session; the next SwapManager starts another one."""
+        """End the session and forget the models; the next SwapManager starts another session."""
+        if self in _running:
+            _running.remove(self)
+        self.models = ()
         self.session.close()
 
 
@@ -137,10 +141,21 @@ def _start(
     ensure_installation(choose_device(None, model))
     # No optimizers: only step() ends the session's steps, as in a loop without an optimizer.
     session = asked.budget(model, **options)
-    for each in optimizers if asked.swap_optimizer else ():
-        with contextlib.suppress(SessionError):  # an earlier SwapManager has offloaded them
-            offload(each)
-    return StepSession(chunks, session)
+    with contextlib.ExitStack() as on_failure:
+        for each in optimizers if asked.swap_optimizer else ():
+            if attached(each) is None:  # else an earlier SwapManager has offloaded them
+                on_failure.callback(_fetch_states, each)
+                offload(each)
+        manager = StepSession(chunks, session)
+        on_failure.pop_all()
+    return manager
+
+
+def _fetch_states(optimizer: torch.optim.Optimizer) -> None:
+    """Undo `offload`, also if it failed."""
+    states = attached(optimizer)
+    if states is not None:
+        states.detach()
 
 
 def _unchain(optimizer: object) -> object:

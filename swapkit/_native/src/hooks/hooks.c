@@ -42,9 +42,12 @@ typedef struct place {
 
 static _Atomic(const sk_op_listener *) current_listener;
 static _Atomic(uint64_t) tokens; /* so far, of all threads */
-/* Each call reads it: without the model each read would be a call, too. */
+/* Each call reads it: without the model each read would be a call, too. With it, all thread-local
+ * variables here take memory that the C library sets aside for all libraries, about 1.5 KiB: keep
+ * them to two pointers. */
 static _Thread_local operator_entry *innermost __attribute__((tls_model("initial-exec")));
-static _Thread_local char error_text[ERROR_TEXT_BYTES];
+static _Thread_local char *error_text; /* allocated, or `no_text`; NULL: no failure yet */
+static char no_text[] = "no memory for the reason";
 static pthread_key_t thread_key; /* its value is not NULL on a thread that has begun an operator */
 static pthread_once_t thread_key_once = PTHREAD_ONCE_INIT;
 static bool has_thread_key;
@@ -69,18 +72,26 @@ static void end_entry(operator_entry *entry) {
     free(entry);
 }
 
+static void set_error_text(char *text) {
+    if (error_text != no_text) {
+        free(error_text);
+    }
+    error_text = text;
+}
+
 static void end_thread(void *value) {
     (void)value;
     while (innermost != NULL) {
         end_entry(innermost);
     }
+    set_error_text(NULL);
 }
 
 static void make_thread_key(void) {
     has_thread_key = pthread_key_create(&thread_key, end_thread) == 0;
 }
 
-/* See to it that this thread's operators end with it. */
+/* See to it that this thread's operators, and the text of its errors, end with it. */
 static bool watch_thread(void) {
     if (innermost != NULL) {
         return true;
@@ -226,8 +237,15 @@ static sk_op_result announce(const operator_entry *entry, const sk_op_memory *me
     if (entry == NULL || memory == NULL || !is_heard(entry)) {
         return SK_OP_OK;
     }
-    return entry->listener->memory(entry->context, memory, is_output, error_text,
-                                   sizeof error_text);
+    char text[ERROR_TEXT_BYTES];
+    text[0] = '\0';
+    sk_op_result result =
+        entry->listener->memory(entry->context, memory, is_output, text, sizeof text);
+    if (result != SK_OP_OK) {
+        char *kept = malloc(sizeof text);
+        set_error_text(kept == NULL ? no_text : memcpy(kept, text, sizeof text));
+    }
+    return result;
 }
 
 sk_op_result sk_op_operand(uint64_t token, const sk_op_memory *memory) {
@@ -245,7 +263,7 @@ __attribute__((noinline)) sk_op_result sk_op_tensor(const void *address, size_t 
     return announce(entry, &memory, entry != NULL && entry->is_posted);
 }
 
-const char *sk_op_error(void) { return error_text; }
+const char *sk_op_error(void) { return error_text == NULL ? "" : error_text; }
 
 /* ---- the runtime's side ---------------------------------------------------------------------- */
 

@@ -115,16 +115,15 @@ class RegionWatcher:
         """Tell the tracker which module runs."""
         tracker = self._swapper.shared.tracker
         user = object()
-        is_entered = False
+        entered_as = None
         try:
             tracker.start(user)
-            is_entered = bool(self._name) and not tracker.name(tracker.current())
-            if is_entered:
-                tracker.enter_operator(self._name)
+            if self._name and not tracker.name(tracker.current()):
+                entered_as = tracker.enter_operator(self._name)
             yield
         finally:
-            if is_entered:
-                tracker.leave_operator()
+            if entered_as is not None:
+                tracker.leave_operator(entered_as)
             tracker.stop(user)
 
 

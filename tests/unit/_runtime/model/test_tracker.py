@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -214,12 +215,58 @@ def test_site_when_outside_of_modules_then_steps_count_from_the_start(
 
 def test_site_when_an_operator_runs_then_it_counts_its_own(tracker: ModuleTracker) -> None:
     tracker.site()
-    tag = tracker.enter_operator("kernel")
-    assert [tracker.site(), tracker.site()] == [(tag, 0), (tag, 1)]
-    tracker.leave_operator()
+    kernel = tracker.enter_operator("kernel")
+    assert [tracker.site(), tracker.site()] == [(kernel.tag, 0), (kernel.tag, 1)]
+    assert tracker.leave_operator(kernel) is None
     assert tracker.site() == (NO_MODULE, 1)
-    tracker.leave_operator()  # one too many: tracking began anew inside of it
-    assert tracker.name(tag) == "kernel"
+    assert tracker.leave_operator(kernel) == NO_MODULE  # once more: it is gone
+    assert tracker.name(kernel.tag) == "kernel"
+
+
+def test_operator_when_it_ends_before_one_inside_it_then_only_its_own_entry_goes(
+    tracker: ModuleTracker,
+) -> None:
+    outer = tracker.enter_operator("outer")
+    middle = tracker.enter_operator("middle")
+    inner = tracker.enter_operator("inner")
+    assert tracker.leave_operator(outer) == inner.tag
+    assert tracker.leave_operator(middle) == inner.tag
+    assert tracker.name(tracker.current()) == "outer.middle.inner"
+    assert tracker.leave_operator(inner) is None
+    assert tracker.current() == NO_MODULE
+
+
+def test_operator_when_a_module_around_it_fails_then_it_ends_with_the_module(
+    tracker: ModuleTracker,
+) -> None:
+    left = []
+
+    class Leaving(nn.Module):
+        def forward(self, _x: torch.Tensor) -> torch.Tensor:
+            left.extend([tracker.enter_operator("first"), tracker.enter_operator("second")])
+            raise ValueError("inside")
+
+    class Catching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deep = nn.Sequential(nn.Sequential(Leaving()))
+            self.probe = Probe(tracker)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with contextlib.suppress(ValueError):
+                self.deep(x)
+            around = tracker.enter_operator("kernel")
+            assert tracker.leave_operator(left[0]) == around.tag
+            x = self.probe(x)
+            assert tracker.leave_operator(around) is None
+            assert tracker.leave_operator(left[1]) == tracker.current()
+            assert tracker.name(tracker.current()) == "Catching"
+            return torch.as_tensor(self.probe(x))
+
+    model = Catching()
+    model(ONE)
+    assert model.probe.seen == ["probe", "probe"]
+    assert tracker.current() == set_tag(NO_MODULE) == NO_MODULE
 
 
 # ---- parameters and buffers ---------------------------------------------------------------------

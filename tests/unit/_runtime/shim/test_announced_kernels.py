@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
 
 import swapkit
 from swapkit._native.hooks import LIBRARY
+from swapkit._native.pool import set_tag
 from swapkit._native.sched import State
+from swapkit._runtime.model.tracker import NO_MODULE
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.torch_compat.internals import storage_address
 from swapkit.registry import Recompute
 from tests.support import MIB
 from tests.support.operators import Calls, choose
+from tests.support.threads import on_thread
 from tests.unit._runtime.rig import EVERYTHING, group_of, make_swapper, numbers, save, state_of
 
 if TYPE_CHECKING:
@@ -146,10 +151,10 @@ class Refusing:
     def label(self, _outer: int, _name: str) -> int:
         return 0
 
-    def begin(self, _name: str) -> int:
-        return 0
+    def begin(self, _name: str) -> tuple[int, None]:
+        return 0, None
 
-    def end(self, _nbytes: int) -> None:
+    def end(self, _begun: None, _nbytes: int) -> None:
         """Nothing was begun."""
 
 
@@ -176,7 +181,11 @@ def call_hooks(tensor: torch.Tensor) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("error", "result"),
-    [(RuntimeError("no answer"), 1), (torch.OutOfMemoryError("no room"), 2)],
+    [
+        (RuntimeError("no answer"), 1),
+        (RuntimeError(), 1),
+        (torch.OutOfMemoryError("no room"), 2),
+    ],
 )
 def test_operand_when_its_results_cannot_be_kept_then_refused_with_the_reason(
     refuse: Callable[[BaseException], None], error: Exception, result: int
@@ -188,13 +197,159 @@ def test_operand_when_its_results_cannot_be_kept_then_refused_with_the_reason(
         read = made.mul(3).sin()
         refuse(error)
         found.append(call_hooks(made))
-        with pytest.raises(type(error), match=str(error)), swapkit.op("kernel", made):
+        with pytest.raises(type(error), match=f"^{error}$"), swapkit.op("kernel", made):
             pytest.fail("the kernel runs")
         return read
 
     model = choose(Calls(body), {"mul": Recompute()})
     model(torch.ones(1024, requires_grad=True)).sum().backward()
-    assert found == [(result, str(error))]
+    assert found == [(result, str(error) or "RuntimeError")]
+
+
+def begin_in_c(name: bytes) -> None:
+    ctypes.PyDLL(str(LIBRARY)).sk_op_begin(name)
+
+
+def end_in_c() -> None:
+    ctypes.PyDLL(str(LIBRARY)).sk_op_end()
+
+
+def place() -> tuple[str, str]:
+    """Return this thread's names: where the tracker is, and what new memory belongs to."""
+    tracker = get_runtime().tracker
+    label = set_tag(NO_MODULE)
+    set_tag(label)
+    return tracker.name(tracker.current()), tracker.name(label)
+
+
+def leave_in_c() -> None:
+    begin_in_c(b"bad")
+    raise ValueError("the kernel failed")
+
+
+def leave_in_python() -> None:
+    get_runtime().shim.kernel_enter("bad")
+    raise ValueError("the kernel failed")
+
+
+class Leaving(nn.Module):
+    """Modules around a kernel that an exception leaves open."""
+
+    def __init__(self, leave: Callable[[], None], depth: int) -> None:
+        super().__init__()
+        self.inner = Leaving(leave, depth - 1) if depth > 0 else None
+        self.leave = leave
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.inner is None:
+            self.leave()
+        else:
+            x = self.inner(x)
+        return x
+
+
+@pytest.mark.parametrize("leave", [leave_in_c, leave_in_python])
+def test_kernel_when_left_inside_nested_modules_then_the_next_names_are_without_it(
+    leave: Callable[[], None],
+) -> None:
+    seen = []
+
+    class Good(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(place())
+            begin_in_c(b"kernel")
+            seen.append(place())
+            end_in_c()
+            seen.append(place())
+            with swapkit.op("other"):
+                seen.append(place())
+            seen.append(place())
+            return x * 1
+
+    class Catching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad, self.good = Leaving(leave, 5), Good()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with contextlib.suppress(ValueError):
+                self.bad(x)
+            seen.append(place())
+            x = self.good(x)
+            seen.append(place())
+            return x
+
+    model = Catching()
+    with swapkit.budget(1 << 40, model):
+        model(torch.ones(8, requires_grad=True)).sum().backward()
+        seen.append(place())
+    get_runtime().shim.kernels_sweep()
+    names = ["Catching", "good", "good.kernel", "good", "good.other", "good", "Catching", ""]
+    assert seen == [(name, name) for name in names]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_kernels_when_the_outer_ends_first_then_the_label_before_both_comes_back(
+    is_named: bool,
+) -> None:
+    runtime = get_runtime()
+    if is_named:
+        runtime.tracker.start("test")
+    before = runtime.tracker.tag_named("before")
+    set_tag(before)
+    outer, inner = runtime.shim.kernel_enter("outer"), runtime.shim.kernel_enter("inner")
+    runtime.shim.kernel_leave(outer)
+    label = set_tag(before)
+    set_tag(label)
+    assert runtime.tracker.name(label).endswith("outer.inner")
+    runtime.shim.kernel_leave(inner)
+    assert set_tag(NO_MODULE) == before
+    runtime.tracker.stop("test")
+
+
+class _Allocated(ctypes.Structure):
+    """glibc's `struct mallinfo2`: `hblkhd` is its fifth member, `uordblks` its eighth."""
+
+    _fields_ = (("members", ctypes.c_size_t * 10),)
+
+
+def allocated_bytes() -> int:
+    """Return the bytes that the process has of the C library."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Allocated
+    found = mallinfo().members
+    return int(found[7] + found[4])
+
+
+def test_kernel_when_it_ends_with_its_thread_then_its_memory_is_freed() -> None:
+    shim = get_runtime().shim
+    tensor = torch.ones(8)
+    count = 4096  # operands: 64 KiB of the kernel's own
+
+    def run() -> None:
+        shim.kernel_leave(shim.kernel_enter("first"))
+        shim.kernel_memory(shim.kernel_enter("open"), [tensor] * count, False)
+
+    on_thread(run)
+    before = allocated_bytes()
+    for _ in range(16):
+        on_thread(run)
+    assert allocated_bytes() - before < 4 * 16 * count
+
+
+def test_label_when_python_has_failed_to_give_one_then_asked_again(
+    refuse: Callable[[BaseException], None],
+) -> None:
+    refuse(RuntimeError("no answer"))
+    shim = get_runtime().shim
+    name = "labelled only once Python answers"
+    on_thread(lambda: shim.kernel_leave(shim.kernel_enter(name)))
+    shim.kernels_listen(get_runtime()._kernels)
+    token = shim.kernel_enter(name)
+    label = set_tag(NO_MODULE)
+    set_tag(label)
+    shim.kernel_leave(token)
+    assert get_runtime().tracker.name(label) == name
 
 
 def test_naming_when_unknown_then_refused() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import pickle
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,6 +166,37 @@ def test_name_when_it_has_no_counterpart_then_the_error_says_what_to_use(
 def test_module_when_python_looks_for_what_it_may_lack_then_attribute_error() -> None:
     module = importlib.import_module(FUNCTION)
     assert not hasattr(module, "__wrapped__")
+    assert not hasattr(module, "FunctionProfilingWrapper")
+    with pytest.raises(AttributeError, match=r"it has adapt_mem_func_wrapper\. Train"):
+        module.FunctionProfilingWrapper  # noqa: B018 - raises
+
+
+@pytest.mark.usefixtures("_installed")
+def test_modules_when_pickle_searches_them_for_a_name_then_they_are_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def somewhere() -> None:
+        """Pickle searches all modules for a function that does not name its own."""
+
+    for path in mindspeed.MODULES:
+        importlib.import_module(path)
+    last = ModuleType("last_of_all")
+    vars(last)["somewhere"] = somewhere
+    monkeypatch.setitem(sys.modules, last.__name__, last)
+    monkeypatch.setattr(somewhere, "__module__", None)
+    monkeypatch.setattr(somewhere, "__qualname__", "somewhere")
+    assert pickle.loads(pickle.dumps(somewhere)) is somewhere
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("path", sorted(mindspeed.MODULES))
+def test_module_when_all_of_it_is_imported_then_its_names_and_no_others(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(swapkit), "adapt_mem_func_wrapper", print)
+    namespace: dict[str, Any] = {}
+    exec(f"from {path} import *", namespace)
+    assert sorted(set(namespace) - {"__builtins__"}) == sorted(mindspeed.MODULES[path])
 
 
 @pytest.mark.usefixtures("_installed")

@@ -11,11 +11,13 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -55,24 +57,69 @@ struct Held {
 // A running kernel. Used by its own thread only.
 struct Announced {
     std::uint32_t tag, outer_tag;
-    bool is_tracked; // in Python
+    Announced *outer;  // the thread's kernel that began before this one
+    PyObject *tracked; // owned: the tracker's `RunningOperator`; null: Python does not track it
     std::size_t nbytes;
     std::vector<Held> held;
-
-    // A thread's next kernel mostly takes over the memory of its latest one.
-    static Announced *make() { return spare() ? spare().release() : new Announced{}; }
-    static void drop(Announced *kernel) {
-        kernel->held.clear();
-        kernel->nbytes = 0;
-        spare().reset(kernel);
-    }
-
-  private:
-    static std::unique_ptr<Announced> &spare() {
-        static thread_local std::unique_ptr<Announced> spare;
-        return spare;
-    }
 };
+
+// The latest one that began of the thread's kernels.
+thread_local Announced *innermost = nullptr;
+
+// What a thread keeps between two kernels.
+struct ThreadCache {
+    std::unique_ptr<Announced> spare; // a thread's next kernel mostly takes over the latest one's
+    std::uint32_t outer_tag = 0, tag = 0; // of the latest label
+    std::string name;
+
+    ~ThreadCache();
+};
+
+// Kernels that are open when their thread ends do so after the thread's `thread_local` objects are
+// destroyed; this flag has no destructor.
+thread_local bool is_cache_gone = false;
+ThreadCache::~ThreadCache() { is_cache_gone = true; }
+
+// Null: the thread is ending.
+ThreadCache *find_cache() {
+    if (is_cache_gone) {
+        return nullptr;
+    }
+    static thread_local ThreadCache cache;
+    return &cache;
+}
+
+Announced *make_kernel() {
+    ThreadCache *cache = find_cache();
+    Announced *kernel = cache != nullptr && cache->spare ? cache->spare.release() : new Announced{};
+    kernel->outer = innermost;
+    innermost = kernel;
+    return kernel;
+}
+
+// Take a kernel off the thread's list; return whether it was the innermost one. Those that began
+// right inside it are now inside the one around it.
+bool unlink_kernel(Announced *kernel) {
+    bool is_innermost = innermost == kernel;
+    Announced **link = &innermost;
+    while (*link != kernel) {
+        if ((*link)->outer_tag == kernel->tag) {
+            (*link)->outer_tag = kernel->outer_tag;
+        }
+        link = &(*link)->outer;
+    }
+    *link = kernel->outer;
+    return is_innermost;
+}
+
+void drop_kernel(Announced *kernel) {
+    kernel->held.clear();
+    kernel->nbytes = 0;
+    std::unique_ptr<Announced> dropped(kernel);
+    if (ThreadCache *cache = find_cache(); cache != nullptr) {
+        cache->spare = std::move(dropped);
+    }
+}
 
 bool is_wanted() {
     return naming.load(std::memory_order_relaxed) != Naming::none || is_any_group() ||
@@ -120,33 +167,48 @@ std::uint32_t find_label(std::uint32_t outer_tag, const char *name) {
     Ref<> outer = Ref<>::steal(PyLong_FromUnsignedLong(outer_tag)), text = text_of(name);
     std::uint32_t tag =
         read_tag(outer && text ? call_method<"label">(owner, outer.get(), text.get()) : Ref<>());
-    std::lock_guard lock(labels.mutex);
-    labels.known[outer_tag][name] = tag;
+    if (tag != 0) { // else it failed: the next kernel tries again
+        std::lock_guard lock(labels.mutex);
+        labels.known[outer_tag][name] = tag;
+    }
     return tag;
 }
 
 // As `find_label`; most threads run the same kernel again.
 std::uint32_t label_of(std::uint32_t outer_tag, const char *name) {
-    struct Latest {
-        std::uint32_t outer_tag, tag;
-        std::string name;
-    };
-    static thread_local Latest latest = {};
-    if (latest.tag == 0 || latest.outer_tag != outer_tag || latest.name != name) {
-        latest = {.outer_tag = outer_tag, .tag = find_label(outer_tag, name), .name = name};
+    ThreadCache *cache = find_cache();
+    if (cache == nullptr) {
+        return find_label(outer_tag, name);
     }
-    return latest.tag;
+    if (cache->tag == 0 || cache->outer_tag != outer_tag || cache->name != name) {
+        cache->tag = find_label(outer_tag, name);
+        cache->outer_tag = outer_tag;
+        cache->name = name;
+    }
+    return cache->tag;
+}
+
+// Begin a kernel in Python, too: find its tag, and a reference for its end.
+void track(Announced *kernel, const char *name) {
+    WithPython python;
+    PutAside former;
+    Ref<> text = text_of(name);
+    Ref<> begun = text ? call_method<"begin">(owner, text.get()) : Ref<>();
+    unsigned int tag = 0;
+    PyObject *tracked = nullptr;
+    if (begun && PyArg_ParseTuple(begun.get(), "IO:begin", &tag, &tracked) != 0) {
+        kernel->tracked = Py_NewRef(tracked);
+    } else {
+        swallow(owner);
+    }
+    kernel->tag = tag;
 }
 
 void *begin_kernel(const char *name) {
-    Announced *kernel = Announced::make();
+    Announced *kernel = make_kernel();
     kernel->outer_tag = links.sk_tag_set(0);
-    kernel->is_tracked = naming.load(std::memory_order_relaxed) == Naming::all;
-    if (kernel->is_tracked) {
-        WithPython python;
-        PutAside former;
-        Ref<> text = text_of(name);
-        kernel->tag = read_tag(text ? call_method<"begin">(owner, text.get()) : Ref<>());
+    if (naming.load(std::memory_order_relaxed) == Naming::all) {
+        track(kernel, name);
     } else {
         kernel->tag = label_of(kernel->outer_tag, name);
     }
@@ -174,24 +236,36 @@ void renew_written(const Announced &kernel) {
     }
 }
 
+// End a kernel in Python, too; return the tag of the thread's place if the kernel was not the
+// innermost one there: an exception has left it open, or it ends before one inside it.
+std::optional<std::uint32_t> untrack(Announced *kernel) {
+    WithPython python;
+    PutAside former;
+    Ref<> tracked = Ref<>::steal(std::exchange(kernel->tracked, nullptr));
+    Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(kernel->nbytes));
+    Ref<> place = nbytes ? call_method<"end">(owner, tracked.get(), nbytes.get()) : Ref<>();
+    if (!place) {
+        swallow(owner);
+        return std::nullopt;
+    }
+    return place.get() == Py_None ? std::nullopt : std::optional(read_tag(place));
+}
+
 void end_kernel(void *op) {
     auto *kernel = static_cast<Announced *>(op);
     if (is_any_group()) {
         renew_written(*kernel);
     }
-    if (kernel->is_tracked) {
-        WithPython python;
-        PutAside former;
-        Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(kernel->nbytes));
-        if (!nbytes || !call_method<"end">(owner, nbytes.get())) {
-            swallow(owner);
-        }
+    std::optional<std::uint32_t> place =
+        kernel->tracked == nullptr ? std::nullopt : untrack(kernel);
+    bool is_innermost = unlink_kernel(kernel);
+    if (place.has_value() || is_innermost) { // else the tag is that of a kernel inside it
+        (void)links.sk_tag_set(place.value_or(kernel->outer_tag));
     }
-    (void)links.sk_tag_set(kernel->outer_tag);
     for (const Held &each : kernel->held) {
         swapkit_storage_drop(each.storage);
     }
-    Announced::drop(kernel);
+    drop_kernel(kernel);
 }
 
 // ---- operands and outputs -----------------------------------------------------------------------
@@ -251,7 +325,10 @@ sk_op_result describe_failure(char *text, std::size_t capacity) {
     PyErr_Fetch(&type, &value, &trace);
     Ref<> words = Ref<>::steal(value == nullptr ? nullptr : PyObject_Str(value));
     const char *utf8 = words ? PyUnicode_AsUTF8(words.get()) : nullptr;
-    (void)std::snprintf(text, capacity, "%s", utf8 == nullptr ? "interrupted" : utf8);
+    if (utf8 == nullptr || *utf8 == '\0') { // many exceptions have no text
+        utf8 = reinterpret_cast<PyTypeObject *>(type)->tp_name;
+    }
+    (void)std::snprintf(text, capacity, "%s", utf8);
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
     if (is_error) {
