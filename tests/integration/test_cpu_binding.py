@@ -194,6 +194,11 @@ class Visitor:
         self._thread.join()
 
 
+# Python reports the file of `/proc` that an interrupted read leaves open.
+UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@UNCLOSED
 @pytest.mark.usefixtures("near")
 def test_session_when_its_begin_is_interrupted_then_no_thread_stays_bound() -> None:
     interruptions = 0
@@ -207,6 +212,7 @@ def test_session_when_its_begin_is_interrupted_then_no_thread_stays_bound() -> N
     assert interruptions > PLACES // 2
 
 
+@UNCLOSED
 @pytest.mark.usefixtures("near")
 def test_session_when_its_end_is_interrupted_then_closing_it_gives_the_cpus_back() -> None:
     interruptions = 0

@@ -1,9 +1,11 @@
-"""A session whose recorded step is interrupted while it ends: nothing of it stays."""
+"""A session that is interrupted while it begins or ends: nothing of it stays."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,10 +17,19 @@ from swapkit._runtime.model.listeners import Listeners
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.lent_hooks import Lending
-from tests.support.sessions import make_training, train_plainly
+from swapkit._runtime.thread_state import thread_state
+from tests.support.sessions import Plain, make_training, train_plainly
+from tests.unit._runtime.rig import count_places, interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.session.session import Session
 
 pytestmark = [pytest.mark.usefixtures("installation", "steady_machine"), pytest.mark.promise("C5")]
 
+UNDOING = 600  # the last places of a session's end where it can be interrupted
 PARTS = ("calls", "workspaces", "optimizers", "savings", "bytes", "storages")
 
 
@@ -31,8 +42,11 @@ def test_recording_when_its_end_is_interrupted_then_the_rest_of_it_ends(
     def start_doomed(recorder: Recorder) -> None:
         def interrupt() -> None:
             stop()
-            raise KeyboardInterrupt
+            if not interrupted:
+                interrupted.append(part)
+                raise KeyboardInterrupt
 
+        interrupted: list[str] = []
         owner = getattr(recorder, part)
         stop = owner.stop
         owner.stop = interrupt
@@ -81,3 +95,64 @@ def test_session_when_interrupted_as_it_begins_then_no_listener_of_it_is_left(
             pass
     assert (global_hooks.calls.now, global_hooks.steps.now) == listeners
     training.step()
+
+
+def traces_of_sessions(installation: Installation) -> tuple[object, ...]:
+    """Return everything that a session changes while it is active."""
+    return (
+        global_hooks.calls.now,
+        global_hooks.steps.now,
+        tuple(thread_state.sessions),
+        tuple(installation.runtime.active),
+        tuple(installation.sessions),
+        installation.pool.budget_bytes,
+        _len_torch_dispatch_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        swapkit.sessions(),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plain:
+    swapkit.install()
+    return train_plainly(make_training, 1)
+
+
+def interrupt_end(nth: int, session: Session) -> bool:
+    return interrupts(nth, session.close)
+
+
+# Steps before the session ends, in the middle of the next one: recorded, then planned.
+@pytest.mark.parametrize("steps", [1, 4], ids=["recording", "following"])
+def test_session_when_its_end_is_interrupted_anywhere_then_closing_it_again_leaves_nothing(
+    steps: int, installation: Installation, plain: Plain
+) -> None:
+    before = traces_of_sessions(installation)
+
+    def end_in_a_step(end: Callable[[Session], int]) -> int:
+        training = make_training()
+        limit = plain.budget(0.95)
+        session = swapkit.budget(limit, training.model, training.optimizer, search_steps=1)
+        session.__enter__()
+        for _ in range(steps):
+            training.step()
+        assert session.stage == ("warmup" if steps == 1 else "stable")
+        loss = training.forward()
+        result = end(session)
+        session.close()
+        loss.backward()
+        assert traces_of_sessions(installation) == before
+        model = weakref.ref(training.model)
+        del training, loss
+        gc.collect()
+        assert model() is None
+        return result
+
+    places = end_in_a_step(lambda session: count_places(session.close))
+    of_undoing = range(max(1, places - UNDOING), places, 12)  # the recording is read before
+    earlier = range(1, of_undoing[0], 1 + of_undoing[0] // 12)
+    tried = [*earlier, *of_undoing]
+    raised = 0
+    for nth in tried:
+        raised += end_in_a_step(partial(interrupt_end, nth))
+    assert raised > 0.9 * len(tried)

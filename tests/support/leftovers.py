@@ -1,4 +1,4 @@
-"""No test meets what another left behind, garbage or threads: a pytest plugin."""
+"""No test meets what another left behind, garbage, threads or sessions: a pytest plugin."""
 
 from __future__ import annotations
 
@@ -84,6 +84,26 @@ def _no_thread_left_behind() -> Iterator[None]:
     names = sorted(thread.name for thread in lost if thread.is_alive())
     if names:
         pytest.fail(f"threads outlive the test: {', '.join(names)}")
+
+
+# ---- lost sessions -------------------------------------------------------------------------------
+
+
+def list_listeners() -> tuple[object, ...]:
+    """Return those that listen to all modules: running sessions, recorders, trackers."""
+    hooks = sys.modules.get("swapkit._runtime.model.global_hooks")
+    return () if hooks is None else hooks.calls.now
+
+
+@pytest.fixture(autouse=True)
+def _no_session_left_behind() -> Iterator[None]:
+    """A session that outlives its test holds memory, and its hooks run in other tests."""
+    before = list_listeners()
+    yield
+    lost = [each for each in list_listeners() if each not in before]
+    if lost:
+        names = ", ".join(sorted({type(each).__name__ for each in lost}))
+        pytest.fail(f"{len(lost)} listeners outlive the test: {names}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -7,11 +7,11 @@ steps count as the same kind, and each begins where the previous one ended.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import weakref
 from collections import OrderedDict
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from swapkit._runtime.execution.plan_checks import (
 )
 from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.saved.lent_hooks import Lending, find_weakly, is_call_of
 from swapkit._runtime.thread_state import thread_state
@@ -74,7 +75,7 @@ class PlanController:
         self._config = config
         self._plans = PlanMaker(installation.device, config)
         self._learner = self._plans.make_learner()
-        self._undo = ExitStack()
+        self._undo = Undo()
         self._signature = ANY
         self._form = "", 0  # the form of the step's inputs, and their number of elements
         self._is_unbound = False  # whether the plan is for the first inputs that come
@@ -125,7 +126,7 @@ class PlanController:
     # ---- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin with the next step.
+        """Begin with the next step. If it fails or is interrupted, `stop` undoes it.
 
         Raises:
             PlanMismatch: the saved plan does not fit this model or budget.
@@ -133,22 +134,21 @@ class PlanController:
         if self._config.saved_plan is not None:
             self._adopt(*self._config.saved_plan)
         self._plans.join_ranks()
-        with ExitStack() as undo:
-            model = self._find_model()
-            if model is not None:
-                lending = Lending(self._hooks, model)
-                undo.callback(lending.stop)  # first: a signal handler may raise anywhere
-                lending.start()
-            undo.callback(self._stop_planning)
-            undo.callback(global_hooks.calls.remove, self)
-            global_hooks.calls.add(self)
-            undo.callback(self._leave_step)
-            self._enter_step(self._signature)
-            self._undo = undo.pop_all()
+        undo = self._undo  # added before each part starts: an interruption may come between
+        model = self._find_model()
+        if model is not None:
+            lending = Lending(self._hooks, model)
+            undo.add(lending.stop)
+            lending.start()
+        undo.add(self._stop_planning)
+        undo.add(functools.partial(global_hooks.calls.remove, self))
+        global_hooks.calls.add(self)
+        undo.add(self._leave_step)
+        self._enter_step(self._signature)
 
     def stop(self) -> None:
-        """Undo `start`, also in the middle of a step."""
-        self._undo.close()
+        """Undo `start`, also in the middle of a step. A second call retries what failed."""
+        raise_first(self._undo.run())
 
     def give_up(self) -> None:
         """Stop making plans. Safe anywhere, also in finalizers."""
@@ -302,13 +302,13 @@ class PlanController:
         self._executors[id(plan)] = executor
         while len(self._executors) > CASES_KEPT:
             self._executors.popitem(last=False)
+        self._executor = executor  # first: an interruption may come before `start` returns
         executor.start()
-        self._executor = executor
 
     def _stop_following(self) -> None:
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.stop()
+        if self._executor is not None:
+            self._executor.stop()
+            self._executor = None  # last: if it is interrupted, the next call repeats it
 
     # ---- recording -----------------------------------------------------------------------------
 

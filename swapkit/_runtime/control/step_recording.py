@@ -62,12 +62,18 @@ class StepRecording:
 
     def stop(self) -> Recorder | None:
         """Stop recording; return the recorder with the step. None: nothing was recorded."""
-        with self._lock:
-            recorder, self._recorder = self._recorder, None
-            if recorder is None:
-                return None
-            self._packer.observer = None
-        recorder.stop()  # without the lock: it waits for the device
+        recorder = None
+        try:
+            with self._lock:
+                recorder, self._recorder = self._recorder, None
+                if recorder is None:
+                    return None
+                self._packer.observer = None
+            recorder.stop()  # without the lock: it waits for the device
+        except BaseException:
+            if recorder is not None:  # the next call goes on
+                self._recorder = recorder
+            raise
         return recorder
 
     def drop(self) -> None:

@@ -105,20 +105,24 @@ class PlanExecutor:
         self._packer.follows = True
 
     def stop(self) -> None:
-        """Stop following the plan. Groups that are out come back as memory allows."""
+        """Stop following the plan. Groups that are out come back as memory allows.
+
+        If it is interrupted, the next call goes on.
+        """
         if self._follower is None:
             return
         swapper = self._swapper
         self._packer.follows = self._packer.skips_backward = False
-        repetitions, self._repetitions = self._repetitions, None
-        if repetitions is not None:
-            repetitions.end()
+        if self._repetitions is not None:
+            self._repetitions.end()
+            self._repetitions = None
         global_hooks.steps.remove(self)
         with swapper.shared.lock:
             self._follower.end()
-            swapper.mover.follower = self._follower = None
+            swapper.mover.follower = None
             swapper.curve = None
             swapper.evictor.resume()
+            self._follower = None
 
     def end_step(self) -> StepReport:
         """Return a report of the step that ends here, and begin the next one.

@@ -120,16 +120,20 @@ class ModuleTracker:
                 bypass.sites.needs_modules = True
 
     def stop(self, user: object) -> None:
-        """Undo `start` for a user, also if `start` was interrupted."""
+        """Undo `start` for a user, also if `start` was interrupted.
+
+        If it is interrupted itself, the next call goes on: the user is removed last.
+        """
         with self._lock:
             if user not in self._users:
                 return
-            self._users = {other: need for other, need in self._users.items() if other != user}
-            if not self._users:
+            left = {other: need for other, need in self._users.items() if other != user}
+            if not left:
                 self.is_on = False
                 self.note_switch()
                 global_hooks.calls.remove(self)
                 set_tag(NO_MODULE)
+            self._users = left
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Name the modules of a model by their paths."""

@@ -7,12 +7,12 @@ the recorder's own pair (`saved_events.py`).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
+from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.recording.dispatch_mode import RecordingMode
 from swapkit._runtime.recording.notes import NotedOperator, Notes, Setting
 from swapkit._runtime.recording.operator_runs import form_of, run_timed
@@ -69,7 +69,7 @@ class Recorder(Notes):
         self._seconds: list[float] = []
         self._looks_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
-        self._undo = contextlib.ExitStack()
+        self._undo = Undo()
 
     def is_here(self) -> bool:
         """Return whether this thread is recorded: autograd's threads have their caller's modes."""
@@ -96,32 +96,32 @@ class Recorder(Notes):
         """Start to record this thread's operators, and those of its backward passes."""
         undo = self._undo  # registered before each step, so that an interruption leaves nothing on
         for end in (self.storages.stop, self.bytes.stop, self.savings.stop, self._read_times):
-            undo.callback(end)
+            undo.add(end)
         if self.setting.root is not None:
             for module in self.setting.root.modules():
                 self._meet(module)
-        undo.callback(self.optimizers.stop)
+        undo.add(self.optimizers.stop)
         self.optimizers.start()
         if self._pool is not None:
-            undo.callback(self._pool.unwatch, self.timer)
-        undo.callback(self.workspaces.stop)
+            undo.add(functools.partial(self._pool.unwatch, self.timer))
+        undo.add(self.workspaces.stop)
         if self.setting.pool is not None:
             self.in_use_bytes = self.setting.pool.in_use_bytes()
         self.workspaces.start()
         if self._pool is not None:
             self._pool.watch(self.timer)
-        undo.callback(self.calls.stop)
+        undo.add(self.calls.stop)
         self.calls.start()
-        undo.callback(self._mode.leave)
+        undo.add(self._mode.leave)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Undo `start`; then `trace` can build the trace.
 
         An operator that runs meanwhile on another thread may still be noted. It has no time in
-        `_seconds`, and so is in no trace.
+        `_seconds`, and so is in no trace. A second call retries what failed.
         """
-        self._undo.close()
+        raise_first(self._undo.run())
 
     def _read_times(self) -> None:
         self._seconds = self.timer.seconds([row.taken for row in self.rows])

@@ -128,6 +128,16 @@ def interrupts(nth: int, function: Callable[[], object]) -> bool:
     It does so as calls begin and as they return, but for the function itself, what a `with` calls,
     and generators that yield. Returns False if the function ended before.
     """
+    return _run_counting(function, nth) == nth  # and raised, though a finalizer may have had it
+
+
+def count_places(function: Callable[[], object]) -> int:
+    """Call a function; return at how many places `interrupts` could have raised."""
+    return _run_counting(function, 0)
+
+
+def _run_counting(function: Callable[[], object], nth: int) -> int:
+    """Call a function; count the places where Python looks for signals, and raise at the `nth`."""
     count = 0
     own = sys._getframe()
 
@@ -152,4 +162,4 @@ def interrupts(nth: int, function: Callable[[], object]) -> bool:
     finally:
         sys.setprofile(previous)
         sys.unraisablehook = unraisable
-    return count == nth  # and raised, though a finalizer may have had it
+    return count

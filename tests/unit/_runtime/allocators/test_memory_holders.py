@@ -91,10 +91,12 @@ def test_holders_when_made_in_backward_then_the_name_says_so(
 
     tracker.add_model(model := nn.Sequential(nn.Tanh()))
     tag = next(tag for tag in range(1, 9) if tracker.name(tag) == "0")
+    before = amounts(installation, tracker)
     previous = set_tag(tag | BACKWARD)
     tensor = torch.ones(MIB // 4)
     set_tag(previous)
-    assert amounts(installation, tracker)["made in backward of 0"] == (tensor.nbytes, 1)
+    change = grown(before, amounts(installation, tracker))
+    assert change == {"made in backward of 0": (tensor.nbytes, 1)}
     assert len(model) == 1
 
 
