@@ -272,6 +272,27 @@ static size_t rescue(void *context, size_t needed_bytes) {
     return BLOCK;
 }
 
+/* Evicts: the work that it queued fails when the pool settles for the block. */
+static size_t rescue_in_vain(void *context, size_t needed_bytes) {
+    scene *s = context;
+    size_t freed = rescue(context, needed_bytes);
+    s->fails = freed > 0;
+    return freed;
+}
+
+SK_TEST(parked, test_rescue_when_queued_work_fails_after_it_then_the_take_reports_that) {
+    scene *s = scene_open(BLOCK, false);
+    s->rescued = take(&s->f, BLOCK, s->one);
+    sk_pool_set_rescue(s->f.pool, rescue_in_vain, s);
+    void *never = NULL;
+    CHECK_STATUS(SK_BACKEND_FAILED, sk_pool_take(s->f.pool, BLOCK, s->two, &never));
+    CHECK_CONTAINS(sk_error_text(), "an operator failed");
+    s->fails = false;
+    void *block = take(&s->f, BLOCK, s->two); /* the rescued block was parked meanwhile */
+    give(&s->f, block);
+    scene_close(s);
+}
+
 SK_TEST(parked, test_rescue_when_it_frees_a_block_with_queued_work_then_that_comes_first) {
     scene *s = scene_open(BLOCK, false);
     s->rescued = take(&s->f, BLOCK, s->one);

@@ -27,8 +27,8 @@ SK_API void sk_entry_free(sk_entry *entry, void *address);
 SK_API SK_NODISCARD sk_status sk_entry_use(sk_entry *entry, void *address, sk_stream *stream);
 /* As sk_pool_unuse. */
 SK_API void sk_entry_unuse(sk_entry *entry, void *address, sk_stream *stream, sk_stream *current);
-/* As sk_pool_trim; memory that cannot be given back yet stays for later. */
-SK_API void sk_entry_trim(sk_entry *entry);
+/* As sk_pool_trim. */
+SK_API SK_NODISCARD sk_status sk_entry_trim(sk_entry *entry);
 /* The segment that holds `address`, as sk_pool_segment_at. */
 SK_API SK_NODISCARD sk_status sk_entry_segment_at(sk_entry *entry, const void *address,
                                                   sk_segment_info *out);

@@ -66,7 +66,8 @@ def install(
         InvalidArgument: an argument is invalid.
         OverBudget: more memory than the limit is already in use.
         NativeBuildError: the allocator shim could not be compiled; see the message.
-        SessionError: torch already uses the device; the message says when to call `install`.
+        SessionError: torch already uses the device, and the message says when to call `install`;
+            or swapkit serves another type of accelerator in this process.
         Unsupported: swapkit does not support the device, or the device does not exist.
 
     Example:
@@ -120,6 +121,12 @@ def _install_accelerator(
     kind = ACCELERATORS[name.type]
     if _accelerator is None:
         _accelerator = AcceleratorAllocator(get_runtime(), kind, is_torchs=allocator == TORCHS)
+    elif _accelerator.accelerator is not kind:
+        raise SessionError(
+            f"device={str(name)!r}: swapkit already serves {_accelerator.accelerator.title} in "
+            "this process, and serves one type of accelerator. Train on the other in a process of "
+            "its own"
+        )
     elif _accelerator.is_torchs != (allocator == TORCHS):
         present = TORCHS if _accelerator.is_torchs else OURS
         raise SessionError(

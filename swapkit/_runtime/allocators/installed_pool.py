@@ -207,11 +207,12 @@ class Installation(Generic[_Pool]):
         for session in reversed(self.sessions):
             hints += session.hints(in_use_bytes + nbytes)
         if not self.sessions:
+            # Whole pieces of memory are reserved: less than the present limit is never enough.
+            needed_bytes = max(in_use_bytes + nbytes, stats["budget_bytes"] + 1)
             hints += [
                 "train inside `with swapkit.budget(limit, model, optimizer):`, which moves saved "
                 "tensors to the host instead of failing",
-                f"a limit of at least {format_limit(in_use_bytes + nbytes)}, or a smaller batch or "
-                "sequence",
+                f"a limit of at least {format_limit(needed_bytes)}, or a smaller batch or sequence",
             ]
         blocks = self.pool.blocks()
         return format_failure(

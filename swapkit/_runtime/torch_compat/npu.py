@@ -13,6 +13,7 @@ from swapkit.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+VERSIONS = (("2", "13"),)  # of torch_npu
 _SIZES = (3, 5)
 _STRIDES = (5, 1)
 _ND_FORMATS = {0, 2}  # of ACL: NCHW and ND
@@ -41,6 +42,14 @@ def check_storage_layout(read: Callable[[torch.Tensor], tuple[object, ...] | Non
     Raises:
         Unsupported: this torch_npu has another layout.
     """
+    import torch_npu  # not before: it needs CANN
+
+    version = tuple(torch_npu.__version__.split(".")[:2])
+    if version not in VERSIONS:  # reading with another layout could crash
+        raise Unsupported(
+            f"swapkit knows how torch_npu {', '.join(map('.'.join, VERSIONS))} describes storages, "
+            f"not {torch_npu.__version__}. Install one of these versions: pip install swapkit[npu]"
+        )
     with hidden(), torch.no_grad():
         tensor = torch.empty(_SIZES, dtype=torch.float16, device="npu")
         found = read(tensor)

@@ -106,7 +106,7 @@ void sk_entry_unuse(sk_entry *entry, void *address, sk_stream *stream, sk_stream
     sk_pool_unuse(entry->pool, address, stream, current);
 }
 
-void sk_entry_trim(sk_entry *entry) { sk__ignore(sk_pool_trim(entry->pool)); }
+sk_status sk_entry_trim(sk_entry *entry) { return sk_pool_trim(entry->pool); }
 
 sk_status sk_entry_segment_at(sk_entry *entry, const void *address, sk_segment_info *out) {
     return sk_pool_segment_at(entry->pool, address, out);

@@ -87,12 +87,14 @@ static sk_status reclaim_own(sk_pool *pool, const sk__request *request, sk__bloc
     return status;
 }
 
-/* Call the owner's rescue; return the bytes that it freed. */
-static size_t rescue_call(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+/* Call the owner's rescue; `out`: the bytes that it freed. Fails if queued work has failed. */
+static sk_status rescue_call(sk_pool *pool, const sk__request *request, size_t *out)
+    SK_REQUIRES(pool->lock) {
     sk_rescue_fn rescue = pool->rescue;
     void *context = pool->rescue_context;
+    *out = 0;
     if (rescue == NULL || rescuing == pool) {
-        return 0;
+        return SK_OK;
     }
     size_t needed = sk__segment_shortage(pool, request);
     sk_assert(needed > 0);
@@ -102,7 +104,6 @@ static size_t rescue_call(sk_pool *pool, const sk__request *request) SK_REQUIRES
     size_t freed = rescue(context, needed);
     rescuing = outer;
     sk__lock(&pool->lock);
-    sk__ignore(sk__settle(pool)); /* blocks that cannot be freed now stay parked */
     if (freed > 0) {
         pool->stats.num_rescues++;
         pool->stats.rescued_bytes += (int64_t)freed;
@@ -110,7 +111,8 @@ static size_t rescue_call(sk_pool *pool, const sk__request *request) SK_REQUIRES
     if (pool->ring != NULL) {
         sk__ring_note(pool, SK_RING_RESCUE, freed, 0);
     }
-    return freed;
+    *out = freed;
+    return sk__settle(pool);
 }
 
 static sk_status request_fail(sk_pool *pool, const sk__request *request, sk_status status)
@@ -143,10 +145,13 @@ sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out
         asking = sk__is_memory_failure(status);
     }
     while (asking) {
-        asking = rescue_call(pool, request) > 0;
-        /* Even after it returned 0: another thread may have given memory back meanwhile. */
-        status = reclaim_own(pool, request, out);
-        asking = asking && sk__is_memory_failure(status);
+        size_t freed = 0;
+        status = rescue_call(pool, request, &freed);
+        if (status == SK_OK) {
+            /* Even if it freed nothing: another thread may have given memory back meanwhile. */
+            status = reclaim_own(pool, request, out);
+        }
+        asking = freed > 0 && sk__is_memory_failure(status);
     }
     return sk__is_memory_failure(status) ? request_fail(pool, request, status) : status;
 }

@@ -67,6 +67,10 @@ template <class Stats> void fill(Stats &to, const sk_stat (&from)[3]) {
 
 } // namespace
 
+bool device_is_open(int device) {
+    return entries[device].load(std::memory_order_acquire) != nullptr;
+}
+
 void *device_alloc(std::size_t nbytes, int device, sk_stream *stream) {
     if (nbytes == 0) {
         return nullptr;
@@ -81,7 +85,13 @@ void device_free(void *address, int device) {
 }
 
 void device_trim() {
-    each_entry([](sk_entry *entry) { links.sk_entry_trim(entry); });
+    std::string why;
+    each_entry([&](sk_entry *entry) {
+        if (links.sk_entry_trim(entry) != SK_OK) {
+            why = links.sk_error_text();
+        }
+    });
+    TORCH_CHECK(why.empty(), "swapkit: cached memory could not be returned: ", why);
 }
 
 void device_use(void *address, sk_stream *stream) {

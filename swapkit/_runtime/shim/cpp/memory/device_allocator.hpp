@@ -16,10 +16,12 @@ namespace swapkit {
 
 constexpr int most_allocators = 64;
 
+// Whether torch has allocated on a device.
+bool device_is_open(int device);
 // Return memory for work on `stream`; null only for 0 bytes.
 void *device_alloc(std::size_t nbytes, int device, sk_stream *stream);
 void device_free(void *address, int device);
-// Return cached memory to the devices.
+// Return cached memory to the devices. Raises if the devices' work has failed.
 void device_trim();
 // Note that `stream` uses the memory, or that `current` waits for that use.
 void device_use(void *address, sk_stream *stream);

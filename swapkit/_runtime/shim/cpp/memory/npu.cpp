@@ -34,11 +34,17 @@ constexpr auto npu = c10::DeviceType::PrivateUse1;
 
 constexpr c10::StreamId no_id = -1;
 
-// The streams of a device that the pool knows: a few, and never fewer.
+struct Known {
+    void *handle;
+    int device;
+    c10::StreamId id;
+};
+
+// The streams that a device's pool knows: a few, and never fewer. Most belong to the device.
 struct Streams {
     std::atomic<void *> latest{nullptr}; // handle: the usual one, found without the lock
     std::mutex mutex;
-    std::vector<std::pair<void *, c10::StreamId>> known;
+    std::vector<Known> known;
 };
 Streams streams[swapkit::most_allocators];
 
@@ -48,19 +54,20 @@ Streams &streams_of(int device) {
     return streams[device];
 }
 
-// Note a stream; `no_id`: only its handle is known.
-void note_stream(int device, void *handle, c10::StreamId id) {
+// Note that a device's pool knows a stream; `no_id`: only its handle is known.
+void note_stream(int device, const Known &stream) {
     Streams &all = streams_of(device);
     std::lock_guard lock(all.mutex);
-    auto found = std::find_if(all.known.begin(), all.known.end(),
-                              [&](const auto &each) { return each.first == handle; });
+    auto found = std::find_if(all.known.begin(), all.known.end(), [&](const Known &each) {
+        return each.handle == stream.handle && each.device == stream.device;
+    });
     if (found == all.known.end()) {
-        all.known.emplace_back(handle, id);
-    } else if (id != no_id) {
-        found->second = id;
+        all.known.push_back(stream);
+    } else if (stream.id != no_id) {
+        found->id = stream.id;
     }
-    if (id != no_id) {
-        all.latest = handle;
+    if (stream.id != no_id && stream.device == device) {
+        all.latest = stream.handle;
     }
 }
 
@@ -81,7 +88,8 @@ c10::Stream current_of(int device) {
 void note_requested(int device, void *handle) {
     if (streams_of(device).latest.load(std::memory_order_relaxed) != handle) {
         c10::Stream current = current_of(device);
-        note_stream(device, handle, handle_of(&current) == handle ? current.id() : no_id);
+        c10::StreamId id = handle_of(&current) == handle ? current.id() : no_id;
+        note_stream(device, {.handle = handle, .device = device, .id = id});
     }
 }
 
@@ -93,23 +101,23 @@ void synchronize_current_device() {
     (void)synchronize(true);
 }
 
-// Wait until all operators queued on a device are in their streams.
-void settle(c10::DeviceIndex index) {
-    std::vector<std::pair<void *, c10::StreamId>> known;
+// Wait until all operators queued on the streams that a device's pool knows are in these streams.
+void settle(int index) {
+    std::vector<Known> known;
     {
         std::lock_guard lock(streams[index].mutex);
         known = streams[index].known;
     }
-    c10::Device device(npu, index);
-    c10::OptionalDeviceGuard current;
-    if (c10::impl::VirtualGuardImpl(npu).getDevice() != device) { // it has the queue
-        current.reset_device(device);
-    }
-    for (const auto &[handle, id] : known) {
-        if (id == no_id) {
+    for (const Known &stream : known) {
+        c10::Device device(npu, static_cast<c10::DeviceIndex>(stream.device));
+        c10::OptionalDeviceGuard current;
+        if (c10::impl::VirtualGuardImpl(npu).getDevice() != device) { // it has the queue
+            current.reset_device(device);
+        }
+        if (stream.id == no_id) {
             synchronize_current_device();
         } else {
-            (void)swapkit::stream_handle(device, id);
+            (void)swapkit::stream_handle(device, stream.id);
         }
     }
 }
@@ -147,12 +155,25 @@ void swapkit_npu_free(void *address, std::size_t, int device, void *) {
     swapkit::device_free(address, device);
 }
 
-// Also called when the interpreter exits.
-void swapkit_npu_reset(bool) { swapkit::device_trim(); }
+// Also called when the interpreter exits, without `check_error`.
+void swapkit_npu_reset(bool check_error) {
+    try {
+        swapkit::device_trim();
+    } catch (const c10::Error &) {
+        if (check_error) {
+            throw;
+        }
+    }
+}
 
 void swapkit_npu_record_stream(void *address, const c10::Stream *stream) {
     void *handle = handle_of(stream);
-    note_stream(stream->device_index(), handle, stream->id());
+    Known noted = {.handle = handle, .device = stream->device_index(), .id = stream->id()};
+    for (int device = 0; device < swapkit::most_allocators; device++) {
+        if (swapkit::device_is_open(device)) { // the memory may be of another device
+            note_stream(device, noted);
+        }
+    }
     swapkit::device_use(address, static_cast<sk_stream *>(handle));
 }
 
@@ -190,7 +211,7 @@ void swapkit_npu_reset_peak(c10::DeviceIndex device) { swapkit::device_reset_pea
 sk_status swapkit_npu_settle(void *context, char *text, std::size_t capacity) {
     std::string why;
     try {
-        settle(static_cast<c10::DeviceIndex>(reinterpret_cast<std::intptr_t>(context)));
+        settle(static_cast<int>(reinterpret_cast<std::intptr_t>(context)));
         return SK_OK;
     } catch (const c10::Error &error) {
         why = error.what_without_backtrace();

@@ -160,9 +160,6 @@ static bool begin(Mover *mover, Group *group) {
     if (raises(links.sk_group_create(mover->sched, nbytes, tier, &group->native))) {
         return false;
     }
-    if (group->description == nullptr) {
-        group->description = description_of(group->storage);
-    }
     group->part_bytes = part;
     group->nbytes = nbytes;
     group->state_at = links.sk_group_state_at(group->native);
@@ -177,6 +174,8 @@ int copy_out(Mover *mover, Group *group) {
     if (!begin(mover, group)) {
         return -1;
     }
+    description_free(group->description); // an operator may have changed it since the last copy
+    group->description = description_of(group->storage);
     ProfilerRange range(RangeName::swap_out);
     c10::StorageImpl *storage = group->storage;
     c10::StorageImpl *owner = swapkit_owner_new(storage);
