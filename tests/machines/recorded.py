@@ -10,7 +10,7 @@ from swapkit._runtime.affinity.addresses import parse_address
 from swapkit._runtime.affinity.choice import choose_cpus
 from swapkit._runtime.affinity.cpu_lists import format_cpus, parse_cpus
 from swapkit._runtime.affinity.places import find_place
-from swapkit._runtime.affinity.system import CommandMissing, System
+from swapkit._runtime.affinity.system import CommandHung, CommandMissing, System
 from swapkit.config.cpu_affinity import read_cpu_affinity
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class RecordedSystem(System):
     """A machine of this folder, instead of the one that runs the tests."""
 
     def __init__(self, name: str, variables: Mapping[str, str] | None = None) -> None:
+        super().__init__()
         self.name = name
         self.variables = dict(variables or {})
         self.asked: list[str] = []  # the commands that were run
@@ -66,10 +67,12 @@ class RecordedSystem(System):
         below = [key.removeprefix(start) for key in self.sections if key.startswith(start)]
         return sorted({name.partition("/")[0] for name in below})
 
-    def run(self, *command: str) -> str:
+    def run_again(self, *command: str) -> str:
         self.asked.append(" ".join(command))
         if f"missing {command[0]}" in self.sections:
             raise CommandMissing(command[0])
+        if f"hung {command[0]}" in self.sections:
+            raise CommandHung(command[0])
         return self.sections.get(f"command {' '.join(command)}", "")
 
     def allowed_cpus(self) -> frozenset[int]:

@@ -56,7 +56,7 @@ class Npu:
             index: torch's, among the devices that ASCEND_RT_VISIBLE_DEVICES leaves.
 
         Raises:
-            CommandMissing: npu-smi is not installed.
+            Unknown: npu-smi is not installed, or does not answer.
         """
         self._system = system
         named = system.environment.get(VISIBLE_NPUS, "").split(",")
@@ -69,7 +69,11 @@ class Npu:
         self.card, self.chip = chips.get(logical, (logical, 0))
 
     def address(self) -> str | None:
-        """Return its address; None: npu-smi does not tell."""
+        """Return its address; None: npu-smi does not tell.
+
+        Raises:
+            CommandHung: npu-smi does not answer.
+        """
         board = ("npu-smi", "info", "-t", "board", "-i", str(self.card))
         for command in ((*board, "-c", str(self.chip)), board):
             found = _BUS_INFO.search(self._system.run(*command))
@@ -79,7 +83,11 @@ class Npu:
         return None
 
     def cpus(self) -> frozenset[int]:
-        """Return the CPUs near it; none: npu-smi does not tell."""
+        """Return the CPUs near it; none: npu-smi does not tell.
+
+        Raises:
+            CommandHung: npu-smi does not answer.
+        """
         for line in self._system.run("npu-smi", "info", "-t", "topo").splitlines():
             words = line.split()
             if words and words[0] == f"NPU{self.card}":  # the header may begin with it, too

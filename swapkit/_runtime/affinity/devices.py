@@ -12,9 +12,8 @@ import torch
 from swapkit._runtime.affinity.addresses import KINDS
 from swapkit._runtime.affinity.choice import choose_cpus
 from swapkit._runtime.affinity.places import find_place, list_nodes
-from swapkit._runtime.affinity.system import CommandMissing, System
+from swapkit._runtime.affinity.system import System, Unknown
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS, CUDA
-from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,25 +26,28 @@ _log = logging.getLogger(__name__)
 
 
 class DevicePlaces:
-    """The places of devices. Any thread; a look-up holds a lock of its own."""
+    """The places of devices.
+
+    Any thread may call, with no lock held: the first look-up of a device may run commands, which
+    takes seconds. Several threads may look a device up at the same time; all get the same place.
+    """
 
     def __init__(self, system: System | None = None) -> None:
         self._system = system or System()
         self._places: dict[torch.device, Place] = {}
-        self._lock = make_fork_lock()
 
     def place(self, name: torch.device) -> Place | None:
         """Return the place of a device; None: it is the CPU. Torch must use the device already."""
         if name.type not in KINDS:
             return None
-        with self._lock:
-            known = self._places.get(name)
-            if known is not None:
-                return known
-            properties = _properties(name.index) if name.type == CUDA.type else None
-            place = find_place(self._system, name.type, name.index, properties)
-            self._places[name] = place
-        _log.info("%s%s", place, f": {place.why}" if place.why else "")
+        known = self._places.get(name)
+        if known is not None:
+            return known
+        properties = _properties(name.index) if name.type == CUDA.type else None
+        found = find_place(self._system, name.type, name.index, properties)
+        place = self._places.setdefault(name, found)
+        if place is found:
+            _log.info("%s%s", place, f": {place.why}" if place.why else "")
         return place
 
     def choose(self, name: torch.device, asked: CpuAffinity) -> CpuChoice | None:
@@ -68,7 +70,7 @@ class DevicePlaces:
         """Return the NUMA node for a device's host copies; None: unknown, or there is only one."""
         if name.type not in KINDS:
             return None
-        with suppress(CommandMissing):
+        with suppress(Unknown):
             if len(list_nodes(self._system)) == 1:
                 return None  # without asking npu-smi, which is slow
         place = self.place(name)

@@ -6,14 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.affinity.addresses import (
-    DEVICES,
-    Npu,
-    cuda_address,
-    list_alike,
-)
+from swapkit._runtime.affinity.addresses import DEVICES, Npu, cuda_address, list_alike
 from swapkit._runtime.affinity.cpu_lists import parse_cpus
-from swapkit._runtime.affinity.system import CommandMissing
+from swapkit._runtime.affinity.system import CommandMissing, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,12 +17,6 @@ if TYPE_CHECKING:
 
 NODES = "/sys/devices/system/node"
 NO_NODE = -1  # of the kernel: the firmware does not tell
-# What to install for a missing command.
-PACKAGES = {
-    "npu-smi": "it comes with the Ascend driver",
-    "lspci": "install the package pciutils",
-    "lscpu": "install the package util-linux",
-}
 _NODE = re.compile(r"node(\d+)")
 _LSPCI_NODE = re.compile(r"^\s*NUMA node:\s*(\d+)\s*$", re.MULTILINE)
 _LSCPU_NODE = re.compile(
@@ -72,15 +61,11 @@ class Place:
         return f"{self.device}{address}: {node}"
 
 
-class _Unknown(Exception):
-    """The node cannot be found; the text says why."""
-
-
 def list_nodes(system: System) -> dict[int, frozenset[int]]:
     """Return the CPUs of each NUMA node. Nodes without CPUs, such as a GPU's memory, are left out.
 
     Raises:
-        CommandMissing: the kernel's files are not readable, and lscpu is not installed.
+        Unknown: the kernel's files are not readable, and lscpu is not installed or does not answer.
     """
     numbers = [int(found[1]) for name in system.list(NODES) if (found := _NODE.fullmatch(name))]
     nodes = {n: parse_cpus(system.read(f"{NODES}/node{n}/cpulist") or "") for n in numbers}
@@ -90,7 +75,9 @@ def list_nodes(system: System) -> dict[int, frozenset[int]]:
 
 
 def find_place(system: System, device_type: str, index: int, properties: Any = None) -> Place:  # noqa: ANN401 - torch's C type
-    """Return the place of a device. It takes up to seconds if commands have to be run.
+    """Return the place of a device.
+
+    Any thread may call, with no lock held: it takes seconds if commands have to be run.
 
     Args:
         system: the machine.
@@ -106,9 +93,7 @@ def find_place(system: System, device_type: str, index: int, properties: Any = N
         npu = Npu(system, index) if device_type == "npu" else None
         address = cuda_address(system, properties) if npu is None else npu.address()
         node = _find_node(system, nodes, address, npu)
-    except CommandMissing as missing:
-        why = f"{missing} is missing: {PACKAGES[str(missing)]}"
-    except _Unknown as unknown:
+    except Unknown as unknown:
         why = str(unknown)
     if node is None and len(nodes) == 1:
         (node,), why = nodes, ""
@@ -122,13 +107,12 @@ def _find_node(
     """Return a device's node: as the kernel says, else `lspci`, else the device's driver.
 
     Raises:
-        CommandMissing: a command that would tell is not installed.
-        _Unknown: none of them tells.
+        Unknown: none of them tells. A command that does not answer is the last one asked.
     """
     if len(nodes) == 1:
         return next(iter(nodes))
     if not nodes:
-        raise _Unknown("neither the kernel nor lscpu lists the machine's NUMA nodes")
+        raise Unknown("neither the kernel nor lscpu lists the machine's NUMA nodes")
     missing = None
     try:
         node = None if address is None else _ask_bus(system, address)
@@ -138,7 +122,7 @@ def _find_node(
         near = system.nvidia_cpus(address or "") if npu is None else npu.cpus()
         node = _find_around(nodes, near)
     if node is None:
-        raise missing or _Unknown(_say_unknown(address))
+        raise missing or Unknown(_say_unknown(address))
     return node
 
 
@@ -160,7 +144,7 @@ def _ask_bus(system: System, address: str) -> int | None:
     """Return the node of a PCI device; None: there is none.
 
     Raises:
-        CommandMissing: the kernel's file cannot be read, and lspci is not installed.
+        Unknown: the kernel's file cannot be read, and lspci is not installed or does not answer.
     """
     file = system.read(f"{DEVICES}/{address}/numa_node")
     if file is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,17 +18,46 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 COMMAND_SECONDS = 10.0  # npu-smi takes about one second
+KILL_SECONDS = 1.0
+# What to install for a missing command.
+PACKAGES = {
+    "npu-smi": "it comes with the Ascend driver",
+    "lspci": "install the package pciutils",
+    "lscpu": "install the package util-linux",
+}
 NVML = "libnvidia-ml.so.1"
 _MOST_CPUS = 8192  # of Linux
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
-class CommandMissing(Exception):
-    """A command that would tell is not installed; its text is the name."""
+class Unknown(Exception):
+    """The machine does not tell; the text says why."""
+
+
+class CommandMissing(Unknown):
+    """A command that would tell is not installed."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(f"{program} is missing: {PACKAGES.get(program, 'install it')}")
+
+
+class CommandHung(Unknown):
+    """A command that would tell does not end."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(f"{program} did not answer within {COMMAND_SECONDS:g} seconds")
 
 
 class System:
-    """The machine that the process runs on. Any thread; no lock is held while it waits."""
+    """The machine that the process runs on.
+
+    Any thread may call. Commands run with no lock held here, and callers hold none either: a
+    command may take seconds.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: dict[tuple[str, ...], str] = {}
+        self._hung: set[str] = set()
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -48,26 +79,54 @@ class System:
             return []
 
     def run(self, *command: str) -> str:
-        """Return the output of a command; empty: it failed or took too long.
+        """Return the output of a command, which runs once; empty: it failed.
+
+        Several threads may run it at the same time; all of them get the same output.
 
         Raises:
             CommandMissing: it is not installed.
+            CommandHung: it takes too long, or an earlier command of the same program did.
+        """
+        output = self._outputs.get(command)
+        if output is not None:
+            return output
+        if command[0] in self._hung:
+            raise CommandHung(command[0])
+        try:
+            output = self.run_again(*command)
+        except CommandHung:
+            self._hung.add(command[0])
+            raise
+        return self._outputs.setdefault(command, output)
+
+    def run_again(self, *command: str) -> str:
+        """Return the output of a command, as it is now; empty: it failed.
+
+        Raises:
+            CommandMissing: it is not installed.
+            CommandHung: it takes too long.
         """
         program = shutil.which(command[0])
         if program is None:
             raise CommandMissing(command[0])
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 [program, *command[1:]],
                 env={**os.environ, "LC_ALL": "C"},  # lscpu translates its labels
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-                timeout=COMMAND_SECONDS,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # `_end` ends its children, too
             )
-        except (OSError, subprocess.SubprocessError):
+        except OSError:
             return ""
-        return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+        try:
+            output, _ = process.communicate(timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise CommandHung(command[0]) from None
+        finally:
+            _end(process)
+        return output.decode(errors="replace") if process.returncode == 0 else ""
 
     def allowed_cpus(self) -> frozenset[int]:
         """Return the CPUs that this thread may use, those before swapkit's own bindings."""
@@ -104,6 +163,20 @@ class System:
                 if word
             )
             return frozenset(cpu for cpu, rest in bits if rest & 1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its children, unless it has ended. No lock is held."""
+    if process.returncode is not None:
+        return
+    with suppress(OSError):  # another user runs it, or it has just ended
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.stdout is not None:
+        process.stdout.close()
+    try:
+        process.wait(KILL_SECONDS)
+    except subprocess.TimeoutExpired:  # the kernel ends it after a call of a driver, perhaps never
+        threading.Thread(target=process.wait, daemon=True).start()
 
 
 class _PciInfo(ctypes.Structure):

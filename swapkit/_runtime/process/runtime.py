@@ -37,7 +37,7 @@ class Runtime(SharedState):
         environment = read_environment()
         apply_log_level(environment)
         note_without_effect(environment)
-        self.places = DevicePlaces()  # first: a fork takes the newest lock first
+        self.places = DevicePlaces()
         super().__init__()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread
         self._devices: dict[torch.device, Device] = {}
@@ -71,7 +71,10 @@ class Runtime(SharedState):
         return self.cpu.backend.memory_info().total_bytes
 
     def host_node(self, name: torch.device) -> int:
-        """Return the NUMA node whose memory suits a device's host copies; `ANY_NODE`: unknown."""
+        """Return the NUMA node whose memory suits a device's host copies; `ANY_NODE`: unknown.
+
+        Any thread. The first call for a device may run commands: hold no lock then.
+        """
         node = self.places.host_node(name)
         return node if node is not None and node < NUMA_NODES else ANY_NODE
 
@@ -118,7 +121,14 @@ class Runtime(SharedState):
         return [each for each in self._swappers if each.device is device]
 
     def default_swapper(self, device: Device) -> Swapper:
-        """Return the swapper for scopes on a device outside of any session."""
+        """Return the swapper for scopes on a device outside of any session.
+
+        Any thread. The first call for a device may run commands: hold no lock then.
+        """
+        found = self._defaults.get(device)
+        if found is not None:
+            return found
+        self.host_node(device.name)  # `new_scheduler` then gets it without running commands
         with self.lock:
             found = self._defaults.get(device)
             if found is None:

@@ -94,7 +94,8 @@ class Device:
         """Return a new scheduler with these limits.
 
         A GPU's host copies are page-locked: without a limit they get a share of the host's memory.
-        They lie on the device's NUMA node, where it is known.
+        They lie on the device's NUMA node, where it is known. Any thread; the first call for a
+        device may run commands: hold no lock then.
         """
         host_bytes = limits.host_bytes
         if host_bytes is None and self.name != CPU:

@@ -46,5 +46,8 @@ class SharedState:
         raise NotImplementedError
 
     def host_node(self, name: torch.device) -> int:
-        """Return the NUMA node whose memory suits a device's host copies; `ANY_NODE`: unknown."""
+        """Return the NUMA node whose memory suits a device's host copies; `ANY_NODE`: unknown.
+
+        Any thread. The first call for a device may run commands: hold no lock then.
+        """
         raise NotImplementedError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
@@ -28,7 +30,11 @@ class Named:
     index: int
 
 
-NPU0, NPU4 = (cast("torch.device", Named("npu", index)) for index in (0, 4))
+def npu(index: int) -> torch.device:
+    return cast("torch.device", Named("npu", index))
+
+
+NPU0, NPU4 = npu(0), npu(4)
 
 
 @pytest.mark.parametrize("text", ["", "N/A", "0-", "1,,2", "a-b", "-1", "0-3 5"])
@@ -64,12 +70,11 @@ def test_node_when_the_kernel_says_minus_one_then_the_driver_is_asked() -> None:
 
 
 def test_node_when_topo_knows_a_virtual_machines_npu_then_that_one() -> None:
-    system = RecordedSystem("virtual")
-    assert VIRTUAL in system.place(0).why
-    system.sections["command npu-smi info -t topo"] = "NPU0  X  48-71\n"
-    assert system.place(0).node == 2
-    system.sections["command npu-smi info -t topo"] = "NPU0  X  NA\n"
-    assert system.place(0).node is None
+    assert VIRTUAL in RecordedSystem("virtual").place(0).why
+    for cpus, node in (("48-71", 2), ("NA", None)):
+        system = RecordedSystem("virtual")
+        system.sections["command npu-smi info -t topo"] = f"NPU0  X  {cpus}\n"
+        assert system.place(0).node == node
 
 
 @pytest.mark.parametrize("output", ["", "dcmi model initialized failed\n", "\0\n", "NPU ID : 0\n"])
@@ -124,6 +129,71 @@ def test_host_node_when_the_device_has_one_then_that_and_looked_up_once() -> Non
     assert len(system.asked) == asked
     assert places.host_node(torch.device("cpu")) is None
     assert places.place(torch.device("cpu")) is None
+
+
+@pytest.mark.promise("D8")
+def test_devices_when_looked_up_then_each_command_runs_once() -> None:
+    system = RecordedSystem("atlas_800i_a2")
+    places = DevicePlaces(system)
+    for index in range(system.count):
+        place = places.place(npu(index))
+        assert place is not None
+        assert place.node is not None
+    assert system.asked.count("npu-smi info -m") == system.asked.count("lscpu") == 1
+    assert system.asked.count("npu-smi info -t topo") == 1
+    assert len(system.asked) == len(set(system.asked))
+
+
+@pytest.mark.promise("F12")
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("kunpeng_910b", "npu-smi"),
+        ("kunpeng_910b_hidden_sys", "npu-smi"),
+        ("kunpeng_910b_hidden_sys", "lspci"),
+        ("kunpeng_910b_hidden_sys", "lscpu"),
+    ],
+)
+def test_devices_when_a_command_hangs_then_its_program_runs_once_and_nothing_after_it(
+    name: str, program: str
+) -> None:
+    system = RecordedSystem(name)
+    system.sections[f"hung {program}"] = ""
+    places = DevicePlaces(system)
+    assert places.host_node(npu(0)) is None
+    assert system.asked[-1].startswith(program)
+    for index in range(system.count):
+        place = places.place(npu(index))
+        assert place is not None
+        assert place.why == f"{program} did not answer within 10 seconds"
+    assert [each.split()[0] for each in system.asked].count(program) == 1
+    choice = places.choose(npu(0), CpuAffinity())
+    assert choice is not None
+    assert choice.is_shortfall
+    assert f"{program} did not answer within 10 seconds" in choice.text
+
+
+class MeetingSystem(RecordedSystem):
+    """A machine whose commands end when two threads run them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.meeting = threading.Barrier(2)
+
+    def run_again(self, *command: str) -> str:
+        self.meeting.wait(60)  # breaks if one thread waits for the other
+        return f"{super().run_again(*command)}\n"
+
+
+def test_device_when_two_threads_look_it_up_then_neither_waits_and_both_get_one_place() -> None:
+    system = MeetingSystem("kunpeng_910b")
+    places = DevicePlaces(system)
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(places.place, (NPU4, NPU4))
+    assert one is two is places.place(NPU4)
+    assert one is not None
+    assert one.node == 3
+    assert system.run("npu-smi", "info", "-m") is system.run("npu-smi", "info", "-m")
 
 
 def test_host_node_when_there_is_only_one_then_npu_smi_is_not_run() -> None:
