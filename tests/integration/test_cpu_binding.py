@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import threading
@@ -15,6 +16,7 @@ import swapkit
 from swapkit._native.backend import ANY_NODE
 from swapkit._runtime.affinity.choice import CpuChoice
 from swapkit._runtime.affinity.devices import DevicePlaces
+from swapkit._runtime.affinity.places import Place
 from swapkit._runtime.affinity.threads import OWN, list_threads
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument
@@ -138,6 +140,45 @@ def test_adaptive_memory_when_its_session_trains_then_bound() -> None:
     arguments = swapkit.from_arguments(parser.parse_args(["--adaptive-memory-optimization"]))
     with arguments.budget(torch.nn.Linear(2, 2), bind_cpus=False):
         assert os.sched_getaffinity(0) == ALLOWED
+
+
+class OnSharedNode(DevicePlaces):
+    """Says that the CPU is one of two devices on a node with all CPUs of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.address = "first"
+
+    def place(self, name: torch.device) -> Place:
+        nodes = {0: ALLOWED, 1: frozenset({max(ALLOWED) + 1})}
+        return Place(
+            device=f"{name.type}:0",
+            address=self.address,
+            node=0,
+            nodes=nodes,
+            alike=("first", "second"),
+        )
+
+
+@pytest.mark.promise("D8")
+def test_sessions_when_they_nest_then_the_inner_one_chooses_from_the_cpus_before_the_outer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swapkit.install()
+    places = OnSharedNode()
+    monkeypatch.setattr(get_runtime(), "places", places)
+    shares = {}
+    for places.address in ("first", "second"):
+        with swapkit.budget(LIMIT, bind_cpus=True):
+            shares[places.address] = frozenset(os.sched_getaffinity(0))
+    assert not shares["first"] & shares["second"]
+    for outer, inner in itertools.permutations(shares):
+        places.address = outer
+        with swapkit.budget(LIMIT, bind_cpus=True):
+            places.address = inner
+            with swapkit.budget(LIMIT, bind_cpus=True):
+                assert os.sched_getaffinity(0) == shares[inner]
+            assert os.sched_getaffinity(0) == shares[outer]
 
 
 @pytest.mark.usefixtures("near")

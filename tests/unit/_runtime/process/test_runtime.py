@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 import swapkit
+from swapkit._runtime.affinity.devices import DevicePlaces
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.saved.device import CPU
 from tests.support import MIB, installed
 from tests.support.threads import on_thread
 from tests.unit._runtime.rig import SWAP, evict, make_swapper, save
+
+if TYPE_CHECKING:
+    import torch
 
 ROOMY = 1 << 40
 
@@ -38,6 +45,26 @@ def test_current_when_sessions_nest_then_the_innermost_of_the_thread() -> None:
         # A thread of the program that has no session of its own belongs to the one there is.
         assert on_thread(runtime.current_swapper) is outer._active.swapper
     assert runtime.current_swapper() is runtime.default_swapper(runtime.cpu)
+
+
+def test_default_when_made_then_its_node_is_looked_up_before_the_lock_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Places(DevicePlaces):
+        def host_node(self, name: torch.device) -> int | None:
+            assert name == CPU
+            held.append(runtime.lock.is_owned())
+            return None
+
+    held: list[bool] = []
+    runtime = get_runtime()
+    monkeypatch.setattr(runtime, "places", Places())
+    monkeypatch.setattr(runtime, "_defaults", {})
+    made = runtime.default_swapper(runtime.cpu)
+    assert not held[0]
+    looked_up = len(held)
+    assert runtime.default_swapper(runtime.cpu) is made
+    assert len(held) == looked_up
 
 
 def test_room_when_there_is_a_budget_then_some_is_left_for_operators() -> None:
