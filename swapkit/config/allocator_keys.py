@@ -30,10 +30,15 @@ class AllocatorKey(NamedTuple):
     effect: str  # for people
     field: str = ""  # of `AllocatorSettings`; empty: the value has no effect
     usual: str = ""  # the value without this key, if it is a text
+    device_type: str = ""  # the only one where it has its effect; empty: all
 
-    def is_in_vain(self, value: Value) -> bool:
-        """Return whether a value asks for something that swapkit does not do."""
-        return self.effect.startswith("none") and value is not False and value != self.usual
+    def missing_effect(self, value: Value, device_type: str) -> str:
+        """Return why a value has no effect on a device type; empty: it has, or asks for nothing."""
+        if value is False or value == self.usual:
+            return ""
+        if self.device_type not in {"", device_type}:
+            return f"devices of type {device_type!r} do not have it, {self.device_type!r} ones do"
+        return self.effect.removeprefix("none: ") if self.effect.startswith("none") else ""
 
 
 def _flag(value: str) -> bool:
@@ -87,17 +92,17 @@ def parse_divisions(value: str) -> tuple[int, ...]:
     """Return the divisions of each interval, from 1 MiB, 2 MiB, 4 MiB and so on.
 
     As in torch: `4` is for all sizes. In `[256:1,512:2,>:4]`, each pair is for sizes from so many
-    MiB to twice as many; the first also for smaller ones, `>` for all that are larger than the last
-    one named.
+    MiB to twice as many; the first with a number also for smaller ones, `>` for all that are larger
+    than the last one named. Pairs apply in turn: `[>:4,256:2]` gives 4 to sizes from 512 MiB only.
 
     Raises:
         ValueError: a division is not a power of two (in a list, 0 is one more), or a size.
     """
     if not value.startswith("["):
         return (_power_of_two()(value),) * ROUNDUP_INTERVALS
-    divisions, last = [0] * ROUNDUP_INTERVALS, 0
-    pairs = [pair for pair in value[1:-1].split(",") if pair]
-    for number, pair in enumerate(pairs):
+    divisions, last, is_first = [0] * ROUNDUP_INTERVALS, 0, True
+    pairs = [] if value == "[]" else value[1:-1].removesuffix(",").split(",")
+    for pair in pairs:
         match = _PAIR.fullmatch(pair)
         if match is None:
             raise ValueError(value)
@@ -106,8 +111,9 @@ def parse_divisions(value: str) -> tuple[int, ...]:
             divisions[last + 1 :] = [count] * (ROUNDUP_INTERVALS - last - 1)
             continue
         last = min(_power_of_two()(match[1]).bit_length(), ROUNDUP_INTERVALS) - 1
-        if number == 0:
+        if is_first:
             divisions[:last] = [count] * last
+        is_first = False
         divisions[last] = count
     return tuple(divisions)
 
@@ -157,6 +163,7 @@ KEYS: dict[str, AllocatorKey] = {
         "1g",
         "the size of physical pages on an NPU; none on other devices",
         "page_policy",
+        device_type="npu",
     ),
     "default_lc_threshold": AllocatorKey(
         "MindSpeed",

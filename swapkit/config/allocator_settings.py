@@ -72,15 +72,18 @@ def read_allocator_settings(
     for variable in dict.fromkeys([COMMON, *own, *OWN.values()]):
         text = variables.get(variable)
         if text is not None:
-            return parse_allocator_settings(text, variable=variable)
+            return parse_allocator_settings(text, device_type, variable=variable)
     return AllocatorSettings()
 
 
-def parse_allocator_settings(text: str, *, variable: str = COMMON) -> AllocatorSettings:
+def parse_allocator_settings(
+    text: str, device_type: str = "cpu", *, variable: str = COMMON
+) -> AllocatorSettings:
     """Return the settings in a text `key:value,key:value`; blanks are ignored.
 
     Args:
         text: the value of the variable.
+        device_type: the type of device that they are for.
         variable: its name, for the errors.
 
     Raises:
@@ -110,8 +113,9 @@ def parse_allocator_settings(text: str, *, variable: str = COMMON) -> AllocatorS
             raise InvalidArgument(f"{variable}: {key}:{value}: expected {known.accepted}") from None
         if known.field:
             values[known.field] = parsed
-        if known.is_in_vain(parsed):
-            unused.append(f"{variable}: {key} has no effect{known.effect.removeprefix('none')}")
+        missing = known.missing_effect(parsed, device_type)
+        if missing:
+            unused.append(f"{variable}: {key} has no effect: {missing}")
         position = match.end()
     return AllocatorSettings(**values, without_effect=tuple(unused))  # type: ignore[arg-type]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from swapkit.config.allocator_keys import KEYS, format_keys
+from swapkit.config.allocator_keys import KEYS, ROUNDUP_INTERVALS, format_keys
 from swapkit.config.allocator_settings import (
     AllocatorSettings,
     parse_allocator_settings,
@@ -82,8 +83,8 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
     ),
     "expandable_segments": (("False", "True"), FLAG[1], {"expandable_segments": False}),
     "roundup_power2_divisions": (
-        ("[256:1,512:2,>:4]", "1", "8", "[1:0]", "[64:8,256:4,1024:4,>:1]", "[>:2]", "[4:2,]"),
-        ("0", "3", "x", "[3:1]", "[4:3]", "[4]", "[4:]", "[0:1]", "[x:1]", "-2"),
+        ("[256:1,512:2,>:4]", "1", "8", "[1:0]", "[64:8,256:4,1024:4,>:1]", "[>:2]", "[4:2,]", "[]"),
+        ("0", "3", "x", "[,4:2]", "[4:2,,8:1]", "[,]", "[3:1]", "[4:3]", "[4]", "[4:]", "[0:1]", "[x:1]", "-2"),
         {"roundup_divisions": (1,) * 9 + (2,) + (4,) * 6},
     ),
     "per_process_memory_fraction": (
@@ -182,13 +183,34 @@ def test_value_when_torch_reads_it_too_then_it_agrees(key: str) -> None:
         ("[64:8,256:4,1024:4,>:1]", (8,) * 7 + (0, 4, 0, 4) + (1,) * 5),
         ("[>:2]", (0,) + (2,) * 15),
         ("[65536:2]", (2,) * 16),
+        ("[>:4,256:2]", (2,) * 9 + (4,) * 7),
+        ("[>:4,256:2,4:8]", (2, 2, 8) + (2,) * 6 + (4,) * 7),
+        ("[256:2,>:4,1024:1]", (2,) * 9 + (4, 1) + (4,) * 5),
+        ("[1024:1,4:8,>:2]", (1, 1, 8) + (2,) * 13),
+        ("[32768:2,>:4]", (2,) * 16),
+        ("[]", (0,) * 16),
     ],
 )
 def test_divisions_when_listed_then_by_interval_as_in_torch(
     text: str, divisions: tuple[int, ...]
 ) -> None:
-    settings = parse_allocator_settings(f"roundup_power2_divisions:{text}")
-    assert settings.roundup_divisions == divisions
+    setting = f"roundup_power2_divisions:{text}"
+    assert parse_allocator_settings(setting).roundup_divisions == divisions
+    try:
+        torch._C._accelerator_setAllocatorSettings(setting)
+        assert torchs_divisions() == divisions
+    finally:
+        torch._C._accelerator_setAllocatorSettings("roundup_power2_divisions:1")
+
+
+def torchs_divisions() -> tuple[int, ...]:
+    """Return what torch has read, of each interval."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    function = library[
+        "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm"
+    ]
+    divisions_of = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)(function)
+    return tuple(divisions_of(MIB << interval) for interval in range(ROUNDUP_INTERVALS))
 
 
 def test_keys_when_they_have_no_effect_then_one_line_each_and_once(
@@ -206,10 +228,21 @@ def test_keys_when_they_have_no_effect_then_one_line_each_and_once(
     caplog.clear()
     report_settings(
         parse_allocator_settings(
-            "max_split_size_mb:30,page_size:1g,backend:native,open_memory_optimize:0"
+            "max_split_size_mb:30,page_size:1g,backend:native,open_memory_optimize:0", "npu"
         )
     )
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_page_size_when_the_device_is_no_npu_then_reported_as_without_effect(
+    device_type: str,
+) -> None:
+    settings = read_allocator_settings(device_type, {"PYTORCH_NPU_ALLOC_CONF": "page_size:1g"})
+    assert settings.without_effect == (
+        "PYTORCH_NPU_ALLOC_CONF: page_size has no effect: devices of type "
+        f"{device_type!r} do not have it, 'npu' ones do",
+    )
 
 
 def test_documentation_when_read_then_it_has_the_table_of_keys() -> None:
