@@ -38,6 +38,7 @@ INCLUDES = "".join(f'#include "{header}"\n' for header in HEADERS)
 
 RELEASE_FLAGS = ["-O2"]
 DEBUG_FLAGS = ["-O1", "-g", "-DSK_DEBUG"]
+FLAG_VARIABLES = ("LDFLAGS", "CFLAGS", "CPPFLAGS")
 
 
 def preprocess_header() -> str:
@@ -75,7 +76,8 @@ def list_files(pattern: str) -> list[str]:
 def build_library(folder: Path) -> Path:
     """Compile the hooks of operators into a folder: `libswapkit.so`, which extensions link with.
 
-    It needs neither Python nor the core. A process has one copy, whoever loads it first.
+    It needs neither Python nor the core. A process has one copy, whoever loads it first. Flags of
+    the environment go before ours, as setuptools does for the core.
     """
     library = folder / LIBRARY
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +85,7 @@ def build_library(folder: Path) -> Path:
     sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / HOOKS).glob("*.c"))
     command = [
         *shlex.split(os.environ.get("CC", "cc")),
+        *(flag for name in FLAG_VARIABLES for flag in shlex.split(os.environ.get(name, ""))),
         # Never unloaded: threads end its operators when they end.
         *("-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"),
         *("-Wall", "-Wextra", "-O2", f"-I{INCLUDE}", *sources),

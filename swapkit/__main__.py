@@ -25,16 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m swapkit", description="Train PyTorch models inside a memory budget."
     )
     _add_flags(parser)
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     _add_demo(commands)
     _add_machine(commands)
     _add_build(commands)
     chosen = parser.parse_args(arguments)
+    refusal = _refuse_flags(chosen)
+    if refusal:
+        parser.error(refusal)
     if chosen.cflags or chosen.libs:
         print(_flags_of(chosen))
         return 0
-    if not hasattr(chosen, "run"):
-        parser.error("the following arguments are required: COMMAND, --cflags or --libs")
     status: int = chosen.run(chosen)
     return status
 
@@ -49,6 +50,25 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --cflags: also for MindSpeed's header NPUSwapManager.h",
     )
+
+
+def _refuse_flags(chosen: argparse.Namespace) -> str:
+    """Return why options and a command do not go together; empty: they do."""
+    options = [f"--{name}" for name in ("cflags", "libs", "compat") if getattr(chosen, name)]
+    if chosen.compat and not chosen.cflags:
+        return (
+            "--compat without --cflags: it adds a folder to the compiler's options. Call "
+            f"'python -m swapkit --cflags{' --libs' * chosen.libs} --compat'."
+        )
+    if options and chosen.command is not None:
+        return (
+            f"{' '.join(options)} with the command {chosen.command!r}: a call prints options or "
+            f"runs a command. Call {' '.join(['python -m swapkit', *options])!r} or "
+            f"'python -m swapkit {chosen.command} ...'."
+        )
+    if not options and chosen.command is None:
+        return "the following arguments are required: COMMAND, --cflags or --libs"
+    return ""
 
 
 def _flags_of(chosen: argparse.Namespace) -> str:

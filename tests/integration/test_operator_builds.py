@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import swapkit
+from build_native import build_library
 from swapkit import __main__ as command_line
 from swapkit.errors import NativeBuildError
 from tests.meta.sources import ROOT
@@ -98,6 +99,50 @@ def test_command_when_none_is_given_then_says_what_there_is(
     with pytest.raises(SystemExit):
         command_line.main([])
     assert "COMMAND, --cflags or --libs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--cflags", "--compat", "demo"],
+            "--cflags --compat with the command 'demo': a call prints options or runs a "
+            "command. Call 'python -m swapkit --cflags --compat' or 'python -m swapkit demo ...'.",
+        ),
+        (["--libs", "machine"], "--libs with the command 'machine': a call prints"),
+        (
+            ["--compat"],
+            "--compat without --cflags: it adds a folder to the compiler's options. Call "
+            "'python -m swapkit --cflags --compat'.",
+        ),
+        (["--compat", "--libs"], "Call 'python -m swapkit --cflags --libs --compat'."),
+    ],
+)
+def test_flags_when_they_do_not_go_together_then_error_says_what_to_call(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(arguments)
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert said in output.err
+    assert output.out == ""
+
+
+def test_library_when_the_environment_has_flags_then_built_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = tmp_path / "a folder" / "flags.h"
+    header.parent.mkdir()
+    text = '__attribute__((visibility("default"))) int from_cppflags = FROM_CFLAGS;'
+    header.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("CFLAGS", "-DFROM_CFLAGS=7")
+    monkeypatch.setenv("CPPFLAGS", f"-include '{header}'")
+    monkeypatch.setenv("LDFLAGS", "-Wl,-rpath,/from/ldflags")
+    library = build_library(tmp_path)
+    read = run("readelf", "-dW", "--dyn-syms", library, cwd=tmp_path)
+    assert "from_cppflags" in read
+    assert "/from/ldflags" in read
 
 
 def test_library_when_missing_then_error_says_how_to_get_it(
