@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from swapkit.errors import InvalidArgument, SavedTensorModified, SessionError
 from swapkit.testing import planning_at_once
 from tests.support.offloading import is_on_device
 from tests.support.sessions import LAYERS, Plain, Training, make_training, train_plainly
+from tests.support.threads import on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,6 +269,25 @@ def test_contexts_when_made_then_numbered_by_tag() -> None:
     assert (first.layer_nums, other.layer_nums) == (2, 1)
     with pytest.raises(InvalidArgument, match="custom_check_fn=3: expected a function"):
         first.set_custom_check_fn(3)  # type: ignore[arg-type]
+
+
+class SlowTag(str):
+    """A tag whose look-up lets other threads run."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        time.sleep(1e-3)
+        return super().__hash__()
+
+    __eq__ = str.__eq__
+
+
+def test_contexts_when_threads_make_them_then_each_has_a_number_of_its_own() -> None:
+    tag = SlowTag("tag of threads.*")
+    contexts = on_threads(*[lambda: TensorSwapContext(tag)] * 8)
+    assert sorted(context.layer_idx for context in contexts) == list(range(8))
+    assert contexts[0].layer_nums == 8
 
 
 def test_context_when_left_on_another_thread_then_refused() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # The copy back starts this many operators ahead of its use, without prefetching.
 LEAST_AHEAD = 1
+_numbering = threading.Lock()  # guards `TensorSwapContext.contexts_of`; nothing waits inside
 
 
 class TensorSwapContext:
@@ -54,8 +55,9 @@ class TensorSwapContext:
         """
         self.set_custom_check_fn(custom_check_fn)
         self.module_tag = module_tag
-        self.layer_idx = TensorSwapContext.contexts_of[module_tag]
-        TensorSwapContext.contexts_of[module_tag] += 1
+        with _numbering:
+            self.layer_idx = TensorSwapContext.contexts_of[module_tag]
+            TensorSwapContext.contexts_of[module_tag] += 1
         self.prefetch = prefetch
         self._entered = threading.local()
 
