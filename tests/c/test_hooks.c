@@ -1,5 +1,6 @@
 /* test_hooks.c - operators that announce themselves: nesting, exceptions, threads, no listener. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -272,13 +273,122 @@ SK_TEST(hooks, test_operator_when_the_listener_leaves_meanwhile_then_ends_unhear
     listener_end(latest);
 }
 
-SK_TEST(hooks, test_operator_when_no_memory_for_it_then_not_followed) {
+SK_TEST(hooks, test_operator_when_no_memory_for_it_then_not_followed_and_counted) {
     listen();
+    size_t before = sk_op_unannounced();
     host_memory_fail(1, false);
     uint64_t refused = sk_op_enter("a");
     host_memory_fail(0, false);
     CHECK_EQUAL(0, refused);
+    CHECK_EQUAL(before + 1, sk_op_unannounced());
+    CHECK_CONTAINS(sk_op_error(), "no memory to follow an operator: its kernel runs unannounced");
     check_heard("");
+}
+
+/* Begin an operator in the seed's form that there is no memory for. */
+#define BEGIN_WITHOUT_MEMORY(name)                                                                 \
+    do {                                                                                           \
+        host_memory_fail(1, false);                                                                \
+        sk_op_begin(name);                                                                         \
+        host_memory_fail(0, false);                                                                \
+    } while (false)
+
+SK_TEST(hooks, test_operator_when_no_memory_for_it_then_its_calls_succeed_unannounced) {
+    listen();
+    size_t before = sk_op_unannounced();
+    BEGIN_WITHOUT_MEMORY("a");
+    CHECK_EQUAL(before + 1, sk_op_unannounced());
+    CHECK_CONTAINS(sk_op_error(), "no memory to follow an operator");
+    CHECK_EQUAL(0, sk_op_depth());
+    CHECK_EQUAL(SK_OP_OK, sk_op_tensor(NULL, 1, NULL));
+    sk_op_begin("b"); /* inside it */
+    sk_op_end();
+    sk_op_post();
+    CHECK_EQUAL(SK_OP_OK, sk_op_tensor(NULL, 1, NULL));
+    sk_op_end();
+    check_heard("bB");
+}
+
+SK_TEST(hooks, test_operator_when_no_memory_for_one_inside_then_the_outer_goes_on) {
+    listen();
+    sk_op_begin("a");
+    BEGIN_WITHOUT_MEMORY("b");
+    CHECK_EQUAL(SK_OP_OK, sk_op_tensor(NULL, 1, NULL)); /* of b */
+    uint64_t guard = sk_op_enter("g");
+    BEGIN_WITHOUT_MEMORY("c");
+    sk_op_post();
+    sk_op_end(); /* of c */
+    CHECK_EQUAL(SK_OP_OK, sk_op_operand(guard, &memory));
+    sk_op_leave(guard);
+    sk_op_post(); /* of b */
+    sk_op_end();
+    CHECK_EQUAL(SK_OP_OK, sk_op_tensor(block, 1, NULL)); /* of a, not after its sk_op_post */
+    sk_op_end();
+    check_heard("ag+G+A");
+    CHECK_EQUAL(0, sk_op_depth());
+}
+
+/* A function that an exception leaves after it has begun an operator without memory. */
+static void leave_unannounced(void) { BEGIN_WITHOUT_MEMORY("inner"); }
+
+SK_TEST(hooks, test_operator_when_one_inside_without_memory_was_left_then_the_outer_goes_on) {
+    listen();
+    sk_op_begin("a");
+    run_deeper(leave_unannounced);
+    CHECK_EQUAL(SK_OP_OK, sk_op_tensor(block, 1, NULL));
+    run_deeper(leave_unannounced);
+    sk_op_end();
+    check_heard("a+A");
+}
+
+SK_TEST(hooks, test_error_when_no_memory_for_an_operator_then_a_later_text_takes_its_place) {
+    listen();
+    BEGIN_WITHOUT_MEMORY("b");
+    sk_op_begin("a");
+    CHECK_EQUAL(SK_OP_OUT_OF_MEMORY, sk_op_tensor(NULL, 1, NULL));
+    CHECK_CONTAINS(sk_op_error(), "no memory for a");
+    BEGIN_WITHOUT_MEMORY("b");
+    CHECK_CONTAINS(sk_op_error(), "its kernel runs unannounced");
+    sk_op_end();
+    sk_op_end();
+    check_heard("a+A");
+}
+
+/* ---- the end of a step ----------------------------------------------------------------------- */
+
+static atomic_int stage; /* of the test below */
+
+static void await_stage(int wanted) {
+    while (atomic_load(&stage) < wanted) {
+        (void)sched_yield();
+    }
+}
+
+static void *run_over_a_sweep(void *argument) {
+    (void)argument;
+    sk_op_begin("a");
+    atomic_store(&stage, 1);
+    await_stage(2);
+    CHECK_EQUAL(1, sk_op_depth());
+    CHECK_EQUAL(SK_OP_OK, sk_op_tensor(block, 1, NULL));
+    sk_op_begin("b");
+    sk_op_end();
+    check_heard("a+bB");
+    sk_op_end();
+    check_heard("A");
+    return NULL;
+}
+
+SK_TEST(hooks, test_operator_when_another_thread_sweeps_then_its_kernel_still_runs) {
+    listen();
+    atomic_store(&stage, 0);
+    pthread_t thread;
+    CHECK_EQUAL(0, pthread_create(&thread, NULL, run_over_a_sweep, NULL));
+    await_stage(1);
+    sk_op_sweep();
+    atomic_store(&stage, 2);
+    CHECK_EQUAL(0, pthread_join(thread, NULL));
+    CHECK_EQUAL(0, atomic_load(&nopen));
 }
 
 static void *run_thread(void *argument) {

@@ -13,8 +13,9 @@
  * *seed's* form (sk_op_begin to sk_op_end) one function makes all calls of an operator, directly or
  * through small functions of its own. If an exception leaves that function before sk_op_end, the
  * operator ends at the thread's next call from a frame further out, at the next sk_op_begin of the
- * same name from the same place, at the end of a guarded operator around it, at the end of the
- * session's step, or with the thread, whichever comes first. */
+ * same name from the same place, at the end of a guarded operator around it, when the thread ends a
+ * session's step, or with the thread, whichever comes first. A step that another thread ends leaves
+ * it open, with its operands held: its kernel may be running. */
 #ifndef SWAPKIT_HOOKS_H
 #define SWAPKIT_HOOKS_H
 
@@ -72,6 +73,9 @@ SK_API void sk_op_end(void);
 
 /* Describe this thread's latest failure. Borrowed until its next one. */
 SK_API const char *sk_op_error(void);
+/* Return how many operators have run unannounced in this process because there was no memory to
+ * follow them; all their calls succeed, and do nothing. */
+SK_API size_t sk_op_unannounced(void);
 
 /* ---- for swapkit's runtime ------------------------------------------------------------------- */
 
@@ -87,7 +91,8 @@ typedef struct sk_op_listener {
 
 /* listener  static; NULL: none, and operators that are open end without a call. */
 SK_API void sk_op_connect(const sk_op_listener *listener);
-/* End what the seed's form has left open on this thread: it is between two steps. */
+/* End what the seed's form has left open on this thread, which is between two steps. Operators of
+ * other threads go on: they may be running. */
 SK_API void sk_op_sweep(void);
 /* Return how many operators are open on this thread. */
 SK_API size_t sk_op_depth(void);

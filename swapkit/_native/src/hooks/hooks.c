@@ -28,6 +28,10 @@ typedef struct operator_entry {
     const sk_op_listener *listener;
     void *context; /* the listener's; NULL: not followed */
     bool is_posted;
+    /* Operators in the seed's form that began inside this one and could not be listed: their calls
+     * are not about this one. `missing_frame` is of the first. */
+    uint32_t nmissing;
+    uintptr_t missing_frame;
     char name[NAME_BYTES];
 } operator_entry;
 
@@ -42,12 +46,14 @@ typedef struct place {
 
 static _Atomic(const sk_op_listener *) current_listener;
 static _Atomic(uint64_t) tokens; /* so far, of all threads */
+static _Atomic(size_t) nunannounced;
 /* Each call reads it: without the model each read would be a call, too. With it, all thread-local
  * variables here take memory that the C library sets aside for all libraries, about 1.5 KiB: keep
  * them to two pointers. */
 static _Thread_local operator_entry *innermost __attribute__((tls_model("initial-exec")));
-static _Thread_local char *error_text; /* allocated, or `no_text`; NULL: no failure yet */
+static _Thread_local char *error_text; /* allocated, or one of the next; NULL: no failure yet */
 static char no_text[] = "no memory for the reason";
+static char no_entry[] = "no memory to follow an operator: its kernel runs unannounced";
 static pthread_key_t thread_key; /* its value is not NULL on a thread that has begun an operator */
 static pthread_once_t thread_key_once = PTHREAD_ONCE_INIT;
 static bool has_thread_key;
@@ -73,7 +79,7 @@ static void end_entry(operator_entry *entry) {
 }
 
 static void set_error_text(char *text) {
-    if (error_text != no_text) {
+    if (error_text != no_text && error_text != no_entry) {
         free(error_text);
     }
     error_text = text;
@@ -111,11 +117,19 @@ static operator_entry *find(uint64_t token) {
 
 /* ---- operators that an exception has left open ----------------------------------------------- */
 
+/* Return whether a call from `here` tells that the function of a frame has been left. */
+static bool is_left(uintptr_t frame, place here) {
+    return here.frame > frame && here.frame - frame > FRAME_SLACK_BYTES;
+}
+
 /* End the innermost operators whose functions have been left. */
 static void end_left(place here) {
-    while (innermost != NULL && innermost->token == 0 && here.frame > innermost->frame &&
-           here.frame - innermost->frame > FRAME_SLACK_BYTES) {
+    while (innermost != NULL && innermost->token == 0 && is_left(innermost->frame, here)) {
         end_entry(innermost);
+    }
+    operator_entry *entry = find(0);
+    if (entry != NULL && is_left(entry->missing_frame, here)) {
+        entry->nmissing = 0;
     }
 }
 
@@ -158,11 +172,22 @@ static const sk_op_listener *find_listener(void) {
     return listener != NULL && listener->is_wanted() ? listener : NULL;
 }
 
+/* Without memory for an operator its kernel runs unannounced. */
+static void note_unannounced(uint64_t token, place here) {
+    (void)atomic_fetch_add_explicit(&nunannounced, 1, memory_order_relaxed);
+    set_error_text(no_entry);
+    operator_entry *around = token == 0 ? find(0) : NULL;
+    if (around != NULL && around->nmissing++ == 0) {
+        around->missing_frame = here.frame;
+    }
+}
+
 /* Put an operator on the list; return its token. 0: in the seed's form, or not on the list. */
 static uint64_t begin(const sk_op_listener *listener, const char *name, uint64_t token,
                       place here) {
     operator_entry *entry = watch_thread() ? calloc(1, sizeof *entry) : NULL;
     if (entry == NULL) {
+        note_unannounced(token, here);
         return 0;
     }
     *entry = (operator_entry){.token = token,
@@ -210,16 +235,20 @@ __attribute__((noinline)) void sk_op_begin(const char *name) {
     (void)begin(listener, name_of(name), 0, here);
 }
 
-/* The operator that a call in the seed's form is about; NULL: none. */
+/* The operator that a call in the seed's form is about; NULL: none, or one that is not listed. */
 static operator_entry *find_called(place here) {
     end_left(here);
-    return find(0);
+    operator_entry *entry = find(0);
+    return entry == NULL || entry->nmissing > 0 ? NULL : entry;
 }
 
 __attribute__((noinline)) void sk_op_end(void) {
     operator_entry *entry = innermost == NULL ? NULL : find_called(HERE());
+    operator_entry *around = find(0);
     if (entry != NULL) {
         end_entry(entry);
+    } else if (around != NULL) {
+        around->nmissing--;
     }
 }
 
@@ -276,6 +305,8 @@ void sk_op_sweep(void) {
         end_entry(entry);
     }
 }
+
+size_t sk_op_unannounced(void) { return atomic_load_explicit(&nunannounced, memory_order_relaxed); }
 
 size_t sk_op_depth(void) {
     size_t depth = 0;
