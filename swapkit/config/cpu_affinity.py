@@ -3,7 +3,7 @@
 `CPU_AFFINITY_CONF=MODE,npuN:FIRST-LAST,...` is torch_npu's. Mode 0, or no mode, means off; 1 and 2
 mean on. A device may have several ranges, and a range may be a single CPU. `lazy_bind`,
 `npu_affine` and `force` are for torch_npu alone. `CPU_BINDING_NUM` is the number of CPUs for each
-device. An invalid value or part is ignored with a warning.
+device; each hardware thread of a core is a CPU. An invalid value or part is ignored with a warning.
 
 Source:
     torch_npu, `NPUAffinityController.cpp`: the grammar. MindSpeed, `cpu_binder.py`:

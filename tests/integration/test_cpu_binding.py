@@ -72,7 +72,7 @@ def _given_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def own_threads() -> list[frozenset[int]]:
     return [
-        frozenset(os.sched_getaffinity(thread))
+        frozenset(os.sched_getaffinity(thread.number))
         for thread, name in list_threads().items()
         if name == OWN
     ]

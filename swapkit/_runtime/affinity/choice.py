@@ -44,10 +44,10 @@ def choose_cpus(
     """Return the CPUs to bind a device's threads to.
 
     The CPUs of the device's node are divided among the devices of its type there, in the order of
-    their addresses: CPU_BINDING_NUM for each, else all of them evenly; threads of one core stay
-    together. If the process may use only a part of the node, somebody (taskset, Slurm, a container)
-    has divided it before: then that part is divided among the devices that the process can see.
-    Never more than the process may use.
+    their addresses: exactly CPU_BINDING_NUM for each, else all of them, as evenly as whole cores
+    can be. Two devices share a core only if there are too few cores. If the process may use only a
+    part of the node, somebody (taskset, Slurm, a container) has divided it before: then that part
+    is divided among the devices that the process can see. Never more than the process may use.
 
     Args:
         system: the machine.
@@ -110,9 +110,11 @@ def _choose_share(
     position = sharing.index(place.key) if place.key in sharing else int(index) % devices
     count = asked.cpus_per_device
     if count is not None and count * devices > len(usable):
+        most = len(usable) // devices
         raise InvalidArgument(
-            f"{COUNT}={count}: {devices} {kind} devices share the {len(usable)} CPUs that this "
-            f"process may use on NUMA node {place.node}: choose at most {len(usable) // devices}"
+            f"{COUNT}={count}: this process may use {len(usable)} CPUs of NUMA node {place.node}, "
+            f"to be divided among {devices} {kind} {'device' if devices == 1 else 'devices'}: "
+            + (f"choose at most {most}" if most else "unset it, and devices share CPUs")
         )
     cpus = _cut_share(list_cores(system, usable), position, devices, count)
     return CpuChoice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)}")
@@ -125,10 +127,25 @@ def _cut_share(
     if count is None and len(cores) >= devices:
         share = cores[position * len(cores) // devices : (position + 1) * len(cores) // devices]
         return frozenset().union(*share)
+    whole = [] if count is None else _group_cores(cores, count)
+    if len(whole) >= devices:
+        return whole[position]
     ordered = [cpu for core in cores for cpu in core]
     count = count or max(1, len(ordered) // devices)
     start = position * count % len(ordered)
     return frozenset(ordered[start : start + count])
+
+
+def _group_cores(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
+    """Return groups of `count` CPUs that share no core. The rest of a group's last core is left."""
+    groups: list[frozenset[int]] = []
+    group: list[int] = []
+    for core in cores:
+        group += core
+        if len(group) >= count:
+            groups.append(frozenset(group[:count]))
+            group = []
+    return groups
 
 
 def list_cores(system: System, cpus: frozenset[int]) -> list[tuple[int, ...]]:

@@ -61,7 +61,7 @@ class ThreadBinding:
         interrupted, `undo` restores the threads bound so far.
         """
         with _lock:
-            threads = _list_threads()
+            threads = list_threads()
             _update(threads)
             here = _this_thread()
             before = _cpus_of(here)
@@ -90,7 +90,7 @@ class ThreadBinding:
         with _lock:
             if self not in _active:
                 return
-            threads = _list_threads()
+            threads = list_threads()
             _update(threads)
             for thread in threads:
                 holders = _holders_of(thread)
@@ -135,12 +135,8 @@ def unbound_cpus() -> frozenset[int]:
         return _origin_of(here, _cpus_of(here))
 
 
-def list_threads() -> dict[int, str]:
-    """Return the names of this process's threads by their ids."""
-    return {thread.number: name for thread, name in _list_threads().items()}
-
-
-def _list_threads() -> dict[Thread, str]:
+def list_threads() -> dict[Thread, str]:
+    """Return the names of this process's threads."""
     found = {}
     for task in TASKS.iterdir():
         with suppress(OSError):  # the thread has ended

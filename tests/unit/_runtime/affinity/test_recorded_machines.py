@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from swapkit._runtime.affinity.choice import list_cores
 from swapkit._runtime.affinity.cpu_lists import parse_cpus
 from swapkit.errors import InvalidArgument
 from tests.machines.__main__ import format_machines
@@ -86,6 +89,10 @@ def test_machine_when_the_kernel_tells_then_lspci_is_not_needed() -> None:
         ("kunpeng_910b", 5, 32, "224-255"),
         ("kunpeng_910b", 5, 1, "193"),
         ("dgx_h100", 1, 4, "2-3,114-115"),
+        ("dgx_h100", 0, 3, "0-1,112"),  # and CPU 113 stays idle
+        ("dgx_h100", 1, 3, "2-3,114"),
+        ("dgx_h100", 3, 1, "3"),
+        ("dgx_h100", 7, 28, "98-111,210-223"),
         ("workstation", 0, 4, "0-1,8-9"),
     ],
 )
@@ -96,14 +103,76 @@ def test_binding_num_when_set_then_each_device_has_that_many_cpus(
 
 
 @pytest.mark.promise("D8")
-def test_binding_num_when_there_are_too_few_cpus_then_refused_with_the_figures() -> None:
-    system = RecordedSystem("kunpeng_910b", {"CPU_BINDING_NUM": "33"})
-    told = (
-        "CPU_BINDING_NUM=33: 2 npu devices share the 64 CPUs that this process may use on NUMA "
-        "node 3: choose at most 32"
-    )
-    with pytest.raises(InvalidArgument, match=told):
-        system.choose(4)
+@pytest.mark.parametrize("name", NAMES)
+def test_binding_num_when_it_can_be_met_then_exactly_that_many_cpus_and_no_shared_core(
+    name: str,
+) -> None:
+    for count in range(1, 129):
+        system = RecordedSystem(name, {"CPU_BINDING_NUM": str(count)})
+        owners: dict[tuple[int, ...], int] = {}
+        for index in range(system.count):
+            try:
+                cpus = system.choose(index).cpus
+            except InvalidArgument as error:
+                (most,) = re.findall(r"choose at most (\d+)$", str(error))
+                assert int(most) < count
+                continue
+            if cpus is not None:
+                assert len(cpus) == count
+                for core in list_cores(system, system.place(index).cpus):
+                    assert not cpus.intersection(core) or owners.setdefault(core, index) == index
+
+
+@pytest.mark.parametrize(
+    ("count", "cpus"),
+    [(1, ["0", "56", "1", "57"]), (None, ["0", "56", "1", "57"])],
+)
+def test_share_when_there_are_fewer_cores_than_devices_then_they_share_cores_and_no_cpu(
+    count: int | None, cpus: list[str]
+) -> None:
+    system = RecordedSystem("slurm_a100", {} if count is None else {"CPU_BINDING_NUM": str(count)})
+    system.facts["allowed"] = "0-2,56-58"
+    assert [system.cpus(index) for index in range(4)] == cpus
+
+
+@pytest.mark.promise("D8")
+@pytest.mark.parametrize(
+    ("name", "index", "count", "allowed", "told"),
+    [
+        (
+            "kunpeng_910b",
+            4,
+            33,
+            "0-255",
+            "this process may use 64 CPUs of NUMA node 3, to be divided among 2 npu devices: "
+            "choose at most 32",
+        ),
+        (
+            "workstation",
+            0,
+            17,
+            "0-15",
+            "this process may use 16 CPUs of NUMA node 0, to be divided among 1 cuda device: "
+            "choose at most 16",
+        ),
+        (
+            "slurm_a100",
+            0,
+            1,
+            "0-1",
+            "this process may use 2 CPUs of NUMA node 0, to be divided among 4 cuda devices: "
+            "unset it, and devices share CPUs",
+        ),
+    ],
+)
+def test_binding_num_when_there_are_too_few_cpus_then_refused_with_the_figures(
+    name: str, index: int, count: int, allowed: str, told: str
+) -> None:
+    system = RecordedSystem(name, {"CPU_BINDING_NUM": str(count)})
+    system.facts["allowed"] = allowed
+    with pytest.raises(InvalidArgument) as refused:
+        system.choose(index)
+    assert str(refused.value) == f"CPU_BINDING_NUM={count}: {told}"
 
 
 @pytest.mark.promise("D8")

@@ -106,7 +106,7 @@ def test_worker_when_the_core_starts_it_then_found_by_its_name_and_bound() -> No
     with backend.stream() as stream:
         backend.copy(to=to, source=source, nbytes=8, kind=CopyKind.DEVICE_TO_HOST, stream=stream)
         stream.synchronize()
-        own = [thread for thread, name in list_threads().items() if name == OWN]
+        own = [thread.number for thread, name in list_threads().items() if name == OWN]
         assert own  # perhaps of other tests, too
         binding = bind(ONE, 0)
         assert all(os.sched_getaffinity(each) == ONE for each in own)
