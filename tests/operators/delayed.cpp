@@ -1,5 +1,8 @@
 // delayed.cpp - the example's kernel with delays, and kernels that know only an address.
 //
+// While a kernel runs, it holds nothing but addresses of its operands: the extension's references are
+// dropped, and `set_forgetting` names a function that drops the test's.
+//
 // Tests compile it in place of examples/operators/grouped_matmul.cpp, which they rename, together
 // with gmm.cpp. They call the functions below through ctypes, without the GIL.
 #define aclnnGroupedMatmulV2 multiply_at_once
@@ -32,6 +35,19 @@ void wait() {
     }
 }
 
+thread_local void (*forgetting)() = nullptr;
+
+void forget() {
+    if (forgetting != nullptr) {
+        forgetting();
+    }
+}
+
+// The same memory, not held.
+at::Tensor borrow(const at::Tensor &from) {
+    return at::from_blob(from.data_ptr(), from.sizes(), from.options());
+}
+
 swapkit::SwapManager &manager() { return swapkit::SwapManager::GetInstance(); }
 
 // Hooks an operand, and is left by an exception; the frame is far deeper than the caller's.
@@ -56,14 +72,21 @@ swapkit::SwapManager &manager() { return swapkit::SwapManager::GetInstance(); }
 
 void aclnnGroupedMatmulV2(at::TensorList x, at::TensorList weight,
                           const std::vector<int64_t> &group_list, at::TensorList result) {
+    const std::vector<at::Tensor> operands = {borrow(x[0])}, matrices = {borrow(weight[0])};
+    const_cast<at::Tensor &>(x[0]).reset(); // the vectors are temporary ones, of the binding
+    const_cast<at::Tensor &>(weight[0]).reset();
+    forget();
     wait();
-    multiply_at_once(x, weight, group_list, result);
+    multiply_at_once(operands, matrices, group_list, result);
     wait();
 }
 
 extern "C" {
 
 void set_most_delay(int us) { most_delay_us = us; }
+
+// What this thread's kernels call when they begin to run; null: nothing.
+void set_forgetting(void (*function)()) { forgetting = function; }
 
 // The sum of numbers at an address; an operator in C, hooked by `is_hooked`.
 double sum_at(const float *numbers, size_t count, int is_hooked) {
@@ -84,6 +107,7 @@ double sum_at(const float *numbers, size_t count, int is_hooked) {
 void double_at(float *numbers, size_t count) {
     sk_op_begin("double_at");
     sk_op_tensor(numbers, count * sizeof *numbers, nullptr);
+    forget();
     wait();
     for (size_t at = 0; at < count; at++) {
         numbers[at] *= 2;
