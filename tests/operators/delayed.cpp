@@ -1,7 +1,7 @@
 // delayed.cpp - the example's kernel with delays, and kernels that know only an address.
 //
-// While a kernel runs, it holds nothing but addresses of its operands: the extension's references are
-// dropped, and `set_forgetting` names a function that drops the test's.
+// While a kernel runs, it holds nothing but addresses of its operands: the extension's references
+// are dropped, and `set_forgetting` names a function that drops the test's.
 //
 // Tests compile it in place of examples/operators/grouped_matmul.cpp, which they rename, together
 // with gmm.cpp. They call the functions below through ctypes, without the GIL.
