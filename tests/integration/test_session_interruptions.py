@@ -12,13 +12,15 @@ import torch
 from torch._C import _len_torch_dispatch_stack
 
 import swapkit
+from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.listeners import Listeners
 from swapkit._runtime.model.tracker import ModuleTracker
+from swapkit._runtime.recording.dispatch_mode import RecordingMode
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.lent_hooks import Lending
 from swapkit._runtime.thread_state import thread_state
-from tests.support.sessions import Plain, make_training, train_plainly
+from tests.support.sessions import Plain, Training, make_training, train_plainly
 from tests.unit._runtime.rig import count_places, interrupts
 
 if TYPE_CHECKING:
@@ -95,6 +97,63 @@ def test_session_when_interrupted_as_it_begins_then_no_listener_of_it_is_left(
             pass
     assert (global_hooks.calls.now, global_hooks.steps.now) == listeners
     training.step()
+
+
+def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Let a method raise KeyboardInterrupt after its next call."""
+    method, calls = getattr(owner, name), []
+
+    def call(*args: object) -> None:
+        calls.append(args)
+        method(*args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def train_steps(training: Training) -> None:
+    for _ in range(8):
+        training.step()
+
+
+def count_operators() -> int:
+    """Return the number of operators of a step."""
+    training = make_training()
+    with swapkit.budget(1 << 40, training.model, training.optimizer) as session:
+        training.step()
+        training.step()
+        assert session.trace is not None
+        return len(session.trace.operators)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "steps"),
+    [
+        (RecordingMode, "leave", 1),
+        (Recorder, "_read_times", 1),
+        (PlanExecutor, "start", 1),
+        (PlanExecutor, "_begin", 1),
+        (PlanExecutor, "stop", 2),
+    ],
+)
+def test_step_when_its_end_is_interrupted_and_training_goes_on_then_there_is_a_plan(
+    owner: type, name: str, steps: int, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = make_training()
+    limit = plain.budget(0.95)
+    operators = count_operators()
+    with swapkit.budget(limit, training.model, training.optimizer, search_steps=2) as session:
+        for _ in range(steps):
+            training.step()
+        interrupt_once(monkeypatch, owner, name)
+        with pytest.raises(KeyboardInterrupt):
+            train_steps(training)
+        train_steps(training)
+        assert session.stage == "stable"
+        assert session.plan is not None
+        assert session.trace is not None
+        assert len(session.trace.operators) == operators
 
 
 def traces_of_sessions(installation: Installation) -> tuple[object, ...]:

@@ -287,7 +287,8 @@ class PlanController:
         trace, plan = instruction.trace, instruction.plan
         assert plan is not None
         assert trace is not None
-        if self._executor is not None and self._executor.plan is plan:
+        latest = self._executor
+        if latest is not None and latest.plan is plan and latest.is_following:
             return
         self._stop_following()
         executor = self._executors.pop(id(plan), None)
@@ -303,12 +304,19 @@ class PlanController:
         while len(self._executors) > CASES_KEPT:
             self._executors.popitem(last=False)
         self._executor = executor  # first: an interruption may come before `start` returns
-        executor.start()
+        try:
+            executor.start()
+        except BaseException:
+            self._stop_following()
+            raise
 
     def _stop_following(self) -> None:
         if self._executor is not None:
-            self._executor.stop()
-            self._executor = None  # last: if it is interrupted, the next call repeats it
+            try:
+                self._executor.stop()
+            finally:
+                if self._executor.has_ended:  # else the next call goes on
+                    self._executor = None
 
     # ---- recording -----------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class StepRecording:
         self._packer = packer
         self._long_calls = LongCalls()  # shared by successive recorders
         self._recorder: Recorder | None = None
+        self._interrupted: Recorder | None = None
         self._is_dropped = False
         # Held while a recorder starts or stops, so that `drop` never meets a half-started one.
         # Reentrant: a finalizer may end the session while the lock is held.
@@ -48,6 +49,7 @@ class StepRecording:
 
     def start(self, setting: Setting, root: torch.nn.Module | None) -> None:
         """Start a recorder. `root`: a module whose forward already runs."""
+        self._finish_interrupted()
         recorder = Recorder(setting)
         if isinstance(recorder.timer, StreamTimer):
             recorder.timer.long_calls = self._long_calls
@@ -62,6 +64,7 @@ class StepRecording:
 
     def stop(self) -> Recorder | None:
         """Stop recording; return the recorder with the step. None: nothing was recorded."""
+        self._finish_interrupted()
         recorder = None
         try:
             with self._lock:
@@ -71,10 +74,15 @@ class StepRecording:
                 self._packer.observer = None
             recorder.stop()  # without the lock: it waits for the device
         except BaseException:
-            if recorder is not None:  # the next call goes on
-                self._recorder = recorder
+            self._interrupted = recorder
             raise
         return recorder
+
+    def _finish_interrupted(self) -> None:
+        """Stop the recorder whose stop was interrupted. Its step is lost: notes may be missing."""
+        if self._interrupted is not None:
+            self._interrupted.stop()
+            self._interrupted = None
 
     def drop(self) -> None:
         """Drop the recorder, which refers to the model, and record nothing from now on.

@@ -81,11 +81,17 @@ class PlanExecutor:
         self._packer = swapper.events
         self._tracker = swapper.shared.tracker
         self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
+        self.is_following = False  # between a `start` and a `stop`, neither of them interrupted
         self._follower: Follower | None = None
         self._repetitions: Repetitions | None = None  # None: the plan repeats no operators
         self._deviation: str | None = None
 
     # ---- life -----------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of a `start` is in effect."""
+        return self._follower is None
 
     def start(self) -> None:
         """Follow the plan from the next event on, which has to be the first event of a step."""
@@ -103,12 +109,14 @@ class PlanExecutor:
             self._begin(follower)
         self._packer.has_saved_late = False
         self._packer.follows = True
+        self.is_following = True
 
     def stop(self) -> None:
         """Stop following the plan. Groups that are out come back as memory allows.
 
         If it is interrupted, the next call goes on.
         """
+        self.is_following = False
         if self._follower is None:
             return
         swapper = self._swapper

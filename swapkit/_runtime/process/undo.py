@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 class Undo:
     """A stack of undo steps. A step that fails is kept and runs again at the next `run`.
 
-    Not locked: only one thread at a time may add or run steps.
+    Not locked: only one thread at a time may add or run steps. A signal handler or finalizer may
+    call `run` inside a step: it runs that step once more, and the remaining ones.
     """
 
     def __init__(self) -> None:
@@ -34,15 +35,21 @@ class Undo:
             except BaseException as error:  # noqa: BLE001 - the caller raises it
                 errors.append(error)
                 self._failed.append(step)
-            self._steps.pop()
+            if self._steps and self._steps[-1] is step:  # else a run inside the step took it
+                self._steps.pop()
         return errors
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the first error, if any, with the other errors as its notes."""
+    """Raise the first error, if any, with the other errors as its notes.
+
+    An interruption, such as Ctrl-C, comes before errors that a program may handle and go on.
+    """
     if errors:
-        add_notes(errors[0], "another error while ending a swapkit session", errors[1:])
-        raise errors[0]
+        first = next((each for each in errors if not isinstance(each, Exception)), errors[0])
+        others = [each for each in errors if each is not first]
+        add_notes(first, "another error while ending a swapkit session", others)
+        raise first
 
 
 def add_notes(error: BaseException, what: str, others: Sequence[BaseException]) -> None:

@@ -52,10 +52,12 @@ class StepSession:
 
     def close(self) -> None:
         """End the session and forget the models; the next SwapManager starts another session."""
-        if self in _running:
-            _running.remove(self)
-        self.models = ()
-        self.session.close()
+        try:
+            self.session.close()
+        finally:
+            self.models = ()
+            with contextlib.suppress(ValueError):  # closed before
+                _running.remove(self)
 
 
 _running: list[StepSession] = []  # at most one

@@ -122,13 +122,13 @@ class Bytes:
         """Find the operators that cannot be repeated, once the device has computed."""
         values = self._checksums.read()
         eras = [*self._over, *self._eras.values()]
-        self._over, self._eras = [], {}
         self.changed = frozenset(
             row
             for era in eras
             for row, slot in era.rows
             if (value := values.get(slot)) is None or value != values.get(era.last)
         )
+        self._over, self._eras = [], {}
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage; None: it is not checked."""
