@@ -24,7 +24,7 @@ from tests.support.sessions import make_training, train_plainly
 from tests.unit._runtime.rig import interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from swapkit.config.cpu_affinity import CpuAffinity
 
@@ -235,33 +235,32 @@ class Visitor:
         self._thread.join()
 
 
-# Python reports the file of `/proc` that an interrupted read leaves open.
-UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@UNCLOSED
-@pytest.mark.usefixtures("near")
-def test_session_when_its_begin_is_interrupted_then_no_thread_stays_bound() -> None:
-    interruptions = 0
-    for nth in range(1, PLACES):
-        session = swapkit.budget(LIMIT, bind_cpus=True)
-        interruptions += interrupts(nth, session.__enter__)
-        if session.is_active:  # a finalizer had the interrupt, or there was none
-            session.close()
-        assert os.sched_getaffinity(0) == ALLOWED, nth
-        assert set(own_threads()) <= {ALLOWED}, nth
-    assert interruptions > PLACES // 2
-
-
-@UNCLOSED
-@pytest.mark.usefixtures("near")
-def test_session_when_its_end_is_interrupted_then_closing_it_gives_the_cpus_back() -> None:
-    interruptions = 0
-    for nth in range(1, PLACES):
-        session = swapkit.budget(LIMIT, bind_cpus=True)
-        session.__enter__()
-        interruptions += interrupts(nth, session.close)
+def interrupt_begin(nth: int) -> bool:
+    session = swapkit.budget(LIMIT, bind_cpus=True)
+    is_interrupted = interrupts(nth, session.__enter__)
+    if session.is_active:  # a finalizer had the interrupt, or there was none
         session.close()
+    return is_interrupted
+
+
+def interrupt_end(nth: int) -> bool:
+    session = swapkit.budget(LIMIT, bind_cpus=True)
+    session.__enter__()
+    is_interrupted = interrupts(nth, session.close)
+    session.close()
+    return is_interrupted
+
+
+# Python reports the file of `/proc` that an interrupted read leaves open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("interrupt", [interrupt_begin, interrupt_end])
+def test_session_when_its_begin_or_end_is_interrupted_then_the_cpus_are_given_back(
+    interrupt: Callable[[int], bool],
+) -> None:
+    interruptions = 0
+    for nth in range(1, PLACES):
+        interruptions += interrupt(nth)
         assert os.sched_getaffinity(0) == ALLOWED, nth
         assert set(own_threads()) <= {ALLOWED}, nth
     assert interruptions > PLACES // 2
