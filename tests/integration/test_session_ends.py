@@ -1,8 +1,7 @@
-"""Sessions end: in any order, from any thread, when they are lost, and when leaving fails."""
+"""Sessions end: in any order, from any thread, and when they are lost."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import threading
@@ -14,14 +13,14 @@ import torch
 
 import swapkit
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.thread_state import thread_state
 from swapkit.errors import SessionError
 from tests.support import MIB, installed
+from tests.support.idle import assert_idle, budget_bytes, has_hooks
 from tests.support.sessions import make_training, train_plainly
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from swapkit._runtime.allocators.installed_pool import Installation
 
@@ -33,26 +32,6 @@ def installation() -> Iterator[Installation]:
     with installed() as installation:
         yield installation
         assert_idle(installation)
-
-
-def budget_bytes() -> int:
-    return swapkit.memory_stats()["budget_bytes"]
-
-
-def has_hooks() -> bool:
-    """Return whether something stands between autograd and what it saves on this thread."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def assert_idle(installation: Installation) -> None:
-    assert swapkit.sessions() == ()
-    assert installation.sessions == []
-    assert installation.runtime.active == []
-    assert thread_state.sessions == []
-    assert not installation.tracker._users
-    assert budget_bytes() == 0
-    assert not has_hooks()
-    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 # ---- order and threads -------------------------------------------------------------------------
@@ -294,61 +273,6 @@ def test_session_when_its_entry_is_interrupted_then_nothing_of_it_stays(
     assert not training.model._forward_pre_hooks
     with session:
         assert swapkit.sessions() == (session,)
-
-
-# ---- leaving that fails ------------------------------------------------------------------------
-
-
-class Flaky:
-    """Fails so many times."""
-
-    def __init__(self, call: Callable[..., object], times: int = 1) -> None:
-        self.call, self.times = call, times
-
-    def __call__(self, *args: object) -> object:
-        self.times -= 1
-        if self.times >= 0:
-            raise OSError("no such luck")
-        return self.call(*args)
-
-
-def test_session_when_leaving_fails_half_way_then_it_can_still_be_left(
-    installation: Installation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = swapkit.budget("64MiB").__enter__()
-    monkeypatch.setattr(installation, "leave", Flaky(installation.leave))
-    with pytest.raises(OSError, match="no such luck"):
-        session.close()
-    assert not has_hooks()
-    assert budget_bytes() == 64 * MIB
-    session.close()
-    assert budget_bytes() == 0
-    assert session.stats.budget_bytes == 64 * MIB
-
-
-def test_block_when_it_raises_and_leaving_fails_then_its_own_error_is_seen(
-    installation: Installation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(installation, "leave", Flaky(installation.leave))
-    session = swapkit.budget("64MiB")
-    with pytest.raises(KeyError) as caught, session:
-        raise KeyError("of the block")
-    notes = caught.value.__notes__
-    assert notes == ["while swapkit's session ended: OSError: no such luck"]
-    session.close()
-
-
-def test_block_when_it_raises_on_another_thread_than_entered_then_its_own_error_is_seen() -> None:
-    session = swapkit.budget("64MiB").__enter__()
-
-    def leave() -> None:
-        with contextlib.ExitStack() as stack:
-            stack.push(session)
-            raise KeyError("of the block")
-
-    with pytest.raises(KeyError):
-        on_thread(leave)
-    session.close()
 
 
 # ---- figures -----------------------------------------------------------------------------------

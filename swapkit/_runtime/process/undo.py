@@ -23,6 +23,11 @@ class Undo:
         """Add a step that runs before the steps added earlier. It may run twice if it fails."""
         self._steps.append(step)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left, failed ones included."""
+        return not (self._steps or self._failed)
+
     def run(self) -> list[BaseException]:
         """Run all remaining steps; return the errors raised. Failed steps stay."""
         self._steps = [*self._failed[::-1], *self._steps]

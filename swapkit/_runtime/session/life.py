@@ -26,7 +26,7 @@ from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
 from swapkit._runtime.model.tracker import NO_MODULE, Need
 from swapkit._runtime.process.captures import see_everything
-from swapkit._runtime.process.undo import Undo
+from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
 from swapkit._runtime.session.stats import SessionStats, predictions
@@ -277,11 +277,20 @@ class SessionLife:
                 global_hooks.steps.add(_finisher)
             self.note_peak()
             self._go_inert()
-            errors = self._of_thread.run() if is_own else []
-            errors += self._of_process.run()
+            errors = self._undo()
+            if errors:  # again: `with` ends a session once, and an interruption passes
+                errors += self._undo()
             if not is_own and self.controller is not None:
                 self.controller.drop()
         return errors
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether nothing is left to undo for the thread that closes the session."""
+        return self._of_process.is_done and (self._of_thread.is_done or not self.is_own)
+
+    def _undo(self) -> list[BaseException]:
+        return [*(self._of_thread.run() if self.is_own else ()), *self._of_process.run()]
 
     def abandon(self) -> None:
         """End because the user's `Session` was garbage-collected.
@@ -312,14 +321,17 @@ class SessionLife:
             self.controller.give_up()
 
     def finish(self) -> bool:
-        """Undo the parts that this thread may undo; return whether nothing is left."""
+        """Undo the parts that this thread may undo; return whether nothing is left.
+
+        Errors are logged, because this step belongs to other code. Interruptions are raised.
+        """
         with self._closing:
-            is_own = self.is_own
-            errors = self._of_thread.run() if is_own else []
-            errors += self._of_process.run()
+            is_own, errors = self.is_own, self._undo()
         for error in errors:
-            _log.error("cleanup failed after a session ended", exc_info=error)
-        return is_own
+            if isinstance(error, Exception):
+                _log.error("cleanup failed after a session ended", exc_info=error)
+        raise_first([error for error in errors if not isinstance(error, Exception)])
+        return is_own and not errors
 
 
 class _Finisher:

@@ -298,7 +298,7 @@ class Session:
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             errors.append(error)
         errors += life.close()
-        if not errors:
+        if self._final is not None and life.is_undone:
             if self._on_loss is not None:
                 self._on_loss.detach()
             # From now on, only graphs that were recorded in the block keep host copies alive.
