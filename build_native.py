@@ -26,6 +26,8 @@ HEADERS = (  # of the core; those of the hooks are of no concern to cffi
     "swapkit.h",
     "swapkit_devices.h",
     "swapkit_entry.h",
+    "swapkit_layout.h",
+    "swapkit_lives.h",
     "swapkit_plan.h",
     "swapkit_pool.h",
     "swapkit_sched.h",

@@ -24,6 +24,7 @@ BELOW = {
     "sched": frozenset({"base", "backend", "pool", "disk"}),
     "entry": frozenset({"base", "pool"}),
     "plan": frozenset({"base"}),
+    "layout": frozenset({"base"}),
     "hooks": frozenset[str](),  # a library of its own
 }
 FACE_ONLY = frozenset({"backend", "pool", "disk"})

@@ -87,11 +87,15 @@ class Header:
         return isinstance(node, c_ast.PtrDecl | c_ast.ArrayDecl | c_ast.FuncDecl)
 
     def constants(self) -> Iterator[str]:
-        """Yield the name of every enum constant."""
+        """Yield the name of every constant: of enums, named or not, and `static const` numbers."""
         for node in self.tree.ext:
-            kind = getattr(getattr(node, "type", None), "type", None)
+            kind = getattr(node, "type", None)
+            if not isinstance(kind, c_ast.Enum):
+                kind = getattr(kind, "type", None)
             if isinstance(kind, c_ast.Enum) and kind.values is not None:
                 yield from (entry.name for entry in kind.values.enumerators)
+            elif isinstance(node, c_ast.Decl) and isinstance(node.type, c_ast.TypeDecl):
+                yield node.name
 
     def functions(self) -> Iterator[c_ast.Decl]:
         """Yield the declaration of every function."""

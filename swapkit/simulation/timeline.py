@@ -32,6 +32,7 @@ __all__ = [
     "Run",
     "as_plan",
     "find_host_seconds",
+    "lower_for",
     "predict",
     "run",
     "set_moments",
@@ -133,7 +134,7 @@ def set_moments(trace: Trace, plan: Plan, machine: Machine) -> Plan:
 def _run_plan(
     trace: Trace, plan: Plan, machine: Machine, *, is_timed: bool
 ) -> tuple[Problem, NDArray[np.int8], Run]:
-    problem = _lower_for(trace, plan)
+    problem = lower_for(trace, plan)
     actions, releases, prefetches = _read_decisions(problem, plan)
 
     def follow(machine: Machine) -> Run:
@@ -147,7 +148,7 @@ def _run_plan(
     return problem, actions, result
 
 
-def _lower_for(trace: Trace, plan: Plan) -> Problem:
+def lower_for(trace: Trace, plan: Plan) -> Problem:
     """Return the problem, with every storage that the plan moves as an item, however small.
 
     A slot begins at each operator that the plan names as a release or prefetch.

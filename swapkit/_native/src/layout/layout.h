@@ -1,0 +1,47 @@
+/* layout.h - items with their times as ranks, and the passes over them.
+ *
+ * items.c makes the ranks; place.c is one placement in a given order; improve.c repeats it;
+ * search.c is exact; verify.c is a check that uses none of these. */
+#ifndef SWAPKIT_LAYOUT_LAYOUT_H
+#define SWAPKIT_LAYOUT_LAYOUT_H
+
+#include "base/base.h"
+#include "swapkit_layout.h"
+
+/* Times are cut into *sections*: a new one begins where an item starts after another has ended. Two
+ * items live at the same time exactly if they share a section. */
+struct sk_layout {
+    int32_t nitems;
+    int32_t nsections;
+    int64_t bound;
+    int32_t *firsts;  /* nitems: the first section of an item */
+    int32_t *ends;    /* nitems: the section after its last */
+    int64_t *nbytes;  /* nitems */
+    int64_t *fixed;   /* nitems; NULL: all are free */
+    int64_t *lives;   /* nitems: the length of an item's life, in the caller's time */
+    int64_t *section; /* nsections: the bytes alive in it */
+    void *memory;     /* of the arrays of items */
+};
+
+/* The placed items of a stretch of sections, for one placement at a time. */
+typedef struct sk__space sk__space;
+
+/* NULL: no host memory. */
+sk__space *sk__space_make(const sk_layout *layout);
+void sk__space_free(sk__space *space);
+/* One placement: as sk_layout_place(), of a checked order. Ends with `*height` INT64_MAX as soon as
+ * an item ends above `limit`. */
+sk_status sk__space_fill(sk__space *space, const int32_t *order, sk_layout_fit fit, int64_t limit,
+                         int64_t *offsets);
+/* The height of the last placement, and the entries visited by all of them. */
+int64_t sk__space_height(const sk__space *space);
+int64_t sk__space_work(const sk__space *space);
+
+/* SK_INVALID: not a permutation of the items. */
+sk_status sk__layout_check_order(const sk_layout *layout, const int32_t *order);
+
+static inline bool sk__is_stopped(const sk_layout_effort *effort) {
+    return effort->stop != NULL && __atomic_load_n(effort->stop, __ATOMIC_RELAXED) != 0;
+}
+
+#endif

@@ -1,0 +1,1 @@
+"""Addresses for the lifetimes of a planned step, known in advance."""

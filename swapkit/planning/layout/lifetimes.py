@@ -1,0 +1,224 @@
+"""The lifetimes of a planned step, from its simulated schedule.
+
+Time is the order of what happens to memory. Each operator is a moment for the storages that it
+makes, and the wait before it one for those that are gone by then. Copies fall between these moments
+where the schedule has them. What is freed at a moment is free for what is taken at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from swapkit.ir.plans import Action
+from swapkit.ir.traces import BEFORE
+from swapkit.planning.layout.values import Lifetimes
+from swapkit.simulation.timeline import lower_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from swapkit.ir.plans import Plan, Schedule, Transfer
+    from swapkit.ir.traces import Trace
+    from swapkit.simulation.problems import Problem
+
+ROUND_BYTES = 512  # block sizes of the pool are multiples of this: SK_ROUND_BYTES in pool.h
+NO_STORAGE = -1  # of memory that an operator takes while it runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepLifetimes:
+    """The memory of a step: what comes and goes, and what stays.
+
+    Stay i is that of storage `storages[i]` (`NO_STORAGE`: of an operator's workspace, or of what
+    recomputing needs in between) and begins at operator `operators[i]`, or in the wait before it.
+    A storage that is swapped or recomputed has two stays, in order.
+    """
+
+    lifetimes: Lifetimes
+    storages: NDArray[np.int64]
+    operators: NDArray[np.int64]
+    resident_bytes: int  # in memory throughout the step, rounded; not among the lifetimes
+
+
+class _Moment(NamedTuple):
+    """A point of the step: by window, then by time inside it. Ends come before starts.
+
+    Window 2k is the wait before operator k, window 2k + 1 operator k.
+    """
+
+    window: int
+    seconds: float = -np.inf
+
+
+class _Stay(NamedTuple):
+    storage: int
+    start: _Moment
+    end: _Moment
+    nbytes: int
+
+
+def find_lifetimes(
+    trace: Trace, plan: Plan, schedule: Schedule, *, until_release: bool = False
+) -> StepLifetimes:
+    """Return when each storage of a step under a plan is in memory.
+
+    A swapped storage has two stays: until its copy out is done, and from the start of its copy in.
+    A recomputed one has two, too: until its last use in forward, and from the operator that needs
+    it. Sizes are rounded as the pool rounds them.
+
+    Args:
+        trace: the step.
+        plan: of the step.
+        schedule: of the step under the plan: `simulation.timeline.simulate`.
+        until_release: whether a swapped storage stays until the operator that the plan names as its
+            release, as in a session that follows the plan; else until its copy is done.
+
+    Raises:
+        PlanMismatch: the plan is not of this trace.
+    """
+    finder = _Finder(trace, plan, schedule, until_release=until_release)
+    stays = _join(trace, [*finder.storages(), *finder.workspaces()])
+    whole = {stay for stay in stays if _is_throughout(trace, stay)}
+    resident = _round(trace.base_bytes) + sum(stay.nbytes for stay in whole)
+    return _number([stay for stay in stays if stay not in whole], resident)
+
+
+def _number(stays: list[_Stay], resident_bytes: int) -> StepLifetimes:
+    """Return stays as arrays, with their moments numbered in order."""
+    moments = sorted({moment for stay in stays for moment in (stay.start, stay.end)})
+    numbers = {moment: number for number, moment in enumerate(moments)}
+    rows = [
+        (numbers[each.start], numbers[each.end], each.nbytes, each.storage, each.start.window // 2)
+        for each in stays
+    ]
+    starts, ends, nbytes, storages, operators = np.array(rows, np.int64).reshape(-1, 5).T
+    return StepLifetimes(
+        lifetimes=Lifetimes(starts, ends, nbytes),
+        storages=storages,
+        operators=operators,
+        resident_bytes=resident_bytes,
+    )
+
+
+def _round(nbytes: int) -> int:
+    return -(-nbytes // ROUND_BYTES) * ROUND_BYTES
+
+
+def _is_throughout(trace: Trace, stay: _Stay) -> bool:
+    return stay.start.window < 0 and stay.end.window >= 2 * len(trace.operators)
+
+
+def _operator(number: int) -> _Moment:
+    """Return the moment at which operator `number` begins; BEFORE: before the step."""
+    return _Moment(2 * number + 1)
+
+
+def _gone(number: int) -> _Moment:
+    """Return the moment before operator `number`, which runs without the storage."""
+    return _Moment(2 * number)
+
+
+class _Finder:
+    """The stays of a step's storages and operators."""
+
+    def __init__(
+        self, trace: Trace, plan: Plan, schedule: Schedule, *, until_release: bool
+    ) -> None:
+        self.trace = trace
+        self.decisions = {
+            each.storage: each for each in plan.decisions if each.action is not Action.KEEP
+        }
+        self.starts = np.array(schedule.starts)
+        self.ends = np.array(schedule.ends)
+        self.transfers = {each.storage: each for each in schedule.transfers}
+        self.needs = {each.storage: each.operator for each in schedule.recomputations}
+        self.until_release = until_release
+        self.problem: Problem = lower_for(trace, plan)
+        items = self.problem.item_storages.tolist()
+        self.item_of = {storage: item for item, storage in enumerate(items)}
+
+    def storages(self) -> Iterator[_Stay]:
+        """Yield the stays of all storages, each storage's in order."""
+        for number, storage in enumerate(self.trace.storages):
+            nbytes = _round(storage.nbytes)
+            birth = _operator(storage.birth)
+            death = _gone(storage.death)
+            if number not in self.decisions:
+                pieces = [(birth, death)]
+            elif self.decisions[number].action is Action.SWAP:
+                pieces = self._swapped(number, birth, death)
+            else:
+                gone = _gone(self._release_of(number))
+                pieces = [(birth, gone), (_operator(self.needs[number]), death)]
+            for start, end in pieces:
+                if nbytes and start < end:
+                    yield _Stay(number, start, end, nbytes)
+
+    def _swapped(
+        self, number: int, birth: _Moment, death: _Moment
+    ) -> list[tuple[_Moment, _Moment]]:
+        transfer: Transfer = self.transfers[number]
+        # Never before its last use in forward, also where operators take no time.
+        gone = max(self._moment_of(transfer.released), _gone(self._release_of(number)))
+        release = self.decisions[number].release
+        if self.until_release and release is not None:
+            gone = max(gone, _gone(release))
+        back = self._moment_of(transfer.in_start)
+        return [(birth, gone), (back, death)] if gone < back else [(birth, death)]
+
+    def _release_of(self, number: int) -> int:
+        """Return the first operator after a storage's last use in forward."""
+        slot = int(self.problem.releases[self.item_of[number]])
+        return int(self.problem.slot_operators[slot + 1])
+
+    def _moment_of(self, seconds: float) -> _Moment:
+        """Return the moment of a time: what happens as an operator starts comes before it."""
+        after = int(np.searchsorted(self.starts, seconds, side="left"))
+        if after == 0 or seconds >= self.ends[after - 1]:
+            return _Moment(2 * after, seconds)
+        return _Moment(2 * after - 1, seconds)
+
+    def workspaces(self) -> Iterator[_Stay]:
+        """Yield what operators take while they run, and recomputations in between."""
+        extra: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for storage, need in self.needs.items():
+            item = self.item_of[storage]
+            key = (need, int(self.problem.own_steps[item]))
+            extra[key] = max(extra[key], int(self.problem.chain_bytes[item]))
+        held: defaultdict[int, list[int]] = defaultdict(list)
+        for (need, _), nbytes in extra.items():
+            held[need].append(nbytes)
+        for number, operator in enumerate(self.trace.operators):
+            for nbytes in (operator.workspace_bytes, *held[number]):
+                if nbytes:
+                    yield _Stay(NO_STORAGE, _operator(number), _gone(number + 1), _round(nbytes))
+
+
+def _join(trace: Trace, stays: list[_Stay]) -> list[_Stay]:
+    """Return the stays with one stay where a storage goes on as another: it does not move."""
+    joined: list[_Stay] = []
+    last: dict[int, int] = {}  # of a storage: the place of its last stay
+    for stay in stays:
+        before = None
+        if stay.storage != NO_STORAGE and stay.storage not in last:
+            before = trace.storages[stay.storage].continues
+        if before in last and _touches(joined[last[before]], stay, trace):
+            last[stay.storage] = last[before]
+            joined[last[before]] = joined[last[before]]._replace(end=stay.end)
+            continue
+        if stay.storage != NO_STORAGE:
+            last[stay.storage] = len(joined)
+        joined.append(stay)
+    return joined
+
+
+def _touches(before: _Stay, stay: _Stay, trace: Trace) -> bool:
+    """Whether a stay begins where another ends, at the birth of its storage."""
+    birth = trace.storages[stay.storage].birth
+    return birth != BEFORE and before.end == _gone(birth) and stay.start == _operator(birth)

@@ -1,0 +1,317 @@
+"""The layout planner: many placements, improvement of the best, exact search where it pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swapkit._native.layout import (
+    FIRST_FIT,
+    FOUND,
+    IMPOSSIBLE,
+    IS_THERE,
+    MOST_EXACT,
+    RULES,
+    NativeItems,
+)
+from swapkit.errors import InvalidArgument
+from swapkit.planning.layout import twin
+from swapkit.planning.layout.lanes import LANES, SearchLimits, run_lanes
+from swapkit.planning.layout.orders import PLACEMENTS, Measures, PlacementRule
+from swapkit.planning.layout.values import FREE, MemoryLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit.planning.layout.values import Bytes, Lifetimes, Order
+
+SECONDS = 10.0
+TOLERANCE = 0.001
+# Items that are pressed first: alive while so much of the bound is, and of such a share of it.
+HARD_LOAD, HARD_SIZE = 0.85, 1 / 2000
+HARD_WORK = 0.75  # share of the work for these
+MOST_PRESSED = 32_768  # items; a step of pressing looks at all of them
+# Work of a lane's improvement, in visits of list entries: some 1.5 ns each.
+IMPROVEMENT, MANY, IMPROVEMENT_OF_MANY = 175_000_000, 20_000, 1_500_000_000
+RACE = 0.3  # share of it for pressing every placement, before the lowest go on
+SMALL = 1024  # items that an exact search takes without a capacity
+SMALL_PLACEMENTS = 1 << 18  # of such a search
+MOST_PLACEMENTS = 1 << 26  # of a search for a capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Placement:
+    """Offsets that a search found."""
+
+    order: Order
+    offsets: Bytes
+    height: int
+    method: str
+
+
+def place(
+    lifetimes: Lifetimes,
+    *,
+    seconds: float = SECONDS,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    capacity: int | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> MemoryLayout:
+    """Return addresses for lifetimes, with a height close to the most bytes alive at any time.
+
+    The same arguments give the same layout: the work is counted, and only ends early if `seconds`
+    or `should_stop` say so. The searches run on two threads, whatever the number of cores. A sweep
+    over time that shares no code with the searches checks every layout before it is returned.
+
+    Args:
+        lifetimes: the items.
+        seconds: a backstop, far above the usual time; then the best layout so far is returned.
+        seed: of the random choices.
+        tolerance: the search ends at a layout that is higher than the lower bound by this share.
+        capacity: the search ends at a layout of this height instead, and looks for it longer. The
+            layout may still be higher: compare its height.
+        should_stop: polled on this thread; True ends the search as `seconds` does. Its errors end
+            the search and are raised.
+
+    Raises:
+        InvalidArgument: fixed items overlap, or a limit is negative.
+        CorruptState: the layout is wrong: a bug of swapkit.
+    """
+    if not (seconds >= 0 and tolerance >= 0 and (capacity is None or capacity >= 0)):
+        message = f"seconds ({seconds}), tolerance ({tolerance}) and capacity must not be negative"
+        raise InvalidArgument(message)
+    limits = SearchLimits(seconds, should_stop)
+    if not len(lifetimes):
+        return _finish(lifetimes, np.zeros(0, np.int64), 0, "no items", limits)
+    if not IS_THERE:
+        return _place_without_core(lifetimes, tolerance, capacity, limits)
+    search = _Search(lifetimes, seed, limits)
+    search.target = int(search.bound * (1 + tolerance)) if capacity is None else capacity
+    best = search.run(has_capacity=capacity is not None)
+    return _finish(lifetimes, best.offsets, search.bound, best.method, limits)
+
+
+def _finish(
+    lifetimes: Lifetimes, offsets: Bytes, bound: int, method: str, limits: SearchLimits
+) -> MemoryLayout:
+    """Check a layout and return it."""
+    if IS_THERE:
+        items = NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
+        height = items.verify(offsets)
+    else:
+        height = twin.verify(lifetimes, offsets)
+    offsets.flags.writeable = False
+    return MemoryLayout(
+        offsets=offsets,
+        height=height,
+        lower_bound=bound,
+        method=method,
+        seconds=limits.elapsed,
+    )
+
+
+def _place_without_core(
+    lifetimes: Lifetimes, tolerance: float, capacity: int | None, limits: SearchLimits
+) -> MemoryLayout:
+    """Place in each order in turn, on this thread."""
+    bound, loads = twin.measure_loads(lifetimes)
+    target = int(bound * (1 + tolerance)) if capacity is None else capacity
+    measures = Measures.of(lifetimes, bound, loads)
+    best: _Placement | None = None
+    for rule in PLACEMENTS:
+        order = rule.order(measures)
+        offsets = twin.place(lifetimes, order, rule.fit)
+        height = int((offsets + lifetimes.nbytes).max())
+        if best is None or height < best.height:
+            best = _Placement(order=order, offsets=offsets, height=height, method=rule.name)
+        limits.poll()
+        if best.height <= target or limits.is_over:
+            break
+    assert best is not None
+    return _finish(lifetimes, best.offsets, bound, best.method, limits)
+
+
+class _Search:
+    """One call of `place`."""
+
+    def __init__(self, lifetimes: Lifetimes, seed: int, limits: SearchLimits) -> None:
+        self.lifetimes = lifetimes
+        self.seed = seed * 1_000_003 % (1 << 63)
+        self.limits = limits
+        self.target = 0
+        self.items = NativeItems(
+            lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed
+        )
+        loads = np.empty(len(lifetimes), np.int64)
+        self.bound = self.items.measure(loads)
+        self.measures = Measures.of(lifetimes, self.bound, loads)
+        self.is_hard = (loads >= HARD_LOAD * self.bound) & (
+            lifetimes.nbytes >= HARD_SIZE * self.bound
+        )
+        self.placements: list[_Placement] = []  # the lowest first
+
+    def run(self, *, has_capacity: bool) -> _Placement:
+        """Search until the target is reached or the work is done; return the lowest placement."""
+        count = len(self.lifetimes)
+        can_be_exact = count <= MOST_EXACT and not self.lifetimes.has_fixed
+        for step in self._steps(has_capacity=has_capacity, can_be_exact=can_be_exact):
+            step()
+            if self.placements[0].height <= self.target or self.limits.is_over:
+                break
+        return self.placements[0]
+
+    def _steps(self, *, has_capacity: bool, can_be_exact: bool) -> Iterator[Callable[[], None]]:
+        """Yield the searches, the cheapest first."""
+        for first in range(0, len(PLACEMENTS), LANES):
+            yield partial(self._try, PLACEMENTS[first : first + LANES])
+        if can_be_exact and has_capacity:
+            yield partial(self._search_exactly, self.target, SMALL_PLACEMENTS)
+        placed = self.placements.copy()
+        if len(self.lifetimes) <= MOST_PRESSED:
+            for first in range(0, len(placed), LANES):  # the lowest need not stay the lowest
+                yield partial(self._press_some, placed[first : first + LANES])
+        yield partial(self._improve, placed)
+        if can_be_exact and has_capacity:
+            yield partial(self._search_exactly, self.target, MOST_PLACEMENTS)
+        elif can_be_exact and len(self.lifetimes) <= SMALL:
+            yield partial(self._search_exactly, self.bound, SMALL_PLACEMENTS)
+
+    # ---- placements ------------------------------------------------------------------------------
+
+    def _try(self, rules: tuple[PlacementRule, ...]) -> None:
+        self._keep(run_lanes([partial(self._place, rule) for rule in rules], self.limits))
+
+    def _place(self, rule: PlacementRule) -> _Placement:
+        order = rule.order(self.measures)
+        offsets = np.empty(len(order), np.int64)
+        self.items.place(order, rule.fit, offsets)
+        return self._as_placement(order, offsets, rule.name)
+
+    def _as_placement(self, order: Order, offsets: Bytes, method: str) -> _Placement:
+        height = int((offsets + self.lifetimes.nbytes).max())
+        return _Placement(order=order, offsets=offsets, height=height, method=method)
+
+    def _keep(self, found: list[_Placement]) -> None:
+        """Keep placements, the lowest first; of equal ones the first that was found."""
+        known = [each for each in found if each not in self.placements]
+        self.placements = sorted([*self.placements, *known], key=lambda each: each.height)
+
+    # ---- improvement -----------------------------------------------------------------------------
+
+    def _press_some(self, placements: list[_Placement]) -> None:
+        """Press placements, each for its share of the work."""
+        work = int(self._work * RACE / len(PLACEMENTS) * LANES)
+        self._keep(
+            run_lanes(
+                [partial(self._press_hard_first, each, self.seed, work) for each in placements],
+                self.limits,
+            )
+        )
+
+    def _improve(self, placed: list[_Placement]) -> None:
+        """Improve the lowest placements, in two ways that suit different traces."""
+        if len(self.lifetimes) <= MOST_PRESSED:
+            work = int(self._work * (1 - RACE))
+            works = [
+                partial(self._press_hard_first, self.placements[0], self.seed + 1, work),
+                partial(self._repeat_and_press, placed[0], self.seed + 2, work),
+            ]
+        else:
+            works = [
+                partial(self._repeat, each, self.seed + lane, self._work)
+                for lane, each in enumerate(placed[:LANES])
+            ]
+        self._keep(run_lanes(works, self.limits))
+
+    @property
+    def _work(self) -> int:
+        """The work of one lane."""
+        return IMPROVEMENT_OF_MANY if len(self.lifetimes) > MANY else IMPROVEMENT
+
+    def _repeat_and_press(self, begun: _Placement, seed: int, work: int) -> _Placement:
+        repeated = self._repeat(begun, seed, work // 2)
+        return self._press_hard_first(repeated, seed, work // 2)
+
+    def _repeat(self, begun: _Placement, seed: int, work: int) -> _Placement:
+        """Place again, in orders close to that of a placement."""
+        order, offsets = begun.order.copy(), begun.offsets.copy()
+        self.items.improve(
+            order,
+            offsets,
+            most_work=work,
+            target=self.target,
+            seed=seed,
+            stop=self.limits.flag,
+        )
+        return self._as_improved(begun, order, offsets)
+
+    def _press_hard_first(self, begun: _Placement, seed: int, work: int) -> _Placement:
+        """Press the items that make the layout high, place the others around them, press all."""
+        hard = self.is_hard
+        if self.lifetimes.has_fixed or not hard.any():
+            return self._press(begun, seed, work)
+        starts, ends, nbytes = self.lifetimes.starts, self.lifetimes.ends, self.lifetimes.nbytes
+        offsets = begun.offsets[hard]
+        items = NativeItems(starts[hard], ends[hard], nbytes[hard], None)
+        items.press(
+            offsets,
+            most_work=int(work * HARD_WORK),
+            target=int(items.measure() / self.bound * self.target),
+            seed=seed,
+            stop=self.limits.flag,
+        )
+        fixed = np.full(len(hard), FREE, np.int64)
+        fixed[hard] = offsets
+        around = np.empty(len(hard), np.int64)
+        used = NativeItems(starts, ends, nbytes, fixed).place(begun.order, FIRST_FIT, around)
+        found = self._as_improved(begun, begun.order, around)
+        lower = found if found.height < begun.height else begun
+        return self._press(lower, seed, int(work * (1 - HARD_WORK)) - used)
+
+    def _press(self, begun: _Placement, seed: int, work: int) -> _Placement:
+        """Press a placement below lower and lower limits."""
+        offsets = begun.offsets.copy()
+        self.items.press(
+            offsets, most_work=work, target=self.target, seed=seed, stop=self.limits.flag
+        )
+        return self._as_improved(begun, begun.order, offsets)
+
+    def _as_improved(self, begun: _Placement, order: Order, offsets: Bytes) -> _Placement:
+        found = self._as_placement(order, offsets, begun.method)
+        if found.height == begun.height:
+            return begun
+        return replace(found, method=f"{begun.method.removesuffix(', improved')}, improved")
+
+    # ---- exact search ----------------------------------------------------------------------------
+
+    def _search_exactly(self, capacity: int, most_placements: int) -> None:
+        """Look for a layout within `capacity` by every rule in turn, each time for longer."""
+        placements = 2 * len(self.lifetimes)
+        while placements <= most_placements and not self.limits.is_over:
+            for first in range(0, RULES, LANES):
+                rules = range(first, min(first + LANES, RULES))
+                works = [partial(self._search_by, capacity, rule, placements) for rule in rules]
+                outcomes = run_lanes(works, self.limits)
+                found = [each for _, each in outcomes if each is not None]
+                if found:
+                    self._keep(found[:1])
+                    return
+                if any(outcome == IMPOSSIBLE for outcome, _ in outcomes):
+                    return
+            placements *= 2
+
+    def _search_by(
+        self, capacity: int, rule: int, placements: int
+    ) -> tuple[int, _Placement | None]:
+        offsets = np.zeros(len(self.lifetimes), np.int64)
+        outcome = self.items.search(
+            capacity, rule, offsets, most_work=placements, stop=self.limits.flag
+        )
+        if outcome != FOUND:
+            return outcome, None
+        order = np.argsort(offsets, kind="stable").astype(np.int32)
+        return outcome, self._as_placement(order, offsets, "exact search")

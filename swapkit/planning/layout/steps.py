@@ -1,0 +1,156 @@
+"""From the lives of a step's blocks, as the pool noted them, to lifetimes that a layout places.
+
+A step repeats, so its lifetimes lie on a circle: a gradient may live from one backward pass to the
+beginning of the next step. The circle is cut where the fewest bytes are in use. What is in use at
+the cut gets its address for all of the step. Blocks that last longer stay where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swapkit._native.lives import (
+    LIFE_BYTES,
+    LIFE_FIELDS,
+    NO_STEP,
+    PLACE_BYTES,
+    PLACE_FIELDS,
+    Field,
+    StepMarks,
+)
+from swapkit.planning.layout.values import Lifetimes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+
+
+def _type_of(fields: Sequence[Field], nbytes: int) -> np.dtype[np.void]:
+    """Return the type of an array of C structures."""
+    return np.dtype(
+        {
+            "names": [each.name for each in fields],
+            "formats": [
+                (f"u{each.nbytes}", (each.count,) if each.count > 1 else ()) for each in fields
+            ],
+            "offsets": [each.offset for each in fields],
+            "itemsize": nbytes,
+        }
+    )
+
+
+JITTER = 4  # takes and frees by which lives may differ and still count as alike
+LIFE = _type_of(LIFE_FIELDS, LIFE_BYTES)
+PLACE = _type_of(PLACE_FIELDS, PLACE_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class StepLives:
+    """The blocks of one step that a layout may place. Times count takes and frees of the step."""
+
+    requests: NDArray[np.void]  # of `LIFE`, in the pool's order
+    starts: Numbers
+    ends: Numbers  # exclusive; at most `length`
+    nbytes: Numbers
+    length: int
+
+    def lifetimes(self) -> Lifetimes:
+        """Return the lifetimes, for `place`."""
+        return Lifetimes(starts=self.starts, ends=self.ends, nbytes=self.nbytes)
+
+    def places(self, offsets: Numbers) -> NDArray[np.void]:
+        """Return the requests with their addresses, as the pool takes them."""
+        places = np.zeros(len(self.requests), PLACE)
+        for name in ("nbytes", "phase", "tag", "turn"):
+            places[name] = self.requests[name]
+        places["offset"] = offsets
+        return places
+
+
+def _in_step(lives: NDArray[np.void], step: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+    """Return which requests a step made, and when their blocks were taken and freed; 0: not yet."""
+    steps = lives["step"]
+    which = np.where(steps[:, 0] == step, 0, 1)
+    rows = np.arange(len(lives))
+    made = (steps[rows, which] == step) & (steps[rows, which] != NO_STEP)
+    taken = lives["taken_at"][rows, which].astype(np.int64)
+    freed = lives["freed_at"][rows, which].astype(np.int64)
+    return made, taken, freed
+
+
+def repeated_share(buffer: bytes, times: StepMarks) -> float:
+    """Return the share of the last step's requested bytes that the step before served alike.
+
+    Its blocks lived as long then; those that live on do so in both steps.
+    """
+    lives = np.frombuffer(buffer, LIFE)
+    last = lives["step"][:, 0] == times.step - 1
+    both = last & (lives["step"][:, 1] == times.step - 2)
+    taken, freed = lives["taken_at"].astype(np.int64), lives["freed_at"].astype(np.int64)
+    lengths = freed - taken
+    same = np.abs(lengths[:, 0] - lengths[:, 1]) <= JITTER
+    lives_on = (freed[:, 0] == 0) & ((freed[:, 1] == 0) | (freed[:, 1] > times.began_at[1]))
+    nbytes = lives["nbytes"]
+    total = int(nbytes[last].sum())
+    return int(nbytes[both & (same | lives_on)].sum()) / total if total else 0.0
+
+
+def read_step(buffer: bytes, times: StepMarks, *, longest: bool = False) -> StepLives:
+    """Return the blocks of the step before the last: each was freed since, or lasts.
+
+    Only blocks of the stream with the most bytes: blocks of others are free only after a wait.
+
+    Args:
+        buffer: lives, as `Lives.read` returns them right after the end of a step.
+        times: when steps began, from the same call.
+        longest: leave room for the longest lives of several steps: some end with copies, which take
+            longer at times.
+    """
+    lives = np.frombuffer(buffer, LIFE)
+    made, taken, freed = _in_step(lives, times.step - 2)
+    now, last, before = times.began_at
+    length = last - before
+    starts, ends = taken - before, freed - before
+    # One life at a time: it ends before the next step makes the request, if it does.
+    again = np.where(lives["step"][:, 0] == times.step - 1, lives["taken_at"][:, 0], now)
+    again = again.astype(np.int64)
+    made &= (freed != 0) & (freed <= again) & (ends - starts <= length)
+    if longest:  # as far as the next step's block of the request allows
+        most = np.minimum(lives["longest"].astype(np.int64), np.minimum(again - taken, length))
+        ends = np.maximum(ends, starts + most)
+    streams, inverse = np.unique(lives["stream"][made], return_inverse=True)
+    if len(streams):
+        nbytes = np.bincount(inverse, weights=lives["nbytes"][made].astype(np.float64))
+        made &= lives["stream"] == streams[int(np.argmax(nbytes))]
+    requests = lives[made].copy()
+    sizes = requests["nbytes"].astype(np.int64)
+    starts, ends = _cut(starts[made], ends[made], sizes, length)
+    return StepLives(requests, starts, ends, sizes, length)
+
+
+def _cut(starts: Numbers, ends: Numbers, nbytes: Numbers, length: int) -> tuple[Numbers, Numbers]:
+    """Cut the circle of a step where the fewest bytes are in use; return times since the cut.
+
+    Args:
+        starts: in [0, length).
+        ends: up to `length` later; those above `length` lie in the next step.
+        nbytes: sizes.
+        length: of the circle.
+    """
+    if not len(starts):
+        return starts, ends
+    change = np.zeros(2 * length + 1, np.int64)
+    np.add.at(change, starts, nbytes)
+    np.add.at(change, ends, -nbytes)
+    in_use = np.cumsum(change)
+    cut = int(np.argmin(in_use[:length] + in_use[length : 2 * length]))
+    begun = (starts - cut) % length
+    ended = begun + (ends - starts)
+    crosses = ended > length
+    return np.where(crosses, 0, begun), np.where(crosses, length, ended)

@@ -1,0 +1,221 @@
+"""Layouts: valid, close to the bound, the same for the same arguments, ended early when asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from swapkit._native.layout import BEST_FIT, FIRST_FIT, NativeItems
+from swapkit.errors import CorruptState, InvalidArgument
+from swapkit.planning.layout import placing, twin
+from swapkit.planning.layout.orders import PLACEMENTS, Measures
+from swapkit.planning.layout.placing import place
+from swapkit.planning.layout.values import Lifetimes, MemoryLayout
+from tests.unit.planning.layout.drawing import (
+    COUNTS,
+    SEEDS,
+    draw_laminar,
+    draw_lifetimes,
+    draw_packing,
+    fix_some,
+    overlaps,
+)
+
+
+def native(lifetimes: Lifetimes) -> NativeItems:
+    return NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
+
+
+def check(lifetimes: Lifetimes, layout: MemoryLayout) -> None:
+    assert not overlaps(lifetimes, layout.offsets)
+    assert layout.height == int((layout.offsets + lifetimes.nbytes).max(initial=0))
+    assert layout.lower_bound <= layout.height
+    assert twin.verify(lifetimes, layout.offsets) == layout.height
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, count=COUNTS)
+def test_layouts_are_valid_and_at_least_as_high_as_the_bound(seed: int, count: int) -> None:
+    lifetimes = draw_lifetimes(seed, count)
+    check(lifetimes, place(lifetimes, seconds=0.2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, count=COUNTS)
+def test_the_bound_is_the_most_bytes_alive_at_any_time(seed: int, count: int) -> None:
+    lifetimes = draw_lifetimes(seed, count)
+    times = lifetimes.starts[:, None]
+    alive = (lifetimes.starts <= times) & (times < lifetimes.ends)
+    most = int((alive * lifetimes.nbytes).sum(1).max())
+    loads = np.empty(count, np.int64)
+    assert native(lifetimes).measure(loads) == most
+    bound, expected = twin.measure_loads(lifetimes)
+    assert bound == most
+    assert np.array_equal(loads, expected)
+    assert loads.max() == most
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, count=COUNTS)
+def test_the_twin_places_bit_by_bit_as_the_native_core(seed: int, count: int) -> None:
+    lifetimes = draw_lifetimes(seed, count)
+    order = np.random.default_rng(seed).permutation(count).astype(np.int32)
+    for fit in (FIRST_FIT, BEST_FIT):
+        offsets = np.empty(count, np.int64)
+        native(lifetimes).place(order, fit, offsets)
+        assert np.array_equal(offsets, twin.place(lifetimes, order, fit))
+
+
+def test_the_twin_equals_the_core_where_lists_have_many_chunks_and_levels() -> None:
+    lifetimes = draw_lifetimes(5, 3000, times=2500, most_bytes=1 << 30)
+    bound, loads = twin.measure_loads(lifetimes)
+    for rule in PLACEMENTS:
+        order = rule.order(Measures.of(lifetimes, bound, loads))
+        offsets = np.empty(3000, np.int64)
+        native(lifetimes).place(order, rule.fit, offsets)
+        assert np.array_equal(offsets, twin.place(lifetimes, order, rule.fit))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, count=COUNTS)
+def test_nested_lifetimes_are_optimal_with_the_longest_first(seed: int, count: int) -> None:
+    lifetimes = draw_laminar(seed, count)
+    order = np.argsort(lifetimes.starts - lifetimes.ends, kind="stable").astype(np.int32)
+    offsets = np.empty(len(lifetimes), np.int64)
+    items = native(lifetimes)
+    items.place(order, FIRST_FIT, offsets)
+    assert items.verify(offsets) == items.measure()
+    assert place(lifetimes, tolerance=0).excess == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, count=COUNTS)
+def test_items_of_one_size_are_optimal_by_their_start(seed: int, count: int) -> None:
+    some = draw_lifetimes(seed, count)
+    lifetimes = Lifetimes(some.starts, some.ends, np.full(count, 512))
+    assert place(lifetimes, tolerance=0).excess == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_perfect_packing_is_found_by_exact_search(seed: int) -> None:
+    lifetimes = draw_packing(seed, 60)
+    layout = place(lifetimes, capacity=1 << 12, seconds=60)
+    check(lifetimes, layout)
+    assert layout.height == layout.lower_bound == 1 << 12
+
+
+def test_the_same_arguments_give_the_same_layout_and_the_seed_matters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lifetimes = draw_packing(7, 1100, side=1 << 20)
+    monkeypatch.setattr(placing, "IMPROVEMENT", 60_000_000)
+
+    def offsets(seed: int) -> bytes:
+        return place(lifetimes, seed=seed, tolerance=0).offsets.tobytes()
+
+    first = offsets(0)
+    assert offsets(0) == first
+    assert any(offsets(seed) != first for seed in range(1, 4))
+
+
+def test_lanes_run_one_after_the_other_give_the_same_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lifetimes = draw_packing(8, 1100, side=1 << 20)
+    monkeypatch.setattr(placing, "IMPROVEMENT", 60_000_000)
+    both = place(lifetimes, tolerance=0)
+    monkeypatch.setattr(placing, "run_lanes", lambda works, _limits: [work() for work in works])
+    alone = place(lifetimes, tolerance=0)
+    assert both.offsets.tobytes() == alone.offsets.tobytes()
+
+
+def test_improvement_lowers_the_best_placement() -> None:
+    lifetimes = draw_packing(9, 1100, side=1 << 20)
+    bound, loads = twin.measure_loads(lifetimes)
+    measures = Measures.of(lifetimes, bound, loads)
+    heights = []
+    for rule in PLACEMENTS:
+        offsets = np.empty(len(lifetimes), np.int64)
+        native(lifetimes).place(rule.order(measures), rule.fit, offsets)
+        heights.append(native(lifetimes).verify(offsets))
+    layout = place(lifetimes, tolerance=0)
+    check(lifetimes, layout)
+    assert layout.height < min(heights)
+
+
+def test_fixed_items_stay_and_the_others_lie_beside_them() -> None:
+    lifetimes = draw_lifetimes(10, 200)
+    before = place(lifetimes, seconds=0.2)
+    fixed = fix_some(lifetimes, before.offsets, 0.3)
+    layout = place(fixed, seconds=1)
+    check(fixed, layout)
+    assert fixed.fixed is not None
+    kept = fixed.fixed >= 0
+    assert kept.any()
+    assert np.array_equal(layout.offsets[kept], before.offsets[kept])
+
+
+def test_fixed_items_that_overlap_are_an_error() -> None:
+    lifetimes = Lifetimes(np.array([0, 1]), np.array([3, 4]), np.array([8, 8]), np.array([0, 4]))
+    with pytest.raises(InvalidArgument, match="item 1 overlaps another fixed item"):
+        place(lifetimes)
+    with pytest.raises(InvalidArgument, match="item 1 overlaps another fixed item"):
+        twin.place(lifetimes, np.array([0, 1], np.int32), FIRST_FIT)
+
+
+def test_no_items_have_an_empty_layout() -> None:
+    empty = np.zeros(0, np.int64)
+    layout = place(Lifetimes(empty, empty, empty))
+    assert (layout.height, layout.lower_bound, len(layout.offsets)) == (0, 0, 0)
+
+
+def test_a_search_that_is_asked_to_stop_returns_the_best_so_far() -> None:
+    lifetimes = draw_packing(11, 900, side=1 << 20)
+    asked = []
+
+    def should_stop() -> bool:
+        asked.append(True)
+        return True
+
+    layout = place(lifetimes, tolerance=0, seconds=1000, capacity=1 << 20, should_stop=should_stop)
+    check(lifetimes, layout)
+    assert asked
+    assert layout.height > layout.lower_bound  # there was no time for more
+
+
+def test_an_error_of_should_stop_ends_the_search_and_is_raised() -> None:
+    class GivenUp(BaseException):
+        pass
+
+    def should_stop() -> bool:
+        raise GivenUp
+
+    with pytest.raises(GivenUp):
+        place(draw_packing(12, 900, side=1 << 20), tolerance=0, should_stop=should_stop)
+
+
+def test_a_wrong_layout_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place_all_at_zero(_self: NativeItems, _order: object, _fit: int, offsets: object) -> int:
+        offsets[:] = 0  # type: ignore[index]
+        return 0
+
+    monkeypatch.setattr(NativeItems, "place", place_all_at_zero)
+    with pytest.raises(CorruptState, match=r"items . and . overlap"):
+        place(Lifetimes(np.array([0, 1]), np.array([3, 4]), np.array([8, 8])), capacity=8)
+
+
+def test_without_the_native_function_the_twin_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    lifetimes = draw_laminar(13, 50)
+    monkeypatch.setattr(placing, "IS_THERE", False)
+    layout = place(lifetimes)
+    check(lifetimes, layout)
+    assert layout.excess == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": -1.0}, {"tolerance": -0.1}, {"capacity": -1}, {"seconds": float("nan")}]
+)
+def test_negative_limits_are_an_error(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgument, match="must not be negative"):
+        place(draw_lifetimes(1, 3), **wrong)  # type: ignore[arg-type]
