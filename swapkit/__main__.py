@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     _add_demo(commands)
     _add_machine(commands)
+    _add_replay(commands)
     _add_build(commands)
     chosen = parser.parse_args(arguments)
     refusal = _refuse_flags(chosen)
@@ -188,6 +189,21 @@ def _find_machine(arguments: argparse.Namespace) -> "tuple[Machine, str]":
     machine = measure_machine(device, limits, fresh=arguments.fresh)
     choice = runtime.places.choose(name, read_environment().cpu_affinity)
     return machine, "" if choice is None else choice.text
+
+
+def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare `replay`."""
+    from swapkit.replay import command
+
+    parser = commands.add_parser(
+        "replay",
+        help="send recorded allocations through several allocators, and compare them",
+        description="Send the allocations of a file through torch's allocator, with and without "
+        "expandable segments, through swapkit's pool, and to planned addresses; print how much "
+        "memory each reserves and why.",
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run_replay)
 
 
 def _add_build(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -137,6 +137,7 @@ class Backend(Handle):
         copy_latency_ns: int = 0,
         numa_node: int = ANY_NODE,
         populate: bool = False,
+        granule_bytes: int = 0,
     ) -> Backend:
         """Open the CPU as a device.
 
@@ -146,9 +147,10 @@ class Backend(Handle):
             copy_latency_ns: added to every copy.
             numa_node: the node whose memory is preferred, below 64; -1: any.
             populate: committed memory has its pages at once, not at the first touch.
+            granule_bytes: of virtual memory, a power of two up to 2 MiB; 0: the least possible.
 
         Raises:
-            InvalidArgument: the capacity or the node is out of range.
+            InvalidArgument: the capacity, the node or the granules are out of range.
         """
         if not ANY_NODE <= numa_node < NUMA_NODES:
             raise InvalidArgument(f"numa_node={numa_node}: expected -1 or a number below 64")
@@ -158,6 +160,7 @@ class Backend(Handle):
         params.copy_latency_ns = copy_latency_ns
         params.numa_nodes = 0 if numa_node == ANY_NODE else 1 << numa_node
         params.populate = populate
+        params.granule_bytes = granule_bytes
         out = ffi.new("sk_backend **")
         check(lib.sk_backend_cpu(params, out))
         backend = cls(out[0])

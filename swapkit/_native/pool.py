@@ -332,6 +332,10 @@ class Pool(Handle):
         """Return the bytes handed out."""
         return int(self._read_stats().allocated_bytes[0].current)
 
+    def reserved_bytes(self) -> int:
+        """Return the bytes held of the device."""
+        return int(self._read_stats().reserved_bytes[0].current)
+
     def moving_seconds(self) -> float:
         """Return the seconds spent moving free memory; see `moving_ns` in `stats`."""
         return float(self._read_stats().moving_ns) / _NS_PER_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import pickle
 import struct
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeVar
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir.fields import refuse
+from swapkit.ir.pickle_scan import scan_pickle
 from swapkit.units import MOST_BYTES, show
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ GROWS = ("segment_alloc", "segment_map")
 SHRINKS = ("segment_free", "segment_unmap")
 _SIZED = {"alloc", *FREES, *REQUESTS, *GROWS, *SHRINKS}
 _ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+_MOST_FRAMES = 200  # looked at: a stack has some 60 frames of C++ below the innermost of Python
 _HOW = "torch.cuda.memory._record_memory_history() before the step to record"
 
 
@@ -36,6 +40,16 @@ class SnapshotEntry:
     nbytes: int
     time_us: int | None = None
     caller: str = ""  # the innermost Python function: "forward (model.py:12)"
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotBlock:
+    """A block in use at the end of the history."""
+
+    nbytes: int
+    requested_bytes: int
+    stream: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +57,7 @@ class Snapshot:
     """The history of one device, and its memory at the end."""
 
     entries: tuple[SnapshotEntry, ...]
-    blocks: dict[int, int]  # in use at the end: address -> bytes
+    blocks: dict[int, SnapshotBlock]  # in use at the end, by address
     reserved_bytes: int
 
 
@@ -81,10 +95,12 @@ def decode_snapshot(content: object, *, device: int | None = None) -> Snapshot:
 def unpickle_plain(file: BinaryIO) -> object:
     """Return the plain values of a pickle; raises InvalidDocument for all other content.
 
-    No code is run, but a malicious file can make this allocate a lot of memory.
+    No code is run, and the values take memory in proportion to the file.
     """
+    content = file.read()
     try:
-        return _Unpickler(file).load()
+        scan_pickle(content)
+        return _Unpickler(io.BytesIO(content)).load()
     except InvalidDocument:
         raise
     except (
@@ -118,12 +134,15 @@ def _read_entries(trace: list[object], where: str) -> Iterator[SnapshotEntry]:
             nbytes=_read_whole(entry.get("size"), MOST_BYTES, f"{at}.size"),
             time_us=_read_time(entry.get("time_us"), f"{at}.time_us"),
             caller=_find_caller(entry.get("frames")) if action == "alloc" else "",
+            stream=_read_whole(entry.get("stream", 0), MOST_ADDRESS, f"{at}.stream"),
         )
 
 
-def _read_segments(content: dict[object, object], device: int) -> tuple[dict[int, int], int]:
+def _read_segments(
+    content: dict[object, object], device: int
+) -> tuple[dict[int, SnapshotBlock], int]:
     """Return the blocks in use, by address, and the bytes of all segments."""
-    blocks: dict[int, int] = {}
+    blocks: dict[int, SnapshotBlock] = {}
     reserved_bytes = 0
     for number, item in enumerate(_check(content.get("segments", []), list, "segments")):
         where = f"segments[{number}]"
@@ -132,19 +151,31 @@ def _read_segments(content: dict[object, object], device: int) -> tuple[dict[int
             continue
         reserved_bytes += _read_whole(segment.get("total_size"), MOST_BYTES, f"{where}.total_size")
         address = _read_whole(segment.get("address"), MOST_ADDRESS, f"{where}.address")
+        stream = _read_whole(segment.get("stream", 0), MOST_ADDRESS, f"{where}.stream")
         for index, block in enumerate(_check(segment.get("blocks"), list, f"{where}.blocks")):
             at = f"{where}.blocks[{index}]"
             fields = _check(block, dict, at)
             nbytes = _read_whole(fields.get("size"), MOST_BYTES, f"{at}.size")
             if fields.get("state") in _ACTIVE:
-                blocks[address] = nbytes
+                blocks[address] = SnapshotBlock(
+                    nbytes=nbytes,
+                    requested_bytes=_read_requested(fields, nbytes, at),
+                    stream=stream,
+                )
             address += nbytes
     return blocks, reserved_bytes
 
 
+def _read_requested(block: dict[object, object], nbytes: int, where: str) -> int:
+    """Return the bytes that were requested for a block, which older snapshots do not have."""
+    asked = _read_whole(block.get("requested_size", 0), MOST_BYTES, f"{where}.requested_size")
+    return asked or nbytes
+
+
 def _find_caller(frames: object) -> str:
     """Return the innermost readable Python function of a stack; empty: there is none."""
-    for frame in frames if isinstance(frames, list) else ():
+    stack = frames if isinstance(frames, list) else []
+    for frame in itertools.islice(stack, _MOST_FRAMES):
         if not isinstance(frame, dict):
             continue
         file, name, line = frame.get("filename"), frame.get("name"), frame.get("line")

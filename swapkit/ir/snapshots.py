@@ -129,7 +129,9 @@ class _Lives:
 
 
 def _make_trace(snapshot: Snapshot, lives: _Lives, large_bytes: int) -> Trace:
-    base = sum(n for address, n in snapshot.blocks.items() if address not in lives.present)
+    base = sum(
+        block.nbytes for address, block in snapshot.blocks.items() if address not in lives.present
+    )
     in_use = _count_bytes(lives.storages, len(lives.operators))
     peak = max(range(len(in_use)), key=in_use.__getitem__)
     storages = [

@@ -19,6 +19,7 @@ GUIDES = (
     "docs/choices.md",
     "docs/operators.md",
     "docs/planning.md",
+    "docs/replay.md",
 )  # their Python runs
 DOCUMENTS = (
     *GUIDES,

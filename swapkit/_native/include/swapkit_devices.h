@@ -13,6 +13,7 @@ typedef struct sk_cpu_params {
     uint64_t copy_latency_ns;  /* added to every asynchronous copy */
     uint64_t numa_nodes;       /* bit n: prefer memory of node n; 0: of any node. A hint */
     bool populate;             /* committed memory has its pages at once, not at the first touch */
+    size_t granule_bytes;      /* of virtual memory; 0: the least possible; at most 2 MiB */
 } sk_cpu_params;
 
 SK_API SK_NODISCARD sk_status sk_backend_cpu(const sk_cpu_params *params, sk_backend **out);

@@ -57,6 +57,18 @@ def test_cpu_when_capacity_is_absurd_then_invalid_argument() -> None:
         Backend.cpu(capacity_bytes=1 << 60)
 
 
+@pytest.mark.parametrize(("granule_bytes", "expected"), [(1 << 16, 1 << 16), (2 << 20, 2 << 20)])
+def test_cpu_when_granules_are_given_then_those(granule_bytes: int, expected: int) -> None:
+    with Backend.cpu(granule_bytes=granule_bytes) as backend:
+        assert backend.granule_bytes == expected
+
+
+@pytest.mark.parametrize("granule_bytes", [100, 3 << 16, 4 << 20])
+def test_cpu_when_granules_are_not_possible_then_invalid_argument(granule_bytes: int) -> None:
+    with pytest.raises(InvalidArgument, match=r"cpu'?( backend)?: granule"):
+        Backend.cpu(granule_bytes=granule_bytes)
+
+
 def test_delay_when_copy_is_held_then_event_waits_for_release() -> None:
     with Backend.delay(Backend.cpu(capacity_bytes=MIB)) as backend:
         stream, event, copy = backend.stream(), backend.event(), Copy()

@@ -49,7 +49,12 @@ static sk_status cpu_open(const sk_cpu_params *params, sk__cpu *cpu, sk_backend 
         cpu->params.capacity_bytes = machine.total_bytes;
     }
     sk_backend_ops ops = cpu_ops;
-    ops.granule_bytes = sk__cpu_granule_bytes();
+    if (params->granule_bytes % sk__cpu_granule_bytes() != 0 ||
+        params->granule_bytes > SK__CPU_RANGE_ALIGNMENT) {
+        return sk__fail(SK_INVALID, "cpu backend: granules of %zu bytes are not possible",
+                        params->granule_bytes);
+    }
+    ops.granule_bytes = sk__max(params->granule_bytes, sk__cpu_granule_bytes());
     return sk_backend_open(&ops, cpu, out);
 }
 

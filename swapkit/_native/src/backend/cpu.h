@@ -25,7 +25,9 @@ void sk__cpu_groups_apply(const char *list, const char *root, sk_memory_info *in
 sk_status sk__cpu_memory_info(void *self, sk_memory_info *out);
 sk_status sk__cpu_memory_alloc(void *self, size_t nbytes, void **out);
 sk_status sk__cpu_memory_free(void *self, void *address, size_t nbytes);
-size_t sk__cpu_granule_bytes(void);
+/* The huge page of x86-64 and most AArch64 kernels. */
+enum { SK__CPU_RANGE_ALIGNMENT = 2 * 1024 * 1024 };
+size_t sk__cpu_granule_bytes(void); /* the least */
 sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out);
 sk_status sk__cpu_range_release(void *self, void *address, size_t nbytes);
 sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes);

@@ -18,8 +18,7 @@
 enum {
     /* For commit and decommit: small compared with the tensors worth moving, yet large enough that
      * the kernel's bookkeeping per range does not grow with the number of blocks. */
-    GRANULE_BYTES = 64 * 1024,
-    RANGE_ALIGNMENT = 2 * 1024 * 1024, /* the huge page of x86-64 and most AArch64 kernels */
+    GRANULE_BYTES = 4 * 1024,
     PATH_BYTES = 512,
     LINE_BYTES = 512,
     /* Of moved memory: the kernel keeps each piece separate, and a process can have 65530 of them
@@ -225,12 +224,12 @@ size_t sk__cpu_granule_bytes(void) {
 
 sk_status sk__cpu_range_reserve(void *self, size_t nbytes, void **out) {
     /* Map more than requested, so that an aligned part can be cut out. */
-    size_t mapped = nbytes + RANGE_ALIGNMENT;
+    size_t mapped = nbytes + SK__CPU_RANGE_ALIGNMENT;
     char *start = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) {
         return map_failed("reserving a range", nbytes);
     }
-    char *address = (char *)sk__round_up((uintptr_t)start, RANGE_ALIGNMENT);
+    char *address = (char *)sk__round_up((uintptr_t)start, SK__CPU_RANGE_ALIGNMENT);
     size_t before = (size_t)(address - start);
     if (before > 0) {
         (void)munmap(start, before);

@@ -1,0 +1,162 @@
+"""Texts about a replay: how much memory each allocator reserves for the same requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swapkit.reporting.text import format_table
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swapkit.ir.allocations import AllocationTrace
+    from swapkit.simulation.allocators.replaying import ReplayOutcome
+
+LEAST_ADVICE_BYTES = 1 << 30
+_ADVICE = (
+    "Train inside `with swapkit.budget(...)`: a repeated step then lies at planned addresses. "
+    "MEMORY_FRAGMENTATION=1 keeps what lives unequally long apart from the first step on."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceDemand:
+    """What a trace asks for, whatever the allocator; amounts are bytes."""
+
+    requests: int
+    events: int
+    steps: int  # ends of steps in the trace
+    present: int  # blocks from before the history
+    present_bytes: int
+    kept: int  # blocks that are never given
+    kept_bytes: int
+    max_live_bytes: int  # most requested at once
+    max_live_rounded_bytes: int  # the same in blocks of whole 512 bytes
+
+    @property
+    def internal(self) -> float:
+        """Internal fragmentation: rounded / requested - 1."""
+        return self.max_live_rounded_bytes / self.max_live_bytes - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorReport:
+    """One allocator: its outcome without a limit, and within the budget (None: no budget)."""
+
+    key: str  # in documents
+    name: str  # for people
+    free: ReplayOutcome
+    within: ReplayOutcome | None = None
+    least_bytes: int | None = None  # the least budget that serves the trace; None: not searched
+    lower_bound_bytes: int | None = None  # of planned addresses: no layout is lower
+
+    def external(self, demand: TraceDemand) -> float:
+        """Return the external fragmentation: reserved / most live in blocks of 512 bytes - 1."""
+        return self.free.peak_reserved_bytes / demand.max_live_rounded_bytes - 1
+
+    @property
+    def layout_excess(self) -> float | None:
+        """The height of a layout / its lower bound - 1; None: not planned."""
+        if self.lower_bound_bytes is None:
+            return None
+        return self.free.peak_reserved_bytes / self.lower_bound_bytes - 1
+
+    @property
+    def unused_bytes(self) -> int:
+        """What is reserved and cannot be used: `stranded_bytes`, or what a layout is too high."""
+        if self.lower_bound_bytes is None:
+            return self.free.stranded_bytes
+        return self.free.peak_reserved_bytes - self.lower_bound_bytes
+
+    @property
+    def active_utilisation(self) -> float:
+        """Most bytes in blocks in use / most bytes reserved, as GMLake reports it."""
+        return self.free.peak_allocated_bytes / self.free.peak_reserved_bytes
+
+    def requested_utilisation(self, demand: TraceDemand) -> float:
+        """Return the most bytes requested / most bytes reserved, as STAlloc reports it."""
+        return demand.max_live_bytes / self.free.peak_reserved_bytes
+
+
+def format_replay(
+    trace: AllocationTrace,
+    demand: TraceDemand,
+    reports: Sequence[AllocatorReport],
+    *,
+    budget_bytes: int | None = None,
+) -> str:
+    """Return the figures of a replay as text: the demand, a table, failures, and advice."""
+    heads = ["allocator", "reserved", "in blocks", "external", "in blocks/reserved",
+             "requested/reserved", "unused"]  # fmt: skip
+    if any(each.least_bytes is not None for each in reports):
+        heads.append("fits from")
+    if budget_bytes is not None:
+        heads.append(f"within {format_bytes(budget_bytes)}")
+    lines = [*_describe(trace, demand), ""]
+    lines.append(format_table(heads, [_row(each, demand) for each in reports]))
+    for part in ([line for each in reports for line in _failure(trace, each)], _advise(reports)):
+        lines += ["", *part] if part else []
+    return "\n".join(lines)
+
+
+def _describe(trace: AllocationTrace, demand: TraceDemand) -> list[str]:
+    name = trace.label or "the trace"
+    steps = f", ends of steps: {demand.steps}" if demand.steps else ""
+    return [
+        f"{name}: {demand.requests} blocks in {demand.events} events{steps}",
+        f"from before the history: {demand.present} ({format_bytes(demand.present_bytes)}); "
+        f"never given back: {demand.kept} ({format_bytes(demand.kept_bytes)})",
+        f"most in use at once: {format_bytes(demand.max_live_bytes)} requested, "
+        f"{format_bytes(demand.max_live_rounded_bytes)} in blocks of whole 512 bytes (internal "
+        f"fragmentation {demand.internal:.2%})",
+    ]
+
+
+def _row(report: AllocatorReport, demand: TraceDemand) -> list[str]:
+    free = report.free
+    excess = report.layout_excess
+    row = [
+        report.name + ("" if excess is None else f" (layout +{excess:.2%})"),
+        format_bytes(free.peak_reserved_bytes),
+        format_bytes(free.peak_allocated_bytes),
+        f"{report.external(demand):+.2%}",
+        f"{report.active_utilisation:.1%}",
+        f"{report.requested_utilisation(demand):.1%}",
+        format_bytes(report.unused_bytes),
+    ]
+    if report.least_bytes is not None:
+        row.append(format_bytes(report.least_bytes))
+    if report.within is not None:
+        row.append("fits" if report.within.failure is None else "out of memory")
+    return row
+
+
+def _failure(trace: AllocationTrace, report: AllocatorReport) -> list[str]:
+    """Return where an allocator fails within the budget."""
+    failure = None if report.within is None else report.within.failure
+    if failure is None:
+        return []
+    label = trace.blocks[failure.block].label
+    where = f" in {label}" if label else ""
+    return [
+        f"{report.name}: out of memory at event {failure.event} of {len(trace.events)}: "
+        f"{format_bytes(failure.asked_bytes)} requested{where}; "
+        f"{format_bytes(failure.reserved_bytes)} reserved, "
+        f"{format_bytes(failure.allocated_bytes)} allocated"
+    ]
+
+
+def _advise(reports: Sequence[AllocatorReport]) -> list[str]:
+    """Return one line if an allocator reserves much more than is allocated."""
+    outcomes = [
+        (outcome.stranded_bytes, each.name)
+        for each in reports
+        for outcome in (each.free, each.within)
+        if outcome is not None and each.lower_bound_bytes is None
+    ]
+    most, name = max(outcomes, key=lambda found: found[0], default=(0, ""))
+    if most <= LEAST_ADVICE_BYTES:
+        return []
+    return [f"{name}: up to {format_bytes(most)} are reserved and not allocated. {_ADVICE}"]
