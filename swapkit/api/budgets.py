@@ -160,6 +160,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         search_steps=search_steps,
         saved_plan=saved_plan,
         cpu_affinity=_choose_affinity(environment.cpu_affinity, bind_cpus=bind_cpus),
+        separates_lives=environment.memory_fragmentation,
     )
     return Session(config, model, optimizers)
 

@@ -119,9 +119,15 @@ class Arguments(Settings):
             self.choose(model)
         if optimizer is not None and self.swap_optimizer:
             offload(optimizer)
+        self._apply(session)
+        return session
+
+    def _apply(self, session: Session) -> None:
+        """Apply the flags that are no arguments of `swapkit.budget`."""
         if self.is_fixed_limit:
             session.add_hint(self.advise)
-        return session
+        if self.memory_fragmentation:
+            session.separate_lives()
 
     def _choose_policy(
         self, model: torch.nn.Module | None, limit_bytes: int, planned_bytes: int

@@ -2,10 +2,10 @@
 
 `MIN_SWAP_TENSOR_SIZE`: smaller saved storages (in bytes) never move; minimum and default 1024.
 `SWAP_SIZE_MULTIPLE`: a rescue frees this multiple of the missing bytes; minimum and default 1.
-`MEMORY_FRAGMENTATION`: 1 requests pools by lifetime; no effect yet. `SWAP_LOG_LEVEL`, from 0 (all)
-to 4, and `SWAP_LOG_RANK`, one rank or -1 for all: which messages are logged, and by which process;
-to standard error unless the program has set up `logging` itself. An invalid value is replaced by
-the default, or by the minimum, with a warning.
+`MEMORY_FRAGMENTATION`: 1 keeps memory that lives unequally long apart. `SWAP_LOG_LEVEL`, from 0
+(all) to 4, and `SWAP_LOG_RANK`, one rank or -1 for all: which messages are logged, and by which
+process; to standard error unless the program has set up `logging` itself. An invalid value is
+replaced by the default, or by the minimum, with a warning.
 
 `allocator_settings.py` reads torch's variables for the allocator, `cpu_affinity.py` those that bind
 threads to CPUs.
@@ -62,9 +62,8 @@ WITHOUT_MEANING = {
 class Environment:
     """The settings from the environment.
 
-    `memory_fragmentation` is only stored in this version: there are no pools by lifetime yet. The
-    fragmentation that they prevent is rare even without them: free memory serves any request,
-    wherever it lies, unless `expandable_segments:False` requests whole segments.
+    `memory_fragmentation`: sessions keep activations, what the next step frees, and other memory
+    apart from each other until they plan addresses. What lasts over steps is apart in any case.
     """
 
     min_swap_bytes: int = MIN_SWAP_BYTES
@@ -117,16 +116,6 @@ def apply_log_level(environment: Environment) -> None:
     logger.setLevel(level)
     if not any(isinstance(handler, _OwnHandler) for handler in logger.handlers):
         logger.addHandler(_OwnHandler())
-
-
-def note_without_effect(environment: Environment) -> None:
-    """Warn about settings that have no effect; called once per process."""
-    if environment.memory_fragmentation:
-        _log.warning(
-            "MEMORY_FRAGMENTATION=1 has no effect yet: swapkit has no pools by lifetime. Free "
-            "memory serves any request, wherever it lies, unless PYTORCH_CUDA_ALLOC_CONF contains "
-            "expandable_segments:False"
-        )
 
 
 def _bytes(text: str) -> int:

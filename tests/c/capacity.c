@@ -235,5 +235,8 @@ sk_backend *make_aliasing(size_t capacity_bytes) {
     }
     int file = memfd_create("aliases", MFD_CLOEXEC);
     CHECK(file >= 0);
-    return make_over(make_cpu(capacity_bytes), capacity_bytes, file);
+    sk_cpu_params params = {.capacity_bytes = capacity_bytes, .granule_bytes = GRANULE};
+    sk_backend *cpu = NULL;
+    CHECK_OK(sk_backend_cpu(&params, &cpu));
+    return make_over(cpu, capacity_bytes, file);
 }

@@ -95,6 +95,11 @@ void drop_stream(sk_backend *backend, sk_stream *stream) {
     CHECK_OK(sk_stream_destroy(backend, stream));
 }
 
+size_t granule_of(void) {
+    enum { PAGE = 4 * KIB };
+    return device_is_remote() ? GRANULE : PAGE;
+}
+
 size_t device_bytes(sk_backend *backend) {
     sk_memory_info info = {0};
     CHECK_OK(sk_memory_info_get(backend, &info));

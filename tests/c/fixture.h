@@ -14,9 +14,9 @@
 enum {
     KIB = 1024,
     MIB = 1024 * KIB,
-    GRANULE = 64 * KIB,    /* of the cpu backend's virtual memory */
-    ROUNDING = 512,        /* of the pool's blocks */
-    SMALL_LIMIT = MIB,     /* requests up to here live in the small arena */
+    GRANULE = 64 * KIB, /* of the simulated devices' virtual memory; the cpu backend's is a page */
+    ROUNDING = 512,     /* of the pool's blocks */
+    SMALL_LIMIT = MIB,  /* requests up to here live in the small arena */
     CAPACITY = 512 * MIB,  /* of the backends that tests make, unless said */
     MAX_DROPPED = 32,      /* streams of one fixture */
     PATTERN_STRIDE = 1021, /* bytes between samples of a large block: prime, so no alignment */
@@ -39,6 +39,7 @@ sk_backend *make_trace(sk_backend *inner, size_t capacity);
 sk_stream *make_stream(sk_backend *backend);
 void drop_stream(sk_backend *backend, sk_stream *stream);
 size_t device_bytes(sk_backend *backend); /* that the backend says are held */
+size_t granule_of(void); /* of the virtual memory of the device that the tests run on */
 
 /* A pool over its own backend; both go away with pool_close(), which checks that nothing leaked. */
 typedef struct fixture {

@@ -202,7 +202,7 @@ SK_TEST(pool, test_trim_when_hole_unaligned_then_neighbours_keep_their_bytes) {
     int64_t before = stats_of(&f).reserved_bytes[0].current;
     CHECK_OK(sk_pool_trim(f.pool));
     CHECK(stats_of(&f).reserved_bytes[0].current < before);
-    CHECK_EQUAL(0, stats_of(&f).reserved_bytes[0].current % GRANULE);
+    CHECK_EQUAL(0, stats_of(&f).reserved_bytes[0].current % (int64_t)granule_of());
     for (unsigned i = 0; i < NBLOCKS; i += 2) {
         CHECK(pattern_holds(blocks[i], NBYTES, i));
     }

@@ -40,8 +40,8 @@ SK_TEST(reclaim, test_take_when_free_memory_lies_apart_then_it_is_moved_together
     pattern_write(taken, 8 * MIB, 8);
     CHECK_EQUAL(8 * MIB, after.moved_bytes);
     CHECK_EQUAL(before.num_device_free, after.num_device_free);
-    CHECK_EQUAL(8 * MIB / GRANULE, after.maps - before.maps);
-    CHECK_EQUAL(device_is_remote() ? 0 : 8 * MIB / GRANULE, after.unmaps - before.unmaps);
+    CHECK_EQUAL(8 * MIB / granule_of(), after.maps - before.maps);
+    CHECK_EQUAL(device_is_remote() ? 0 : 8 * MIB / granule_of(), after.unmaps - before.unmaps);
     CHECK_EQUAL(16 * MIB, after.reserved_bytes[0].peak);
     CHECK(pattern_holds(pieces[1], 4 * MIB, 1) && pattern_holds(pieces[3], 4 * MIB, 3));
     CHECK(pattern_holds(taken, 8 * MIB, 8));

@@ -63,7 +63,7 @@ def saved(tmp_path: Path) -> Saved:
 def test_plan_when_a_session_makes_it_then_pieces_of_free_memory_too_small_to_use_have_room(
     saved: Saved,
 ) -> None:
-    spare_bytes = 16 * 64 * 1024  # granules of the CPU device
+    spare_bytes = 16 * 64 * 1024
     assert saved.plan.budget_bytes <= saved.plain.budget(SHARE) - spare_bytes
 
 

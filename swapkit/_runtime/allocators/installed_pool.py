@@ -20,6 +20,7 @@ from swapkit._native.entry import AllocatorEntry
 from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
+from swapkit._runtime.allocators.pool_layout import PoolLayout
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undo import raise_first
 from swapkit._runtime.torch_compat.accelerators import NPU
@@ -67,6 +68,8 @@ _Pool = TypeVar("_Pool", bound="DevicePool", default=Pool)
 
 class Installation(Generic[_Pool]):
     """A device's pool and the sessions that use it."""
+
+    layout: PoolLayout | None = None  # None: the pool is not ours
 
     def __init__(self, device: Device, pool: _Pool) -> None:
         self.device = device
@@ -242,6 +245,7 @@ class PoolInstallation(Installation):
         settings = read_allocator_settings(device.name.type)
         super().__init__(device, _open_pool(device, settings))
         report_settings(settings)
+        self.layout = PoolLayout(self.pool)
         if settings.memory_fraction is not None:
             self.usual_limit_bytes = max(1, int(settings.memory_fraction * self.total_bytes))
         if device.name.type == NPU.type:

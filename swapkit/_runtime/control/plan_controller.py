@@ -96,6 +96,11 @@ class PlanController:
         self._rescues_before = 0
         self._times = StepTimes()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next step is expected to be like the last one."""
+        return self._learner.stage is Stage.STABLE
+
     def status(self) -> PlanStatus:
         """Return the status for the current kind of steps."""
         case = self._learner.case
@@ -270,18 +275,9 @@ class PlanController:
             self._record(root)
         if not is_again:
             self._rescues_before = self._swapper.evictor.count
-            self._began_bytes = self._in_use_bytes()
-            self._moving_before = self._moving_seconds()
+            self._began_bytes = self._installation.device.in_use_bytes()
+            self._moving_before = self._installation.device.moving_seconds()
         self._clock.begin(self._instruction.timing)
-
-    def _in_use_bytes(self) -> int:
-        pool = self._installation.device.pool
-        return 0 if pool is None else pool.in_use_bytes()
-
-    def _moving_seconds(self) -> float:
-        """Return the seconds spent on moves of free memory so far."""
-        pool = self._installation.device.pool
-        return 0.0 if pool is None else pool.moving_seconds()
 
     def _follow(self, instruction: Instruction) -> None:
         trace, plan = instruction.trace, instruction.plan
@@ -367,11 +363,12 @@ class PlanController:
         if instruction.mode is not StepMode.RECORD:
             self._times.add(self._learner.kind, taken.seconds)
         self._bypass.end_step(executor, report)
+        device = self._installation.device
         outcome = Outcome(
             seconds=taken.seconds,
             timing=taken.timing,
             is_host_bound=taken.is_host_bound,
-            moving_seconds=max(0.0, self._moving_seconds() - self._moving_before),
+            moving_seconds=max(0.0, device.moving_seconds() - self._moving_before),
             rescues=self._swapper.evictor.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,

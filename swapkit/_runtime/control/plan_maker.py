@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.asking import MakePlans
 
-# Plans leave at least this much free, if possible: each end of a piece of free memory may lie
-# inside a granule, and the rest of that granule is unusable.
-SPARE_GRANULES = 16
+# Plans leave at least this many pieces free, if possible: each end of free memory may lie inside a
+# granule, and the rest of that granule is unusable.
+SPARE_PIECES = 16
+LEAST_PIECE_BYTES = 64 * 1024  # where granules are small, there are more ends
 
 
 @runtime_checkable
@@ -67,7 +68,7 @@ class PlanMaker:
         return learner
 
     def _spare_bytes(self) -> int:
-        return SPARE_GRANULES * self._device.backend.granule_bytes
+        return SPARE_PIECES * max(LEAST_PIECE_BYTES, self._device.backend.granule_bytes)
 
     def join_ranks(self) -> None:
         """Find the other ranks, if any."""

@@ -33,6 +33,8 @@ class SessionConfig:
         search_steps: the number of plans that the session tries.
         saved_plan: the trace and plan to follow from the first step on.
         cpu_affinity: how to bind threads to CPUs; None: not at all.
+        separates_lives: whether memory that lives unequally long is separate before addresses are
+            planned.
     """
 
     device: torch.device
@@ -44,6 +46,7 @@ class SessionConfig:
     search_steps: int = 4
     saved_plan: tuple[Trace, Plan] | None = None
     cpu_affinity: CpuAffinity | None = None
+    separates_lives: bool = False
 
     @property
     def is_host_scarce(self) -> bool:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER
 from swapkit._native.pool import set_tag
 from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.model.module_stack import ModuleStack
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 NO_MODULE = 0
 # Added to a module's tag for allocations in its backward.
-BACKWARD = 1 << 31
+BACKWARD = TAG_BACKWARD
 
 
 class _Coarse:
@@ -142,8 +143,8 @@ class ModuleTracker:
                 self._add(module, path or type(module).__name__)
 
     def name(self, tag: int) -> str:
-        """Return the path of the module with this tag, or an empty string. Ignores `BACKWARD`."""
-        index = tag & ~BACKWARD
+        """Return the path of the module with this tag, or an empty string. Ignores its bits."""
+        index = tag & ~(TAG_BACKWARD | TAG_OPTIMIZER)
         return self._names[index] if index < len(self._names) else ""
 
     def name_of(self, module: torch.nn.Module) -> str:

@@ -20,7 +20,7 @@ from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import NPU, initialized_accelerator
 from swapkit._runtime.torch_compat.npu import check_storage_layout
 from swapkit.config.allocator_settings import read_allocator_settings
-from swapkit.config.environment import apply_log_level, note_without_effect, read_environment
+from swapkit.config.environment import apply_log_level, read_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,6 @@ class Runtime(SharedState):
     def __init__(self) -> None:
         environment = read_environment()
         apply_log_level(environment)
-        note_without_effect(environment)
         self.places = DevicePlaces()
         super().__init__()
         self.active: list[Swapper] = []  # of the sessions that are active on any thread

@@ -118,6 +118,10 @@ class Device:
         """Return the pool's bytes in use; 0 without a pool."""
         return 0 if self.pool is None else self.pool.in_use_bytes()
 
+    def moving_seconds(self) -> float:
+        """Return the seconds that the pool has spent on moves of free memory; 0 without a pool."""
+        return 0.0 if self.pool is None else self.pool.moving_seconds()
+
     def has_room(self, nbytes: int) -> bool:
         """Return whether `nbytes` more would leave room in the budget for operators."""
         return self.pool is None or self.pool.has_room(nbytes)

@@ -15,6 +15,7 @@ from swapkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from swapkit._native.lives import LayoutStats
     from swapkit._runtime.control.plan_status import PlanStatus
     from swapkit._runtime.session.stats import SessionStats
     from swapkit.reporting.text import Holder
@@ -45,6 +46,16 @@ def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Seque
         )
         lines += format_holders(outside)
     return "\n".join(lines)
+
+
+def explain_layout(stats: LayoutStats) -> list[str]:
+    """Return a line about planned addresses, if there are any."""
+    if stats.height_bytes == 0:
+        return []
+    return [
+        f"planned addresses: {format_bytes(stats.height_bytes)} for {stats.places} requests of a "
+        f"step; {stats.hit_share:.1%} of the bytes lie there"
+    ]
 
 
 def _describe_others(medians: Sequence[float]) -> str:

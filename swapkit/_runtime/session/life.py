@@ -17,6 +17,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from swapkit._native.lives import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
@@ -81,7 +82,7 @@ class SessionLife:
             self._end_step,
             is_here=lambda: self.swapper in thread_state.sessions,
             rebase=installation.tracker.rebase,
-            tag=installation.tracker.tag_named(OPTIMIZER_STEP),
+            tag=installation.tracker.tag_named(OPTIMIZER_STEP) | TAG_OPTIMIZER,
         )
         self._thread = threading.current_thread()
         self._entered = thread_state.sessions  # the list of this thread
@@ -137,6 +138,10 @@ class SessionLife:
         self._steps += 1
         if self.controller is not None:
             self.controller.end_step()
+        if self.installation.layout is not None:
+            controller = self.controller
+            is_settled = controller is None or controller.is_settled
+            self.installation.layout.end_step(is_settled=is_settled)
         finish_ended()
 
     # ---- for the installation: any thread --------------------------------------------------------
@@ -213,6 +218,10 @@ class SessionLife:
         undo.add(lambda: installation.leave(self))
         installation.enter(self)
         installation.pool.peak_take()  # discard the peak from before the session
+        if installation.layout is not None:
+            undo.add(functools.partial(installation.layout.stop, self))
+            separates = self._config.separates_lives
+            installation.layout.start(self, LivesMode.SEPARATE if separates else LivesMode.NOTED)
         undo.add(self._counter.stop)  # drops the reference to this life
         self._counter.start()
         for swappers in (self._entered, installation.runtime.active):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from swapkit._native.lib import raise_interruption
@@ -12,7 +13,7 @@ from swapkit._runtime.allocators.installation import ensure_installation
 from swapkit._runtime.allocators.memory_holders import find_outside
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.process.undo import add_notes, raise_first
-from swapkit._runtime.session.explanation import explain
+from swapkit._runtime.session.explanation import explain, explain_layout
 from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.stats import list_metrics, summarize
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
@@ -143,7 +144,10 @@ class Session:
         outside = find_outside(self._installation.device, self._installation.tracker)
         advice = advise_layout(self._installation.pool.stats())
         threads = [self._threads] if self._threads else []
-        texts = [explain(stats, self._look(), self._policy_name, outside), *threads, *advice]
+        layout = self._installation.layout
+        places = [] if layout is None else explain_layout(layout.stats())
+        text = explain(stats, self._look(), self._policy_name, outside)
+        texts = [text, *places, *threads, *advice]
         return "\n".join(texts)
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
@@ -186,6 +190,10 @@ class Session:
             advise: takes the needed bytes of the device, returns what to try.
         """
         self._advice.append(advise)
+
+    def separate_lives(self) -> None:
+        """Keep memory that lives unequally long apart, from the first step on."""
+        self._config = replace(self._config, separates_lives=True)
 
     def __repr__(self) -> str:
         if self._active is None and self._final is None:

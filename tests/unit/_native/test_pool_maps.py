@@ -6,7 +6,7 @@ from swapkit._native.backend import Backend
 from swapkit._native.pool import Pool, RingKind
 
 MIB = 1 << 20
-GRANULE = 64 << 10
+GRANULE = 4 << 10
 BUDGET = 8 * MIB
 CAPACITY = 64 * MIB
 

@@ -308,8 +308,8 @@ def test_tier_when_disk_then_the_bytes_are_written_and_read_back(tmp_path: Path)
 
 
 def test_disk_when_its_limit_is_passed_then_out_of_disk_and_still_resident(tmp_path: Path) -> None:
-    rig = Rig(Backend.cpu(), host_limit_bytes=MIB, disk=tmp_path, disk_limit_bytes=64 * KIB)
-    groups = [rig.group(tier=Tier.DISK) for _ in range(32)]
+    rig = Rig(Backend.cpu(), host_limit_bytes=64 * KIB, disk=tmp_path, disk_limit_bytes=64 * KIB)
+    groups = [rig.group(tier=Tier.DISK) for _ in range(48)]
     refused = 0
     for group in groups:
         try:

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "pool/alias.h"
+#include "pool/waiting.h"
 
 enum {
     SLAB_GRANULES = 512,
@@ -32,9 +33,7 @@ struct sk__granule_slab {
 sk_status sk__slots_open(const sk_pool *pool, sk__segment *segment) {
     size_t count = segment->nbytes / pool->granule_bytes;
     segment->slots = calloc(count, sizeof *segment->slots);
-    segment->starts = calloc((count + SK_WORD_BITS - 1) / SK_WORD_BITS, sizeof *segment->starts);
-    if (segment->slots == NULL || segment->starts == NULL) {
-        sk__slots_close(segment);
+    if (segment->slots == NULL) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for %zu slots", count);
     }
     return SK_OK;
@@ -42,9 +41,7 @@ sk_status sk__slots_open(const sk_pool *pool, sk__segment *segment) {
 
 void sk__slots_close(sk__segment *segment) {
     free(segment->slots);
-    free(segment->starts);
     segment->slots = NULL;
-    segment->starts = NULL;
 }
 
 uintptr_t sk__slot_address(const sk_pool *pool, const sk__slot *slot) {
@@ -155,7 +152,7 @@ static sk_status alias_drop(sk_pool *pool, sk__slot *slot) SK_REQUIRES(pool->loc
     if (status != SK_OK) {
         return status;
     }
-    sk__block *dormant = sk__block_covering(pool, slot->segment, address);
+    sk__block *dormant = sk__block_covering(slot->segment, address);
     sk_assert(dormant->state == SK_DORMANT && pool->alias_count > 0);
     sk__block_vacate(pool, sk__idle_cut(pool, dormant, address, pool->granule_bytes));
     slot_return(pool, slot);
@@ -244,7 +241,7 @@ void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane
     sk__committed_change(pool, from->segment, gone->nbytes, false);
     sk__committed_change(pool, segment, gone->nbytes, true);
     pool->stats.moved_bytes += (int64_t)gone->nbytes;
-    sk__span_unlist(pool, gone);
+    sk__block_hold(pool, gone->block);
     for (size_t done = 0; done < gone->nbytes; done += pool->granule_bytes) {
         sk__slot *left = sk__slot_at(pool, from->segment, gone->address + done);
         sk__slot *home = sk__slot_at(pool, segment, to + done);
@@ -253,7 +250,7 @@ void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane
         slot_return(pool, home);
         home->granule->home = home;
     }
-    sk__block *idle = sk__block_covering(pool, segment, to);
+    sk__block *idle = sk__block_covering(segment, to);
     sk__block *block = sk__idle_cut(pool, idle, to, gone->nbytes);
     block->lane = lane;
     block->given_at = given_at;
@@ -296,7 +293,7 @@ sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vac
 static sk__block *granule_block(const sk_pool *pool, const sk__granule *granule,
                                 const sk__lane *lane) SK_REQUIRES(pool->lock) {
     uintptr_t address = sk__slot_address(pool, granule->home);
-    sk__block *block = sk__block_covering(pool, granule->home->segment, address);
+    sk__block *block = sk__block_covering(granule->home->segment, address);
     bool whole = address + pool->granule_bytes <= block->address + block->nbytes;
     bool usable = block->state == SK_CACHED && whole &&
                   (block->lane == lane || block->given_at <= block->lane->synced);
@@ -328,7 +325,7 @@ static bool slots_are_ready(sk_pool *pool, const range *part, const sk__lane *la
 
 static bool range_is_ready(sk_pool *pool, const range *wanted, const sk__lane *lane)
     SK_REQUIRES(pool->lock) {
-    const sk__block *block = sk__block_covering(pool, wanted->segment, wanted->address);
+    const sk__block *block = sk__block_covering(wanted->segment, wanted->address);
     if (block->state == SK_CACHED && block->lane == lane &&
         block->address + block->nbytes >= wanted->end) {
         return true;
@@ -351,7 +348,7 @@ static uintptr_t piece_open(sk_pool *pool, const range *wanted, uintptr_t addres
     SK_REQUIRES(pool->lock) {
     const size_t granule = pool->granule_bytes;
     const sk__slot *slot = sk__slot_at(pool, wanted->segment, address);
-    const sk__block *dormant = sk__block_covering(pool, wanted->segment, address);
+    const sk__block *dormant = sk__block_covering(wanted->segment, address);
     uintptr_t end = sk__min(dormant->address + dormant->nbytes, sk__round_up(wanted->end, granule));
     uintptr_t from = sk__slot_address(pool, slot->granule->home);
     sk__block *lender = granule_block(pool, slot->granule, lane);
@@ -376,7 +373,7 @@ bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request
         return false;
     }
     while (address != 0 && address < wanted.end) {
-        const sk__block *block = sk__block_covering(pool, segment, address);
+        const sk__block *block = sk__block_covering(segment, address);
         if (block->state == SK_CACHED) {
             address = block->address + block->nbytes;
             continue;

@@ -20,7 +20,6 @@ struct sk__slot {
     sk__segment *segment;
     sk__granule *granule; /* mapped here; NULL: none is */
     sk__slot *next;       /* the granule's next slot */
-    sk__block *first;     /* of the blocks that begin here */
     /* While the memory lies elsewhere: pool->departures when it left, else 0; and the neighbours in
      * the order of departures. */
     uint64_t left_at;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool/alias.h"
+#include "pool/pool.h"
 
 enum { SLAB_RECORDS = 256, TABLE_START = 1024 };
 
@@ -56,69 +56,6 @@ void sk__records_free(sk_pool *pool) {
     pool->spare_count = 0;
 }
 
-/* ---- where blocks begin ---------------------------------------------------------------------- */
-
-static void start_add(const sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
-    sk__segment *segment = block->segment;
-    if (segment->slots == NULL) {
-        return;
-    }
-    size_t index = sk__slot_index(pool, segment, block->address);
-    sk__slot *slot = &segment->slots[index];
-    if (slot->first == NULL || slot->first->address > block->address) {
-        slot->first = block;
-        segment->starts[index / SK_WORD_BITS] |= (uint64_t)1 << (index % SK_WORD_BITS);
-    }
-}
-
-/* Unlist the start of `block`, which is about to become a part of its left neighbour. */
-static void start_remove(const sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
-    sk__segment *segment = block->segment;
-    if (segment->slots == NULL) {
-        return;
-    }
-    size_t index = sk__slot_index(pool, segment, block->address);
-    sk__slot *slot = &segment->slots[index];
-    if (slot->first != block) {
-        return;
-    }
-    sk__block *right = block->right;
-    bool same = right != NULL && sk__slot_index(pool, segment, right->address) == index;
-    slot->first = same ? right : NULL;
-    if (!same) {
-        segment->starts[index / SK_WORD_BITS] &= ~((uint64_t)1 << (index % SK_WORD_BITS));
-    }
-}
-
-void sk__block_begin(sk_pool *pool, sk__block *block) { start_add(pool, block); }
-
-/* Return the last slot up to `index` in which a block begins; one always begins in slot 0. */
-static size_t start_before(const sk__segment *segment, size_t index) {
-    size_t word = index / SK_WORD_BITS;
-    uint64_t bits =
-        segment->starts[word] & (~(uint64_t)0 >> (SK_WORD_BITS - 1 - index % SK_WORD_BITS));
-    while (bits == 0) {
-        sk_assert(word > 0);
-        bits = segment->starts[--word];
-    }
-    return word * SK_WORD_BITS + (size_t)(SK_WORD_BITS - 1 - __builtin_clzll(bits));
-}
-
-sk__block *sk__block_covering(const sk_pool *pool, const sk__segment *segment, uintptr_t address) {
-    size_t index = sk__slot_index(pool, segment, address);
-    const sk__slot *slot = &segment->slots[index];
-    if (slot->first == NULL || slot->first->address > address) {
-        sk_assert(index > 0);
-        slot = &segment->slots[start_before(segment, index - 1)];
-    }
-    sk__block *block = slot->first;
-    while (block->address + block->nbytes <= address) {
-        block = block->right;
-    }
-    sk_assert(block->address <= address && block->segment == segment);
-    return block;
-}
-
 /* ---- cutting and joining --------------------------------------------------------------------- */
 
 sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
@@ -141,7 +78,9 @@ sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) {
     }
     block->right = rest;
     block->nbytes = nbytes;
-    start_add(pool, rest);
+    if (rest->segment->starts.firsts != NULL) {
+        sk__start_add(rest);
+    }
     return rest;
 }
 
@@ -171,7 +110,9 @@ static void block_absorb(sk_pool *pool, sk__block *block, sk__block *right)
     SK_REQUIRES(pool->lock) {
     sk_assert(block->right == right && block->address + block->nbytes == right->address);
     sk_assert(block->segment == right->segment && right->prev == NULL && right->next == NULL);
-    start_remove(pool, right);
+    if (right->segment->starts.firsts != NULL) {
+        sk__start_remove(right);
+    }
     block->nbytes += right->nbytes;
     block->right = right->right;
     if (block->right != NULL) {
@@ -196,20 +137,28 @@ void sk__block_cache(sk_pool *pool, sk__block *block) {
     sk_assert(block->prev == NULL && block->next == NULL);
     block->state = SK_CACHED;
     block->requested_bytes = 0;
+    int64_t nbytes = (int64_t)block->nbytes;
+    int count = 1;
     if (is_cached_in(block->right, block->lane)) {
         sk__freelist_remove(freelist_of(block), block->right);
-        sk__stats_cached(pool, block->right, -1);
         block_absorb(pool, block, block->right);
+        count--;
     }
     if (is_cached_in(block->left, block->lane)) {
         sk__block *left = block->left;
         sk__freelist_remove(freelist_of(block), left);
-        sk__stats_cached(pool, left, -1);
         block_absorb(pool, left, block);
         block = left;
+        count--;
     }
     sk__freelist_add(freelist_of(block), block);
-    sk__stats_cached(pool, block, 1);
+    sk__stats_cached(pool, block->segment->arena, count, nbytes);
+}
+
+void sk__block_hold(sk_pool *pool, sk__block *block) {
+    sk__freelist_remove(freelist_of(block), block);
+    sk__stats_cached(pool, block->segment->arena, -1, -(int64_t)block->nbytes);
+    block->state = SK_PENDING; /* neighbours must not merge with it */
 }
 
 static sk__block **idle_list(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {

@@ -1,5 +1,6 @@
 /* check.c - descriptions of a pool for users, and checks of its invariants. */
 #include "pool/alias.h"
+#include "pool/lives.h"
 
 /* ---- descriptions ---------------------------------------------------------------------------- */
 
@@ -118,6 +119,9 @@ static sk_status block_check(const sk_pool *pool, const sk__block *block) SK_REQ
         ENSURE(block->lane != NULL, "the block at %p belongs to no stream", at);
         ENSURE(block->nbytes % SK_ROUND_BYTES == 0, "the block at %p has an odd size", at);
     }
+    bool is_held = block->state == SK_IN_USE || block->state == SK_PENDING;
+    ENSURE(block->life == NULL || (is_held && block->life->block == block),
+           "the block at %p has the life of another", at);
     if (block->state == SK_IN_USE) {
         ENSURE(sk__table_find(&pool->table, block->address) == block, "%p is not in the table", at);
         ENSURE(block->requested_bytes == 0 ||
@@ -148,27 +152,43 @@ static sk_status slot_check(const sk_pool *pool, const sk__slot *slot, const sk_
 static sk_status slots_check(const sk_pool *pool, const sk__segment *segment, census *count)
     SK_REQUIRES(pool->lock) {
     const size_t granule = pool->granule_bytes;
-    const sk__block *begun = segment->first; /* the first that does not begin before the slot */
     const sk__block *covering = segment->first;
     for (size_t i = 0; i < segment->nbytes / granule; i++) {
         uintptr_t address = segment->address + i * granule;
         const sk__slot *slot = &segment->slots[i];
-        while (begun != NULL && begun->address < address) {
-            begun = begun->right;
-        }
         while (covering->right != NULL && covering->address + covering->nbytes <= address) {
             covering = covering->right;
         }
-        const sk__block *first = begun != NULL && begun->address < address + granule ? begun : NULL;
-        bool starts = (segment->starts[i / SK_WORD_BITS] >> (i % SK_WORD_BITS)) & 1;
-        ENSURE(slot->first == first && starts == (first != NULL), "%p has the wrong first block",
-               (void *)address);
         ENSURE(slot->granule != NULL || covering->state == SK_VACANT, "%p is not mapped",
                (void *)address);
         sk_status status = slot->granule != NULL ? slot_check(pool, slot, covering, count) : SK_OK;
         if (status != SK_OK) {
             return status;
         }
+    }
+    return SK_OK;
+}
+
+static bool has_bit(const uint64_t *words, size_t index) {
+    return (words[index / SK_WORD_BITS] >> (index % SK_WORD_BITS)) & 1;
+}
+
+/* Check the index of blocks by address. */
+static sk_status starts_check(const sk__segment *segment) {
+    const sk__starts *starts = &segment->starts;
+    const sk__block *begun = segment->first; /* the first that does not begin before the unit */
+    size_t count = (segment->nbytes + SK_START_BYTES - 1) / SK_START_BYTES;
+    for (size_t i = 0; i < count; i++) {
+        uintptr_t address = segment->address + i * SK_START_BYTES;
+        while (begun != NULL && begun->address < address) {
+            begun = begun->right;
+        }
+        bool here = begun != NULL && begun->address < address + SK_START_BYTES;
+        ENSURE(starts->firsts[i] == (here ? begun : NULL), "%p has the wrong first block",
+               (void *)address);
+        ENSURE(has_bit(starts->filled, i) == here, "the index is wrong at %p", (void *)address);
+        ENSURE(has_bit(starts->words, i / SK_WORD_BITS) == (starts->filled[i / SK_WORD_BITS] != 0),
+               "the index's second level is wrong at %p", (void *)address);
     }
     return SK_OK;
 }
@@ -194,7 +214,8 @@ static sk_status segment_check(const sk_pool *pool, const sk__segment *segment, 
            (void *)segment->address);
     ENSURE(bytes - vacant == segment->committed_bytes, "committed bytes of the segment at %p",
            (void *)segment->address);
-    return segment->slots != NULL ? slots_check(pool, segment, count) : SK_OK;
+    sk_status status = segment->starts.firsts != NULL ? starts_check(segment) : SK_OK;
+    return status == SK_OK && segment->slots != NULL ? slots_check(pool, segment, count) : status;
 }
 
 static sk_status freelist_check(const sk__lane *lane, int arena, size_t *listed) {

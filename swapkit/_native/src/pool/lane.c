@@ -6,7 +6,7 @@
  * loops over them survive waits without the lock. */
 #include <stdlib.h>
 
-#include "pool/pool.h"
+#include "pool/waiting.h"
 
 sk_status sk__lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) {
     sk__lane *lane = pool->lanes;
@@ -61,8 +61,7 @@ static void lane_move(sk_pool *pool, sk__lane *from, sk__lane *to) SK_REQUIRES(p
         while (block != NULL) {
             sk__block *next = sk__freelist_next(&from->free[arena], block);
             if (block->given_at <= from->synced) {
-                sk__freelist_remove(&from->free[arena], block);
-                sk__stats_cached(pool, block, -1);
+                sk__block_hold(pool, block);
                 sk_assert(block->lane == from);
                 block->lane = to;
                 block->given_at = 0;
@@ -160,9 +159,7 @@ sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) {
     }
     sk__lane *owner = block->lane;
     sk_assert(owner != request->lane && block->nbytes >= request->nbytes);
-    sk__freelist_remove(&owner->free[request->arena], block);
-    sk__stats_cached(pool, block, -1);
-    block->state = SK_PENDING;                       /* in transit between lanes */
+    sk__block_hold(pool, block);                     /* in transit between lanes */
     block = sk__block_serve(pool, block, request);   /* the rest stays with its owner */
     bool ordered = block->given_at <= owner->synced; /* no work is outstanding */
     if (!ordered) {

@@ -71,14 +71,14 @@ uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
         sk_assert(lent.nbytes > 0 && lent.nbytes <= nbytes - done);
         status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
         if (status == SK_OK) {
-            vacant = sk__block_covering(pool, segment, start + done);
+            vacant = sk__block_covering(segment, start + done);
             status = sk__span_map(pool, &lent, vacant, request->lane);
             if (status != SK_OK) {
                 sk__aliases_failed(pool, status);
             }
         }
         done += lent.nbytes;
-        made = sk__block_covering(pool, segment, start);
+        made = sk__block_covering(segment, start);
     }
     return status == SK_OK ? start : 0;
 }

@@ -10,7 +10,7 @@
  * Blocks that other streams use are always parked, since their events must cover queued work. The
  * next settle moves them to the free lists. Hence every free or pending block was given before the
  * latest settle that a thread inside such a take relies on. */
-#include "pool/pool.h"
+#include "pool/waiting.h"
 
 enum { TEXT_BYTES = 1024 };
 

@@ -5,7 +5,8 @@
  * memory wait for it to come back before they give up. */
 #include <stdlib.h>
 
-#include "pool/pool.h"
+#include "pool/lives.h"
+#include "pool/waiting.h"
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
@@ -47,42 +48,15 @@ static void pending_put_back(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->
 
 /* ---- their events ---------------------------------------------------------------------------- */
 
-static void uses_free(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
-    while (block->uses != NULL) {
-        sk__use *use = block->uses;
-        block->uses = use->next;
-        /* Reporting an event that cannot be destroyed is the backend's task; go on. */
-        sk_status status = sk_event_destroy(pool->backend, use->event);
-        (void)status;
-        free(use);
-    }
-}
-
 /* Free `block`, in no list, after its events have completed. */
 static void pending_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     sk_assert(block->state == SK_PENDING && block->uses != NULL);
-    uses_free(pool, block);
+    sk__uses_free(pool, block);
     sk__stats_free(pool, block);
+    if (block->life != NULL) {
+        sk__life_end(pool, block);
+    }
     sk__block_cache(pool, block);
-}
-
-static bool uses_are_done(const sk_pool *pool, const sk__block *block) {
-    for (const sk__use *use = block->uses; use != NULL; use = use->next) {
-        if (sk_event_query(pool->backend, use->event) != SK_OK) {
-            return false; /* or the query failed: the thread that waits for the block gets it */
-        }
-    }
-    return true;
-}
-
-static sk_status uses_sync(const sk_pool *pool, const sk__block *block) {
-    for (const sk__use *use = block->uses; use != NULL; use = use->next) {
-        sk_status status = sk_event_sync(pool->backend, use->event);
-        if (status != SK_OK) {
-            return status;
-        }
-    }
-    return SK_OK;
 }
 
 void sk__pending_poll(sk_pool *pool, bool all) {
@@ -90,7 +64,7 @@ void sk__pending_poll(sk_pool *pool, bool all) {
     bool looking = block != NULL;
     while (looking) {
         sk__block *next = block->next;
-        bool done = uses_are_done(pool, block);
+        bool done = sk__uses_are_done(pool, block);
         if (done) {
             pending_remove(pool, block);
             pending_release(pool, block);
@@ -121,7 +95,7 @@ sk_status sk__pending_wait_first(sk_pool *pool) {
     }
     pending_remove(pool, block);
     sk__transit_enter(pool);
-    sk_status status = uses_sync(pool, block);
+    sk_status status = sk__uses_sync(pool, block);
     sk__transit_leave(pool);
     if (status == SK_OK) {
         pending_release(pool, block);

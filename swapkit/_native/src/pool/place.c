@@ -32,12 +32,10 @@ static void turn_note(sk_pool *pool, sk__size *size, uintptr_t address) SK_REQUI
 static sk__block *place_cut(sk_pool *pool, uintptr_t address, const sk__request *request)
     SK_REQUIRES(pool->lock) {
     const sk__segment *segment = sk__segment_find(pool, address);
-    sk__block *block = sk__block_covering(pool, segment, address);
+    sk__block *block = sk__block_covering(segment, address);
     sk_assert(block->state == SK_CACHED && block->lane == request->lane);
     sk_assert(block->address + block->nbytes >= address + request->nbytes);
-    sk__freelist_remove(&block->lane->free[segment->arena], block);
-    sk__stats_cached(pool, block, -1);
-    block->state = SK_PENDING; /* held here: neither free nor handed out yet */
+    sk__block_hold(pool, block);
     return sk__block_carve(pool, block, address, request->nbytes);
 }
 

@@ -3,6 +3,8 @@
  * The usual take is a lock, a bitmap search in the stream's own free list, and a table entry; all
  * slower work is in segment.c (the backend) and reclaim.c (waiting, rescue). */
 #include "pool/alias.h"
+#include "pool/lives.h"
+#include "pool/waiting.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -133,6 +135,7 @@ static SK_NO_ANALYSIS void pool_free(sk_pool *pool) { /* there are no other user
         pool->lanes = lane->next;
         free(lane);
     }
+    sk__lives_free(pool);
     sk__records_free(pool);
     sk__granules_free(pool);
     sk__sizes_free(pool);
@@ -188,14 +191,15 @@ sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__requ
     return serves ? block : NULL;
 }
 
-/* Return the address in a free block for a request. A request of whole granules begins at a granule
- * if possible, so that the free memory beside it is whole granules, too, which can move. */
+/* Return the address in a free block for a request. A large request of whole granules begins at a
+ * granule if possible, so that the free memory beside it is whole granules, too, which can move. */
 static uintptr_t address_in(const sk_pool *pool, const sk__block *block, const sk__request *request)
     SK_REQUIRES(pool->lock) {
-    if (pool->granule_bytes == 0 || request->nbytes % pool->granule_bytes != 0) {
+    size_t unit = sk__max(pool->granule_bytes, SK_START_BYTES);
+    if (pool->granule_bytes == 0 || request->nbytes % unit != 0) {
         return block->address;
     }
-    uintptr_t start = sk__round_up(block->address, pool->granule_bytes);
+    uintptr_t start = sk__round_up(block->address, unit);
     return start + request->nbytes <= block->address + block->nbytes ? start : block->address;
 }
 
@@ -211,38 +215,49 @@ sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *r
     return sk__block_carve(pool, block, address_in(pool, block, request), request->nbytes);
 }
 
+/* Return a free block of another arena, and its list; NULL: none fits. */
+static sk__block *fit_elsewhere(const sk_pool *pool, const sk__request *request,
+                                sk__freelist **list) SK_REQUIRES(pool->lock) {
+    sk__block *block = NULL;
+    int arenas = request->may_squat ? SK_ARENAS : SK_PLANNED;
+    arenas = pool->lives.mode != SK_LIVES_OFF ? arenas : 0;
+    for (int arena = 0; arena < arenas && block == NULL; arena++) {
+        *list = &request->lane->free[arena];
+        block = sk__fit(pool, *list, request);
+    }
+    return block;
+}
+
 sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out) {
     sk__freelist *list = &request->lane->free[request->arena];
     sk_status status = SK_OK;
     if (pool->collection_share > 0.0 && sk__fit(pool, list, request) == NULL) {
         status = sk__collect(pool); /* may release the lock: look everything up again */
     }
-    if (status == SK_OK) {
-        status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
-    }
     if (status != SK_OK) {
         return status;
     }
-    sk__block *placed = sk__has_place(pool, request) ? sk__place_take(pool, request) : NULL;
-    if (placed != NULL) {
-        *out = placed;
-        return SK_OK;
+    *out = sk__is_planned(request) ? sk__planned_take(pool, request) : NULL;
+    status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+    if (*out == NULL && status == SK_OK && sk__has_place(pool, request)) {
+        *out = sk__place_take(pool, request);
+    }
+    if (*out != NULL || status != SK_OK) {
+        return *out != NULL ? SK_OK : status;
     }
     sk__block *block = sk__fit(pool, list, request);
     if (block == NULL) {
         status = sk__segment_grow(pool, request);
-        if (status != SK_OK) {
-            return status;
-        }
-        block = sk__fit(pool, list, request);
+        block = sk__is_memory_failure(status) ? fit_elsewhere(pool, request, &list)
+                                              : sk__fit(pool, list, request);
     }
     if (block == NULL) {
-        (void)sk__fail(SK_CORRUPT, "pool: grown memory has no room for %zu bytes", request->nbytes);
-        return SK_CORRUPT;
+        return status != SK_OK
+                   ? status
+                   : sk__fail(SK_CORRUPT, "pool: grown memory has no room for %zu bytes",
+                              request->nbytes);
     }
-    sk__freelist_remove(list, block);
-    sk__stats_cached(pool, block, -1);
-    block->state = SK_PENDING; /* held here: neither free nor handed out yet */
+    sk__block_hold(pool, block);
     block = sk__block_serve(pool, block, request);
     sk_assert(block->lane == request->lane && block->nbytes >= request->nbytes);
     sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);
@@ -250,16 +265,12 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
     return SK_OK;
 }
 
-static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *stream,
-                             sk__block **out) SK_REQUIRES(pool->lock) {
-    sk_status status = sk__lane_of(pool, stream, &request->lane);
-    if (status != SK_OK) {
-        return status;
-    }
+static sk_status take_locked(sk_pool *pool, const sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock) {
     if (pool->pending != NULL) {
         sk__pending_poll(pool, false);
     }
-    status = sk__acquire(pool, request, out);
+    sk_status status = sk__acquire(pool, request, out);
     if (sk__is_memory_failure(status)) {
         status = sk__reclaim(pool, request, out);
     }
@@ -276,39 +287,42 @@ static sk_status take_locked(sk_pool *pool, sk__request *request, sk_stream *str
     block->state = SK_IN_USE;
     block->requested_bytes = request->requested_bytes;
     block->tag = thread_tag;
-    if (sk__has_place(pool, request)) {
+    bool is_planned = block->segment->arena == SK_PLANNED;
+    if (!is_planned && sk__has_place(pool, request)) {
         sk__place_note(pool, request, block->address);
     }
     sk__table_add(&pool->table, block);
     sk__stats_take(pool, block);
+    if (pool->lives.stats.height_bytes > 0) {
+        sk__layout_count(pool, request, block);
+    }
     if (pool->ring != NULL) {
         sk__ring_note(pool, SK_RING_TAKE, block->nbytes, block->tag);
     }
     return SK_OK;
 }
 
-/* Whether no free block of the stream fits the request. */
-static bool is_lacking(sk_pool *pool, sk__request *request, sk_stream *stream)
-    SK_REQUIRES(pool->lock) {
-    if (sk__lane_of(pool, stream, &request->lane) != SK_OK) {
-        return false; /* the take fails */
-    }
+/* Whether the request needs memory made: its planned place needs some, or no free block of the
+ * stream fits. */
+static bool is_lacking(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     if (pool->pending != NULL) {
         sk__pending_poll(pool, false);
     }
-    return sk__fit(pool, &request->lane->free[request->arena], request) == NULL;
+    if (sk__is_planned(request) && sk__planned_is_ready(pool, request)) {
+        return false;
+    }
+    return (sk__is_planned(request) && sk__planned_is_open(pool, request)) ||
+           sk__fit(pool, &request->lane->free[request->arena], request) == NULL;
 }
 
 /* Return the callback for making memory; NULL: there is none, or a free block fits. */
-static sk_making_fn making_of(sk_pool *pool, sk__request *request, sk_stream *stream)
-    SK_REQUIRES(pool->lock) {
+static sk_making_fn making_of(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     bool is_told = pool->making != NULL && making_for != pool && !sk__is_tentative();
-    return is_told && is_lacking(pool, request, stream) ? pool->making : NULL;
+    return is_told && is_lacking(pool, request) ? pool->making : NULL;
 }
 
-static bool needs_settle(sk_pool *pool, sk__request *request, sk_stream *stream)
-    SK_REQUIRES(pool->lock) {
-    return pool->settle != NULL && !sk__is_tentative() && is_lacking(pool, request, stream);
+static bool needs_settle(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    return pool->settle != NULL && !sk__is_tentative() && is_lacking(pool, request);
 }
 
 /* Return the size of the block for a request. Its power of two is split into divisions, and the
@@ -323,6 +337,47 @@ static size_t block_bytes(const sk_pool *pool, size_t nbytes) {
     return sk__round_up(nbytes, SK_ROUND_BYTES);
 }
 
+/* Call the owner, without the lock: this thread begins or ends making memory. */
+static void making_call(sk_pool *pool, sk_making_fn making, void *context, bool begins)
+    SK_REQUIRES(pool->lock) {
+    sk__unlock(&pool->lock);
+    making(context, begins);
+    sk__lock(&pool->lock);
+}
+
+/* Serve a request whose lane is known. The lock may be released meanwhile. */
+static sk_status request_serve(sk_pool *pool, sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock) {
+    const sk_pool *outer = making_for;
+    request->arena = request->nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE;
+    if (pool->lives.mode != SK_LIVES_OFF) {
+        request->life = sk__life_begin(pool, request, thread_tag);
+        request->arena = sk__arena_of(pool, request, thread_tag);
+    }
+    sk_making_fn making = making_of(pool, request);
+    void *context = pool->making_context;
+    if (making != NULL) {
+        making_for = pool;
+        making_call(pool, making, context, true); /* everything is looked up again */
+    }
+    bool settles = needs_settle(pool, request);
+    sk_status status = settles ? sk__settlers_enter(pool) : SK_OK;
+    if (status == SK_OK) {
+        status = take_locked(pool, request, out);
+    }
+    if (settles) {
+        sk__settlers_leave(pool);
+    }
+    if (request->life != NULL) {
+        sk__life_serve(pool, request->life, status == SK_OK ? *out : NULL);
+    }
+    if (making != NULL) {
+        making_call(pool, making, context, false);
+        making_for = outer;
+    }
+    return status;
+}
+
 sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **out) {
     if (nbytes == 0 || nbytes > SK_MAX_BYTES) {
         return sk__fail(SK_INVALID, "pool: a block of %zu bytes: expected 1 to %zu", nbytes,
@@ -332,31 +387,13 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
         .nbytes = block_bytes(pool, nbytes + pool->backend->ops.over_read_bytes),
         .requested_bytes = nbytes,
     };
-    request.arena = request.nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE;
     sk__block *block = NULL;
-    const sk_pool *outer = making_for;
     sk__lock(&pool->lock);
-    sk_making_fn making = making_of(pool, &request, stream);
-    void *context = pool->making_context;
-    if (making != NULL) {
-        sk__unlock(&pool->lock);
-        making_for = pool;
-        making(context, true);
-        sk__lock(&pool->lock); /* everything is looked up again */
-    }
-    bool settles = needs_settle(pool, &request, stream);
-    sk_status status = settles ? sk__settlers_enter(pool) : SK_OK;
+    sk_status status = sk__lane_of(pool, stream, &request.lane);
     if (status == SK_OK) {
-        status = take_locked(pool, &request, stream, &block);
-    }
-    if (settles) {
-        sk__settlers_leave(pool);
+        status = request_serve(pool, &request, &block);
     }
     sk__unlock(&pool->lock);
-    if (making != NULL) {
-        making(context, false);
-        making_for = outer;
-    }
     if (status == SK_OK) {
         *out = (void *)block->address;
     }
@@ -365,22 +402,6 @@ sk_status sk_pool_take(sk_pool *pool, size_t nbytes, sk_stream *stream, void **o
 
 /* ---- giving ---------------------------------------------------------------------------------- */
 
-/* Record events behind the other streams' work on the block. If an event cannot be recorded, wait
- * for the stream instead, with the lock held: the device is failing, and a block that could not be
- * given back would be lost. */
-static sk_status uses_record(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
-    for (const sk__use *use = block->uses; use != NULL; use = use->next) {
-        sk_status status = sk_event_record(pool->backend, use->event, use->stream);
-        if (status != SK_OK) {
-            status = sk_stream_sync(pool->backend, use->stream);
-        }
-        if (status != SK_OK) {
-            return status;
-        }
-    }
-    return SK_OK;
-}
-
 /* Free a given block, at once or once the events of its other streams have completed. */
 static void block_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     block->given_at = ++block->lane->clock;
@@ -388,6 +409,9 @@ static void block_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->loc
         sk__pending_add(pool, block);
     } else {
         sk__stats_free(pool, block);
+        if (block->life != NULL) {
+            sk__life_end(pool, block);
+        }
         sk__block_cache(pool, block);
     }
 }
@@ -399,7 +423,7 @@ static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool-
     }
     sk_assert(block->state == SK_IN_USE && block->lane != NULL);
     bool parks = sk__must_park(pool, block);
-    sk_status status = parks ? SK_OK : uses_record(pool, block);
+    sk_status status = parks ? SK_OK : sk__uses_record(pool, block);
     if (status != SK_OK) {
         return status;
     }
@@ -418,7 +442,7 @@ static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool-
 
 sk_status sk__block_free(sk_pool *pool, sk__block *block) {
     sk_assert(block->state == SK_PENDING && block->next == NULL);
-    sk_status status = uses_record(pool, block);
+    sk_status status = sk__uses_record(pool, block);
     if (status == SK_OK) {
         block_release(pool, block);
     }
@@ -432,67 +456,20 @@ sk_status sk_pool_give(sk_pool *pool, void *address) {
     return status;
 }
 
-static sk_status use_add(sk_pool *pool, sk__block *block, sk_stream *stream)
-    SK_REQUIRES(pool->lock) {
-    sk__use *use = malloc(sizeof *use);
-    if (use == NULL) {
-        return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory to note a stream");
-    }
-    *use = (sk__use){.next = block->uses, .stream = stream};
-    sk_status status = sk_event_create(pool->backend, &use->event);
-    if (status != SK_OK) {
-        free(use);
-        return status;
-    }
-    block->uses = use;
-    return SK_OK;
-}
-
-sk_status sk_pool_use(sk_pool *pool, void *address, sk_stream *stream) {
-    sk__lock(&pool->lock);
-    sk__block *block = sk__table_find(&pool->table, (uintptr_t)address);
-    sk_status status = SK_OK;
-    if (block == NULL) {
-        status = sk__fail(SK_INVALID, "pool: no block in use begins at %p", address);
-    } else if (block->lane->stream != stream) {
-        const sk__use *use = block->uses;
-        while (use != NULL && use->stream != stream) {
-            use = use->next;
-        }
-        status = use != NULL ? SK_OK : use_add(pool, block, stream);
-    }
-    sk__unlock(&pool->lock);
-    return status;
-}
-
-void sk_pool_unuse(sk_pool *pool, void *address, sk_stream *stream, sk_stream *current) {
-    sk__lock(&pool->lock);
-    sk__block *block = sk__table_find(&pool->table, (uintptr_t)address);
-    bool waits = block != NULL && block->lane->stream == current;
-    sk__use **link = waits ? &block->uses : NULL;
-    while (link != NULL && *link != NULL && (*link)->stream != stream) {
-        link = &(*link)->next;
-    }
-    if (link != NULL && *link != NULL) {
-        sk__use *use = *link;
-        *link = use->next;
-        sk__ignore(sk_event_destroy(pool->backend, use->event));
-        free(use);
-    }
-    sk__unlock(&pool->lock);
-}
-
 /* ---- settings -------------------------------------------------------------------------------- */
 
-/* Wait for pending blocks, then give back cached memory until `reserved_bytes` are left. */
-static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool->lock) {
+/* Wait until all free memory may be given back. */
+static sk_status trim_begin(sk_pool *pool) SK_REQUIRES(pool->lock) {
     sk_status status = sk__settlers_enter(pool);
     if (status == SK_OK) {
         status = sk__pending_wait(pool);
     }
-    if (status == SK_OK) {
-        status = sk__lanes_settle(pool);
-    }
+    return status == SK_OK ? sk__lanes_settle(pool) : status;
+}
+
+/* Wait for pending blocks, then give back cached memory until `reserved_bytes` are left. */
+static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool->lock) {
+    sk_status status = trim_begin(pool);
     if (status == SK_OK && pool->reserved_bytes > reserved_bytes) {
         (void)sk__segment_shrink(pool, pool->reserved_bytes - reserved_bytes);
     }
@@ -503,6 +480,17 @@ static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool-
 sk_status sk_pool_trim(sk_pool *pool) {
     sk__lock(&pool->lock);
     sk_status status = trim_to(pool, 0);
+    sk__unlock(&pool->lock);
+    return status;
+}
+
+sk_status sk_pool_trim_unplanned(sk_pool *pool) {
+    sk__lock(&pool->lock);
+    sk_status status = trim_begin(pool);
+    if (status == SK_OK) {
+        sk__segment_shrink_unplanned(pool);
+    }
+    sk__settlers_leave(pool);
     sk__unlock(&pool->lock);
     return status;
 }
@@ -555,6 +543,7 @@ void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes) {
     sk__lock(&pool->lock);
     if (step) {
         sk__places_mark(pool);
+        sk__lives_mark(pool);
     }
     if (pool->ring != NULL) {
         sk__ring_note(pool, kind, nbytes, thread_tag);

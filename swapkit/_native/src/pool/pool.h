@@ -24,6 +24,7 @@
 #include "base/base.h"
 #include "base/ring.h"
 #include "base/thread.h"
+#include "swapkit_lives.h"
 
 enum {
     SK_ROUND_BYTES = 512,               /* block sizes are multiples of this */
@@ -35,10 +36,20 @@ enum {
     SK_BIN_STEPS = 16,                  /* bins per doubling of the block size */
     SK_BIN_COUNT = 656,                 /* enough for SK_MAX_BYTES */
     SK_WORD_BITS = 64,                  /* of bitmaps */
+    SK_START_BYTES = 64 * 1024,         /* unit of the index of blocks by address */
     SK_BIN_WORDS = (SK_BIN_COUNT + SK_WORD_BITS - 1) / SK_WORD_BITS
 };
 
-typedef enum sk__arena { SK_SMALL, SK_LARGE, SK_ARENAS } sk__arena;
+/* Each arena has segments of its own. The first two serve whatever the others do not. */
+typedef enum sk__arena {
+    SK_SMALL,
+    SK_LARGE,
+    SK_ACTIVATIONS, /* in use from forward to backward */
+    SK_OPTIMIZER,   /* an optimizer's states */
+    SK_LASTING,     /* in use over several steps, or from one to the next */
+    SK_PLANNED,     /* at addresses of the layout */
+    SK_ARENAS
+} sk__arena;
 typedef enum sk__state { SK_IN_USE, SK_PENDING, SK_CACHED, SK_VACANT, SK_DORMANT } sk__state;
 
 typedef struct sk__block sk__block;
@@ -48,6 +59,8 @@ typedef struct sk__use sk__use;
 typedef struct sk__granule sk__granule;
 typedef struct sk__slot sk__slot;
 typedef struct sk__size sk__size;
+typedef struct sk__life sk__life;
+typedef struct sk__site sk__site;
 
 struct sk__block {
     uintptr_t address;
@@ -59,6 +72,7 @@ struct sk__block {
     sk__lane *lane;          /* NULL while idle */
     sk__use *uses;           /* other streams that use it */
     uint64_t given_at;       /* lane->clock when it was given back */
+    sk__life *life;          /* of the request that took it; NULL: not noted */
     uint32_t tag;
     sk__state state;
 };
@@ -70,6 +84,14 @@ struct sk__use {
     sk_event *event;
 };
 
+/* An index of blocks by address: for each SK_START_BYTES of a segment the first block that begins
+ * there. */
+typedef struct sk__starts {
+    sk__block **firsts; /* NULL: the segment has no index */
+    uint64_t *filled;   /* a bit for each that is not NULL */
+    uint64_t *words;    /* a bit for each word of `filled` that is not 0 */
+} sk__starts;
+
 struct sk__segment {
     sk__segment *next;
     uintptr_t address;
@@ -77,8 +99,8 @@ struct sk__segment {
     size_t committed_bytes;
     sk__arena arena;
     sk__block *first;
-    sk__slot *slots;  /* one for each granule of addresses; NULL: memory has no aliases */
-    uint64_t *starts; /* a bit for each slot in which a block begins */
+    sk__slot *slots; /* one for each granule of addresses; NULL: memory has no aliases */
+    sk__starts starts;
 };
 
 /* Granules inside a free block. */
@@ -109,6 +131,24 @@ typedef struct sk__table {
     sk__block **slots;
     size_t capacity, count;
 } sk__table;
+
+/* The lives of blocks by call site, and the layout (lives.h). */
+typedef struct sk__lives {
+    sk_lives_mode mode;
+    bool in_backward;        /* the phase, as of the latest request */
+    uint32_t phase;          /* number in the step */
+    uint64_t clock;          /* takes and frees, ever */
+    uint64_t since, windows; /* the longest lives count from this step on; windows before it */
+    uint64_t began_at[3];    /* this step, the last one, and the one before */
+    sk__site *sites;         /* open addressing, linear probing, power-of-two capacity */
+    size_t capacity, count;  /* of sites */
+    sk__life *spare;         /* unused records */
+    struct sk__life_slab *slabs;
+    size_t life_count, living; /* records in sites; requests since the last mark */
+    size_t pins;               /* requests under way that hold a record */
+    sk__segment *range;        /* the layout's; NULL: none was ever needed */
+    sk_layout_stats stats;
+} sk__lives;
 
 struct sk_pool {
     sk__mutex lock;
@@ -145,8 +185,9 @@ struct sk_pool {
     struct sk__granule_slab *granule_slabs;
     sk__size **sizes; /* a table by size; NULL: none yet */
     sk__size *newest_size, *oldest_size;
-    size_t size_count, turn_count;     /* turn_count: room for turns, in total */
-    uint64_t steps;                    /* that have ended */
+    size_t size_count, turn_count; /* turn_count: room for turns, in total */
+    uint64_t steps;                /* that have ended */
+    sk__lives lives;
     sk__block *pending, *pending_last; /* in the order in which they were given back */
     sk_settle_fn settle;               /* NULL: work is in its stream as soon as it is queued */
     void *settle_context;
@@ -168,6 +209,8 @@ typedef struct sk__request {
     size_t requested_bytes;
     sk__arena arena;
     sk__lane *lane;
+    sk__life *life; /* NULL: not noted */
+    bool may_squat; /* in memory of the layout, where it may be in the way */
 } sk__request;
 
 /* block.c: records, the table of addresses, cutting and joining. */
@@ -184,6 +227,8 @@ sk__block *sk__block_carve(sk_pool *pool, sk__block *block, uintptr_t address, s
     SK_REQUIRES(pool->lock);
 /* Make a block free in its lane: merge it with its neighbours and list it. */
 void sk__block_cache(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* Take a free block out of its list: it is neither free nor handed out then. */
+void sk__block_hold(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 /* As sk__block_cache, for a block without memory: make it vacant. */
 void sk__block_vacate(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 /* As sk__block_cache, for a block whose memory lies elsewhere now: make it dormant. */
@@ -196,15 +241,19 @@ void sk__idle_remove(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
  * records. */
 sk__block *sk__idle_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock);
-/* Note the first block of a new segment. */
-void sk__block_begin(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
-/* Return the block that holds `address`; the segment must have slots. */
-sk__block *sk__block_covering(const sk_pool *pool, const sk__segment *segment, uintptr_t address)
-    SK_REQUIRES(pool->lock);
 sk_status sk__table_reserve(sk__table *table);
 void sk__table_add(sk__table *table, sk__block *block);
 sk__block *sk__table_find(const sk__table *table, uintptr_t address);
 void sk__table_remove(sk__table *table, const sk__block *block);
+
+/* starts.c: blocks by address. All but the first two functions need a segment with an index. */
+sk_status sk__starts_open(sk__segment *segment);
+void sk__starts_close(sk__segment *segment);
+void sk__start_add(sk__block *block);
+/* Remove `block`, which is about to become a part of its left neighbour. */
+void sk__start_remove(const sk__block *block);
+/* Return the block that holds `address`. */
+sk__block *sk__block_covering(const sk__segment *segment, uintptr_t address);
 
 /* freelist.c */
 void sk__freelist_add(sk__freelist *list, sk__block *block);
@@ -221,6 +270,8 @@ size_t sk__segment_bytes(const sk_pool *pool, const sk__request *request);
 /* Give at least `nbytes` of cached memory to the backend, or all there is; return how much. Touches
  * only blocks whose lane is synced past them. */
 size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
+/* Give all of it that no layout needs. */
+void sk__segment_shrink_unplanned(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Let free memory that lies elsewhere serve `request`: move it, or give it back so that it can be
  * taken anew. False: more than this is lacking. Touches the same blocks as sk__segment_shrink; with
  * aliases also blocks behind the stream's own work. `*looked`: these were not enough, so waiting
@@ -230,6 +281,13 @@ bool sk__segment_make_room(sk_pool *pool, const sk__request *request, bool *look
 /* Return the bytes that `request` lacks to be served by growing with all cached memory given up. */
 size_t sk__segment_shortage(const sk_pool *pool, const sk__request *request)
     SK_REQUIRES(pool->lock);
+/* Commit granules of a vacant block, with memory taken from elsewhere if the budget is full; they
+ * are free in `lane` then. The segment must have an index. */
+sk_status sk__range_fill(sk_pool *pool, const sk__span *wanted, sk__lane *lane)
+    SK_REQUIRES(pool->lock);
+/* Reserve a range of addresses for at least `nbytes`; a smaller one where the process's address
+ * space is limited. It is the first of the segments then. Needs SK_RECORDS_PER_TAKE. */
+sk_status sk__range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQUIRES(pool->lock);
 void sk__segments_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 sk__segment *sk__segment_find(const sk_pool *pool, uintptr_t address) SK_REQUIRES(pool->lock);
 void sk__committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
@@ -237,54 +295,9 @@ void sk__committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bo
 /* Return up to `nbytes` of a free block, next to an idle neighbour if there is one, to keep idle
  * blocks few. */
 sk__span sk__span_of(const sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
-/* Two steps for granules that leave: take their block out of its list; then make them idle, and the
- * rest of the block free again. Needs two spare records. */
-void sk__span_unlist(sk_pool *pool, const sk__span *gone) SK_REQUIRES(pool->lock);
+/* Make granules idle that leave their block, which is held; the rest of it is free again. Needs two
+ * spare records. */
 void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) SK_REQUIRES(pool->lock);
-
-/* pending.c */
-void sk__pending_add(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
-/* Free the pending blocks whose events have completed, up to the first incomplete one, or `all`.
- * Never waits. */
-void sk__pending_poll(sk_pool *pool, bool all) SK_REQUIRES(pool->lock);
-/* Wait for the block that was given back first. SK_NOT_READY: none is pending. */
-sk_status sk__pending_wait_first(sk_pool *pool) SK_REQUIRES(pool->lock);
-/* Wait for all blocks that are pending or in transit now. */
-sk_status sk__pending_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
-/* Release the lock while the caller holds a block that is in no list; and take it again. */
-void sk__transit_enter(sk_pool *pool) SK_RELEASE(pool->lock);
-void sk__transit_leave(sk_pool *pool) SK_ACQUIRE(pool->lock);
-/* Wait until a thread has brought a block back. SK_NOT_READY: none is in transit. */
-sk_status sk__transit_wait(sk_pool *pool) SK_REQUIRES(pool->lock);
-
-/* parked.c: blocks whose last work may still be queued on the host. */
-/* Whether a block that is being given back must wait for a settle. */
-bool sk__must_park(const sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
-void sk__park(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
-/* Release the lock until all work queued so far is in its stream; then free the blocks that were
- * parked before. */
-sk_status sk__settle(sk_pool *pool) SK_REQUIRES(pool->lock);
-/* Settle, and park all blocks that are given until this thread leaves. */
-sk_status sk__settlers_enter(sk_pool *pool) SK_REQUIRES(pool->lock);
-void sk__settlers_leave(sk_pool *pool) SK_REQUIRES(pool->lock);
-
-/* lane.c */
-sk_status sk__lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) SK_REQUIRES(pool->lock);
-/* Wait for the work behind one lane's free blocks. SK_NOT_READY: no lane has such work.
- * not  a lane to skip, whose blocks may be used behind its work; or NULL. */
-sk_status sk__lane_sync_next(sk_pool *pool, const sk__lane * not) SK_REQUIRES(pool->lock);
-/* Wait for all work, whether or not free blocks are behind it. */
-sk_status sk__lanes_idle(sk_pool *pool) SK_REQUIRES(pool->lock);
-/* Move all free blocks without outstanding work to `to`: free memory of several streams can be
- * joined, and given back, only in one lane. */
-void sk__lanes_join(sk_pool *pool, sk__lane *to) SK_REQUIRES(pool->lock);
-/* Wait for all lanes' work behind free blocks. */
-sk_status sk__lanes_sync(sk_pool *pool) SK_REQUIRES(pool->lock);
-/* Wait as sk__lanes_sync, and join the lanes. */
-sk_status sk__lanes_settle(sk_pool *pool) SK_REQUIRES(pool->lock);
-/* Move the best fit of another lane to the request's lane, behind an event. SK_NOT_READY: nothing
- * fits. */
-sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 
 /* reclaim.c: when a request does not fit. May release and take the lock again. */
 /* Before growing: give cached memory above the set share of the budget back. */
@@ -316,7 +329,9 @@ void sk__stats_take(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->loc
 void sk__stats_give(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
 /* Count a block that became reusable: at once when given, or when its events completed. */
 void sk__stats_free(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
-void sk__stats_cached(sk_pool *pool, const sk__block *block, int sign) SK_REQUIRES(pool->lock);
+/* Count free blocks and their bytes that came or went. */
+void sk__stats_cached(sk_pool *pool, sk__arena arena, int count, int64_t nbytes)
+    SK_REQUIRES(pool->lock);
 void sk__stats_reserved(sk_pool *pool, sk__arena arena, int64_t nbytes) SK_REQUIRES(pool->lock);
 void sk__stats_segment(sk_pool *pool, sk__arena arena, int sign) SK_REQUIRES(pool->lock);
 void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t tag)

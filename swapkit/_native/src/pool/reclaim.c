@@ -6,6 +6,7 @@
  * is called until it frees nothing more. Waits and the rescue callback run with the lock released,
  * so everything is looked up again afterwards. */
 #include "pool/alias.h"
+#include "pool/waiting.h"
 
 #include <stdio.h>
 
@@ -54,7 +55,13 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
         sk__lanes_join(pool, request->lane);
         (void)sk__segment_make_room(pool, request, looked);
     }
-    return sk__acquire(pool, request, out);
+    status = sk__acquire(pool, request, out);
+    if (!sk__is_memory_failure(status) || pool->lives.stats.height_bytes == 0) {
+        return status;
+    }
+    sk__request squatter = *request;
+    squatter.may_squat = true;
+    return sk__acquire(pool, &squatter, out);
 }
 
 /* Wait once for work that may free memory; skip the request's own lane if it was `looked` at.

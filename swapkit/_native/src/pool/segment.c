@@ -72,6 +72,7 @@ static void segment_remove(sk_pool *pool, sk__segment *segment) SK_REQUIRES(pool
     sk__block_recycle(pool, segment->first);
     sk__ignore(
         backend->ops.range_release(backend->self, (void *)segment->address, segment->nbytes));
+    sk__starts_close(segment);
     free(segment);
 }
 
@@ -133,9 +134,7 @@ static sk__block *vacant_best(const sk_pool *pool, const sk__request *request, b
     return best;
 }
 
-/* Reserve a range of addresses for at least `nbytes`; a smaller one where the process's address
- * space is limited. */
-static sk_status range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQUIRES(pool->lock) {
+sk_status sk__range_add(sk_pool *pool, size_t nbytes, sk__arena arena) {
     sk_backend *backend = pool->backend;
     sk__segment *segment = segment_record();
     if (segment == NULL) {
@@ -154,22 +153,29 @@ static sk_status range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQ
         return status;
     }
     sk__block *block = segment_add(pool, segment, address, span, arena);
-    status = pool->has_aliases ? sk__slots_open(pool, segment) : SK_OK;
+    if (pool->has_aliases || arena == SK_PLANNED) {
+        status = sk__starts_open(segment);
+    }
+    if (status == SK_OK && pool->has_aliases) {
+        status = sk__slots_open(pool, segment);
+    }
     if (status != SK_OK) {
         segment_remove(pool, segment);
         return status;
     }
-    if (segment->slots != NULL) {
-        sk__block_begin(pool, block);
+    if (segment->starts.firsts != NULL) {
+        sk__start_add(block);
     }
     sk__block_vacate(pool, block);
     return SK_OK;
 }
 
-/* Small requests come in numbers: commit for several at once if the budget has room. */
+/* Small requests come in numbers: commit for several at once if the budget has room. Those that a
+ * layout leaves are few. */
 static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size_t needed)
     SK_REQUIRES(pool->lock) {
-    size_t wanted = vacant->segment->arena == SK_SMALL ? SK_SMALL_BYTES : 0;
+    bool many = vacant->segment->arena == SK_SMALL && pool->lives.stats.height_bytes == 0;
+    size_t wanted = many ? SK_SMALL_BYTES : SK_START_BYTES;
     wanted = sk__min(sk__round_up(wanted, pool->granule_bytes), vacant->nbytes);
     sk_assert(needed <= vacant->nbytes && needed % pool->granule_bytes == 0);
     bool room = wanted <= budget_room(pool) / 2;
@@ -186,12 +192,36 @@ static void vacant_fill(sk_pool *pool, sk__block *vacant, size_t nbytes, sk__lan
     sk__block_cache(pool, filled);
 }
 
-static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+/* Commit a part of a vacant block; a failure changes nothing. Needs SK_RECORDS_PER_TAKE. */
+static sk_status vacant_commit(sk_pool *pool, sk__block *vacant, uintptr_t address, size_t nbytes,
+                               sk__lane *lane) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
+    sk_status status = budget_check(pool, nbytes);
+    if (status == SK_OK && pool->has_aliases) {
+        status = sk__granules_reserve(pool, nbytes / pool->granule_bytes);
+    }
+    if (status == SK_OK) {
+        status = backend->ops.range_commit(backend->self, (void *)address, nbytes);
+    }
+    if (status != SK_OK) {
+        return status;
+    }
+    reserved_change(pool, vacant->segment, nbytes, true);
+    pool->stats.maps += (int64_t)(nbytes / pool->granule_bytes);
+    if (pool->has_aliases) {
+        sk__slots_fill(pool, vacant->segment, address, nbytes);
+    }
+    sk__block *filled = sk__idle_cut(pool, vacant, address, nbytes);
+    filled->lane = lane;
+    sk__block_cache(pool, filled);
+    return SK_OK;
+}
+
+static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     size_t needed = SIZE_MAX;
     sk__block *vacant = vacant_best(pool, request, false, &needed);
     if (vacant == NULL) {
-        sk_status status = range_add(pool, request->nbytes, request->arena);
+        sk_status status = sk__range_add(pool, request->nbytes, request->arena);
         if (status != SK_OK) {
             return status;
         }
@@ -200,32 +230,12 @@ static sk_status range_grow(sk_pool *pool, const sk__request *request) SK_REQUIR
     if (vacant == NULL) {
         return sk__fail(SK_CORRUPT, "pool: a new range has no room for %zu bytes", request->nbytes);
     }
-    sk_status status = budget_check(pool, needed);
-    if (status != SK_OK) {
-        return status;
-    }
     size_t generous = commit_generous(pool, vacant, needed);
-    void *address = (void *)vacant->address;
-    status = pool->has_aliases ? sk__granules_reserve(pool, generous / pool->granule_bytes) : SK_OK;
-    if (status != SK_OK) {
-        return status;
-    }
-    status = backend->ops.range_commit(backend->self, address, generous);
+    sk_status status = vacant_commit(pool, vacant, vacant->address, generous, request->lane);
     if (sk__is_memory_failure(status) && generous > needed) {
-        status = backend->ops.range_commit(backend->self, address, needed);
-    } else {
-        needed = generous;
+        status = vacant_commit(pool, vacant, vacant->address, needed, request->lane);
     }
-    if (status != SK_OK) {
-        return status;
-    }
-    reserved_change(pool, vacant->segment, needed, true);
-    pool->stats.maps += (int64_t)(needed / pool->granule_bytes);
-    if (pool->has_aliases) {
-        sk__slots_fill(pool, vacant->segment, vacant->address, needed);
-    }
-    vacant_fill(pool, vacant, needed, request->lane);
-    return SK_OK;
+    return status;
 }
 
 sk__span sk__span_of(const sk_pool *pool, sk__block *block, size_t nbytes) {
@@ -237,13 +247,6 @@ sk__span sk__span_of(const sk_pool *pool, sk__block *block, size_t nbytes) {
     sk_assert(amount > 0 && amount % granule == 0 && amount <= to - from);
     bool at_left = block->left != NULL && sk__is_idle(block->left);
     return (sk__span){.block = block, .address = at_left ? from : to - amount, .nbytes = amount};
-}
-
-void sk__span_unlist(sk_pool *pool, const sk__span *gone) {
-    sk__block *block = gone->block;
-    sk__freelist_remove(&block->lane->free[block->segment->arena], block);
-    sk__stats_cached(pool, block, -1);
-    block->state = SK_PENDING; /* neighbours must not merge with it */
 }
 
 void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) {
@@ -273,12 +276,23 @@ static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int 
     return block;
 }
 
-static sk__block *largest_candidate(const sk_pool *pool, spared not) SK_REQUIRES(pool->lock) {
+/* Whether memory is better taken from `block`: its addresses are not of the layout, or it is
+ * larger.
+ */
+static bool is_better(const sk__block *block, const sk__block *best) {
+    bool is_planned = block->segment->arena == SK_PLANNED;
+    bool was_planned = best->segment->arena == SK_PLANNED;
+    return is_planned != was_planned ? was_planned : block->nbytes > best->nbytes;
+}
+
+/* Of the arenas below `arenas`. */
+static sk__block *largest_candidate(const sk_pool *pool, spared not, int arenas)
+    SK_REQUIRES(pool->lock) {
     sk__block *best = NULL;
     for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
-        for (int arena = 0; arena < SK_ARENAS; arena++) {
+        for (int arena = 0; arena < arenas; arena++) {
             sk__block *block = list_candidate(pool, lane, arena, not);
-            if (block != NULL && (best == NULL || block->nbytes > best->nbytes)) {
+            if (block != NULL && (best == NULL || is_better(block, best))) {
                 best = block;
             }
         }
@@ -286,11 +300,11 @@ static sk__block *largest_candidate(const sk_pool *pool, spared not) SK_REQUIRES
     return best;
 }
 
-static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock) {
+static size_t range_shrink(sk_pool *pool, size_t nbytes, int arenas) SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
     size_t freed = 0;
     while (freed < nbytes) {
-        sk__block *block = largest_candidate(pool, (spared){0});
+        sk__block *block = largest_candidate(pool, (spared){0}, arenas);
         if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
             break;
         }
@@ -305,12 +319,30 @@ static size_t range_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
         if (pool->has_aliases) {
             sk__slots_empty(pool, block->segment, gone.address, gone.nbytes);
         }
-        sk__span_unlist(pool, &gone);
+        sk__block_hold(pool, gone.block);
         sk__span_leave(pool, &gone, SK_VACANT);
         freed += gone.nbytes;
     }
     sk_assert(freed % pool->granule_bytes == 0);
     return freed;
+}
+
+sk_status sk__range_fill(sk_pool *pool, const sk__span *wanted, sk__lane *lane) {
+    const sk__segment *segment = wanted->block->segment;
+    size_t room = budget_room(pool);
+    /* Memory goes back only after a settle, and a tentative thread did none. */
+    if (wanted->nbytes > room && !(pool->settle != NULL && sk__is_tentative())) {
+        (void)range_shrink(pool, wanted->nbytes - room, SK_ARENAS);
+    }
+    sk_status status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+    if (status != SK_OK) {
+        return status;
+    }
+    /* What shrank may have become one block with the vacant one. */
+    sk__block *vacant = sk__block_covering(segment, wanted->address);
+    sk_assert(vacant->state == SK_VACANT);
+    sk_assert(vacant->address + vacant->nbytes >= wanted->address + wanted->nbytes);
+    return vacant_commit(pool, vacant, wanted->address, wanted->nbytes, lane);
 }
 
 /* The result of moving memory together. */
@@ -343,7 +375,7 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
         }
         return status == SK_OK ? GATHERED : REFUSED;
     }
-    sk__block *block = largest_candidate(pool, neighbours);
+    sk__block *block = largest_candidate(pool, neighbours, SK_ARENAS);
     if (block == NULL) {
         return TOO_LITTLE;
     }
@@ -360,7 +392,7 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
     pool->stats.moved_bytes += (int64_t)gone.nbytes;
     pool->stats.maps += (int64_t)(gone.nbytes / pool->granule_bytes);
     pool->stats.unmaps += (int64_t)(gone.nbytes / pool->granule_bytes);
-    sk__span_unlist(pool, &gone);
+    sk__block_hold(pool, gone.block);
     vacant_fill(pool, vacant, gone.nbytes, request->lane);
     sk__span_leave(pool, &gone, SK_VACANT);
     return GATHERED;
@@ -377,7 +409,7 @@ static sk__block *vacant_wanted(sk_pool *pool, const sk__request *request, size_
     sk__block *vacant = vacant_best(pool, request, pool->has_aliases, needed);
     bool add = vacant == NULL && pool->has_aliases &&
                sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK &&
-               range_add(pool, request->nbytes, request->arena) == SK_OK;
+               sk__range_add(pool, request->nbytes, request->arena) == SK_OK;
     return add ? vacant_best(pool, request, true, needed) : vacant;
 }
 
@@ -485,8 +517,7 @@ static size_t whole_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
         }
         sk__block *block = segment->first;
         sk_assert(block->nbytes == segment->nbytes && segment->committed_bytes == block->nbytes);
-        sk__freelist_remove(&block->lane->free[segment->arena], block);
-        sk__stats_cached(pool, block, -1);
+        sk__block_hold(pool, block);
         reserved_change(pool, segment, segment->nbytes, false);
         sk__block_recycle(pool, block);
         freed += segment->nbytes;
@@ -512,7 +543,14 @@ sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) {
 }
 
 size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
-    return pool->granule_bytes != 0 ? range_shrink(pool, nbytes) : whole_shrink(pool, nbytes);
+    return pool->granule_bytes != 0 ? range_shrink(pool, nbytes, SK_ARENAS)
+                                    : whole_shrink(pool, nbytes);
+}
+
+void sk__segment_shrink_unplanned(sk_pool *pool) {
+    if (pool->granule_bytes != 0) {
+        (void)range_shrink(pool, SIZE_MAX, SK_PLANNED);
+    }
 }
 
 bool sk__segment_make_room(sk_pool *pool, const sk__request *request, bool *looked) {
@@ -551,6 +589,7 @@ void sk__segments_free(sk_pool *pool) {
             (void)backend->ops.memory_free(backend->self, address, segment->nbytes);
         }
         sk__slots_close(segment);
+        sk__starts_close(segment);
         free(segment);
     }
 }

@@ -20,7 +20,7 @@ static void stat_add(sk_stat *stat, int64_t amount) {
 /* Add to the total and to the entry of the kind of segment. */
 static void stats_add(sk_stat stats[3], sk__arena arena, int64_t amount) {
     stat_add(&stats[0], amount);
-    stat_add(&stats[1 + (int)arena], amount);
+    stat_add(&stats[arena == SK_SMALL ? 1 : 2], amount);
 }
 
 void sk__stats_take(sk_pool *pool, const sk__block *block) {
@@ -46,10 +46,9 @@ void sk__stats_free(sk_pool *pool, const sk__block *block) {
     stats_add(pool->stats.active_bytes, block->segment->arena, -(int64_t)block->nbytes);
 }
 
-void sk__stats_cached(sk_pool *pool, const sk__block *block, int sign) {
-    stats_add(pool->stats.inactive_split, block->segment->arena, sign);
-    stats_add(pool->stats.inactive_split_bytes, block->segment->arena,
-              sign * (int64_t)block->nbytes);
+void sk__stats_cached(sk_pool *pool, sk__arena arena, int count, int64_t nbytes) {
+    stats_add(pool->stats.inactive_split, arena, count);
+    stats_add(pool->stats.inactive_split_bytes, arena, nbytes);
 }
 
 void sk__stats_reserved(sk_pool *pool, sk__arena arena, int64_t nbytes) {

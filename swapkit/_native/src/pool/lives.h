@@ -1,0 +1,67 @@
+/* lives.h - the lives of blocks by call site, and planned addresses: lives.c and planned.c.
+ *
+ * Everything here is guarded by pool->lock. */
+#ifndef SWAPKIT_POOL_LIVES_H
+#define SWAPKIT_POOL_LIVES_H
+
+#include "pool/pool.h"
+
+/* One request of each step, and the latest two lives of its blocks; [0] is the latest. A block
+ * refers to the life, and the life to the block, until the block is free or the next step makes
+ * the request. */
+struct sk__life {
+    sk__life *next; /* of the same site, later in the step; or an unused record */
+    sk__block *block;
+    sk_stream *stream;
+    size_t requested_bytes;
+    uint64_t step[2]; /* NO_STEP: none yet */
+    uint64_t taken_at[2], freed_at[2];
+    uint64_t longest[2]; /* in the window of steps, and in the one before */
+    uint64_t window;
+    uintptr_t place; /* planned address; 0: none */
+    sk_life_class predicted, ended, observed;
+    uint32_t phase;
+};
+
+/* The requests of one size from one place of the program in one phase of each step. */
+struct sk__site {
+    size_t nbytes; /* 0: an unused entry */
+    uint32_t phase, tag;
+    uint64_t step;            /* of the latest request */
+    sk__life *first, *latest; /* latest: of the latest request */
+};
+
+#define SK_NO_STEP UINT64_MAX
+
+/* lives.c */
+/* Return the life that a request begins, for sk__life_serve(); NULL: there is no host memory. Lives
+ * must be on. */
+sk__life *sk__life_begin(sk_pool *pool, const sk__request *request, uint32_t tag)
+    SK_REQUIRES(pool->lock);
+/* Note the block that serves the request; NULL: the request failed. */
+void sk__life_serve(sk_pool *pool, sk__life *life, sk__block *block) SK_REQUIRES(pool->lock);
+/* Note that a block with a life is free. */
+void sk__life_end(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
+/* End a step. */
+void sk__lives_mark(sk_pool *pool) SK_REQUIRES(pool->lock);
+void sk__lives_free(sk_pool *pool) SK_REQUIRES(pool->lock);
+/* Return the arena that serves a request if it has no place, or its place is not free. */
+sk__arena sk__arena_of(const sk_pool *pool, const sk__request *request, uint32_t tag)
+    SK_REQUIRES(pool->lock);
+sk__site *sk__site_find(const sk_pool *pool, const sk__site *key) SK_REQUIRES(pool->lock);
+
+/* planned.c */
+static inline bool sk__is_planned(const sk__request *request) {
+    return request->life != NULL && request->life->place != 0;
+}
+/* For a planned request: take its place; the block is in no list. NULL: it is not free. */
+sk__block *sk__planned_take(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+/* For a planned request: whether its place is free and has memory; and whether it is free. */
+bool sk__planned_is_ready(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+bool sk__planned_is_open(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+/* Count a request and the block that serves it. */
+void sk__layout_count(sk_pool *pool, const sk__request *request, const sk__block *block)
+    SK_REQUIRES(pool->lock);
+void sk__layout_forget(sk_pool *pool) SK_REQUIRES(pool->lock);
+
+#endif

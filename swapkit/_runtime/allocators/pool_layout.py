@@ -1,0 +1,222 @@
+"""Planned addresses for the steps that a pool serves.
+
+The pool notes how long blocks live. Once steps repeat, their lifetimes get addresses, on a thread
+beside the training, and the next steps are served there: what is reserved is then what is in use.
+A step that differs is served as without a layout, and when steps no longer match, the layout goes
+and a new one is made.
+
+Every method runs on the thread whose step ends, with no lock held, except where it says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from swapkit._native.lives import LayoutStats, Lives, LivesMode, StepMarks
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit.errors import SwapkitError
+from swapkit.planning.beside import ThreadJob, go_on, is_at_once
+from swapkit.planning.layout.placing import place
+from swapkit.planning.layout.steps import StepLives, read_step, repeated_share
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from swapkit._native.pool import Pool
+    from swapkit.planning.layout.values import MemoryLayout
+
+_log = logging.getLogger(__name__)
+
+QUIET_STEPS = 3  # that a layout waits for: it is made from two that end before it
+LEAST_REPEATED = 0.98  # share of bytes that two steps in a row must serve alike
+LEAST_HITS = 0.9  # share of bytes that must lie as planned
+FEW_MAPS = 16  # of a step, that a layout may cause
+MOST_DRIFT = 3  # steps below it, in a row, before the layout goes
+TOLERANCE = 0.005  # of a layout's height, above the most bytes in use
+MOST_SECONDS = 5.0  # for a layout
+MOST_WAIT = 64  # steps; the wait for the next layout doubles up to this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """A layout of one step."""
+
+    lives: StepLives
+    layout: MemoryLayout
+
+
+def _go_on() -> bool:
+    go_on()
+    return False
+
+
+def _plan(buffer: bytes, times: StepMarks, *, longest: bool) -> _Planned | None:
+    """Place the blocks of the step before the last; None: there are none. Any thread."""
+    lives = read_step(buffer, times, longest=longest)
+    if not len(lives.starts):
+        return None
+    layout = place(lives.lifetimes(), tolerance=TOLERANCE, seconds=MOST_SECONDS, should_stop=_go_on)
+    return _Planned(lives=lives, layout=layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What the pool has counted."""
+
+    served_bytes: int = 0  # since the layout was set
+    hit_bytes: int = 0
+    maps: int = 0
+
+
+class PoolLayout:
+    """Makes and keeps the layout of one pool, while it has users."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._lives = Lives(pool)
+        self._users: dict[object, LivesMode] = {}
+        self._lock = make_fork_lock()  # guards the users
+        self._job: ThreadJob[_Planned | None] | None = None
+        self._is_planned = False
+        self._is_new = False  # whether no step was served as planned yet
+        self._quiet = 0  # steps in a row that a layout could be made from
+        self._wait = QUIET_STEPS
+        self._drift = 0  # steps in a row that did not lie as planned
+        self._counts = _Counts()  # at the end of the last step
+        self._maps = 0  # of the last step without a layout
+        self._has_drifted = False  # whether the last layout had to go
+
+    # ---- users: any thread -----------------------------------------------------------------------
+
+    def start(self, user: object, mode: LivesMode = LivesMode.NOTED) -> None:
+        """Begin for a user, until `stop`; the pool separates lives if any user wants it."""
+        with self._lock:
+            self._users[user] = mode
+            self._apply()
+
+    def stop(self, user: object) -> None:
+        """Undo `start`; a second call does nothing."""
+        with self._lock:
+            if self._users.pop(user, None) is None:
+                return
+            self._apply()
+            job = None if self._users else self._job
+        if job is not None:
+            job.give_up()
+            job.wait()
+
+    def _apply(self) -> None:
+        mode = max(self._users.values(), default=LivesMode.OFF)
+        self._lives.set_mode(mode)
+        if mode is LivesMode.OFF:
+            self._reset()
+
+    def _reset(self) -> None:
+        self._is_planned = False
+        self._quiet, self._wait = 0, QUIET_STEPS
+        self._has_drifted = False
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def stats(self) -> LayoutStats:
+        """Return the counts of the present layout. Any thread."""
+        return self._lives.layout_stats()
+
+    def end_step(self, *, is_settled: bool) -> None:
+        """Learn from the step that ended: the pool has its mark.
+
+        Args:
+            is_settled: whether the next steps are expected to be like this one.
+        """
+        if not is_settled:
+            self._drop()
+            return
+        if self._quiet == 0 and not self._is_planned:
+            with self._lock:
+                self._apply()  # lives of other steps were longer or shorter
+        self._quiet += 1
+        before, self._counts = self._counts, self._count()
+        if self._is_planned:
+            self._watch(before)
+            return
+        self._maps = self._counts.maps - before.maps
+        if self._job is not None:
+            self._adopt()
+        elif self._quiet >= self._wait:
+            self._begin()
+
+    def _count(self) -> _Counts:
+        stats = self.stats()
+        served = stats.hit_bytes + stats.missed_bytes + stats.unplanned_bytes
+        return _Counts(served, stats.hit_bytes, self._pool.stats()["maps"])
+
+    def _begin(self) -> None:
+        """Plan the addresses of the last steps, if they were alike."""
+        buffer, times = self._lives.read()
+        if repeated_share(buffer, times) < LEAST_REPEATED:
+            self._put_off()
+            return
+        self._job = ThreadJob(partial(_plan, buffer, times, longest=self._has_drifted))
+        if is_at_once():
+            self._job.wait()
+            self._adopt()
+
+    def _adopt(self) -> None:
+        job = self._job
+        assert job is not None
+        if not job.is_done:
+            return
+        self._job = None
+        planned = job.take()
+        if planned is None:
+            self._put_off()
+            return
+        places = planned.lives.places(planned.layout.offsets)
+        try:
+            self._pool.trim()  # the layout takes the place of cached memory
+            self._lives.set_layout(places, len(places), planned.layout.height)
+        except SwapkitError as error:  # such as a failure of the device: the next call meets it
+            _log.debug("no layout: %s", error)
+            self._put_off()
+            return
+        self._is_planned = self._is_new = True
+        self._drift, self._counts = 0, self._count()
+        _log.info(
+            "planned addresses of %d requests: %s, of which %s are in use at the peak",
+            len(places),
+            format_bytes(planned.layout.height),
+            format_bytes(planned.layout.lower_bound),
+        )
+
+    def _watch(self, before: _Counts) -> None:
+        """Drop the layout after several steps that missed it, or mapped more than without it."""
+        if self._is_new:
+            self._is_new = False
+            self._lives.trim_unplanned()  # that was in use when the layout was made: gradients
+        now = self._counts
+        served, hit = now.served_bytes - before.served_bytes, now.hit_bytes - before.hit_bytes
+        maps = now.maps - before.maps
+        misses = hit < LEAST_HITS * served or maps > max(self._maps, FEW_MAPS)
+        self._drift = self._drift + 1 if misses else 0
+        if self._drift >= MOST_DRIFT:
+            _log.debug(
+                "steps do not lie as planned any more: %d of %d bytes, %d maps", hit, served, maps
+            )
+            self._has_drifted = True
+            self._drop()
+            self._put_off()
+
+    def _put_off(self) -> None:
+        """Wait longer before the next layout, as long as there is none."""
+        self._quiet, self._wait = 0, min(2 * self._wait, MOST_WAIT)
+
+    def _drop(self) -> None:
+        if self._job is not None:
+            self._job.give_up()
+            self._job = None
+        if self._is_planned:
+            self._lives.set_layout(None, 0, 0)
+            self._is_planned = False
+        self._quiet = 0

@@ -1,0 +1,346 @@
+/* test_planned.c - blocks at the addresses of a layout, and whatever does not go as planned. */
+#include <stdlib.h>
+
+#include "fixture.h"
+#include "swapkit_lives.h"
+
+enum { TAG = 7, BACKWARD_TAG = 9 };
+
+static void step_end(fixture *f) { sk_pool_note(f->pool, SK_RING_MARK, 0); }
+
+static void *take_at(fixture *f, uint32_t tag, size_t nbytes, sk_stream *stream) {
+    uint32_t before = sk_tag_set(tag);
+    void *address = take(f, nbytes, stream);
+    (void)sk_tag_set(before);
+    return address;
+}
+
+static sk_layout_stats layout_of(fixture *f) {
+    sk_layout_stats stats;
+    sk_pool_layout_stats(f->pool, &stats);
+    return stats;
+}
+
+/* Three blocks of which the first gives its place to the third. */
+enum { NBLOCKS = 3, FIRST = 3 * MIB, SECOND = 5 * MIB, THIRD = 2 * MIB + ROUNDING };
+#define HEIGHT (FIRST + SECOND)
+
+static const sk_place places[NBLOCKS] = {
+    {.nbytes = FIRST, .offset = SECOND, .phase = 0, .tag = TAG, .turn = 0},
+    {.nbytes = SECOND, .offset = 0, .phase = 0, .tag = TAG, .turn = 0},
+    {.nbytes = THIRD, .offset = SECOND, .phase = 1, .tag = SK_TAG_BACKWARD | TAG, .turn = 0},
+};
+
+typedef struct step {
+    char *blocks[NBLOCKS];
+} step;
+
+static step step_run(fixture *f, sk_stream *stream) {
+    step now;
+    now.blocks[0] = take_at(f, TAG, FIRST, stream);
+    now.blocks[1] = take_at(f, TAG, SECOND, stream);
+    pattern_write(now.blocks[0], FIRST, 1);
+    pattern_write(now.blocks[1], SECOND, 2);
+    CHECK(pattern_holds(now.blocks[0], FIRST, 1));
+    give(f, now.blocks[0]);
+    now.blocks[2] = take_at(f, SK_TAG_BACKWARD | TAG, THIRD, stream);
+    pattern_write(now.blocks[2], THIRD, 3);
+    CHECK(pattern_holds(now.blocks[1], SECOND, 2));
+    CHECK(pattern_holds(now.blocks[2], THIRD, 3));
+    give(f, now.blocks[1]);
+    give(f, now.blocks[2]);
+    step_end(f);
+    CHECK_OK(sk_pool_check(f->pool));
+    return now;
+}
+
+static fixture planned_open(size_t budget_bytes) {
+    fixture f = fixture_open(budget_bytes, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    (void)step_run(&f, NULL);
+    CHECK_OK(sk_pool_trim(f.pool));
+    CHECK_OK(sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    return f;
+}
+
+SK_TEST(planned, test_step_when_it_repeats_then_blocks_lie_as_planned_and_nothing_is_mapped) {
+    fixture f = planned_open(HEIGHT);
+    CHECK_EQUAL(NBLOCKS, layout_of(&f).places);
+    step first = step_run(&f, NULL);
+    int64_t maps = stats_of(&f).maps;
+    for (int i = 0; i < 3; i++) {
+        step next = step_run(&f, NULL);
+        CHECK(next.blocks[1] + SECOND == next.blocks[0]);
+        CHECK(next.blocks[2] == next.blocks[0]);
+        CHECK(next.blocks[1] == first.blocks[1]);
+    }
+    CHECK_EQUAL(maps, stats_of(&f).maps);
+    CHECK_EQUAL(4 * NBLOCKS, layout_of(&f).hits);
+    CHECK_EQUAL(4 * (FIRST + SECOND + THIRD), layout_of(&f).hit_bytes);
+    CHECK_EQUAL(0, layout_of(&f).misses + layout_of(&f).unplanned);
+    CHECK_EQUAL(HEIGHT, stats_of(&f).reserved_bytes[0].peak);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_take_when_the_place_is_in_use_then_served_elsewhere) {
+    fixture f = planned_open(0);
+    void *kept = take_at(&f, TAG, FIRST, NULL); /* and not freed for a step */
+    step_end(&f);
+    step now = step_run(&f, NULL);
+    CHECK(now.blocks[0] != kept);
+    CHECK_EQUAL(2, layout_of(&f).misses); /* and the third, in the same place */
+    CHECK_EQUAL(FIRST + THIRD, layout_of(&f).missed_bytes);
+    CHECK_EQUAL(2, layout_of(&f).hits);
+    give(&f, kept);
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(2, layout_of(&f).misses);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_take_when_requests_are_added_or_missing_then_the_others_lie_as_planned) {
+    fixture f = planned_open(0);
+    void *added = take_at(&f, TAG, SECOND + ROUNDING, NULL);
+    void *second = take_at(&f, TAG, SECOND, NULL); /* the first is missing */
+    void *third = take_at(&f, SK_TAG_BACKWARD | TAG, THIRD, NULL);
+    CHECK((char *)second + SECOND == (char *)third);
+    CHECK_EQUAL(2, layout_of(&f).hits);
+    CHECK_EQUAL(1, layout_of(&f).unplanned);
+    CHECK_EQUAL(SECOND + ROUNDING, layout_of(&f).unplanned_bytes);
+    give(&f, added);
+    give(&f, second);
+    give(&f, third);
+    fixture_close(&f);
+}
+
+/* Cached memory goes to the layout, unless work of a stream may be behind it. */
+SK_TEST(planned, test_step_when_cached_memory_fills_the_budget_then_it_moves_to_the_layout) {
+    if (device_is_remote()) {
+        test_skip("memory behind work of a stream stays until the host has waited");
+    }
+    fixture f = fixture_open(HEIGHT, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(HEIGHT, stats_of(&f).reserved_bytes[0].current);
+    CHECK_OK(sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    (void)step_run(&f, NULL);
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(2 * NBLOCKS, layout_of(&f).hits);
+    fixture_close(&f);
+}
+
+/* Between steps, other work has the layout's memory; it comes back for the next step. */
+SK_TEST(planned, test_step_when_other_work_had_the_memory_then_it_comes_back) {
+    fixture f = planned_open(HEIGHT);
+    (void)step_run(&f, NULL);
+    void *other = take_at(&f, 0, HEIGHT - MIB, NULL);
+    pattern_write(other, HEIGHT - MIB, 4);
+    CHECK(pattern_holds(other, HEIGHT - MIB, 4));
+    give(&f, other);
+    CHECK_OK(sk_pool_trim(f.pool));
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(2 * NBLOCKS, layout_of(&f).hits);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_take_when_on_another_stream_then_blocks_are_safe_there) {
+    fixture f = planned_open(0);
+    sk_stream *stream = make_stream(f.backend);
+    (void)step_run(&f, NULL);
+    (void)step_run(&f, stream);
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(3 * NBLOCKS, layout_of(&f).hits + layout_of(&f).misses);
+    drop_used_stream(&f, stream);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_layout_when_replaced_or_removed_then_blocks_in_use_stay) {
+    fixture f = planned_open(0);
+    char *before = take_at(&f, TAG, FIRST, NULL);
+    pattern_write(before, FIRST, 1);
+    sk_place moved[NBLOCKS] = {places[0], places[1], places[2]};
+    moved[0].offset = 0;
+    moved[1].offset = FIRST;
+    moved[2].offset = 0;
+    CHECK_OK(sk_pool_set_layout(f.pool, moved, NBLOCKS, HEIGHT));
+    char *second = take_at(&f, TAG, SECOND, NULL); /* overlaps the old place of the first */
+    pattern_write(second, SECOND, 2);
+    CHECK(pattern_holds(before, FIRST, 1));
+    CHECK_EQUAL(1, layout_of(&f).misses);
+    give(&f, before);
+    give(&f, second);
+    CHECK_OK(sk_pool_set_layout(f.pool, NULL, 0, 0));
+    CHECK_EQUAL(0, layout_of(&f).height_bytes);
+    step_end(&f);
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(0, layout_of(&f).hits + layout_of(&f).misses + layout_of(&f).unplanned);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_layout_when_wrong_then_refused_and_the_old_one_holds) {
+    fixture f = planned_open(0);
+    sk_place wrong = places[0];
+    wrong.offset = HEIGHT;
+    CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
+    CHECK_CONTAINS(sk_error_text(), "inside the height");
+    wrong.offset = 1;
+    CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
+    CHECK_EQUAL(NBLOCKS, layout_of(&f).places);
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(NBLOCKS, layout_of(&f).hits);
+    sk_pool_set_lives(f.pool, SK_LIVES_OFF);
+    CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    CHECK_CONTAINS(sk_error_text(), "lives are off");
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_layout_when_segments_are_whole_then_unsupported) {
+    fixture f = fixture_open(0, true);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    (void)step_run(&f, NULL);
+    CHECK_STATUS(SK_UNSUPPORTED, sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    (void)step_run(&f, NULL);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_layout_when_it_names_requests_that_are_not_made_then_they_are_left_out) {
+    fixture f = planned_open(0);
+    sk_place unknown = places[0];
+    unknown.turn = 5;
+    CHECK_OK(sk_pool_set_layout(f.pool, &unknown, 1, HEIGHT));
+    CHECK_EQUAL(0, layout_of(&f).places);
+    fixture_close(&f);
+}
+
+/* ---- storms ---------------------------------------------------------------------------------- */
+
+enum { TIGHT = 24 * MIB }; /* more than is in use, less than all classes need */
+enum {
+    STORM_SITES = 40,
+    STORM_STEPS = 60,
+    STORM_TURNS = 3,
+    STORM_HEIGHT = 8 * MIB,
+    STORM_SEEDS = 8
+};
+
+typedef struct held {
+    char *address;
+    size_t nbytes;
+    unsigned seed;
+} held;
+
+static size_t storm_bytes(unsigned site) { return (1 + site * site * 37 % 600) * ROUNDING; }
+
+/* A layout whose places overlap at random: nothing may depend on it being right. */
+static void storm_layout(fixture *f, uint64_t *random) {
+    sk_place layout[STORM_SITES * STORM_TURNS];
+    for (unsigned i = 0; i < STORM_SITES * STORM_TURNS; i++) {
+        unsigned site = i / STORM_TURNS;
+        size_t nbytes = storm_bytes(site);
+        layout[i] = (sk_place){
+            .nbytes = nbytes,
+            .offset = random_below(random, (STORM_HEIGHT - nbytes) / ROUNDING) * ROUNDING,
+            .phase = site % 2,
+            .tag = site % 2 == 0 ? TAG : SK_TAG_BACKWARD | TAG,
+            .turn = i % STORM_TURNS,
+        };
+    }
+    CHECK_OK(sk_pool_trim(f->pool));
+    CHECK_OK(sk_pool_set_layout(f->pool, layout, STORM_SITES * STORM_TURNS, STORM_HEIGHT));
+}
+
+static void held_give(fixture *f, held *each) {
+    if (each->address != NULL) {
+        CHECK(pattern_holds(each->address, each->nbytes, each->seed));
+        give(f, each->address);
+    }
+    each->address = NULL;
+}
+
+static void storm_step(fixture *f, uint64_t *random, held *blocks) {
+    for (unsigned i = 0; i < STORM_SITES * STORM_TURNS; i++) {
+        unsigned phase = i < STORM_SITES * STORM_TURNS / 2 ? 0 : 1;
+        unsigned site = 2 * (unsigned)random_below(random, STORM_SITES / 2) + phase;
+        held *each = &blocks[i];
+        held_give(f, each);
+        *each = (held){NULL, storm_bytes(site), (unsigned)random_next(random)};
+        each->address = take_at(f, phase == 0 ? TAG : SK_TAG_BACKWARD | TAG, each->nbytes, NULL);
+        pattern_write(each->address, each->nbytes, each->seed);
+        held_give(f, &blocks[random_below(random, i + 1)]);
+    }
+    step_end(f);
+    CHECK_OK(sk_pool_check(f->pool));
+}
+
+static void storm_run(fixture *f, uint64_t seed) {
+    uint64_t random = seed;
+    held blocks[STORM_SITES * STORM_TURNS] = {0};
+    sk_pool_set_lives(f->pool, SK_LIVES_SEPARATE);
+    for (int i = 0; i < STORM_STEPS; i++) {
+        storm_step(f, &random, blocks);
+        if (i % 8 == 2) {
+            storm_layout(f, &random);
+        }
+    }
+    CHECK(layout_of(f).hits > 0 && layout_of(f).misses > 0);
+    for (unsigned i = 0; i < STORM_SITES * STORM_TURNS; i++) {
+        held_give(f, &blocks[i]);
+    }
+}
+
+SK_TEST(planned, test_storm_when_the_layout_is_wrong_then_every_block_keeps_its_bytes) {
+    for (uint64_t seed = 1; seed <= STORM_SEEDS; seed++) {
+        fixture f = fixture_open(0, false);
+        storm_run(&f, seed);
+        fixture_close(&f);
+    }
+}
+
+SK_TEST(planned, test_storm_when_the_budget_is_tight_then_every_block_keeps_its_bytes) {
+    for (uint64_t seed = 1; seed <= STORM_SEEDS; seed++) {
+        fixture f = fixture_open(TIGHT, false);
+        storm_run(&f, seed);
+        CHECK(stats_of(&f).reserved_bytes[0].peak <= TIGHT);
+        fixture_close(&f);
+    }
+}
+
+SK_TEST(planned, test_storm_when_memory_has_aliases_then_every_block_keeps_its_bytes) {
+    for (uint64_t seed = 1; seed <= STORM_SEEDS; seed++) {
+        fixture f = fixture_open_aliasing(TIGHT);
+        storm_run(&f, seed);
+        fixture_close(&f);
+    }
+}
+
+/* ---- small holes ----------------------------------------------------------------------------- */
+
+/* Holes of 4 to 32 KiB, every other block: their pages serve a request of many holes' bytes. */
+SK_TEST(planned, test_take_when_free_memory_is_a_checkerboard_then_its_pages_serve) {
+    if (device_is_remote()) {
+        test_skip("a device's pages are larger");
+    }
+    enum { BOARD = 64 * MIB, WANTED = 24 * MIB, MOST = BOARD / (4 * KIB) };
+    static void *blocks[MOST];
+    fixture f = fixture_open(BOARD, false);
+    size_t count = 0;
+    size_t free_bytes = 0;
+    for (size_t used = 0; used < BOARD; count++) {
+        size_t nbytes = (size_t)(4 * KIB) << count / 2 % 4;
+        nbytes = used + nbytes > BOARD ? BOARD - used : nbytes;
+        blocks[count] = take(&f, nbytes, NULL);
+        pattern_write(blocks[count], nbytes, (unsigned)count);
+        used += nbytes;
+        free_bytes += count % 2 == 0 ? nbytes : 0;
+    }
+    for (size_t i = 0; i < count; i += 2) {
+        give(&f, blocks[i]);
+    }
+    CHECK(free_bytes > WANTED);
+    void *wanted = take(&f, WANTED, NULL);
+    CHECK(stats_of(&f).reserved_bytes[0].peak <= BOARD);
+    give(&f, wanted);
+    for (size_t i = 1; i < count; i += 2) {
+        give(&f, blocks[i]);
+    }
+    fixture_close(&f);
+}

@@ -1,0 +1,114 @@
+"""A session's repeated step lies at planned addresses: what is reserved is what is in use."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import swapkit
+from swapkit._native.lives import LivesMode
+from tests.support.sessions import Training, make_training, train_plainly
+
+if TYPE_CHECKING:
+    from swapkit._native.lives import LayoutStats
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.session.session import Session
+
+pytestmark = [
+    pytest.mark.usefixtures("steady_machine"),
+    pytest.mark.promise("E3"),
+]
+
+STEPS = 40  # enough for a plan to settle, and for its addresses
+
+
+def layout_of(installation: Installation) -> LayoutStats:
+    assert installation.layout is not None
+    return installation.layout.stats()
+
+
+def train_to_layout(training: Training, session: Session, installation: Installation) -> int:
+    """Train until steps lie as planned; return the number of steps."""
+    for step in range(STEPS):
+        training.step()
+        if session.stage == "stable" and layout_of(installation).hit_bytes:
+            return step + 1
+    raise AssertionError(session.explain())
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9, 2.0])
+def test_session_when_stable_then_steps_lie_as_planned_with_the_same_bits(
+    share: float, installation: Installation
+) -> None:
+    plain = train_plainly(make_training, STEPS)
+    training = make_training()
+    pool = installation.pool
+    with swapkit.budget(plain.budget(share), training.model, training.optimizer) as session:
+        done = train_to_layout(training, session, installation)
+        pool.reset_peak()
+        maps = pool.stats()["maps"]
+        before = layout_of(installation)
+        for _ in range(STEPS - done):
+            training.step()
+        after, figures = layout_of(installation), pool.stats()
+        assert after.misses == before.misses
+        assert figures["maps"] == maps
+        assert figures["reserved_bytes.all.peak"] <= 1.05 * figures["allocated_bytes.all.peak"]
+        assert "% of the bytes lie there" in session.explain()
+    assert training.outcome() == plain.outcome
+    assert layout_of(installation).height_bytes == 0
+
+
+def test_session_when_other_work_runs_between_steps_then_the_layout_holds(
+    installation: Installation,
+) -> None:
+    plain = train_plainly(make_training, STEPS)
+    training = make_training()
+    with swapkit.budget(plain.budget(0.9), training.model, training.optimizer) as session:
+        done = train_to_layout(training, session, installation)
+        state = torch.get_rng_state()
+        for _ in range(STEPS - done):
+            with torch.no_grad():
+                training.model.eval()
+                training.forward()
+                training.model.train()
+            torch.set_rng_state(state)
+            training.step()
+            state = torch.get_rng_state()
+        stats = layout_of(installation)
+        assert stats.height_bytes > 0
+        assert stats.hit_bytes > 0.6 * (stats.hit_bytes + stats.missed_bytes)
+    assert training.outcome() == plain.outcome
+
+
+def test_sessions_when_nested_then_the_last_to_close_ends_the_layout(
+    installation: Installation,
+) -> None:
+    training = make_training()
+    with swapkit.budget("1GiB") as outer:
+        with swapkit.budget("512MiB", training.model, training.optimizer):
+            training.step()
+        assert installation.layout is not None
+        assert list(installation.layout._users)
+        outer.close()
+    assert not installation.layout._users
+
+
+@pytest.mark.promise("E5")
+@pytest.mark.parametrize("way", ["variable", "flag", "neither"])
+def test_session_when_fragmentation_is_asked_for_then_lives_are_separate(
+    way: str, installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMORY_FRAGMENTATION", "1" if way == "variable" else "0")
+    training = make_training()
+    parser = swapkit.add_arguments(argparse.ArgumentParser())
+    flags = parser.parse_args(["--memory-fragmentation"] if way == "flag" else [])
+    settings = swapkit.from_arguments(flags)
+    with settings.budget(training.model, training.optimizer, limit="1GiB", policy="rescue"):
+        assert installation.layout is not None
+        modes = set(installation.layout._users.values())
+        assert modes == {LivesMode.NOTED if way == "neither" else LivesMode.SEPARATE}
+        training.step()

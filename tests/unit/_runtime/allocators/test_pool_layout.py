@@ -1,0 +1,163 @@
+"""Planned addresses of a pool's steps: when they are made, kept, and given up."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from swapkit._native.backend import Backend
+from swapkit._native.lives import TAG_BACKWARD, LivesMode
+from swapkit._native.pool import Pool, RingKind, set_tag
+from swapkit._runtime.allocators import pool_layout
+from swapkit._runtime.allocators.pool_layout import MOST_DRIFT, QUIET_STEPS, PoolLayout
+from swapkit.planning.beside import at_once
+from tests.support import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIB = 1024
+SIZES = (64 * KIB, 3 * MIB, 20 * KIB, 1 * MIB, 300 * KIB)
+
+
+@dataclass
+class Steps:
+    """Steps that take memory as a forward and a backward do, without torch."""
+
+    pool: Pool
+    layout: PoolLayout
+    kept: list[int] = field(default_factory=list)
+
+    def take(self, tag: int, nbytes: int) -> int:
+        set_tag(tag)
+        return self.pool.take(nbytes)
+
+    def run(self, sizes: tuple[int, ...] = SIZES, *, is_settled: bool = True) -> None:
+        """Run one step."""
+        saved = []
+        for module, nbytes in enumerate(sizes, start=1):
+            saved.append(self.take(module, nbytes))
+            self.pool.give(self.take(module, nbytes + 4 * KIB))
+        for module in reversed(range(1, len(sizes) + 1)):
+            gradient = self.take(module | TAG_BACKWARD, sizes[module - 1])
+            self.pool.give(saved.pop())
+            self.pool.give(gradient)
+        set_tag(0)
+        self.pool.note(RingKind.MARK)
+        self.layout.end_step(is_settled=is_settled)
+        self.pool.check()
+
+    def reserved_bytes(self) -> int:
+        return self.pool.stats()["reserved_bytes.all.peak"]
+
+
+@pytest.fixture
+def steps() -> Iterator[Steps]:
+    backend = Backend.cpu()
+    pool = Pool(backend)
+    layout = PoolLayout(pool)
+    layout.start("test")
+    with at_once():
+        yield Steps(pool, layout)
+    layout.stop("test")
+    pool.close()
+    backend.close()
+
+
+def run(steps: Steps, count: int) -> None:
+    for _ in range(count):
+        steps.run()
+
+
+def test_layout_when_steps_repeat_then_they_lie_as_planned_and_nothing_more_is_reserved(
+    steps: Steps,
+) -> None:
+    run(steps, QUIET_STEPS + 1)
+    stats = steps.layout.stats()
+    assert stats.places == 3 * len(SIZES)
+    assert stats.hit_share == 1.0
+    steps.pool.reset_peak()
+    maps = steps.pool.stats()["maps"]
+    run(steps, 3)
+    figures = steps.pool.stats()
+    assert figures["maps"] == maps
+    assert figures["reserved_bytes.all.peak"] <= 1.01 * figures["requested_bytes.all.peak"]
+
+
+def test_layout_when_steps_are_not_settled_then_there_is_none(steps: Steps) -> None:
+    run(steps, QUIET_STEPS + 1)
+    steps.run(is_settled=False)
+    assert steps.layout.stats().height_bytes == 0
+    for _ in range(2 * QUIET_STEPS):
+        steps.run(is_settled=False)
+    assert steps.layout.stats().height_bytes == 0
+
+
+def test_layout_when_steps_differ_from_each_other_then_there_is_none(steps: Steps) -> None:
+    for index in range(3 * QUIET_STEPS):
+        steps.run(tuple(each + index * 8 * KIB for each in SIZES))
+    assert steps.layout.stats().height_bytes == 0
+
+
+def test_layout_when_steps_change_for_good_then_it_goes_and_a_new_one_comes(
+    steps: Steps, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(steps, QUIET_STEPS + 1)
+    other = tuple(2 * each for each in SIZES)
+    with caplog.at_level(logging.DEBUG, pool_layout.__name__):
+        for _ in range(MOST_DRIFT):
+            steps.run(other)
+        assert steps.layout.stats().height_bytes == 0
+        assert "do not lie as planned any more: 0 of" in caplog.text
+        for _ in range(4 * QUIET_STEPS):
+            steps.run(other)
+    assert steps.layout.stats().hit_share == 1.0
+    assert steps.layout.stats().height_bytes > 0
+
+
+def test_layout_when_one_step_differs_then_it_stays(steps: Steps) -> None:
+    run(steps, QUIET_STEPS + 1)
+    steps.run(tuple(2 * each for each in SIZES))
+    run(steps, MOST_DRIFT)
+    assert steps.layout.stats().height_bytes > 0
+
+
+def test_layout_when_a_request_is_added_or_missing_then_nearly_all_lies_as_planned(
+    steps: Steps,
+) -> None:
+    run(steps, QUIET_STEPS + 1)
+    before = steps.layout.stats()
+    steps.pool.give(steps.take(1, 20 * KIB + 512))
+    steps.run(SIZES[:-1])
+    after = steps.layout.stats()
+    assert after.unplanned == before.unplanned + 1
+    assert after.misses == before.misses
+
+
+def test_layout_when_its_last_user_stops_then_lives_are_forgotten(steps: Steps) -> None:
+    run(steps, QUIET_STEPS + 1)
+    steps.layout.start("other", LivesMode.SEPARATE)
+    steps.layout.stop("test")
+    assert steps.layout.stats().height_bytes > 0
+    steps.layout.stop("other")
+    steps.layout.stop("other")
+    assert steps.layout.stats().height_bytes == 0
+    steps.layout.start("test")
+    run(steps, QUIET_STEPS + 1)
+    assert steps.layout.stats().hit_share == 1.0
+
+
+def test_layout_when_the_pool_has_whole_segments_then_there_is_none() -> None:
+    backend = Backend.cpu()
+    pool = Pool(backend, whole_segments=True)
+    steps = Steps(pool, PoolLayout(pool))
+    steps.layout.start("test")
+    with at_once():
+        run(steps, 3 * QUIET_STEPS)
+    assert steps.layout.stats().height_bytes == 0
+    steps.layout.stop("test")
+    pool.close()
+    backend.close()
