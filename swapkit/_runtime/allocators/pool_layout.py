@@ -11,6 +11,7 @@ Every method runs on the thread whose step ends, with no lock held, except where
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -78,6 +79,7 @@ class PoolLayout:
         self._lives = Lives(pool)
         self._users: dict[object, LivesMode] = {}
         self._lock = make_fork_lock()  # guards the users
+        self._ending = threading.Lock()  # guards all below
         self._job: ThreadJob[_Planned | None] | None = None
         self._is_planned = False
         self._is_new = False  # whether no step was served as planned yet
@@ -127,9 +129,19 @@ class PoolLayout:
     def end_step(self, *, is_settled: bool) -> None:
         """Learn from the step that ended: the pool has its mark.
 
+        Steps of sessions on several threads may end at the same time: one of them counts.
+
         Args:
             is_settled: whether the next steps are expected to be like this one.
         """
+        if not self._ending.acquire(blocking=False):
+            return
+        try:
+            self._learn(is_settled=is_settled)
+        finally:
+            self._ending.release()
+
+    def _learn(self, *, is_settled: bool) -> None:
         if not is_settled:
             self._drop()
             return
@@ -169,7 +181,12 @@ class PoolLayout:
         if not job.is_done:
             return
         self._job = None
-        planned = job.take()
+        try:
+            planned = job.take()
+        except Exception:  # noqa: BLE001 - training does not depend on it
+            _log.exception("no addresses could be planned")
+            self._wait = MOST_WAIT
+            planned = None
         if planned is None:
             self._put_off()
             return

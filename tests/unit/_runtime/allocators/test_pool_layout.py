@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -161,3 +163,37 @@ def test_layout_when_the_pool_has_whole_segments_then_there_is_none() -> None:
     steps.layout.stop("test")
     pool.close()
     backend.close()
+
+
+def test_layout_when_planning_fails_then_steps_go_on_and_the_log_says_why(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(pool_layout, "place", fail)
+    run(steps, 2 * QUIET_STEPS)
+    assert steps.layout.stats().height_bytes == 0
+    (record,) = caplog.records
+    assert "no addresses could be planned" in record.message
+    assert "no such luck" in caplog.text
+
+
+def test_steps_when_they_end_on_several_threads_at_once_then_the_layout_is_sound(
+    steps: Steps,
+) -> None:
+    run(steps, QUIET_STEPS + 1)
+    stop = threading.Event()
+
+    def end_steps() -> None:
+        while not stop.is_set():
+            steps.layout.end_step(is_settled=random.random() < 0.8)
+
+    threads = [threading.Thread(target=end_steps) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    run(steps, 10)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    steps.pool.check()
