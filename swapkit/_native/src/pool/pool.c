@@ -215,41 +215,37 @@ sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *r
     return sk__block_carve(pool, block, address_in(pool, block, request), request->nbytes);
 }
 
-/* Return a free block of another arena, and its list; NULL: none fits. */
-static sk__block *fit_elsewhere(const sk_pool *pool, const sk__request *request,
-                                sk__freelist **list) SK_REQUIRES(pool->lock) {
+/* Return a free block of another arena; NULL: none fits. */
+static sk__block *fit_elsewhere(const sk_pool *pool, const sk__request *request)
+    SK_REQUIRES(pool->lock) {
     sk__block *block = NULL;
     int arenas = request->may_squat ? SK_ARENAS : SK_PLANNED;
     arenas = pool->lives.mode != SK_LIVES_OFF ? arenas : 0;
     for (int arena = 0; arena < arenas && block == NULL; arena++) {
-        *list = &request->lane->free[arena];
-        block = sk__fit(pool, *list, request);
+        block = sk__fit(pool, &request->lane->free[arena], request);
     }
     return block;
 }
 
-sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out) {
-    sk__freelist *list = &request->lane->free[request->arena];
+/* Serve from the place that is planned for the request, or where it was served before. NULL: there
+ * is none, or it is not free. */
+static sk__block *placed_take(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    sk__block *block = sk__is_planned(request) ? sk__planned_take(pool, request) : NULL;
+    bool places = block == NULL && sk__has_place(pool, request) &&
+                  sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK;
+    return places ? sk__place_take(pool, request) : block;
+}
+
+/* Serve from the free lists, or by growing. Needs SK_RECORDS_PER_TAKE. */
+static sk_status listed_take(sk_pool *pool, const sk__request *request, sk__block **out)
+    SK_REQUIRES(pool->lock) {
+    sk__block *block = sk__fit(pool, &request->lane->free[request->arena], request);
     sk_status status = SK_OK;
-    if (pool->collection_share > 0.0 && sk__fit(pool, list, request) == NULL) {
-        status = sk__collect(pool); /* may release the lock: look everything up again */
-    }
-    if (status != SK_OK) {
-        return status;
-    }
-    *out = sk__is_planned(request) ? sk__planned_take(pool, request) : NULL;
-    status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
-    if (*out == NULL && status == SK_OK && sk__has_place(pool, request)) {
-        *out = sk__place_take(pool, request);
-    }
-    if (*out != NULL || status != SK_OK) {
-        return *out != NULL ? SK_OK : status;
-    }
-    sk__block *block = sk__fit(pool, list, request);
     if (block == NULL) {
         status = sk__segment_grow(pool, request);
-        block = sk__is_memory_failure(status) ? fit_elsewhere(pool, request, &list)
-                                              : sk__fit(pool, list, request);
+        block = sk__is_memory_failure(status)
+                    ? fit_elsewhere(pool, request)
+                    : sk__fit(pool, &request->lane->free[request->arena], request);
     }
     if (block == NULL) {
         return status != SK_OK
@@ -263,6 +259,24 @@ sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out
     sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);
     *out = block;
     return SK_OK;
+}
+
+sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out) {
+    sk_status status = SK_OK;
+    if (pool->collection_share > 0.0 &&
+        sk__fit(pool, &request->lane->free[request->arena], request) == NULL) {
+        status = sk__collect(pool); /* may release the lock: look everything up again */
+    }
+    if (status != SK_OK) {
+        return status;
+    }
+    sk__block *placed = placed_take(pool, request);
+    if (placed != NULL) {
+        *out = placed;
+        return SK_OK;
+    }
+    status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+    return status == SK_OK ? listed_take(pool, request, out) : status;
 }
 
 static sk_status take_locked(sk_pool *pool, const sk__request *request, sk__block **out)
@@ -284,6 +298,7 @@ static sk_status take_locked(sk_pool *pool, const sk__request *request, sk__bloc
     }
     sk__block *block = *out;
     sk_assert(pool->reserved_bytes <= pool->budget_bytes);
+    /* Whatever succeeds sets it. NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     block->state = SK_IN_USE;
     block->requested_bytes = request->requested_bytes;
     block->tag = thread_tag;

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from swapkit._native.layout import BEST_FIT, FIRST_FIT, NativeItems
+from swapkit._native.layout import BEST_FIT, FIRST_FIT, NativeItems, StopFlag
 from swapkit.errors import CorruptState, InvalidArgument
 from swapkit.planning.layout import placing, twin
 from swapkit.planning.layout.orders import PLACEMENTS, Measures
@@ -154,6 +154,18 @@ def test_fixed_items_stay_and_the_others_lie_beside_them() -> None:
     kept = fixed.fixed >= 0
     assert kept.any()
     assert np.array_equal(layout.offsets[kept], before.offsets[kept])
+
+
+def test_fixed_items_stay_when_a_layout_is_pressed() -> None:
+    lifetimes = draw_packing(14, 600, side=1 << 20)
+    fixed = fix_some(lifetimes, place(lifetimes, seconds=0.2).offsets, 0.1)
+    order = np.arange(len(fixed), dtype=np.int32)
+    offsets = np.empty(len(fixed), np.int64)
+    items = native(fixed)
+    items.place(order, FIRST_FIT, offsets)
+    before = items.verify(offsets)
+    items.press(offsets, most_work=20_000_000, target=items.measure(), seed=0, stop=StopFlag())
+    assert items.verify(offsets) < before
 
 
 def test_fixed_items_that_overlap_are_an_error() -> None:
